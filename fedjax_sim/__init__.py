@@ -1,0 +1,58 @@
+"""Federated learning in pure JAX: all models in flight on one axis, a run in a few XLA programs."""
+
+from __future__ import annotations
+
+from fedjax_sim import (
+    aggregators,
+    algorithms,
+    models,
+    partition,
+    receive,
+    redistribution,
+    schedule,
+    selection,
+    server,
+    weighting,
+)
+from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
+from fedjax_sim.base import Algorithm, ClientData, Model, Variables
+from fedjax_sim.compose import compose
+from fedjax_sim.data import client_data, load_dataset
+from fedjax_sim.execution import Execution, make_execution
+from fedjax_sim.local import LocalSGD
+from fedjax_sim.objective import empirical_risk
+from fedjax_sim.simulate import DivergedError, Evaluation, Result, simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "ClientData",
+    "DivergedError",
+    "Evaluation",
+    "Execution",
+    "LocalSGD",
+    "Model",
+    "Result",
+    "Variables",
+    "aggregators",
+    "algorithms",
+    "client_data",
+    "compose",
+    "empirical_risk",
+    "fedavg",
+    "load_dataset",
+    "make_execution",
+    "models",
+    "partition",
+    "phase_shift",
+    "radfed",
+    "receive",
+    "redistribution",
+    "schedule",
+    "selection",
+    "server",
+    "simulate",
+    "weighting",
+]

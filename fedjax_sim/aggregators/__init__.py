@@ -1,0 +1,13 @@
+"""Reductions of a stack of models to one: ``([S, *p], weights f32[S]) -> [*p]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fedjax_sim.aggregators.mean import mean
+from fedjax_sim.base import Aggregator
+
+AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType({"mean": mean})
+
+__all__ = ["AGGREGATORS", "mean"]

@@ -1,0 +1,341 @@
+"""``python -m fedjax_sim.bench``: one algorithm beside others, a table and a folder of results."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedjax_sim import report, tree
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import Algorithm, ClientData, Model
+from fedjax_sim.config import Config, flag, parse
+from fedjax_sim.data import Dataset, cache_dir, client_data, load_dataset
+from fedjax_sim.execution import Execution, make_execution
+from fedjax_sim.local import LocalSGD
+from fedjax_sim.models import MODELS, from_linen, with_scaling
+from fedjax_sim.objective import empirical_risk
+from fedjax_sim.partition import (
+    Partition,
+    draw_partition,
+    emd,
+    label_table,
+    load_partition,
+    parse_sampler,
+    validate_partition,
+)
+from fedjax_sim.simulate import DivergedError, Evaluation, Result, check_model, simulate
+
+PROGRAM = "fedjax_sim.bench"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Everything that runs, built and checked.
+
+    Attributes:
+      dataset: train and test.
+      model: scales its inputs.
+      partitions: one per seed, or one for all.
+      tables: samples per client and class, ``int64[N, M]``, one per seed.
+      data: what the engine takes.
+      execution: devices and chunks.
+      algorithms: by name.
+      clients_per_round: of all of them.
+      model_bytes: bytes of one model.
+    """
+
+    dataset: Dataset
+    model: Model
+    partitions: list[Partition]
+    tables: list[NDArray[np.int64]]
+    data: ClientData
+    execution: Execution
+    algorithms: dict[str, Algorithm]
+    clients_per_round: int
+    model_bytes: int
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.tables[0])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: its arguments; None for those of this process.
+
+    Returns:
+      The exit status: 0, 1 for a loss that diverged, 2 for bad input, 130 for Ctrl-C.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    folder: report.RunFolder | None = None
+    try:
+        try:
+            config = parse(argv)
+            start_jax(config)
+            setup = build(config)
+            folder = open_folder(config, setup)
+        except (ValueError, OSError, ImportError) as error:
+            return _complain(f"error: {error}", 2)
+        run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
+    except DivergedError as error:
+        return _complain(f"error: {error}{_kept(folder)}", 1)
+    except KeyboardInterrupt:
+        return _complain(f"stopped{_kept(folder)}", 130)
+    finally:
+        if folder is not None:
+            folder.close()
+    return 0
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def _kept(folder: report.RunFolder | None) -> str:
+    return "" if folder is None else f"; the records so far are in {folder.path}"
+
+
+def start_jax(config: Config) -> None:
+    """Sets what must be set before JAX starts; where it has, its devices stay as they are."""
+    settings: Any = jax.config  # untyped
+    with suppress(RuntimeError):
+        settings.update("jax_num_cpu_devices", config.devices or available_cores())
+    if config.cache and settings.jax_compilation_cache_dir is None:
+        settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def build(config: Config) -> Setup:
+    """Everything that the run needs.
+
+    Raises:
+      ValueError: if the settings fit neither each other nor the data.
+      DataNotFoundError: if the data set is not there.
+    """
+    try:
+        execution = make_execution(config.devices, config.chunk)
+    except ValueError as error:
+        raise _flagged(error, ["devices", "chunk"]) from error
+    dataset = load_dataset(config.dataset, config.data_dir)
+    model = load_model(config.model, dataset)
+    partitions = make_partitions(config, dataset.train_y)
+    data = client_data(
+        dataset.train_x, dataset.train_y, partitions if len(partitions) > 1 else partitions[0]
+    )
+    tables = [label_table(dataset.train_y, p, dataset.classes) for p in partitions]
+    clients = len(tables[0])
+    per_round = clients if config.clients_per_round is None else config.clients_per_round
+    if per_round > clients:
+        raise ValueError(f"--clients-per-round must be in 1..{clients}, got {per_round}")
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    return Setup(
+        dataset=dataset,
+        model=model,
+        partitions=partitions,
+        tables=tables if len(tables) > 1 else tables * len(config.seeds),
+        data=data,
+        execution=execution,
+        algorithms=make_algorithms(config, model, per_round, execution),
+        clients_per_round=per_round,
+        model_bytes=tree.num_bytes(variables),
+    )
+
+
+def make_algorithms(
+    config: Config, model: Model, per_round: int, execution: Execution
+) -> dict[str, Algorithm]:
+    """The algorithms by name, all with one local update."""
+    local = LocalSGD(
+        empirical_risk(model),
+        optax.sgd(config.lr, momentum=config.momentum or None),
+        config.batch_size,
+        config.epochs,
+        config.last_batch,
+    )
+    made = {}
+    for name in config.algorithms:
+        options = {"clients_per_round": per_round, **config.options[name]}
+        try:
+            made[name] = ALGORITHMS[name](local, execution=execution, **options)
+        except ValueError as error:
+            message = str(_flagged(error, options))
+            given = [f"{flag(key)} {value}" for key, value in config.options[name].items()]
+            where = [name] if message.startswith("--") else [name, *given]
+            raise ValueError(f"{' '.join(where)}: {message}") from error
+    return made
+
+
+def make_partitions(config: Config, labels: NDArray[np.int32]) -> list[Partition]:
+    """One partition for each seed, or the one of a file."""
+    if config.partition.endswith(".npz"):
+        try:
+            partitions = [load_partition(config.partition)]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--partition: {error}") from error
+    else:
+        try:
+            _, sample = parse_sampler(config.partition)
+            partitions = [sample(labels, config.clients, seed) for seed in config.seeds]
+        except ValueError as error:
+            message = str(_flagged(error, ["clients", "emd"]))
+            where = "" if message.startswith("--") else f"--partition {config.partition}: "
+            raise ValueError(where + message) from error
+    for partition in partitions:
+        validate_partition(partition, len(labels))
+    return partitions
+
+
+def load_model(name: str, dataset: Dataset) -> Model:
+    """A model by its name or place, checked against the data, that scales its inputs.
+
+    Args:
+      name: a key of ``MODELS``, or ``package.module:factory``: ``factory(shape, classes)`` gives
+        a Model or a flax.linen module; it may also be such a module itself.
+      dataset: gives shape, classes and scale.
+
+    Raises:
+      ValueError: if there is no such model, or it does not fit the data.
+    """
+    shape, classes = dataset.train_x.shape[1:], dataset.classes
+    made = MODELS[name] if name in MODELS else _imported(name)
+    if not isinstance(made, Model | nn.Module):
+        try:
+            made = made(shape, classes)
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"--model {name}: factory(shape, classes) raised: {error}") from error
+    if isinstance(made, nn.Module):
+        made = from_linen(made, shape)
+    if not isinstance(made, Model):
+        raise ValueError(
+            f"--model {name} must give a Model or a flax.linen module, got {type(made).__name__}"
+        )
+    mean, std = (a.reshape((1,) * len(shape) + (-1,)) for a in (dataset.mean, dataset.std))
+    model = with_scaling(made, mean, std)  # type: ignore[arg-type]
+    try:
+        check_model(model, dataset.train_x, classes)
+    except ValueError as error:
+        raise ValueError(f"--model {name}: {error}") from error
+    return model
+
+
+def _imported(name: str) -> Any:
+    place, _, attribute = name.partition(":")
+    if not place or not attribute:
+        raise ValueError(
+            f"--model {name!r} is not known: use one of {', '.join(MODELS)}, "
+            "or package.module:factory"
+        )
+    try:
+        return getattr(importlib.import_module(place), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--model {name}: {error}") from error
+
+
+def _flagged(error: ValueError, names: Iterable[str]) -> ValueError:
+    """The error, with the parameter that it begins with called by its flag."""
+    message = str(error)
+    subject = next((name for name in names if re.match(rf"{name}\b", message)), None)
+    return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
+
+
+def open_folder(config: Config, setup: Setup) -> report.RunFolder:
+    """Makes the run folder, with the settings and the picture of the clients."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    default = Path("runs") / f"{config.dataset}-{config.algo}-{stamp}"
+    path = Path(config.out) if config.out is not None else default
+    settings = dataclasses.asdict(config) | {
+        "clients": setup.clients,
+        "clients_per_round": setup.clients_per_round,
+        "partitions": [p.name for p in setup.partitions],
+    }
+    folder = report.RunFolder(path, settings)
+    shown = setup.tables[: min(4, len(setup.partitions))]
+    one_for_all = len(setup.partitions) < len(config.seeds)
+    titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in config.seeds[: len(shown)]]
+    draw_partition(shown, path / "clients.png", titles)
+    return folder
+
+
+def run(config: Config, setup: Setup, folder: report.RunFolder, command: str) -> None:
+    """Runs every algorithm, records it and prints the table."""
+    distance = float(np.mean([emd(t) for t in setup.tables]))
+    devices = [str(d) for d in setup.execution.devices]
+    kind = setup.execution.devices[0].device_kind
+    # FedAvg's cohort travels down and up once in each of its rounds.
+    fedavg_bytes = 2.0 * setup.clients_per_round * config.rounds * setup.model_bytes
+    results: dict[str, Result] = {}
+    summaries: dict[str, dict[str, Any]] = {}
+    for name in config.algorithms:
+        result = run_one(name, config, setup, folder)
+        results[name] = result
+        summaries[name] = report.summarise(
+            result, fedavg_bytes=fedavg_bytes, clients=setup.clients, emd=distance
+        )
+        common = {"versions": report.versions(), "devices": devices, "command": command}
+        folder.summarise({**summaries, **common}, results)
+    print(
+        f"{config.dataset}, {config.model}: {setup.clients} clients, {setup.clients_per_round} a "
+        f"round, EMD {distance:.2f}; {config.rounds} rounds, {config.epochs:g} epochs, "
+        f"{len(config.seeds)} seeds; {len(devices)} x {kind}\n"
+    )
+    print(report.table(summaries))
+    print(f"\nrecords and pictures: {folder.path}")
+
+
+def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -> Result:
+    """Runs one algorithm behind a progress bar."""
+    from tqdm import tqdm
+
+    algorithm = setup.algorithms[name]
+    rounds = max(1, round(config.rounds * algorithm.tempo))
+    # disable=None: no bar where stderr is a file.
+    bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
+
+    def record(evaluation: Evaluation) -> None:
+        folder.log(name, evaluation, config.seeds, setup.tables, setup.model_bytes)
+        bar.set_postfix_str(f"accuracy {100 * evaluation.accuracy.mean():.1f} %", refresh=False)
+        bar.update(evaluation.round - bar.n)
+
+    with bar:
+        return simulate(
+            algorithm,
+            setup.model,
+            setup.data,
+            (setup.dataset.test_x, setup.dataset.test_y),
+            rounds=rounds,
+            classes=setup.dataset.classes,
+            seeds=config.seeds,
+            eval_every=min(config.eval_every, rounds),
+            execution=setup.execution,
+            on_evaluation=record,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Where derived files are kept, and arrays that are computed once."""
+
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# What numpy and zipfile raise on a cut or altered .npz: directory, checksum, header, member.
+CORRUPT = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError)
+
+
+def cache_dir() -> Path:
+    """Folder of everything that can be rebuilt: decoded data sets, compiled programs.
+
+    Returns:
+        `$FEDJAX_SIM_CACHE_DIR`, else `$XDG_CACHE_HOME/fedjax_sim`, else `~/.cache/fedjax_sim`.
+        The folder need not exist.
+
+    >>> os.environ["FEDJAX_SIM_CACHE_DIR"] = "/tmp/my_cache"
+    >>> cache_dir().as_posix()
+    '/tmp/my_cache'
+    >>> del os.environ["FEDJAX_SIM_CACHE_DIR"]
+    """
+    own = os.environ.get("FEDJAX_SIM_CACHE_DIR")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "fedjax_sim"
+
+
+def cached_arrays(
+    path: Path, make: Callable[[], Mapping[str, NDArray[Any]]]
+) -> dict[str, NDArray[Any]]:
+    """Arrays stored at `path`, made and stored first where the file is missing or corrupt.
+
+    Args:
+        path: The .npz file; its name must say all that the arrays depend on.
+        make: Computes the arrays by name; called at most once.
+
+    Returns:
+        The arrays by name.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "squares.npz"
+    ...     first = cached_arrays(file, lambda: {"y": np.arange(4) ** 2})
+    ...     cached_arrays(file, lambda: {})["y"].tolist()
+    [0, 1, 4, 9]
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except OSError:  # not there, or not readable: computed below
+        pass
+    except CORRUPT as error:
+        warnings.warn(f"rebuilding the corrupt cache file {path} ({error})", stacklevel=2)
+    arrays = dict(make())
+    # Written aside and renamed: another process sees the old file or the whole new one.
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        aside.replace(path)
+    except OSError as error:  # a read-only or full disk costs the next run time, not this one
+        with suppress(OSError):
+            aside.unlink()
+        warnings.warn(f"cannot cache {path} ({error}); set FEDJAX_SIM_CACHE_DIR", stacklevel=2)
+    return arrays

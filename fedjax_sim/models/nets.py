@@ -1,0 +1,105 @@
+"""The networks of the papers, as functions of input shape and number of classes.
+
+The maximum commutes with ReLU: pooling first is the same function on a quarter of the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+
+from fedjax_sim.base import Array, Model
+from fedjax_sim.models.adapters import from_linen
+from fedjax_sim.models.layers import BatchNorm, Conv, Dense, Dropout, max_pool
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(x.shape[0], -1)
+
+
+class _Dense(nn.Module):
+    widths: Sequence[int]
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = _flat(x)
+        for width in self.widths:
+            x = jax.nn.relu(Dense(width)(x))
+        return Dense(self.classes)(x)
+
+
+class _MnistCNN(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool) -> Array:
+        x = jax.nn.relu(max_pool(Conv(10, size=5)(x)))
+        x = jax.nn.relu(max_pool(Dropout()(Conv(20, size=5)(x), train=train)))
+        x = Dropout()(jax.nn.relu(Dense(50)(_flat(x))), train=train)
+        return Dense(self.classes)(x)
+
+
+class _FashionCNN(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
+        for features in (16, 32):
+            x = BatchNorm()(Conv(features, size=5, padding=2)(x), train=train, mask=mask)
+            x = jax.nn.relu(max_pool(x))
+        return Dense(self.classes)(_flat(x))
+
+
+class _CifarCNN(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
+        for features in (32, 64, 128):
+            x = BatchNorm()(Conv(features, padding=1)(x), train=train, mask=mask)
+            x = Conv(features, padding=1)(jax.nn.relu(x))
+            x = jax.nn.relu(max_pool(BatchNorm()(x, train=train, mask=mask)))
+        return Dense(self.classes)(jax.nn.relu(Dense(128)(_flat(x))))
+
+
+class _TwoConv(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = jax.nn.relu(Conv(32)(x))
+        x = jax.nn.relu(max_pool(Conv(64)(x)))
+        return Dense(self.classes)(jax.nn.relu(Dense(128)(_flat(x))))
+
+
+def logistic(shape: Sequence[int], classes: int) -> Model:
+    """Multinomial logistic regression."""
+    return from_linen(_Dense((), classes), shape)
+
+
+def mlp(shape: Sequence[int], classes: int, widths: Sequence[int] = (200, 200)) -> Model:
+    """Two hidden layers of 200 ReLU units: 199,210 parameters on MNIST (McMahan et al. 2017)."""
+    return from_linen(_Dense(tuple(widths), classes), shape)
+
+
+def mnist_cnn(shape: Sequence[int], classes: int) -> Model:
+    """The MNIST network of Cornelis, listing 1: 21,840 parameters, dropout."""
+    return from_linen(_MnistCNN(classes), shape)
+
+
+def fashion_cnn(shape: Sequence[int], classes: int) -> Model:
+    """The Fashion-MNIST network of Cornelis, listing 2: BatchNorm."""
+    return from_linen(_FashionCNN(classes), shape)
+
+
+def cifar_cnn(shape: Sequence[int], classes: int) -> Model:
+    """The CIFAR-10 network of Cornelis, listing 3: six convolutions with BatchNorm."""
+    return from_linen(_CifarCNN(classes), shape)
+
+
+def two_conv(shape: Sequence[int], classes: int) -> Model:
+    """3×3×32, 3×3×64, pool, dense 128: the benchmark network of pfl-research, without dropout."""
+    return from_linen(_TwoConv(classes), shape)

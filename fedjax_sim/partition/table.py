@@ -1,0 +1,174 @@
+"""A partition: which client holds which training samples, as one ragged (CSR) list of integers."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Positions in the pooled training arrays, grouped by client.
+
+    Attributes:
+        index: int32 [nnz]; client k holds `index[start[k]:start[k + 1]]`, in ascending order.
+        start: int32 [N + 1], from 0 to nnz.
+        name: What made it, such as "ll(2, 0.875)".
+    """
+
+    index: NDArray[np.int32]
+    start: NDArray[np.int32]
+    name: str = ""
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples per client n_k, int64 [N]."""
+        return np.diff(self.start).astype(np.int64)
+
+
+def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partition:
+    """Build a partition from one list of positions per client.
+
+    Args:
+        lists: Integer positions of each client's samples, any order.
+        name: What made it.
+
+    Returns:
+        The partition, positions ascending inside a client.
+
+    >>> p = partition_from_lists([[3, 0], [1, 2, 4]])
+    >>> p.index.tolist(), p.start.tolist(), p.sizes.tolist()
+    ([0, 3, 1, 2, 4], [0, 2, 5], [2, 3])
+    """
+    arrays = [np.sort(np.asarray(positions, np.int32)) for positions in lists]
+    start = np.cumsum([0, *(a.size for a in arrays)])
+    index = np.concatenate([np.zeros(0, np.int32), *arrays])
+    return Partition(index, start.astype(np.int32), name)
+
+
+def validate_partition(partition: Partition, samples: int) -> None:
+    """Check that every sample is used at most once and that no client is empty.
+
+    Args:
+        partition: What to check.
+        samples: Length of the pooled training arrays.
+
+    Raises:
+        ValueError: Malformed start, index out of range or used twice, or clients without samples.
+
+    >>> validate_partition(partition_from_lists([[0, 1], []]), samples=2)
+    Traceback (most recent call last):
+    ValueError: partition: clients 1 have no samples; use fewer clients, less skew or another seed
+    """
+    index, start = partition.index, partition.start
+    if start.ndim != 1 or start.size < 2 or start[0] != 0 or start[-1] != index.size:
+        raise ValueError(f"partition.start must run from 0 to index.size={index.size}: {start}")
+    if np.any(partition.sizes < 0):
+        raise ValueError(f"partition.start must not decrease, got {start}")
+    outside = index[(index < 0) | (index >= samples)]
+    if outside.size:
+        raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {samples - 1}")
+    twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
+    if twice.size:
+        raise ValueError(f"partition.index has {_some(twice)} more than once; give a sample once")
+    empty = np.flatnonzero(partition.sizes == 0)
+    if empty.size:
+        raise ValueError(
+            f"partition: clients {_some(empty)} have no samples; "
+            "use fewer clients, less skew or another seed"
+        )
+
+
+def _some(numbers: NDArray[np.int64], most: int = 10) -> str:
+    """The first few numbers as text."""
+    more = f" and {numbers.size - most} more" if numbers.size > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
+
+
+def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArray[np.int64]:
+    """Count the samples of every class at every client.
+
+    Args:
+        labels: int [n], the labels of the pooled training arrays, 0 … classes - 1.
+        partition: Who holds which of them.
+        classes: Number of classes M.
+
+    Returns:
+        Counts, int64 [N, M].
+
+    Raises:
+        ValueError: A label outside 0 … classes - 1.
+
+    >>> label_table([0, 1, 1, 0], partition_from_lists([[0, 3], [1, 2]]), 2).tolist()
+    [[2, 0], [0, 2]]
+    """
+    held = np.asarray(labels)[partition.index]
+    if held.size and not 0 <= held.min() <= held.max() < classes:
+        raise ValueError(
+            f"labels run from {held.min()} to {held.max()}; allowed: 0 to {classes - 1}"
+        )
+    clients = partition.sizes.size
+    cell = np.repeat(np.arange(clients), partition.sizes) * classes + held
+    return np.bincount(cell, minlength=clients * classes).reshape(clients, classes)
+
+
+def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
+    """Write a partition as .npz; another process sees the old file or the whole new one.
+
+    Args:
+        path: Written exactly there; its folder is made.
+        partition: What to write.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]], "iid"))
+    ...     load_partition(f"{folder}/p.npz").name
+    'iid'
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("wb") as file:
+        np.savez(file, index=partition.index, start=partition.start, name=np.array(partition.name))
+    aside.replace(path)
+
+
+def load_partition(path: str | os.PathLike[str]) -> Partition:
+    """Read a partition that `save_partition` wrote.
+
+    Args:
+        path: The .npz file.
+
+    Returns:
+        The partition, bit for bit.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: The file is not a partition.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return Partition(stored["index"], stored["start"], str(stored["name"]))
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"path={os.fspath(path)!r} holds no partition ({error})") from error
+
+
+def partition_hash(partition: Partition) -> str:
+    """Fingerprint of who holds what, the same on every machine; the name does not count.
+
+    Args:
+        partition: What to hash.
+
+    Returns:
+        SHA-256 of index and start as little-endian int32, in hexadecimal.
+
+    >>> partition_hash(partition_from_lists([[0, 1], [2]]))[:16]
+    'fe78c65211dd0b56'
+    """
+    content = [np.asarray(a, "<i4").tobytes() for a in (partition.index, partition.start)]
+    return hashlib.sha256(b"".join(content)).hexdigest()

@@ -1,0 +1,242 @@
+"""What a run leaves behind: a folder of records and pictures, and a table for the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.metrics import client_accuracy, spread
+from fedjax_sim.simulate import Evaluation, Result
+
+MB = 1e6
+
+
+class Traffic(NamedTuple):
+    """Bytes of one experiment (one seed)."""
+
+    up: float
+    down: float
+
+    @property
+    def total(self) -> float:
+        """Both ways."""
+        return self.up + self.down
+
+
+def traffic(evaluation: Evaluation, model_bytes: int) -> Traffic:
+    """Bytes sent so far, the mean over seeds."""
+    up, down = evaluation.uploads.mean(), evaluation.downloads.mean()
+    return Traffic(float(up) * model_bytes, float(down) * model_bytes)
+
+
+class RunFolder:
+    """The folder of one run; each record is on disk as soon as it is known.
+
+    Args:
+      path: a folder that is new or empty.
+      config: the settings, for ``config.json``.
+
+    Raises:
+      ValueError: if the folder holds something, or is none.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Makes the folder and ``config.json``."""
+        self.path = path
+        check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        _write_json(path / "config.json", config)
+        self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+
+    def log(
+        self,
+        algorithm: str,
+        evaluation: Evaluation,
+        seeds: Sequence[int],
+        tables: Sequence[NDArray[np.int64]],
+        model_bytes: int,
+    ) -> None:
+        """Adds a line for each seed to ``metrics.jsonl``; ``tables`` has one entry per seed."""
+        for i, seed in enumerate(seeds):
+            correct, count = evaluation.correct[i], evaluation.total[i]
+            record = {
+                "algorithm": algorithm,
+                "seed": seed,
+                "round": evaluation.round,
+                "accuracy": float(evaluation.accuracy[i]),
+                "test_loss": float(evaluation.test_loss[i]),
+                "train_loss": float(evaluation.train_loss[i]),
+                "bytes_up": int(evaluation.uploads[i]) * model_bytes,
+                "bytes_down": int(evaluation.downloads[i]) * model_bytes,
+                "client_accuracy": spread(client_accuracy(correct, count, tables[i])),
+            }
+            if evaluation.uncollected is not None:
+                record["accuracy_uncollected"] = float(evaluation.uncollected[i])
+            self._metrics.write(json.dumps(record) + "\n")
+        self._metrics.flush()
+
+    def summarise(self, summary: Mapping[str, Any], results: Mapping[str, Result]) -> None:
+        """Writes ``summary.json`` and ``curves.png`` of the algorithms that have finished."""
+        _write_json(self.path / "summary.json", summary)
+        draw_curves(results, self.path / "curves.png")
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._metrics.close()
+
+
+def check_free(path: Path) -> None:
+    """Raises ValueError unless ``path`` is new or an empty folder."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"--out {path} is a file; name a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise ValueError(f"--out {path} is not empty; name a new folder")
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def summarise(result: Result, *, fedavg_bytes: float, clients: int, emd: float) -> dict[str, Any]:
+    """What ``summary.json`` says of one algorithm.
+
+    Args:
+      result: its run.
+      fedavg_bytes: what FedAvg would have sent, up and down, for one seed.
+      clients: N.
+      emd: measured, mean over seeds.
+
+    Returns:
+      Accuracies are fractions, over seeds: of the last round, of each seed's best round, of the
+      mean over its evaluations. Bytes are of one seed; samples per second of all together.
+    """
+    last, sent = result.evaluations[-1], traffic(result.evaluations[-1], result.model_bytes)
+    by_seed = {
+        "last": result.accuracy[-1],
+        "best": result.accuracy.max(axis=0),
+        "mean": result.accuracy.mean(axis=0),
+    }
+    summary: dict[str, Any] = {}
+    for name, values in by_seed.items():
+        summary[f"accuracy_{name}"] = float(values.mean())
+        summary[f"accuracy_{name}_std"] = float(values.std())
+    return summary | {
+        "accuracy_per_seed": [float(a) for a in result.accuracy[-1]],
+        "bytes_up": round(sent.up),
+        "bytes_down": round(sent.down),
+        "traffic_ratio": sent.total / fedavg_bytes,
+        "samples_per_second": result.samples / result.run_seconds,
+        "compile_seconds": result.compile_seconds,
+        "run_seconds": result.run_seconds,
+        "utilisation": result.steps / max(result.executed, 1),
+        "xla_programs": result.xla_programs,
+        "peak_memory_mb": peak_memory_mb(),
+        "rounds": last.round,
+        "clients": clients,
+        "emd": emd,
+    }
+
+
+def peak_memory_mb() -> float:
+    """The most host memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / MB
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that results depend on."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Two aligned tables: accuracy and traffic, speed and memory."""
+
+    def percent(s: Mapping[str, Any], name: str) -> str:
+        text = f"{100 * s[f'accuracy_{name}']:.2f}"
+        several = len(s["accuracy_per_seed"]) > 1
+        return text + (f" ± {100 * s[f'accuracy_{name}_std']:.2f}" if several else "")
+
+    scores = [["algorithm", "last %", "best %", "mean %", "MB up", "MB down", "traffic/FedAvg"]]
+    speeds = [
+        ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
+         "peak MB"]
+    ]  # fmt: skip
+    for name, s in summaries.items():
+        scores.append(
+            [name, *(percent(s, key) for key in ("last", "best", "mean")),
+             f"{s['bytes_up'] / MB:,.1f}", f"{s['bytes_down'] / MB:,.1f}",
+             f"{s['traffic_ratio']:.3f}"]
+        )  # fmt: skip
+        speeds.append(
+            [name, str(s["rounds"]), f"{s['samples_per_second']:,.0f}",
+             f"{s['compile_seconds']:.1f}", f"{s['run_seconds']:.1f}", f"{s['utilisation']:.3f}",
+             str(s["xla_programs"]), f"{s['peak_memory_mb']:,.0f}"]
+        )  # fmt: skip
+    return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(cells: Iterable[str]) -> str:
+        first, *others = (
+            cell.rjust(w) if i else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join([first, *others]).rstrip()
+
+    head, *body = map(line, rows)
+    return "\n".join([head, "-" * len(head), *body])
+
+
+def draw_curves(results: Mapping[str, Result], path: Path) -> None:
+    """Draws accuracy against rounds and against bytes sent; bands are ± std over seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 4.2), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for i, (name, result) in enumerate(results.items()):
+        mean, std = 100 * result.accuracy.mean(axis=1), 100 * result.accuracy.std(axis=1)
+        rounds = [e.round for e in result.evaluations]
+        sent = [traffic(e, result.model_bytes).total / MB for e in result.evaluations]
+        label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} MB"
+        # The one that was asked for lies on top.
+        style: dict[str, Any] = {"color": f"C{i}", "zorder": 3 - i / 10}
+        marker: dict[str, Any] = {"marker": "o", "markersize": 3.5, "markevery": [-1]}
+        for axis, x in ((left, rounds), (right, sent)):
+            axis.plot(x, mean, label=label, linewidth=1.8, **marker, **style)
+            axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **style)
+    seeds = next(iter(results.values())).accuracy.shape[1]
+    left.set_ylabel("test accuracy (%)" + (f", mean ± std of {seeds} seeds" if seeds > 1 else ""))
+    left.set_xlabel("rounds")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.set_xlabel("MB sent, up and down")
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlim(left=0)
+        axis.margins(y=0.03)
+    left.legend(loc="lower right", frameon=False, fontsize=9)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    figure.savefig(aside, format="png")
+    aside.replace(path)

@@ -1,0 +1,139 @@
+"""Strict JAX, four CPU devices, no network; a small federation of unequal clients."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+# Before any backend starts: importing fedjax_sim must not come first.
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+import fedjax_sim as fs  # noqa: E402
+
+SIZES = (1, 3, 16, 17, 40, 5, 33, 8)
+LOCAL = ("127.", "localhost", "::1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reaches the network or the user's cache."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and not str(address[0]).startswith(LOCAL):
+            raise OSError(f"a test tried to reach {address}")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded)
+        patch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class Federation(NamedTuple):
+    """Clients and a test set of one synthetic problem."""
+
+    data: fs.ClientData
+    test: tuple[np.ndarray, np.ndarray]
+    classes: int
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """n_k."""
+        return np.diff(self.data.start)
+
+
+def make_federation(
+    sizes: Sequence[int] = SIZES,
+    shape: Sequence[int] = (6,),
+    classes: int = 3,
+    seed: int = 0,
+    tests: int = 203,
+) -> Federation:
+    """Gaussian blobs, one for each class, dealt in random order to clients of these sizes."""
+    rng = np.random.default_rng(seed)
+    centres = 2.0 * rng.normal(size=(classes, *shape)) / np.sqrt(np.prod(shape) / 6)
+
+    def sample(n: int) -> tuple[np.ndarray, np.ndarray]:
+        y = rng.integers(0, classes, n).astype(np.int32)
+        return (centres[y] + rng.normal(size=(n, *shape))).astype(np.float32), y
+
+    total = sum(sizes)
+    x, y = sample(total + 5)  # five samples that no client owns
+    start = np.cumsum([0, *sizes]).astype(np.int32)
+    index = rng.permutation(total + 5)[:total].astype(np.int32)
+    data = fs.client_data(x, y, fs.partition.Partition(index, start))
+    return Federation(data, sample(tests), classes)
+
+
+class Play(NamedTuple):
+    """The states after every round, what each reported, and the final collection."""
+
+    states: list[Any]
+    metrics: list[Any]
+    final: Any
+    final_uploads: int
+
+    @property
+    def servers(self) -> list[Any]:
+        """The server model's variables after every round."""
+        return [s.server for s in self.states]
+
+
+def play(
+    algorithm: fs.Algorithm, model: fs.Model, data: fs.ClientData, rounds: int, seed: int = 0
+) -> Play:
+    """Rounds one by one, with the keys that :func:`fedjax_sim.simulate` uses."""
+    data = jax.device_put(data)
+    root = jax.random.key(seed)
+    run_key = jax.random.fold_in(root, 1)
+    state = algorithm.init(run_key, model.init(jax.random.fold_in(root, 0)), data)
+    step = jax.jit(algorithm.step)
+    states, metrics = [], []
+    for t in range(rounds):
+        state, report = step(jax.random.fold_in(run_key, t), state, data)
+        states.append(state)
+        metrics.append(report)
+    final, uploads = jax.jit(algorithm.collect)(state, data)
+    return Play(states, metrics, final, int(uploads))
+
+
+def assert_trees(a: Any, b: Any, rtol: float | None = None, atol: float = 0.0) -> None:
+    """Equal to the bit if ``rtol`` is None, else close."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if rtol is None:
+            np.testing.assert_array_equal(np.asarray(u), np.asarray(v))
+        else:
+            np.testing.assert_allclose(np.asarray(u), np.asarray(v), rtol=rtol, atol=atol)
+
+
+def largest_change(a: Any, b: Any) -> float:
+    """The largest absolute difference between two pytrees."""
+    return max(
+        float(np.abs(np.asarray(u) - np.asarray(v)).max())
+        for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+@pytest.fixture(scope="session")
+def federation() -> Federation:
+    return make_federation()
+
+
+@pytest.fixture(scope="session")
+def models(federation: Federation) -> dict[str, fs.Model]:
+    shape = federation.data.x.shape[1:]
+    build: dict[str, Callable[[], fs.Model]] = {
+        "logistic": lambda: fs.models.logistic(shape, federation.classes),
+        "mlp": lambda: fs.models.mlp(shape, federation.classes, widths=(7, 5)),
+    }
+    return {name: make() for name, make in build.items()}

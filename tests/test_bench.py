@@ -1,0 +1,323 @@
+"""The command: what it prints and writes, and what it says to bad input."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import bench, models
+from fedjax_sim.base import Model, Variables
+from fedjax_sim.config import Config, parse
+from fedjax_sim.partition import iid, partition_from_lists, save_partition
+from fedjax_sim.simulate import simulate
+
+BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache"]
+TINY = [*BASE, "--emd", "0.9"]
+KEYS = {
+    "accuracy_last", "accuracy_best", "accuracy_per_seed", "bytes_up", "bytes_down",
+    "traffic_ratio", "samples_per_second", "compile_seconds", "run_seconds", "utilisation",
+    "xla_programs", "rounds", "clients", "emd",
+}  # fmt: skip
+LOGISTIC_BYTES = (64 * 10 + 10) * 4
+
+
+def nan_later(shape, classes):
+    """Logistic regression that gives NaN from the 100th training step on."""
+    inner = models.logistic(shape, classes)
+
+    def init(key):
+        return Variables(inner.init(key).params, {"steps": jnp.float32(0)})
+
+    def apply(variables, x, *, train, mask=None, key=None):
+        steps = variables.state["steps"] + float(train)
+        logits, _ = inner.apply(Variables(variables.params, {}), x, train=train)
+        return jnp.where(steps > 100, jnp.nan, logits), {"steps": steps}
+
+    return Model(init, apply)
+
+
+def five_classes(shape, classes):
+    return models.logistic(shape, 5)
+
+
+def no_model(shape, classes):
+    return "a model"
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench") / "run"
+    options = ["--rounds", "5", "--phases", "4", "--out", str(folder)]
+    assert bench.main([*TINY, *options]) == 0
+    return folder
+
+
+def test_summary_is_complete_and_consistent(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    assert {"phase_shift", "fedavg", "versions", "devices", "command"} == summary.keys()
+    assert "--phases 4" in summary["command"]
+    assert summary["versions"]["jax"] == jax.__version__
+    for name in ("phase_shift", "fedavg"):
+        s = summary[name]
+        assert s.keys() >= KEYS
+        assert (s["rounds"], s["clients"], s["emd"]) == (5, 8, pytest.approx(0.9, abs=0.1))
+        lines = [r for r in records(finished) if r["algorithm"] == name]
+        last = [r["accuracy"] for r in lines if r["round"] == 5]
+        assert s["accuracy_per_seed"] == last
+        assert s["accuracy_last"] == pytest.approx(np.mean(last))
+        best = [max(r["accuracy"] for r in lines if r["seed"] == seed) for seed in (0, 1)]
+        assert s["accuracy_best"] == pytest.approx(np.mean(best))
+        assert {r["bytes_up"] for r in lines if r["round"] == 5} == {s["bytes_up"]}
+        assert 0 < s["utilisation"] <= 1
+        assert 1 <= s["xla_programs"] <= 4
+
+
+def test_traffic_is_that_counted_by_hand(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    fedavg, shift = summary["fedavg"], summary["phase_shift"]
+    assert fedavg["bytes_up"] == fedavg["bytes_down"] == 5 * 8 * LOGISTIC_BYTES
+    assert fedavg["traffic_ratio"] == 1
+    # 8 clients in 4 groups of 2: one group up a round, the other three at the end; 8 down a round.
+    assert shift["bytes_up"] == (5 * 2 + 6) * LOGISTIC_BYTES
+    assert shift["bytes_down"] == 5 * 8 * LOGISTIC_BYTES
+    assert shift["traffic_ratio"] == pytest.approx((16 + 40) / 80)
+
+
+def test_one_line_for_each_evaluation_algorithm_and_seed(finished):
+    found = [(r["algorithm"], r["round"], r["seed"]) for r in records(finished)]
+    names = ("phase_shift", "fedavg")
+    assert found == [(n, t, s) for n in names for t in range(1, 6) for s in (0, 1)]
+    for r in records(finished):
+        assert r["client_accuracy"].keys() == {"mean", "std", "min", "p10", "max"}
+        # In-flight models are collected at the very end, in phase shift only.
+        in_flight = r["algorithm"] == "phase_shift" and r["round"] == 5
+        assert ("accuracy_uncollected" in r) == in_flight
+
+
+def test_client_accuracy_uses_the_tables_of_its_own_seed(tmp_path, monkeypatch):
+    results = []
+
+    def spy(*args, **kwargs):
+        results.append(simulate(*args, **kwargs))
+        return results[-1]
+
+    monkeypatch.setattr(bench, "simulate", spy)
+    options = [*BASE, "--compare", "none", "--partition", "ll(5, 0.9)"]
+    assert bench.main([*options, "--out", str(tmp_path / "run")]) == 0
+    setup = bench.build(parse(options))
+    for r in records(tmp_path / "run"):
+        e = results[0].evaluations[r["round"] - 1]
+        by_class = e.correct[r["seed"]] / e.total[r["seed"]]
+        table = setup.tables[r["seed"]]
+        by_client = table / table.sum(axis=1, keepdims=True) @ by_class
+        assert r["client_accuracy"]["min"] == pytest.approx(by_client.min())
+        assert r["client_accuracy"]["p10"] == pytest.approx(np.quantile(by_client, 0.1))
+
+
+def test_pictures_can_be_read(finished):
+    from matplotlib.image import imread
+
+    for name in ("curves.png", "clients.png"):
+        picture = imread(finished / name)[..., :3]
+        assert min(picture.shape[:2]) > 200
+        assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
+
+
+def test_no_file_is_left_aside(finished):
+    assert {p.name for p in finished.iterdir()} == {
+        "config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png"
+    }  # fmt: skip
+    config = json.loads((finished / "config.json").read_text())
+    assert config["clients_per_round"] == 8
+    assert config["options"] == {"phase_shift": {"phases": 4}, "fedavg": {}}
+
+
+def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
+    argv = [*TINY, "--algo", "radfed", "--redistribution-rounds", "2", "--out", str(tmp_path / "r")]
+    assert bench.main([*argv, "--compare", "fedavg", "phase_shift", "radfed"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()[:-1])) <= 110
+    for name in ("radfed", "fedavg", "phase_shift"):
+        assert sum(line.startswith(name) for line in out.splitlines()) == 2
+    for title in ("last %", "MB up", "traffic/FedAvg", "samples/s", "utilisation", "peak MB"):
+        assert title in out
+
+
+def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path):
+    argv = [*TINY, "--rounds", "10", "--phases", "4", "--mode", "epochs", "--compare", "none"]
+    assert bench.main([*argv, "--eval-every", "7", "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["phase_shift"]
+    assert summary["rounds"] == 16
+    # 16 rounds of 8 down and 2 up, and the last 6 up, over FedAvg's 10 of 8 and 8.
+    assert summary["traffic_ratio"] == pytest.approx((16 * 10 + 6) / 160)
+    assert sorted({r["round"] for r in records(tmp_path / "run")}) == [7, 14, 16]
+
+
+def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path):
+    argv = [*TINY, "--phases", "1", "--compare", "fedavg", "--out", str(tmp_path / "run")]
+    assert bench.main(argv) == 0
+    by_name = {
+        name: [r["accuracy"] for r in records(tmp_path / "run") if r["algorithm"] == name]
+        for name in ("phase_shift", "fedavg")
+    }
+    assert by_name["phase_shift"] == by_name["fedavg"]
+
+
+def test_saved_partition_serves_all_seeds(tmp_path):
+    labels = bench.load_dataset("digits").train_y
+    save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
+    argv = [*BASE, "--compare", "none", "--partition", str(tmp_path / "p.npz"), "--phases", "5"]
+    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["phase_shift"]
+    assert summary["clients"] == 5
+    assert len(summary["accuracy_per_seed"]) == 2
+
+
+def test_flags_are_the_parameters_of_the_algorithms():
+    config = parse(["--algo", "fedavg", "--equal-weights", "--compare", "radfed", "--lr", "0.5"])
+    assert isinstance(config, Config)
+    assert config.options == {"fedavg": {"equal_weights": True}, "radfed": {}}
+    assert (config.lr, config.epochs, config.rounds, config.model) == (0.5, 2, 30, "mlp")
+    config = parse(["--dataset", "cifar10", "--algo", "fedavg", "--seeds", "3"])
+    assert config.algorithms == ("fedavg",)
+    assert (config.lr, config.epochs, config.rounds, config.model) == (0.001, 8, 15, "cifar_cnn")
+    assert config.seeds == (0, 1, 2)
+
+
+def test_help_documents_every_flag(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--redistribution-rounds N S; 1 is FedAvg with equal weights" in text
+    assert "learning rate of SGD (default: digits 0.02, mnist 0.001" in text
+
+
+BAD = {
+    "phases 0": (["--phases", "0"], "--phases"),
+    "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
+    "phases text": (["--phases", "two"], "--phases"),
+    "algo": (["--algo", "nope"], "--algo"),
+    "compare": (["--compare", "nope"], "--compare"),
+    "mode": (["--mode", "nope"], "--mode"),
+    "other's flag": (["--redistribution-rounds", "3"], "--phases, --mode"),
+    "redistribution": (["--algo", "radfed", "--redistribution-rounds", "0"], "--redistribution-r"),
+    "abbreviation": (["--phase", "4"], "--phase"),
+    "emd": (["--emd", "1.95"], "--emd=1.95"),
+    "emd and partition": (["--emd", "1", "--partition", "iid"], "--partition"),
+    "sampler": (["--partition", "nope(3)"], "dirichlet(alpha)"),
+    "no partition": (["--partition", "nowhere.npz"], "--partition"),
+    "dataset": (["--dataset", "nope"], "--dataset"),
+    "data_dir": (["--dataset", "mnist", "--model", "mlp", "--data-dir", "nowhere"], "mnist"),
+    "model": (["--model", "nope"], "--model"),
+    "module": (["--model", "no_such_module:model"], "no_such_module"),
+    "attribute": (["--model", f"{__name__}:absent"], "absent"),
+    "five classes": (["--model", f"{__name__}:five_classes"], "[batch, 10]"),
+    "no model": (["--model", f"{__name__}:no_model"], "str"),
+    "small input": (["--model", "mnist_cnn"], "--model mnist_cnn"),
+    "cohort": (["--clients-per-round", "9"], "1..8"),
+    "cohort 0": (["--clients-per-round", "0"], "at least 1"),
+    "clients": (["--clients", "100000"], "--clients"),
+    "rounds": (["--rounds", "0"], "--rounds"),
+    "seeds": (["--seeds", "0"], "--seeds"),
+    "epochs": (["--epochs", "0"], "--epochs"),
+    "lr": (["--lr", "-1"], "--lr"),
+    "lr nan": (["--lr", "nan"], "--lr"),
+    "momentum": (["--momentum", "1"], "--momentum"),
+    "batch": (["--batch-size", "0"], "--batch-size"),
+    "last batch": (["--last-batch", "lose"], "--last-batch"),
+    "eval": (["--eval-every", "0"], "--eval-every"),
+    "devices": (["--devices", "1000"], "--devices"),
+    "chunk": (["--chunk", "-1"], "--chunk"),
+    "unknown": (["--nope"], "--nope"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkeypatch):
+    extra, wanted = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    base = BASE if extra[0] == "--partition" else TINY
+    assert bench.main([*base, "--out", str(tmp_path / "run"), *extra]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedjax_sim.bench: error: ")
+    assert captured.err.count("\n") == 1
+    assert wanted in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_client_without_samples(tmp_path, capsys):
+    save_partition(tmp_path / "p.npz", partition_from_lists([[0, 1], [], [2]]))
+    argv = [*BASE, "--partition", str(tmp_path / "p.npz"), "--phases", "3"]
+    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 2
+    assert "clients 1 have no samples" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_used_folder_is_not_touched(tmp_path, capsys):
+    (tmp_path / "old.txt").write_text("mine")
+    assert bench.main([*TINY, "--out", str(tmp_path)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
+    assert bench.main([*TINY, "--out", str(tmp_path / "old.txt")]) == 2
+    assert (tmp_path / "old.txt").read_text() == "mine"
+
+
+def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
+    argv = [*TINY, "--model", f"{__name__}:nan_later", "--rounds", "9", "--compare", "none"]
+    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    # 1,438 / 8 samples in batches of 16 are 12 steps, twice a round: the 100th is in round 5.
+    assert "round 5" in err
+    assert [(r["round"], r["seed"]) for r in records(tmp_path / "run")] == [
+        (t, s) for t in range(1, 5) for s in (0, 1)
+    ]
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_too_large_learning_rate_stops(tmp_path, capsys):
+    argv = [*TINY, "--model", "mlp", "--lr", "1e30", "--out", str(tmp_path / "run")]
+    assert bench.main(argv) == 1
+    assert "the loss became" in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_interrupt_keeps_what_was_written(tmp_path, capsys, monkeypatch):
+    def interrupted(*args, on_evaluation, **kwargs):
+        def record(evaluation):
+            on_evaluation(evaluation)
+            raise KeyboardInterrupt
+
+        return simulate(*args, on_evaluation=record, **kwargs)
+
+    monkeypatch.setattr(bench, "simulate", interrupted)
+    assert bench.main([*TINY, "--out", str(tmp_path / "run")]) == 130
+    assert str(tmp_path / "run") in capsys.readouterr().err
+    assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
+
+
+def test_command_uses_several_devices_and_a_quiet_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    argv = [sys.executable, "-m", "fedjax_sim.bench", *TINY, "--devices", "2"]
+    argv.remove("--no-cache")
+    argv += ["--compare", "none", "--out", str(tmp_path / "run")]
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "2 x cpu" in done.stdout
+    assert any((tmp_path / "cache" / "xla").iterdir())

@@ -1,0 +1,228 @@
+"""Data sets: known counts, the cache, and errors without network."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_sim.data import (
+    DATASETS,
+    DataNotFoundError,
+    cache_dir,
+    cached_arrays,
+    channel_statistics,
+    download_dataset,
+    load_dataset,
+)
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+KNOWN = {  # image shape, training and test samples per class
+    "mnist": ((28, 28, 1), MNIST_TRAIN, MNIST_TEST),
+    "fashion_mnist": ((28, 28, 1), [6000] * 10, [1000] * 10),
+    "cifar10": ((32, 32, 3), [5000] * 10, [1000] * 10),
+}
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> str:
+    """The real data sets, where this machine has them."""
+    given = os.environ.get("FEDJAX_SIM_DATA_DIR") or (str(BESIDE) if BESIDE.is_dir() else None)
+    if given is None:
+        pytest.skip(f"FEDJAX_SIM_DATA_DIR is not set and {BESIDE} does not exist")
+    return given
+
+
+@pytest.fixture(scope="session")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the whole run: each data set is decoded once (20 s for the three)."""
+    return tmp_path_factory.mktemp("decoded")
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return
+
+
+def test_digits() -> None:
+    digits = load_dataset("digits")
+    assert digits.train_x.shape == (1438, 8, 8, 1)
+    assert digits.test_x.shape == (359, 8, 8, 1)
+    assert digits.train_x.dtype == digits.test_x.dtype == np.uint8
+    assert digits.train_y.dtype == digits.test_y.dtype == np.int32
+    assert (digits.train_x.min(), digits.train_x.max(), digits.classes) == (0, 16, 10)
+    train, test = np.bincount(digits.train_y), np.bincount(digits.test_y)
+    assert np.array_equal(test, np.rint((train + test) / 5))
+    again = load_dataset("digits")
+    assert np.array_equal(again.test_x, digits.test_x)
+    np.testing.assert_allclose(digits.mean, digits.train_x.mean(), rtol=1e-6)
+    np.testing.assert_allclose(digits.std, digits.train_x.std(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_images_of_tfds(
+    name: str, data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(decoded))
+    dataset = load_dataset(name, data_dir)
+    shape, train, test = KNOWN[name]
+    assert dataset.train_x.shape == (sum(train), *shape)
+    assert dataset.test_x.shape == (sum(test), *shape)
+    assert dataset.train_x.dtype == dataset.test_x.dtype == np.uint8
+    assert dataset.train_y.dtype == dataset.test_y.dtype == np.int32
+    assert np.bincount(dataset.train_y).tolist() == train
+    assert np.bincount(dataset.test_y).tolist() == test
+    assert (dataset.name, dataset.classes) == (name, 10)
+    assert dataset.mean.shape == dataset.std.shape == shape[-1:]
+    assert dataset.mean.dtype == dataset.std.dtype == np.float32
+
+
+def test_mnist_order_statistics_and_cache(
+    data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(decoded))
+    first = load_dataset("mnist", data_dir)
+    assert first.train_y[:10].tolist() == [4, 1, 0, 7, 8, 1, 2, 7, 1, 6]
+    np.testing.assert_allclose([first.mean[0], first.std[0]], [33.318, 78.567], atol=1e-3)
+    monkeypatch.setattr("fedjax_sim.data.sources._decode", lambda *_: pytest.fail("decoded twice"))
+    monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", data_dir)
+    second = load_dataset("mnist")  # the same data by the environment
+    assert np.array_equal(first.train_x, second.train_x)
+    tfds_itself = Path(data_dir) / "tfds"
+    if tfds_itself.is_dir():
+        load_dataset("mnist", tfds_itself)
+    names = {path.name for path in (decoded / "datasets").glob("mnist-*")}
+    assert names == {
+        "mnist-3.0.1-train-60000-18693771.npz",
+        "mnist-3.0.1-test-10000-3120375.npz",
+    }
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "cut", "flipped"])
+def test_a_corrupt_cache_is_rebuilt(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.npz"
+    cached_arrays(path, lambda: {"x": np.arange(1000)})
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    broken = {"": b"", "garbage": b"garbage", "cut": whole[:-100], "flipped": bytes(flipped)}
+    path.write_bytes(broken[content])
+    with pytest.warns(UserWarning, match="rebuilding the corrupt cache file"):
+        rebuilt = cached_arrays(path, lambda: {"x": np.arange(1000)})
+    assert np.array_equal(rebuilt["x"], np.arange(1000))
+    assert path.read_bytes() == whole
+    assert [file.name for file in tmp_path.iterdir()] == ["x.npz"]  # nothing is left aside
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    with pytest.warns(UserWarning, match="set FEDJAX_SIM_CACHE_DIR"):
+        arrays = cached_arrays(tmp_path / "file" / "x.npz", lambda: {"x": np.arange(3)})
+    assert arrays["x"].tolist() == [0, 1, 2]
+
+
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FEDJAX_SIM_CACHE_DIR", raising=False)
+    assert cache_dir() == tmp_path / ".cache" / "fedjax_sim"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "fedjax_sim"
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own"
+
+
+def test_channel_statistics_are_exact() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (50, 4, 3, 3)).astype(np.uint8)
+    mean, std = channel_statistics(x)
+    np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(std, x.std((0, 1, 2)), rtol=1e-6)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="name='minst' is not a data set") as caught:
+        load_dataset("minst")
+    assert all(name in str(caught.value) for name in DATASETS)
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+@pytest.mark.usefixtures("empty_cache", "no_network")
+def test_a_missing_data_set_is_one_line_and_no_network(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", str(tmp_path / "there"))
+    with pytest.raises(DataNotFoundError) as caught:
+        load_dataset("mnist", tmp_path / "there" if by == "argument" else None)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "'mnist'" in message
+    assert f"d('mnist', '{tmp_path / 'there'}')" in message
+    assert not (tmp_path / "there").exists()  # a folder that was given is never written to
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(name: str) -> None:
+        raise OSError("no route to host\nmore lines")
+
+    monkeypatch.delenv("FEDJAX_SIM_DATA_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("fedjax_sim.data.sources.download_dataset", fail)
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    with pytest.raises(DataNotFoundError, match=r"^[^\n]*\(no route to host\)[^\n]*$"):
+        load_dataset("mnist")
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_an_unreadable_data_set_is_a_clear_error(data_dir: str, tmp_path: Path) -> None:
+    root = Path(data_dir)
+    source = (root / "tfds" if (root / "tfds").is_dir() else root) / "mnist" / "3.0.1"
+    copy = tmp_path / "data" / "mnist" / "3.0.1"
+    copy.mkdir(parents=True)
+    for file in source.glob("*.json"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(DataNotFoundError, match="'mnist' is not ready"):
+        load_dataset("mnist", tmp_path / "data")
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_download_needs_no_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TFDS's own MNIST builder on 30 made-up images instead of the network."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.image_classification import mnist
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (30, 28, 28, 1)).astype(np.uint8)
+    y = rng.integers(0, 10, 30).astype(np.uint8)
+    for part in ("train", "test"):
+        (tmp_path / f"{part}_data").write_bytes(bytes(16) + x.tobytes())
+        (tmp_path / f"{part}_labels").write_bytes(bytes(8) + y.tobytes())
+    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", 30)
+    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", 30)
+    monkeypatch.setattr(
+        tfds.download.DownloadManager,
+        "download_and_extract",
+        lambda self, urls: {key: str(tmp_path / key) for key in urls},
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    download_dataset("mnist", tmp_path / "out")
+    dataset = load_dataset("mnist", tmp_path / "out")
+    assert sorted(map(bytes, dataset.train_x)) == sorted(map(bytes, x))
+    assert np.array_equal(np.bincount(dataset.test_y), np.bincount(y))

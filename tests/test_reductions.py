@@ -1,0 +1,175 @@
+"""Methods that are special cases of each other, and counts done by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees, largest_change, make_federation, play
+
+import fedjax_sim as fs
+
+
+def local_sgd(model: fs.Model, **options: Any) -> fs.LocalSGD:
+    return fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05, momentum=0.9), **options)
+
+
+def test_one_phase_is_fedavg(federation: Federation, models: dict[str, fs.Model]) -> None:
+    local = local_sgd(models["mlp"])
+    a = play(fs.fedavg(local, clients_per_round=3), models["mlp"], federation.data, 4)
+    b = play(
+        fs.phase_shift(local, clients_per_round=3, phases=1), models["mlp"], federation.data, 4
+    )
+    assert_trees(a.servers, b.servers)
+    assert_trees(a.final, b.final)
+    assert largest_change(a.servers[-1], a.servers[0]) > 1e-3
+
+
+def test_one_inner_round_is_fedavg(federation: Federation, models: dict[str, fs.Model]) -> None:
+    local, model = local_sgd(models["mlp"]), models["mlp"]
+    plain, equal = (
+        play(fs.fedavg(local, clients_per_round=3, equal_weights=flag), model, federation.data, 4)
+        for flag in (False, True)
+    )
+    one = fs.radfed(local, clients_per_round=3, redistribution_rounds=1)
+    wandering = play(one, model, federation.data, 4)
+    assert_trees(equal.servers, wandering.servers)
+    assert largest_change(plain.servers[-1], equal.servers[-1]) > 1e-3
+
+
+def test_one_client_is_gradient_descent(models: dict[str, fs.Model]) -> None:
+    lone, model = make_federation((20,)), models["logistic"]
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), batch_size=20, epochs=3)
+    ours = play(fs.fedavg(local, clients_per_round=1), model, lone.data, 2)
+    x, y = (jnp.asarray(a)[lone.data.index] for a in (lone.data.x, lone.data.y))
+
+    def loss(params: Any) -> jax.Array:
+        logits = model.apply(fs.Variables(params, {}), x, train=True)[0]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    params = model.init(jax.random.fold_in(jax.random.key(0), 0)).params
+    for _ in range(6):
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.jit(jax.grad(loss))(params))
+    assert_trees(ours.final.params, params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last_batch", "size", "steps"),
+    [
+        (2, "keep", 40, 6),
+        (2, "drop", 40, 4),
+        (2, "refill", 40, 6),
+        (0.5, "keep", 40, 2),  # round(1.5) to even
+        (1.5, "keep", 64, 6),
+        (0.25, "keep", 64, 1),
+        (2.4, "keep", 40, 7),  # round(7.2)
+        (1, "drop", 15, 0),
+        (1, "keep", 1, 1),
+    ],
+)
+def test_steps(
+    models: dict[str, fs.Model], epochs: float, last_batch: Any, size: int, steps: int
+) -> None:
+    local = local_sgd(models["logistic"], epochs=epochs, last_batch=last_batch)
+    assert int(local.steps(jnp.int32(size))) == steps
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "refill"])
+def test_last_batch_is_moot_where_batches_fit(models: dict[str, fs.Model], last_batch: Any) -> None:
+    even, model = make_federation((8, 16, 24, 8)), models["logistic"]
+    runs = [
+        play(
+            fs.fedavg(local_sgd(model, batch_size=8, last_batch=kind), clients_per_round=4),
+            model,
+            even.data,
+            2,
+        )
+        for kind in ("keep", last_batch)
+    ]
+    assert_trees(runs[0].final, runs[1].final, rtol=1e-6, atol=1e-7)
+
+
+def test_dropping_every_batch_trains_nothing(models: dict[str, fs.Model]) -> None:
+    small, model = make_federation((3, 5)), models["logistic"]
+    local = local_sgd(model, batch_size=16, last_batch="drop")
+    out = play(fs.fedavg(local, clients_per_round=2), model, small.data, 1)
+    assert_trees(out.final, model.init(jax.random.fold_in(jax.random.key(0), 0)), 1e-6)
+    assert float(out.metrics[0].loss) == 0.0
+
+
+@pytest.fixture(scope="module")
+def forty() -> Federation:
+    return make_federation(tuple(1 + k % 5 for k in range(44)))
+
+
+def test_epochs_mode(forty: Federation, models: dict[str, fs.Model]) -> None:
+    """E (n+1) / 2n epochs for 2n / (n+1) times the rounds: 8 epochs at n=4 become 5."""
+    algorithm = fs.phase_shift(
+        local_sgd(models["logistic"], batch_size=2, epochs=8),
+        clients_per_round=44,
+        phases=4,
+        mode="epochs",
+    )
+    out = play(algorithm, models["logistic"], forty.data, 1)
+    assert algorithm.tempo == pytest.approx(8 / 5)
+    assert int(out.metrics[0].steps) == 5 * int(np.ceil(forty.sizes / 2).sum())
+    assert int(out.metrics[0].samples) == 5 * forty.sizes.sum()
+    one = fs.phase_shift(
+        local_sgd(models["logistic"]), clients_per_round=4, phases=1, mode="epochs"
+    )
+    assert one.tempo == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "up", "down", "last"),
+    [
+        ("fedavg", {"clients_per_round": 40}, 40, 40, 0),
+        ("radfed", {"clients_per_round": 7, "redistribution_rounds": 3}, 7, 7, 0),
+        ("phase_shift", {"clients_per_round": 40, "phases": 4}, 10, 40, 30),
+        ("phase_shift", {"clients_per_round": 40, "phases": 1}, 40, 40, 0),
+    ],
+)
+def test_traffic(
+    forty: Federation,
+    models: dict[str, fs.Model],
+    name: str,
+    options: dict[str, int],
+    up: int,
+    down: int,
+    last: int,
+) -> None:
+    rounds, model = 5, models["logistic"]
+    algorithm = fs.ALGORITHMS[name](local_sgd(model), **options)
+    result = fs.simulate(algorithm, model, forty.data, forty.test, rounds=rounds, classes=3)
+    uploads = [up * (t + 1) for t in range(rounds)]
+    uploads[-1] += last
+    assert [int(e.uploads[0]) for e in result.evaluations] == uploads
+    assert [int(e.downloads[0]) for e in result.evaluations] == [
+        down * (t + 1) for t in range(rounds)
+    ]
+    if options.get("phases") == 4:  # (n+1)/2n, and the full upload at the end
+        total = uploads[-1] + down * rounds
+        assert total / (80 * rounds) == pytest.approx(5 / 8 + 30 / (80 * rounds))
+
+
+def test_first_group_uploads_after_one_round(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model = models["logistic"]
+    algorithm = fs.phase_shift(local_sgd(model), clients_per_round=8, phases=4)
+    out = play(algorithm, model, federation.data, 2)
+    start = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    assert largest_change(out.servers[0], start) > 1e-3
+    for t, state in enumerate(out.states):
+        mine = np.isin(np.asarray(state.slots.id), [2 * t, 2 * t + 1])
+        sizes = federation.sizes[np.asarray(state.slots.client)]
+        assert float(state.server_samples) == sizes[mine].sum()
+        for w, w_k in zip(
+            jax.tree.leaves(state.server), jax.tree.leaves(state.slots.variables), strict=True
+        ):
+            group = np.average(np.asarray(w_k)[mine], axis=0, weights=sizes[mine])
+            np.testing.assert_allclose(w, group, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,233 @@
+"""Every algorithm with every kind of model, and every error a setting can cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, make_federation
+from flax import nnx
+
+import fedjax_sim as fs
+
+OPTIONS: dict[str, dict[str, int]] = {
+    "fedavg": {"clients_per_round": 4},
+    "radfed": {"clients_per_round": 4, "redistribution_rounds": 2},
+    "phase_shift": {"clients_per_round": 4, "phases": 2},
+}
+IMAGES = {
+    "mnist_cnn": (16, 16, 1),
+    "fashion_cnn": (8, 8, 1),
+    "cifar_cnn": (8, 8, 2),
+    "two_conv": (8, 8, 1),
+}
+
+
+def run(
+    model: fs.Model, federation: Federation, name: str = "fedavg", rounds: int = 4, lr: float = 0.1
+) -> fs.Result:
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
+    return fs.simulate(
+        fs.ALGORITHMS[name](local, **OPTIONS[name]),
+        model,
+        federation.data,
+        federation.test,
+        rounds=rounds,
+        classes=federation.classes,
+    )
+
+
+def finite(result: fs.Result) -> bool:
+    return all(bool(np.isfinite(a).all()) for a in jax.tree.leaves(result.variables))
+
+
+def test_every_algorithm_is_in_the_table() -> None:
+    assert set(OPTIONS) == set(fs.ALGORITHMS)
+
+
+@pytest.mark.parametrize("net", ["logistic", "mlp"])
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_learns(federation: Federation, models: dict[str, fs.Model], name: str, net: str) -> None:
+    result = run(models[net], federation, name, rounds=10)
+    losses = [float(e.test_loss[0]) for e in result.evaluations]
+    assert finite(result)
+    assert losses[-1] < 0.7 * losses[0]
+    assert result.accuracy[-1, 0] > 0.8
+    assert result.xla_programs <= 4
+
+
+@pytest.mark.parametrize("net", sorted(IMAGES))
+def test_convolutional(net: str) -> None:
+    images = make_federation((3, 9, 8, 5), IMAGES[net], tests=20)
+    result = run(fs.models.MODELS[net](IMAGES[net], 3), images, rounds=2, lr=0.02)
+    assert finite(result)
+    assert result.xla_programs <= 4
+    assert np.isfinite(result.evaluations[-1].test_loss).all()
+
+
+PARAMETERS = {
+    "logistic": ((28, 28, 1), 7_850),
+    "mlp": ((28, 28, 1), 199_210),
+    "mnist_cnn": ((28, 28, 1), 21_840),
+    "fashion_cnn": ((28, 28, 1), 29_034),
+    "cifar_cnn": ((32, 32, 3), 550_570),
+    "two_conv": ((32, 32, 3), 1_626_442),
+}
+
+
+@pytest.mark.parametrize("net", sorted(fs.models.MODELS))
+def test_parameter_count(net: str) -> None:
+    shape, count = PARAMETERS[net]
+    params = jax.eval_shape(fs.models.MODELS[net](shape, 10).init, jax.random.key(0)).params
+    assert sum(a.size for a in jax.tree.leaves(params)) == count
+
+
+class Linen(nn.Module):
+    """BatchNorm and dropout of flax itself."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        x = nn.relu(nn.Dense(8)(x))
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(x))
+
+
+class Nnx(nnx.Module):
+    """The same in flax.nnx."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(6, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.drop(self.norm(nnx.relu(self.first(x)))))
+
+
+def handwritten() -> fs.Model:
+    """A pair of functions and nothing else."""
+
+    def init(key: jax.Array) -> fs.Variables:
+        return fs.Variables(0.1 * jax.random.normal(key, (6, 3)), ())
+
+    def apply(variables: fs.Variables, x: jax.Array, **_: Any) -> tuple[jax.Array, Any]:
+        return x @ variables.params, variables.state
+
+    return fs.Model(init, apply)
+
+
+USERS: dict[str, Callable[[], fs.Model]] = {
+    "linen": lambda: fs.models.from_linen(Linen(), (6,)),
+    "nnx linear": lambda: fs.models.from_nnx(lambda rngs: nnx.Linear(6, 3, rngs=rngs)),
+    "nnx": lambda: fs.models.from_nnx(lambda rngs: Nnx(rngs)),
+    "pair": handwritten,
+}
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_users_model(federation: Federation, kind: str) -> None:
+    model = USERS[kind]()
+    result = run(model, federation, rounds=8)
+    assert finite(result)
+    assert result.evaluations[-1].test_loss[0] < result.evaluations[0].test_loss[0]
+    start = model.init(jax.random.key(0)).state
+    moved = [
+        float(jnp.abs(a[0] - b).max())
+        for a, b in zip(
+            jax.tree.leaves(result.variables.state), jax.tree.leaves(start), strict=True
+        )
+    ]
+    assert all(m > 1e-3 for m in moved)  # running statistics, where there are any
+    assert len(moved) == (2 if kind in ("linen", "nnx") else 0)
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_dropout_draws_from_the_key_in_training_alone(kind: str) -> None:
+    model = USERS[kind]()
+    variables, x = model.init(jax.random.key(0)), jnp.ones((5, 6)) * jnp.arange(5.0)[:, None]
+
+    def out(seed: int, train: bool) -> np.ndarray:
+        return np.asarray(model.apply(variables, x, train=train, key=jax.random.key(seed))[0])
+
+    np.testing.assert_array_equal(out(1, False), out(2, False))
+    np.testing.assert_array_equal(out(1, True), out(1, True))
+    assert np.abs(out(1, True) - out(2, True)).max() > 0
+
+
+def local(**options: Any) -> fs.LocalSGD:
+    return fs.LocalSGD(fs.empirical_risk(handwritten()), optax.sgd(0.1), **options)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "batch": (lambda: local(batch_size=0), "batch_size must be at least 1, got 0"),
+    "epochs": (lambda: local(epochs=0), "epochs must be positive, got 0"),
+    "nan": (lambda: local(epochs=float("nan")), "epochs must be positive, got nan"),
+    "last": (lambda: local(last_batch="pad"), "last_batch must be 'keep', 'drop' or 'refill'"),
+    "none": (lambda: fs.fedavg(local(), clients_per_round=0), "clients_per_round must be at least"),
+    "inner": (
+        lambda: fs.radfed(local(), clients_per_round=4, redistribution_rounds=0),
+        "rounds must be at least 1, got 0",
+    ),
+    "phases": (
+        lambda: fs.phase_shift(local(), clients_per_round=40, phases=7),
+        "phases must divide the 40 active clients: one of [1, 2, 4, 5, 8, 10, 20, 40], got 7",
+    ),
+    "no phases": (lambda: fs.phase_shift(local(), clients_per_round=4, phases=0), "phases must"),
+    "mode": (
+        lambda: fs.phase_shift(local(), clients_per_round=4, mode="fast"),  # type: ignore[arg-type]
+        "mode must be 'communication' or 'epochs', got 'fast'",
+    ),
+    "devices": (lambda: fs.make_execution(devices=99), "devices must be in 1..4 on this machine"),
+    "no devices": (lambda: fs.make_execution(devices=0), "devices must be in 1..4"),
+    "chunk": (lambda: fs.make_execution(chunk=-1), "chunk must be at least 0, got -1"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_setting_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+SIMULATE: dict[str, tuple[dict[str, Any], str]] = {
+    "rounds": ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    "every": ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
+    "seeds": ({"seeds": ()}, "seeds must not be empty"),
+    "classes": ({"classes": 4}, "[batch, 4], one per class; for a batch of 2 it returns [2, 3]"),
+    "cohort": ({"clients_per_round": 9}, "clients_per_round must be at most the 8 clients, got 9"),
+    "shape": (
+        {"model": fs.models.logistic((7,), 3)},
+        "the model rejects inputs of shape (6,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SIMULATE)
+def test_simulate_errors(federation: Federation, case: str) -> None:
+    change, message = SIMULATE[case]
+    options: dict[str, Any] = {"rounds": 1, "classes": 3, **change}
+    model = options.pop("model", handwritten())
+    algorithm = fs.fedavg(local(), clients_per_round=options.pop("clients_per_round", 4))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fs.simulate(algorithm, model, federation.data, federation.test, **options)
+
+
+def test_divergence_names_the_round(federation: Federation, models: dict[str, fs.Model]) -> None:
+    with pytest.raises(fs.DivergedError, match=r"in round [1-6] \(seed 0\)") as caught:
+        run(models["mlp"], federation, rounds=6, lr=1e30)
+    assert "learning rate" in str(caught.value)
+
+
+def test_pooled_arrays_cannot_be_batched() -> None:
+    execution = fs.make_execution(devices=1)
+    with pytest.raises(ValueError, match="pooled arrays cannot be batched"):
+        jax.vmap(lambda sh: execution.run(lambda s, t: s * t, sh, jnp.ones(2)))(jnp.ones(3))
