@@ -39,27 +39,13 @@ CONTESTANTS = {
 }
 PATIENCE = 6  # a measurement of one round may last this many times `--seconds`
 
-Run = Callable[[Workload, int, int], tuple[float, int, float] | Timing]
-
-
-def run_ours(workload: Workload, rounds: int, devices: int) -> tuple[float, int, float]:
-    """Train `rounds` rounds with fedjax_sim from the initial model.
-
-    Called several times per process, with one workload and at most three different `rounds`. The
-    first call comes before anything has touched JAX, so that it can still make `devices` devices.
-
-    Returns:
-        Seconds of the rounds alone; real samples trained on; seconds of whatever this call did
-        only because it was the first (compiling), not part of the former.
-    """
-    raise NotImplementedError("run_ours")
+Run = Callable[[Workload, int, int], Timing]
 
 
 def find_run(contestant: str) -> Run:
     """The function of a contestant, imported only here: the parent process stays small."""
-    if contestant == "ours":
-        return run_ours
     module, name = {
+        "ours": ("baselines.ours", "run"),
         "plain": ("baselines.plain_jax", "run"),
         "torch": ("baselines.torch_loop", "run"),
         "torch4": ("baselines.torch_loop", "run_processes"),
@@ -75,7 +61,7 @@ def cut(run: Run, workload: Workload, devices: int, seconds: float) -> tuple[Wor
     timing of that trial is returned too.
     """
     pilot = dataclasses.replace(workload, cohort=max(2, workload.cohort // 10))
-    trial = Timing(*run(pilot, 1, devices))
+    trial = run(pilot, 1, devices)
     whole_round = trial.seconds * workload.cohort / pilot.cohort
     cohort = int(workload.cohort * PATIENCE * seconds / whole_round)
     return dataclasses.replace(workload, cohort=max(1, min(cohort, workload.cohort))), trial
@@ -93,17 +79,17 @@ def measure(
     if contestant == "plain":
         workload, trial = cut(run, workload, devices, seconds)
         timings.append(trial)
-    timings.append(Timing(*run(workload, 1, devices)))
+    timings.append(run(workload, 1, devices))
     rounds, calls = 1, 1
     for target in (seconds / 10, seconds):  # the first round alone is a poor guide
         wanted = max(rounds, math.ceil(target * rounds / timings[-1].seconds))
         rounds = min(wanted, workload.max_rounds or wanted)
         calls = math.ceil(wanted / rounds)
         if target < seconds and rounds > 1:
-            timings.append(Timing(*run(workload, rounds, devices)))
+            timings.append(run(workload, rounds, devices))
     repetitions = []
     for _ in range(repeats):
-        done = [Timing(*run(workload, rounds, devices)) for _ in range(calls)]
+        done = [run(workload, rounds, devices) for _ in range(calls)]
         timings += done
         repetitions.append({"seconds": sum(t[0] for t in done), "samples": sum(t[1] for t in done)})
     notes = [timings[-1].note] if timings[-1].note else []

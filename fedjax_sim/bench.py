@@ -48,15 +48,15 @@ class Setup:
     """Everything that runs, built and checked.
 
     Attributes:
-      dataset: train and test.
-      model: scales its inputs.
-      partitions: one per seed, or one for all.
-      tables: samples per client and class, ``int64[N, M]``, one per seed.
-      data: what the engine takes.
-      execution: devices and chunks.
-      algorithms: by name.
-      clients_per_round: of all of them.
-      model_bytes: bytes of one model.
+        dataset: train and test.
+        model: scales its inputs.
+        partitions: one per seed, or one for all.
+        tables: samples per client and class, ``int64[N, M]``, one per seed.
+        data: what the engine takes.
+        execution: devices and chunks.
+        algorithms: by name.
+        clients_per_round: of all of them.
+        model_bytes: bytes of one model.
     """
 
     dataset: Dataset
@@ -79,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-      argv: its arguments; None for those of this process.
+        argv: its arguments; None for those of this process.
 
     Returns:
-      The exit status: 0, 1 for a loss that diverged, 2 for bad input, 130 for Ctrl-C.
+        The exit status: 0, 1 for a loss that diverged, 2 for bad input, 130 for Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: report.RunFolder | None = None
@@ -135,8 +135,8 @@ def build(config: Config) -> Setup:
     """Everything that the run needs.
 
     Raises:
-      ValueError: if the settings fit neither each other nor the data.
-      DataNotFoundError: if the data set is not there.
+        ValueError: if the settings fit neither each other nor the data.
+        DataNotFoundError: if the data set is not there.
     """
     try:
         execution = make_execution(config.devices, config.chunk)
@@ -215,12 +215,12 @@ def load_model(name: str, dataset: Dataset) -> Model:
     """A model by its name or place, checked against the data, that scales its inputs.
 
     Args:
-      name: a key of ``MODELS``, or ``package.module:factory``: ``factory(shape, classes)`` gives
-        a Model or a flax.linen module; it may also be such a module itself.
-      dataset: gives shape, classes and scale.
+        name: a key of ``MODELS``, or ``package.module:factory``: ``factory(shape, classes)`` gives
+          a Model or a flax.linen module; it may also be such a module itself.
+        dataset: gives shape, classes and scale.
 
     Raises:
-      ValueError: if there is no such model, or it does not fit the data.
+        ValueError: if there is no such model, or it does not fit the data.
     """
     shape, classes = dataset.train_x.shape[1:], dataset.classes
     made = MODELS[name] if name in MODELS else _imported(name)
@@ -235,8 +235,7 @@ def load_model(name: str, dataset: Dataset) -> Model:
         raise ValueError(
             f"--model {name} must give a Model or a flax.linen module, got {type(made).__name__}"
         )
-    mean, std = (a.reshape((1,) * len(shape) + (-1,)) for a in (dataset.mean, dataset.std))
-    model = with_scaling(made, mean, std)  # type: ignore[arg-type]
+    model = with_scaling(made, dataset.mean, dataset.std)
     try:
         check_model(model, dataset.train_x, classes)
     except ValueError as error:

@@ -43,27 +43,27 @@ class Config:
     """One experiment; every default is filled in but those that need the machine or the data.
 
     Attributes:
-      algo: a key of ``ALGORITHMS``.
-      compare: the algorithms run beside it.
-      options: the keyword arguments of each of them that were given.
-      dataset: a key of ``DATASETS``.
-      model: a key of ``MODELS``, or ``package.module:factory``.
-      clients: N; a partition file has its own.
-      clients_per_round: None for all clients.
-      rounds: rounds of FedAvg; an algorithm with a tempo runs that many times as many.
-      epochs: E.
-      batch_size: B.
-      lr: of SGD.
-      momentum: of SGD.
-      last_batch: see :class:`fedjax_sim.local.LocalSGD`.
-      partition: the text of a sampler, or a .npz file.
-      seeds: one run for each.
-      eval_every: rounds between evaluations.
-      devices: None for all.
-      chunk: None for the backend's default.
-      data_dir: a TFDS folder.
-      out: the run folder; None for a new one in ``runs/``.
-      cache: whether compiled programs are kept for the next run.
+        algo: a key of ``ALGORITHMS``.
+        compare: the algorithms run beside it.
+        options: the keyword arguments of each of them that were given.
+        dataset: a key of ``DATASETS``.
+        model: a key of ``MODELS``, or ``package.module:factory``.
+        clients: N; a partition file has its own.
+        clients_per_round: None for all clients.
+        rounds: rounds of FedAvg; an algorithm with a tempo runs that many times as many.
+        epochs: E.
+        batch_size: B.
+        lr: of SGD.
+        momentum: of SGD.
+        last_batch: see :class:`fedjax_sim.local.LocalSGD`.
+        partition: the text of a sampler, or a .npz file.
+        seeds: one run for each.
+        eval_every: rounds between evaluations.
+        devices: None for all.
+        chunk: None for the backend's default.
+        data_dir: a TFDS folder.
+        out: the run folder; None for a new one in ``runs/``.
+        cache: whether compiled programs are kept for the next run.
     """
 
     algo: str
@@ -107,13 +107,13 @@ def parse(argv: Sequence[str]) -> Config:
     """Settings from the command line.
 
     Args:
-      argv: the arguments, without the program's name.
+        argv: the arguments, without the program's name.
 
     Returns:
-      The settings, each within its range as far as that is known without data.
+        The settings, each within its range as far as that is known without data.
 
     Raises:
-      ValueError: if an argument is unknown or out of range; names the flag and what is allowed.
+        ValueError: if an argument is unknown or out of range; names the flag and what is allowed.
 
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}

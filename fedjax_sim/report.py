@@ -42,11 +42,11 @@ class RunFolder:
     """The folder of one run; each record is on disk as soon as it is known.
 
     Args:
-      path: a folder that is new or empty.
-      config: the settings, for ``config.json``.
+        path: a folder that is new or empty.
+        config: the settings, for ``config.json``.
 
     Raises:
-      ValueError: if the folder holds something, or is none.
+        ValueError: if the folder holds something, or is none.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
@@ -112,14 +112,14 @@ def summarise(result: Result, *, fedavg_bytes: float, clients: int, emd: float) 
     """What ``summary.json`` says of one algorithm.
 
     Args:
-      result: its run.
-      fedavg_bytes: what FedAvg would have sent, up and down, for one seed.
-      clients: N.
-      emd: measured, mean over seeds.
+        result: its run.
+        fedavg_bytes: what FedAvg would have sent, up and down, for one seed.
+        clients: N.
+        emd: measured, mean over seeds.
 
     Returns:
-      Accuracies are fractions, over seeds: of the last round, of each seed's best round, of the
-      mean over its evaluations. Bytes are of one seed; samples per second of all together.
+        Accuracies are fractions, over seeds: of the last round, of each seed's best round, of the
+        mean over its evaluations. Bytes are of one seed; samples per second of all together.
     """
     last, sent = result.evaluations[-1], traffic(result.evaluations[-1], result.model_bytes)
     by_seed = {

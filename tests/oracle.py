@@ -146,10 +146,7 @@ def radfed(oracle: Oracle, rounds: int, m: int, inner: int) -> tuple[list[Layers
     server, servers = layers_of(oracle.initial), []
     slots: list[Layers] = []
     for t in range(rounds):
-        if t % inner == 0:
-            slots = [server] * m
-        else:
-            slots = [slots[j] for j in oracle.permutation(t, m)]
+        slots = [server] * m if t % inner == 0 else [slots[j] for j in oracle.permutation(t, m)]
         cohort = sorted(oracle.draw(t, m, []))
         slots = [oracle.train(t, k, w) for k, w in zip(cohort, slots, strict=True)]
         if t % inner == inner - 1:

@@ -1,6 +1,7 @@
 """fedjax_sim as a contestant."""
 
 import time
+from dataclasses import dataclass
 from functools import lru_cache
 
 import jax
@@ -11,10 +12,10 @@ from workloads import CLASSES, Timing, Workload
 import fedjax_sim as fs
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
 from fedjax_sim.losses import cross_entropy
-from fedjax_sim.simulate import Experiment
+from fedjax_sim.simulate import Experiment, Run
 
 ROUNDS = 4096
-"""Cohorts that a program holds; a longer run starts over."""
+"""Cohorts that the program holds; a longer run starts over."""
 
 
 def _model(workload: Workload) -> Model:
@@ -24,8 +25,7 @@ def _model(workload: Workload) -> Model:
         "cnn": fs.models.two_conv,
         "bn_cnn": fs.models.cifar_cnn,
     }[workload.net]
-    channels = workload.shape[-1]
-    half = np.full(channels, 127.5, np.float32)
+    half = np.full(workload.shape[-1], 127.5, np.float32)
     return fs.models.with_scaling(build(workload.shape, CLASSES), half, half)
 
 
@@ -40,48 +40,44 @@ def _given(cohorts: Array) -> Selection:
     return Selection(init=lambda data: jax.numpy.int32(0), draw=draw, held=False)
 
 
+@dataclass
+class _Session:
+    experiment: Experiment
+    run: Run
+
+
 @lru_cache(maxsize=1)
-def _experiment(workload: Workload, devices: int) -> tuple[Experiment, object, object]:
-    if jax.config.jax_num_cpu_devices < devices:
-        jax.config.update("jax_num_cpu_devices", devices)
-    on_cpu = jax.devices()[0].platform == "cpu"
-    execution = fs.make_execution(devices=devices if on_cpu else None)
+def _session(workload: Workload, devices: int) -> _Session:
+    jax.config.update("jax_num_cpu_devices", devices)
+    on_cpu = jax.default_backend() == "cpu"
+    execution = fs.make_execution(devices if on_cpu else None)
     model = _model(workload)
     work = workload.federation()
-    data = fs.ClientData(
-        work.x,
-        work.y,
-        work.index,
-        work.start,
-        int(np.diff(work.start).max()),  # type: ignore[arg-type]
-    )
+    data = fs.ClientData(work.x, work.y, work.index, work.start, int(work.sizes.max()))
     local = fs.LocalSGD(
         fs.empirical_risk(model),
         optax.sgd(workload.lr, momentum=workload.momentum or None),
         batch_size=workload.batch,
     )
-    cohorts = jax.numpy.asarray(workload.cohorts(ROUNDS))
     algorithm = fs.compose(
         local,
-        selection=_given(cohorts),
+        selection=_given(jax.numpy.asarray(workload.cohorts(ROUNDS))),
         schedule=fs.schedule.every_round(workload.cohort),
         execution=execution,
     )
-    test = (work.x[:1], work.y[:1])
     experiment = Experiment(algorithm, model, cross_entropy, execution, data, 1, ROUNDS)
-    run = experiment.start(data, test, [0])
-    return experiment, run, [run]
+    run = experiment.start(data, (work.x[:1], work.y[:1]), [0])
+    run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
+    return _Session(experiment, run)
 
 
 def run(workload: Workload, rounds: int, devices: int) -> Timing:
-    """Train `rounds` rounds from the initial model; compiling is apart."""
-    experiment, _, latest = _experiment(workload, devices)
-    before = experiment.compile_seconds
-    if before == 0 or len(latest) == 1:
-        latest.append(jax.block_until_ready(experiment.advance(latest.pop(), 1))[0])
+    """Train `rounds` rounds; compiling and a first round, in the first call, are apart."""
     began = time.perf_counter()
-    state, metrics, _ = jax.block_until_ready(experiment.advance(latest.pop(), rounds))
-    seconds = time.perf_counter() - began
-    latest.append(state)
+    session = _session(workload, devices)
+    ready = time.perf_counter()
+    state, metrics, _ = jax.block_until_ready(session.experiment.advance(session.run, rounds))
+    seconds = time.perf_counter() - ready
+    session.run = state
     samples = int(np.asarray(metrics.samples)[0, :rounds].sum())
-    return Timing(seconds, samples, experiment.compile_seconds - before)
+    return Timing(seconds, samples, ready - began)

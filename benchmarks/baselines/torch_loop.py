@@ -1,7 +1,7 @@
 """PyTorch, one client after another: in one process, or dealt to several.
 
 In PyTorch's favour: samples become float32 once, before the clock starts, and lie sorted by
-client; images are channels-last in memory (+15 to 30 % in the BatchNorm CNN on CPU); the model is
+client; images are channels-last in memory (+15 to 35 % in the BatchNorm CNN on CPU); the model is
 one flat vector, so that loading, summing and sending a model is one copy; the optimiser is made
 once. Its `fused` and `foreach` forms were tried: on CPU neither is faster than the default.
 """

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
 
@@ -126,7 +127,7 @@ def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
     return parts[0], parts[1], parts[2], parts[3]
 
 
-def with_scaling(model: Model, mean: Array, std: Array) -> Model:
+def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
     r"""Scales raw inputs in the step, :math:`(x - \mu) / \sigma`, so that they may stay uint8.
 
     Args:
@@ -150,7 +151,9 @@ def with_scaling(model: Model, mean: Array, std: Array) -> Model:
         mask: Array | None = None,
         key: Array | None = None,
     ) -> tuple[Array, PyTree]:
-        x = (x.astype(jnp.float32) - mean) / std
+        ones = (1,) * (x.ndim - 1)
+        centre, scale = (jnp.asarray(a).reshape(*ones, -1) for a in (mean, std))
+        x = (x.astype(jnp.float32) - centre) / scale
         return model.apply(variables, x, train=train, mask=mask, key=key)
 
     return Model(model.init, apply)

@@ -127,6 +127,11 @@ def _fan_in_uniform(fan_in: int) -> Any:
     return init
 
 
+def _wide(v: Array) -> Array:
+    """``[C]`` -> ``[1, 1, 1, C]``."""
+    return jnp.expand_dims(v, (0, 1, 2))
+
+
 class Dense(nn.Module):
     """Affine layer with PyTorch's initialisation, as the papers' networks have it.
 
@@ -164,7 +169,7 @@ class Conv(nn.Module):
         init = _fan_in_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
-        return conv(x, kernel, ((self.padding, self.padding),) * 2) + bias
+        return conv(x, kernel, ((self.padding, self.padding),) * 2) + _wide(bias)
 
 
 class BatchNorm(nn.Module):
@@ -186,18 +191,18 @@ class BatchNorm(nn.Module):
         var = self.variable("batch_stats", "var", jnp.ones, (channels,))
         if not train:
             factor = scale * jax.lax.rsqrt(var.value + 1e-5)
-            return x * factor + (bias - mean.value * factor)
+            return x * _wide(factor) + _wide(bias - mean.value * factor)
         real = jnp.ones(x.shape[0], bool) if mask is None else mask
         keep = real.astype(x.dtype)[:, None, None, None]
         count = jnp.sum(keep) * (x.shape[1] * x.shape[2])
         mu = jnp.sum(x * keep, axis=(0, 1, 2)) / count
-        centred = x - mu
+        centred = x - _wide(mu)
         variance = jnp.sum(jnp.square(centred) * keep, axis=(0, 1, 2)) / count
         if not self.is_initializing():
             unbiased = variance * count / jnp.maximum(count - 1, 1)
             mean.value = 0.9 * mean.value + 0.1 * mu
             var.value = 0.9 * var.value + 0.1 * unbiased
-        return centred * (scale * jax.lax.rsqrt(variance + 1e-5)) + bias
+        return centred * _wide(scale * jax.lax.rsqrt(variance + 1e-5)) + _wide(bias)
 
 
 class Dropout(nn.Module):

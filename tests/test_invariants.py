@@ -1,0 +1,377 @@
+"""What must not change a result: order, padding, chunks, devices, batching; and the parts' laws."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, Play, assert_trees, largest_change, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import fedjax_sim as fs
+from fedjax_sim import receive, redistribution, schedule, selection, weighting
+from fedjax_sim.aggregators import AGGREGATORS
+from fedjax_sim.execution import Execution
+from fedjax_sim.local import shuffled
+from fedjax_sim.losses import cross_entropy
+from fedjax_sim.models import layers
+from fedjax_sim.simulate import Experiment
+
+few = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def local_sgd(model: fs.Model, **options: Any) -> fs.LocalSGD:
+    return fs.LocalSGD(
+        fs.empirical_risk(model), optax.sgd(0.05, momentum=0.9), **{"epochs": 2, **options}
+    )
+
+
+def reordered(groups: int, held: bool) -> Any:
+    """A uniform selection that reverses the clients that it draws, inside each group."""
+    plain = selection.uniform(held=held)
+
+    def draw(key: Any, state: Any, data: Any, clients: Any, vacant: Any) -> Any:
+        drawn, state = plain.draw(key, state, data, clients, vacant)
+        return drawn.reshape(groups, -1)[:, ::-1].reshape(-1), state
+
+    return plain._replace(draw=draw)
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "radfed", "phase_shift"])
+def test_cohort_order_is_invisible(
+    federation: Federation, models: dict[str, fs.Model], kind: str
+) -> None:
+    groups = 3 if kind == "phase_shift" else 1
+    parts: dict[str, Any] = {
+        "fedavg": {"schedule": schedule.every_round(6)},
+        "radfed": {
+            "schedule": schedule.delayed(6, 2),
+            "redistribution": redistribution.permute,
+            "weighting": weighting.equal,
+        },
+        "phase_shift": {
+            "schedule": schedule.staggered(6, 3),
+            "receive": receive.drift_correction(),
+        },
+    }[kind]
+    held = kind == "phase_shift"
+    a, b = (
+        play(
+            fs.compose(local_sgd(models["mlp"]), selection=chosen, **parts),
+            models["mlp"],
+            federation.data,
+            4,
+        )
+        for chosen in (selection.uniform(held=held), reordered(groups, held))
+    )
+    assert_trees(a.servers, b.servers)
+    assert_trees(a.final, b.final)
+
+
+def test_client_numbers_are_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
+    data, model = federation.data, models["mlp"]
+    lists = [data.index[data.start[k] : data.start[k + 1]] for k in (4, 2, 7, 0, 1, 6, 3, 5)]
+    moved = dataclasses.replace(
+        data,
+        index=np.concatenate(lists),
+        start=np.cumsum([0, *map(len, lists)]).astype(np.int32),
+    )
+    algorithm = fs.fedavg(local_sgd(model, batch_size=64, epochs=1), clients_per_round=8)
+    a, b = play(algorithm, model, data, 3), play(algorithm, model, moved, 3)
+    assert_trees(a.final, b.final, rtol=1e-5, atol=1e-6)
+
+
+def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
+    algorithm = fs.fedavg(local_sgd(models["mlp"]), clients_per_round=4)
+    runs = [
+        play(
+            algorithm, models["mlp"], dataclasses.replace(federation.data, capacity=capacity), 3
+        ).final
+        for capacity in (40, 64, 300)
+    ]
+    assert_trees(runs[0], runs[1])
+    assert_trees(runs[0], runs[2], rtol=1e-6, atol=1e-7)
+
+
+def test_others_samples_never_leak(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Everything but client 3's own samples is NaN; its short last minibatch is padded."""
+    data, model = federation.data, models["mlp"]
+    mine = data.index[data.start[3] : data.start[4]]
+    x = np.full_like(data.x, np.nan)
+    x[mine] = data.x[mine]
+    execution = fs.make_execution(devices=1)
+    variables = jax.tree.map(lambda a: a[None], model.init(jax.random.key(0)))
+
+    @jax.jit
+    def train(d: fs.ClientData) -> Any:
+        keys = jax.random.key(1)[None]
+        return execution.train(local_sgd(model), keys, variables, d, jnp.array([3]))
+
+    a, b = train(data), train(dataclasses.replace(data, x=x))
+    assert_trees(a, b)
+    assert largest_change(a[0], variables) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def reference(federation: Federation, models: dict[str, fs.Model]) -> Play:
+    return on(federation, models, 1, 1)
+
+
+def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk: int) -> Play:
+    algorithm = fs.phase_shift(
+        local_sgd(models["mlp"]),
+        clients_per_round=8,
+        phases=2,
+        execution=fs.make_execution(devices=devices, chunk=chunk),
+    )
+    return play(algorithm, models["mlp"], federation.data, 4)
+
+
+@pytest.mark.parametrize(("devices", "chunk"), [(1, 0), (1, 7), (2, 1), (4, 1), (4, 0), (3, 2)])
+def test_chunks_and_devices_are_invisible(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    reference: Play,
+    devices: int,
+    chunk: int,
+) -> None:
+    other = on(federation, models, devices, chunk)
+    assert_trees(reference.servers, other.servers, rtol=2e-5, atol=2e-6)
+    assert_trees(reference.final, other.final, rtol=2e-5, atol=2e-6)
+    steps = [[int(m.steps) for m in p.metrics] for p in (reference, other)]
+    assert steps[0] == steps[1]
+    assert all(int(m.executed) >= int(m.steps) for m in other.metrics)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift"])
+def test_seeds_are_separate_runs(
+    federation: Federation, models: dict[str, fs.Model], name: str
+) -> None:
+    def go(seeds: tuple[int, ...]) -> Any:
+        algorithm = fs.ALGORITHMS[name](local_sgd(models["mlp"]), clients_per_round=4)
+        return fs.simulate(
+            algorithm,
+            models["mlp"],
+            federation.data,
+            federation.test,
+            rounds=3,
+            classes=3,
+            seeds=seeds,
+        )
+
+    both, alone = go((5, 9)), [go((5,)), go((9,))]
+    for i, single in enumerate(alone):
+        mine = jax.tree.map(lambda a, i=i: a[i : i + 1], both.variables)
+        assert_trees(mine, single.variables, rtol=2e-5, atol=2e-6)
+    assert largest_change(alone[0].variables, alone[1].variables) > 1e-2
+    assert both.xla_programs <= 4
+
+
+def test_advancing_again_compiles_nothing(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    execution = fs.make_execution()
+    algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4)
+    programs = Experiment(
+        algorithm, models["logistic"], cross_entropy, execution, federation.data, 1, 3
+    )
+    run = programs.start(federation.data, federation.test, (0,))
+    run, _, _ = programs.advance(run, 3)
+    compiled = []
+
+    def listen(event: str, duration: float, **_: Any) -> None:
+        del duration
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run, _, _ = programs.advance(run, 3)
+        run, _, _ = programs.advance(run, 1)  # a shorter last stretch
+        assert not compiled
+        jax.jit(lambda x: x * 3.25)(jnp.ones(17)).block_until_ready()
+        assert compiled  # the listener does listen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert int(run.state.round) == 7
+
+
+def test_batch_norm_ignores_padding() -> None:
+    norm = layers.BatchNorm()
+    x = jax.random.normal(jax.random.key(0), (5, 4, 3, 2)) * 2 + 1
+    padded = jnp.concatenate([x, jnp.full((3, 4, 3, 2), 77.0)])
+    mask = jnp.arange(8) < 5
+    variables = norm.init(jax.random.key(0), x, train=False)
+
+    def loss(params: Any, x: jax.Array, mask: jax.Array | None) -> Any:
+        out, state = norm.apply(
+            {**variables, "params": params}, x, train=True, mask=mask, mutable=["batch_stats"]
+        )
+        weights = jnp.arange(5 * 24, dtype=jnp.float32).reshape(5, 4, 3, 2)
+        return jnp.sum(jnp.sin(out[:5]) * weights), (out[:5], state)
+
+    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (a, aux), (dp, dx) = grad(variables["params"], x, None)
+    (b, aux_pad), (dp_pad, dx_pad) = grad(variables["params"], padded, mask)
+    assert_trees((a, aux, dp, dx), (b, aux_pad, dp_pad, dx_pad[:5]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.asarray(dx_pad[5:]), 0)
+    flat = np.asarray(x).reshape(-1, 2)
+    np.testing.assert_allclose(
+        aux_pad[1]["batch_stats"]["var"], 0.9 + 0.1 * flat.var(axis=0, ddof=1), rtol=1e-5
+    )
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    model = fs.models.mnist_cnn((16, 16, 1), 3)
+    variables = model.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (2, 16, 16, 1))
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def out(seed: int, train: bool) -> jax.Array:
+        return model.apply(variables, x, train=train, key=jax.random.key(seed))[0]
+
+    assert_trees(out(1, False), out(2, False))
+    assert largest_change(out(1, True), out(2, True)) > 1e-3
+
+
+_shuffled = jax.jit(shuffled, static_argnums=2)
+
+
+@few
+@given(st.sampled_from([1, 31, 32, 33, 100, 300]), st.integers(0, 2**31), st.data())
+def test_shuffled_is_a_permutation(capacity: int, seed: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, capacity))
+    order = np.asarray(_shuffled(jax.random.key(seed), jnp.int32(size), capacity))
+    assert sorted(order[:size].tolist()) == list(range(size))
+    assert (order[size:] >= size).all()
+    assert len(order) >= capacity
+
+
+@pytest.mark.parametrize(("size", "capacity"), [(7, 7), (7, 40), (33, 64)])
+def test_shuffled_is_uniform(size: int, capacity: int) -> None:
+    keys = jax.random.split(jax.random.key(0), 4000)
+    orders = np.asarray(jax.jit(jax.vmap(lambda k: shuffled(k, jnp.int32(size), capacity)))(keys))[
+        :, :size
+    ]
+    table = np.stack([np.bincount(orders[:, p], minlength=size) for p in range(size)])
+    chi = ((table - 4000 / size) ** 2 / (4000 / size)).sum()
+    assert chi < stats.chi2.ppf(0.9999, (size - 1) ** 2)
+    assert chi > stats.chi2.ppf(0.0001, (size - 1) ** 2)
+
+
+@functools.cache
+def _seats(devices: int, lists: int) -> Any:
+    execution = Execution(tuple(jax.devices()[:devices]), None)
+    seats = execution.seats if lists == 0 else jax.vmap(execution.seats)
+    return jax.jit(seats)
+
+
+@few
+@given(
+    st.sampled_from([(1, 5), (2, 8), (4, 12), (4, 13), (3, 7)]),
+    st.sampled_from([0, 1, 3]),
+    st.data(),
+)
+def test_seats(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
+    """A permutation of each list, and joint loads within twice the best that could be."""
+    devices, count = shape
+    rows = max(lists, 1)
+    costs = np.array(
+        data.draw(st.lists(st.integers(1, 500), min_size=rows * count, max_size=rows * count)),
+        np.int32,
+    ).reshape(rows, count)
+    out = np.asarray(_seats(devices, lists)(costs if lists else costs[0])).reshape(rows, count)
+    for row in out:
+        assert sorted(row.tolist()) == list(range(count))
+    if lists == 0:
+        block = -(-count // devices)
+        loads = np.bincount(np.arange(count) // block, costs[0][out[0]], minlength=devices)
+        used = -(-count // block)
+        assert loads.max() <= 2 * max(costs.max(), -(-costs.sum() // used))
+
+
+def test_seats_even_out_a_steep_cohort() -> None:
+    costs = np.arange(1, 21, dtype=np.int32) ** 2
+    place = np.asarray(_seats(4, 0)(costs))
+    loads = costs[place].reshape(4, 5).sum(axis=1)
+    assert loads.max() <= 1.1 * loads.mean()
+    assert costs.reshape(4, 5).sum(axis=1).max() > 2 * loads.mean()  # unseated
+
+
+@pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((2, 2), (2, 2)), ((1, 0), (0, 2))])
+@pytest.mark.parametrize("lowering", ["direct", "im2col"])
+def test_convolution(lowering: Any, pads: Any) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (3, 7, 6, 2))
+    kernel = jax.random.normal(keys[1], (3, 2, 2, 4))
+
+    def plain(x: jax.Array, k: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def ours(x: jax.Array, k: jax.Array) -> jax.Array:
+        return layers.conv(x, k, pads, lowering)
+
+    a, b = (jax.vjp(f, x, kernel) for f in (plain, ours))
+    dy = jax.random.normal(keys[2], a[0].shape)
+    assert_trees((a[0], a[1](dy)), (b[0], b[1](dy)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 4, 3), (2, 7, 5, 3)])
+def test_max_pool(shape: tuple[int, ...]) -> None:
+    x = jax.random.normal(jax.random.key(0), shape)
+    a, back_a = jax.vjp(lambda x: nn.max_pool(x, (2, 2), (2, 2)), x)
+    b, back_b = jax.vjp(layers.max_pool, x)
+    dy = jax.random.normal(jax.random.key(1), a.shape)
+    assert_trees((a, back_a(dy)), (b, back_b(dy)))
+
+
+finite = st.floats(-100, 100, width=32)
+weight = st.floats(0.125, 100, width=32)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+@few
+@given(
+    st.lists(finite, min_size=8, max_size=8),
+    st.lists(weight, min_size=4, max_size=4),
+    st.permutations(range(4)),
+    st.integers(0, 3),
+)
+def test_aggregator_contract(
+    name: str, values: list[float], weights: list[float], order: list[int], absent: int
+) -> None:
+    aggregate = AGGREGATORS[name]
+    rows, w = jnp.array(values, jnp.float32).reshape(4, 2), jnp.array(weights, jnp.float32)
+    half = rows.astype(jnp.bfloat16)
+    stack = {"a": rows, "b": rows[:, :1], "h": half}
+    out = aggregate(stack, w)
+    assert jax.tree.map(lambda a: (a.dtype, a.shape), out) == jax.tree.map(
+        lambda a: (a.dtype, a.shape[1:]), stack
+    )
+
+    shuffle = np.array(order)
+    assert_trees(
+        out["a"],
+        aggregate({"a": rows[shuffle]}, w[shuffle])["a"],
+        rtol=1e-5,
+        atol=1e-4,
+    )
+
+    same = jnp.broadcast_to(rows[:1], rows.shape)
+    assert_trees(aggregate({"a": same}, w)["a"], rows[0], rtol=1e-5, atol=1e-5)
+
+    gone = w.at[absent].set(0)
+    rest = np.arange(4) != absent
+    poisoned = aggregate({"a": rows.at[absent].set(jnp.nan)}, gone)["a"]
+    assert_trees(poisoned, aggregate({"a": rows[rest]}, w[rest])["a"], rtol=1e-5, atol=1e-4)
