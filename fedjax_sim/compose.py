@@ -110,7 +110,8 @@ def compose(
         if state.slots is not None:
             source = redistribution(jax.random.fold_in(key, 1), count)
             models = tree.take(state.slots.variables, seat[source[order]])
-        return Slots(models, order, clients[order]), fresh[order], chosen
+        order, clients, fresh = execution.replicate((order, clients[order], fresh[order]))
+        return Slots(models, order, clients), fresh, chosen
 
     def step(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         slots, fresh, chosen = visit(key, state, data)
@@ -123,6 +124,7 @@ def compose(
             models = tree.select_rows(fresh, tree.stack_copies(state.server, count), corrected)
         local_key = jax.random.fold_in(key, 2)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
+        sizes, keys = execution.replicate((sizes, keys))
         trained, info, executed = execution.train(
             local, keys, models, data, slots.client, common=not carried
         )
@@ -154,7 +156,8 @@ def compose(
         state: FedState, models: Variables, sizes: Array, due: Array
     ) -> tuple[Variables, PyTree, Array]:
         def collect_due(_: None) -> tuple[Variables, PyTree, Array]:
-            aggregate = aggregator(models, jnp.where(due, weighting(sizes), 0))
+            weights = execution.replicate(jnp.where(due, weighting(sizes), 0))
+            aggregate = aggregator(models, weights)
             moved, opt_state = server.update(aggregate, state.server, state.opt_state)
             return moved, opt_state, jnp.sum(jnp.where(due, sizes, 0)).astype(jnp.float32)
 

@@ -48,6 +48,16 @@ class Execution:
         """The sharding of everything that is not a stack of tasks."""
         return NamedSharding(self.mesh, PartitionSpec())
 
+    def replicate(self, values: PyTree) -> PyTree:
+        """Keeps small arrays whole on every device.
+
+        Left to itself, XLA splits what meets a split stack later (a weight per slot, say) and pays
+        a collective to make it whole again: 60 µs each, seven in a round of logistic regression.
+        """
+        if len(self.devices) == 1:
+            return values
+        return jax.lax.with_sharding_constraint(values, self.replicated)
+
     def run(
         self, fn: TaskFn, shared: PyTree, models: PyTree, tasks: PyTree, *, common: bool = False
     ) -> PyTree:

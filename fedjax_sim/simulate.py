@@ -238,8 +238,6 @@ class Experiment:
         self.final: Any = None
         self._algorithm, self._model = algorithm, model
         self._execution, self._every = execution, eval_every
-        score = functools.partial(evaluate, model, loss, execution)
-        self._score: Any = jax.vmap(score, in_axes=(0, None, None))
         self._advance: Any = None
         axes: dict[str, Any] = {"x": None, "y": None, "index": None}
         axes["start"] = None if data.start.ndim == 1 else 0
@@ -247,6 +245,19 @@ class Experiment:
         # The round is common to all seeds: unbatched, it keeps branches on it real branches.
         self._state_axes = FedState(None, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
         self._n_seeds = n_seeds
+        score = functools.partial(evaluate, model, loss, execution)
+        self._score = self._over_seeds(score, in_axes=(0, None, None))
+
+    def _over_seeds(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Any:
+        """vmap; for one seed no vmap, which would turn branches on the data into selects."""
+        if self._n_seeds > 1:
+            return jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
+
+        def only(*args: Any) -> Any:
+            inner = (_at_axes(lambda a: a[0], x, a) for x, a in zip(args, in_axes, strict=True))
+            return _at_axes(lambda a: a[None], fn(*inner), out_axes)
+
+        return only
 
     def start(self, data: ClientData, test: tuple[Any, Any], seeds: Sequence[int]) -> Run:
         """Places the data on the devices and initialises a run for every seed."""
@@ -260,7 +271,7 @@ class Experiment:
             run_key = jax.random.fold_in(key, 1)
             return run_key, self._algorithm.init(run_key, variables, data)
 
-        both = jax.vmap(begin, in_axes=(0, self._data_axes), out_axes=(0, self._state_axes))
+        both = self._over_seeds(begin, in_axes=(0, self._data_axes), out_axes=(0, self._state_axes))
         program = self._compile(
             lambda s, d: Run(*both(s, d)), np.asarray(seeds, np.uint32), self._data
         )
@@ -283,7 +294,7 @@ class Experiment:
         def one(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
             return self._algorithm.step(jax.random.fold_in(key, state.round), state, data)
 
-        step = jax.vmap(
+        step = self._over_seeds(
             one,
             in_axes=(0, self._state_axes, self._data_axes),
             out_axes=(self._state_axes, 0),
@@ -310,7 +321,9 @@ class Experiment:
             return last
 
         def collect(run: Run, data: ClientData, test: tuple[Array, Array]) -> Any:
-            gather = jax.vmap(self._algorithm.collect, in_axes=(self._state_axes, self._data_axes))
+            gather = self._over_seeds(
+                self._algorithm.collect, in_axes=(self._state_axes, self._data_axes)
+            )
             variables, uploads = gather(run.state, data)
             scores = self._score(variables, *test)
             return variables, uploads, scores
@@ -332,6 +345,15 @@ class Experiment:
         compiled = jitted.lower(*args).compile()
         self.compile_seconds += time.perf_counter() - began
         return compiled
+
+
+def _at_axes(change: Callable[[Array], Array], tree: Any, axes: Any) -> Any:
+    """Changes the leaves of ``tree`` whose entry in the vmap prefix ``axes`` is 0."""
+
+    def subtree(axis: int | None, part: Any) -> Any:
+        return part if axis is None else jax.tree.map(change, part)
+
+    return jax.tree.map(subtree, axes, tree, is_leaf=lambda a: a is None)
 
 
 def _evaluation(

@@ -36,7 +36,7 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
         return jax.tree.map(average, rows)
 
     def absent_zeroed(rows: PyTree) -> PyTree:
-        return jax.tree.map(lambda a: jnp.where(tree.expand(share, a) > 0, a, jnp.zeros((), a.dtype)), rows)
+        return jax.tree.map(lambda a: jnp.where(tree.expand(share, a) > 0, a, 0), rows)
 
     # 0 * NaN is NaN: absent rows are zeroed, in a copy of the stack that only they are worth.
     return jax.lax.cond(
