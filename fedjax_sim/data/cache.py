@@ -55,7 +55,8 @@ def cached_arrays(
     [0, 1, 4, 9]
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here: np.load leaves its own handle open when a file is cut short.
+        with path.open("rb") as source, np.load(source, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except OSError:  # not there, or not readable: computed below
         pass

@@ -152,7 +152,7 @@ def load_partition(path: str | os.PathLike[str]) -> Partition:
         ValueError: The file is not a partition.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return Partition(stored["index"], stored["start"], str(stored["name"]))
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"path={os.fspath(path)!r} holds no partition ({error})") from error
