@@ -121,7 +121,7 @@ def start_jax(config: Config) -> None:
         settings.update("jax_num_cpu_devices", config.devices or available_cores())
     if config.cache and settings.jax_compilation_cache_dir is None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-        settings.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def available_cores() -> int:
