@@ -121,8 +121,9 @@ class Execution:
         """An order of tasks that gives the devices equal work: ``cost int32[T]`` -> ``int32[T]``.
 
         Task ``seats[i]`` goes to place i. Longest first to the least loaded device that still has
-        places; on a device longest first too, so that chunks are of a size. Measured on 20 clients
-        of Dirichlet(1) sizes on 4 devices: mean load / largest load 0.98, a snake order's 0.87.
+        places; on a device longest first too, so that chunks are of a size. Devices have equally
+        many places, so that the stack splits evenly: 10 clients of Dirichlet(1) sizes on 4 devices
+        have mean load / largest load 0.76, where free places would give 0.84.
         """
         n_devices, single = len(self.devices), self.chunk == 1
 

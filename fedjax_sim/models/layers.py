@@ -23,9 +23,9 @@ def conv(x: Array, kernel: Array, padding: Padding, lowering: Lowering | None = 
 
     ``direct`` is XLA's convolution with gradients that are written as convolutions in the same
     NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one
-    (plain ``lax.conv`` differentiated in a scan: 57 samples/s on the CIFAR network of the thesis,
-    this one 2,250; im2col 800). ``im2col`` is shifted slices and one matrix product, which vmap
-    turns into a batched product where it would turn a convolution into a grouped one.
+    (plain ``lax.conv`` differentiated in a scan: 57 samples/s on the CIFAR network of the thesis;
+    this one 1,400 to 2,250, im2col about half). ``im2col`` is shifted slices and one matrix
+    product, which vmap batches, where it would turn a convolution into a grouped one.
 
     Args:
         x: ``f32[B, H, W, C]``.
