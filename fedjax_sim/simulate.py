@@ -184,12 +184,14 @@ def simulate(
 def check_model(model: Model, x: Any, classes: int) -> None:
     """Raises ValueError if the model's output on ``x [n, *feature]`` is not ``[B, classes]``."""
     sample = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+
+    def both_ways(key: Array, v: Array) -> Array:
+        variables = model.init(key)
+        model.apply(variables, v, train=True, mask=jnp.ones(2, bool), key=key)
+        return model.apply(variables, v, train=False)[0]
+
     try:
-        logits = jax.eval_shape(
-            lambda key, v: model.apply(model.init(key), v, train=False)[0],
-            jax.eval_shape(lambda: jax.random.key(0)),
-            sample,
-        )
+        logits = jax.eval_shape(both_ways, jax.eval_shape(lambda: jax.random.key(0)), sample)
     except Exception as e:  # whatever the network raises: flax has errors of its own
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise ValueError(f"the model rejects inputs of shape {x.shape[1:]}: {reason}") from e

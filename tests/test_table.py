@@ -16,6 +16,7 @@ from conftest import Federation, make_federation
 from flax import nnx
 
 import fedjax_sim as fs
+from fedjax_sim.simulate import check_model
 
 OPTIONS: dict[str, dict[str, int]] = {
     "fedavg": {"clients_per_round": 4},
@@ -233,3 +234,16 @@ def test_pooled_arrays_cannot_be_batched() -> None:
         jax.vmap(lambda sh: execution.run(lambda s, m, t: s * m * t, sh, jnp.ones(2), jnp.ones(2)))(
             jnp.ones(3)
         )
+
+
+def test_a_model_that_fails_only_in_training_is_refused_at_once() -> None:
+    def apply(
+        variables: Any, x: jax.Array, *, train: bool, mask: Any = None, key: Any = None
+    ) -> Any:
+        if train:
+            raise TypeError("no training mode")
+        return jnp.zeros((x.shape[0], 3)), {}
+
+    model = fs.Model(lambda key: fs.Variables({}, {}), apply)
+    with pytest.raises(ValueError, match="no training mode"):
+        check_model(model, np.zeros((4, 6), np.float32), 3)
