@@ -129,9 +129,10 @@ def simulate(
         >>> import optax, fedjax_sim as fs
         >>> digits = fs.load_dataset("digits")
         >>> model = fs.models.logistic((8, 8, 1), 10)
+        >>> model = fs.models.with_scaling(model, digits.mean, digits.std)
         >>> data = fs.client_data(digits.train_x, digits.train_y,
         ...                       fs.partition.iid(digits.train_y, 10, seed=0))
-        >>> local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.01), epochs=3)
+        >>> local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), epochs=3)
         >>> result = fs.simulate(fs.fedavg(local, clients_per_round=5), model, data,
         ...                      (digits.test_x, digits.test_y), rounds=3, classes=10)
         >>> bool(result.accuracy[-1, 0] > 0.8)
