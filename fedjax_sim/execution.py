@@ -52,7 +52,7 @@ class Execution:
         """Keeps small arrays whole on every device.
 
         Left to itself, XLA splits what meets a split stack later (a weight per slot, say) and pays
-        a collective to make it whole again: 60 µs each, seven in a round of logistic regression.
+        a collective to make it whole again, several in every round.
         """
         if len(self.devices) == 1:
             return values
