@@ -231,12 +231,13 @@ class Server(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Models in flight, in the order in which they lie on the devices.
+    """Models in flight, at their places on the devices: P, at least S, as many on each device.
 
     Attributes:
-        variables: ``[S, *p]``.
-        id: ``int32[S]``, the slot's number: results follow it, never the seat on a device.
-        client: ``int32[S]``, the client visited last.
+        variables: ``[P, *p]``.
+        id: ``int32[P]``, the slot's number: results follow it, never the place on a device; S
+          where a place is empty.
+        client: ``int32[P]``, the client visited last; N where a place is empty.
     """
 
     variables: Variables

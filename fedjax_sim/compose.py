@@ -29,7 +29,7 @@ from fedjax_sim.base import (
     Slots,
     Variables,
 )
-from fedjax_sim.execution import Execution, make_execution
+from fedjax_sim.execution import Execution, client_sizes, make_execution
 from fedjax_sim.weighting import by_samples
 
 
@@ -73,6 +73,7 @@ def compose(
     server = server or servers.replace()
     execution = execution or make_execution()
     count = len(schedule.group)
+    places = execution.places(count)
     carried = schedule.period > 1
 
     def init(key: Array, variables: Variables, data: ClientData) -> FedState:
@@ -82,8 +83,8 @@ def compose(
             raise ValueError(
                 f"clients_per_round must be at most the {clients} clients, got {count}"
             )
-        numbers = jnp.arange(count, dtype=jnp.int32)
-        slots = Slots(tree.stack_copies(variables, count), numbers, numbers) if carried else None
+        seats = jnp.minimum(jnp.arange(places, dtype=jnp.int32), count)
+        slots = Slots(tree.stack_copies(variables, places), seats, seats) if carried else None
         return FedState(
             round=jnp.int32(0),
             server=variables,
@@ -95,9 +96,11 @@ def compose(
 
     def visit(key: Array, state: FedState, data: ClientData) -> tuple[Slots, Array, PyTree]:
         """Slots as the clients receive them, which of them are fresh, the selection's state."""
-        numbers = jnp.arange(count, dtype=jnp.int32)
-        seat = numbers if state.slots is None else jnp.argsort(state.slots.id).astype(jnp.int32)
-        held = numbers if state.slots is None else state.slots.client[seat]
+        held = seat = jnp.arange(count, dtype=jnp.int32)
+        if state.slots is not None:
+            here = jnp.arange(places, dtype=jnp.int32)
+            seat = seat.at[state.slots.id].set(here, mode="drop")  # an empty place has id S
+            held = state.slots.client[seat]
         fresh = schedule.due(state.round - 1) | (state.round == 0)
         vacant = fresh if selection.held else jnp.ones(count, bool)
         clients, chosen = selection.draw(
@@ -105,23 +108,25 @@ def compose(
         )
         # The order in which a cohort was drawn must not show, not even in the last bit of a sum.
         clients = clients[jnp.lexsort((clients, jnp.asarray(schedule.group)))]
-        order = execution.seats(_sizes(data, clients))
+        order = execution.seats(client_sizes(data, clients))
         models = state.server  # common to all, unless models are in flight
         if state.slots is not None:
             source = redistribution(jax.random.fold_in(key, 1), count)
             models = tree.take(state.slots.variables, seat[source[order]])
-        order, clients, fresh = execution.replicate((order, clients[order], fresh[order]))
+        nobody = data.start.shape[0] - 1
+        clients = jnp.where(order < count, clients[order], nobody)
+        order, clients, fresh = execution.replicate((order, clients, fresh[order]))
         return Slots(models, order, clients), fresh, chosen
 
     def step(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         slots, fresh, chosen = visit(key, state, data)
-        sizes = _sizes(data, slots.client)
+        sizes, real = client_sizes(data, slots.client), slots.id < count
         models = slots.variables
         if carried:
             corrected = jax.vmap(receive.correct, in_axes=(None, None, 0, 0))(
                 state.server, state.server_samples, models, sizes.astype(jnp.float32)
             )
-            models = tree.select_rows(fresh, tree.stack_copies(state.server, count), corrected)
+            models = tree.select_rows(fresh, tree.stack_copies(state.server, places), corrected)
         local_key = jax.random.fold_in(key, 2)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
         sizes, keys = execution.replicate((sizes, keys))
@@ -129,9 +134,9 @@ def compose(
             local, keys, models, data, slots.client, common=not carried
         )
 
-        due = schedule.due(state.round)[slots.id]
+        due = schedule.due(state.round)[slots.id] & real
         new_server, opt_state, samples = _absorb(state, trained, sizes, due)
-        moved = jnp.full(count, not selection.held)
+        moved = real & (not selection.held)
         visited = info.samples.astype(jnp.float32)
         metrics = Metrics(
             # Nobody visits a sample where every last batch is dropped: that is no divergence.
@@ -140,7 +145,7 @@ def compose(
             steps=jnp.sum(info.steps),
             executed=jnp.sum(executed),
             uploads=jnp.sum(due | moved, dtype=jnp.int32),
-            downloads=jnp.sum(fresh | moved | receive.downloads, dtype=jnp.int32),
+            downloads=jnp.sum(real & (fresh | moved | receive.downloads), dtype=jnp.int32),
         )
         new = FedState(
             round=state.round + 1,
@@ -170,17 +175,12 @@ def compose(
         if state.slots is None:
             return state.server, jnp.int32(0)
         slots, due = state.slots, schedule.due(state.round - 1)
+        sizes, real = client_sizes(data, slots.client), slots.id < count
         everyone = jax.lax.cond(
             jnp.all(due),  # then the server has just absorbed them all
             lambda: state.server,
-            lambda: _absorb(
-                state, slots.variables, _sizes(data, slots.client), jnp.ones(count, bool)
-            )[0],
+            lambda: _absorb(state, slots.variables, sizes, real)[0],
         )
         return everyone, jnp.sum(~due & selection.held, dtype=jnp.int32)
 
     return Algorithm(init=init, step=step, collect=collect, slots=count)
-
-
-def _sizes(data: ClientData, clients: Array) -> Array:
-    return data.start[clients + 1] - data.start[clients]

@@ -58,6 +58,10 @@ class Execution:
             return values
         return jax.lax.with_sharding_constraint(values, self.replicated)
 
+    def places(self, count: int) -> int:
+        """Places for ``count`` tasks: as many on every device, so that some may stay empty."""
+        return -(-count // len(self.devices)) * len(self.devices)
+
     def run(
         self, fn: TaskFn, shared: PyTree, models: PyTree, tasks: PyTree, *, common: bool = False
     ) -> PyTree:
@@ -68,7 +72,8 @@ class Execution:
             shared: the same for all tasks; vmap must not batch it.
             models: ``[T, *p]``, one for each task, or ``[*p]`` if ``common``: then it is never
               copied T times.
-            tasks: ``[T, ...]``, small: keys and integers.
+            tasks: ``[T, ...]``, small: keys and integers; T a multiple of the devices (see
+              :meth:`places`).
             common: whether all tasks use the same model.
         """
         if not common:
@@ -91,39 +96,46 @@ class Execution:
         *,
         common: bool = False,
     ) -> tuple[Variables, LocalInfo, Array]:
-        """One local update per slot.
+        """One local update per place.
 
         Args:
             local: the local update.
-            keys: ``key[S]``, one per slot.
-            variables: ``[S, *p]``, the models that the clients receive, or ``[*p]`` if ``common``.
+            keys: ``key[P]``, one per place.
+            variables: ``[P, *p]``, the models that the clients receive, or ``[*p]`` if ``common``.
             data: the population.
-            clients: ``int32[S]``, the client that each slot visits.
+            clients: ``int32[P]``, the client that each place trains on; N, a client without
+              samples, for an empty place: no step is taken there.
             common: whether all clients receive the same model.
 
         Returns:
-            The trained ``[S, *p]``, ``LocalInfo [S]``, and the steps ``int32[S]`` that the device
-            spent on each slot (its chunk's longest).
+            The trained ``[P, *p]``, ``LocalInfo [P]``, and the steps ``int32[P]`` that the device
+            spent on each place (its chunk's longest).
         """
 
         def update(shared: PyTree, model: Variables, task: PyTree) -> PyTree:
             (x, y, index), (key, start, size) = shared, task
             return local(key, model, ClientView(x, y, index, start, size, data.capacity))
 
-        start = data.start[clients]
-        size = data.start[clients + 1] - start
+        start, size = data.start[clients], client_sizes(data, clients)
         trained, info = self.run(
             update, (data.x, data.y, data.index), variables, (keys, start, size), common=common
         )
         return trained, info, self.executed(info.steps)
 
     def seats(self, cost: Array) -> Array:
-        """An order of tasks that gives the devices equal work: ``cost int32[T]`` -> ``int32[T]``.
+        """Deals tasks to places so that the devices have equal work.
 
-        Task ``seats[i]`` goes to place i. Longest first to the least loaded device that still has
-        places; on a device longest first too, so that chunks are of a size. Devices have equally
-        many places, so that the stack splits evenly: 10 clients of Dirichlet(1) sizes on 4 devices
-        have mean load / largest load 0.76, where free places would give 0.84.
+        Longest first to the least loaded device that still has places; on a device longest first
+        too, so that chunks are of a size.
+
+        Args:
+            cost: ``int32[T]``, e.g. the clients' sizes.
+
+        Returns:
+            ``int32[P]``, the task at each of the :meth:`places`; T where a place stays empty.
+
+        >>> make_execution(devices=4).seats(jnp.array([1, 9, 2, 3, 3])).tolist()
+        [1, 5, 3, 5, 4, 5, 2, 0]
         """
         n_devices, single = len(self.devices), self.chunk == 1
 
@@ -139,12 +151,12 @@ class Execution:
         return place(cost)
 
     def executed(self, steps: Array) -> Array:
-        """Steps run on behalf of each task, ``int32[T]``: the longest of its chunk."""
+        """Steps run on behalf of each place, ``int32[P]``: the longest of its chunk."""
         if self.chunk == 1:
             return steps
 
         def longest(_: PyTree, __: PyTree, steps: Array) -> Array:
-            per_device = -(-steps.size // len(self.devices))
+            per_device = steps.size // len(self.devices)
             place = jnp.arange(steps.size, dtype=jnp.int32)
             chunk = self.chunk or per_device
             group = place // per_device * per_device + place % per_device // chunk
@@ -158,38 +170,29 @@ class Execution:
         """Deals T tasks to the devices in equal blocks; ``rows`` are their models in a pool."""
         count, n_devices = len(jax.tree.leaves(tasks)[0]), len(self.devices)
         if n_devices == 1:
-            return self._on_device(fn, shared, models, rows, tasks, jnp.ones(count, bool))
-        block = -(-count // n_devices)
-        if rows is None and block * n_devices > count:
-            fill = jnp.minimum(jnp.arange(block * n_devices, dtype=jnp.int32), count - 1)
-            models = tree.take(models, fill)
+            return self._on_device(fn, shared, models, rows, tasks)
+        if count % n_devices:
+            raise ValueError(f"tasks must be a multiple of the {n_devices} devices, got {count}")
+        block = count // n_devices
 
         def on_device(shared: PyTree, models: PyTree, rows: Array | None, tasks: PyTree) -> PyTree:
             # Each device cuts its block out of the whole list: handing it a shard of something
             # so small would cost a collective.
-            place = jax.lax.axis_index(AXIS) * block + jnp.arange(block, dtype=jnp.int32)
-            mine = jnp.minimum(place, count - 1)
+            mine = jax.lax.axis_index(AXIS) * block + jnp.arange(block, dtype=jnp.int32)
             rows = None if rows is None else rows[mine]
-            return self._on_device(fn, shared, models, rows, tree.take(tasks, mine), place < count)
+            return self._on_device(fn, shared, models, rows, tree.take(tasks, mine))
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
-        out = jax.shard_map(
+        return jax.shard_map(
             on_device,
             mesh=self.mesh,
             in_specs=(whole, split if rows is None else whole, whole, whole),
             out_specs=split,
             check_vma=False,
         )(shared, models, rows, tasks)
-        return jax.tree.map(lambda a: a[:count], out) if block * n_devices > count else out
 
     def _on_device(
-        self,
-        fn: TaskFn,
-        shared: PyTree,
-        models: PyTree,
-        rows: Array | None,
-        tasks: PyTree,
-        real: Array,
+        self, fn: TaskFn, shared: PyTree, models: PyTree, rows: Array | None, tasks: PyTree
     ) -> PyTree:
         def one(item: tuple[PyTree, PyTree]) -> PyTree:
             model, task = item
@@ -197,15 +200,16 @@ class Execution:
 
         items = (models if rows is None else rows, tasks)
         if self.chunk == 1:
-            # A branch, not a select: a padding place costs nothing here.
-            shape = jax.eval_shape(lambda: one(jax.tree.map(lambda a: a[0], items)))
-            idle = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-            return jax.lax.map(
-                lambda a: jax.lax.cond(a[1], one, lambda _: idle, a[0]), (items, real)
-            )
-        if self.chunk is None or self.chunk >= len(real):
+            return jax.lax.map(one, items)
+        if self.chunk is None or self.chunk >= len(jax.tree.leaves(tasks)[0]):
             return jax.vmap(one)(items)
         return jax.lax.map(one, items, batch_size=self.chunk)
+
+
+def client_sizes(data: ClientData, clients: Array) -> Array:
+    """n_k of ``clients int32[S]``: ``int32[S]``; 0 for client N, who is nobody."""
+    # Indexing clamps, so that both ends of client N's stretch are the last entry of start.
+    return data.start[clients + 1] - data.start[clients]
 
 
 def make_execution(
@@ -279,17 +283,19 @@ def _flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[...,
 
 
 def _balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
-    """Joint places for ``cost int32[R, T]``, R lists laid end to end: ``int32[R, T]``."""
+    """Joint places for ``cost int32[R, T]``, R lists laid end to end: ``int32[R, P]``."""
     lists, count = cost.shape
-    block = -(-lists * count // n_devices)
+    block = -(-count // n_devices)
+    size = block * n_devices  # P
     # room[r, d]: how many of list r's places lie on device d. Rows never mix, so a list may only
     # choose among the devices that its own stretch covers.
-    edges = np.arange(n_devices + 1) * block
-    begin = np.maximum(edges[None, :-1], np.arange(lists)[:, None] * count)
-    end = np.minimum(edges[None, 1:], np.arange(1, lists + 1)[:, None] * count)
+    edges = np.arange(n_devices + 1) * block * lists
+    begin = np.maximum(edges[None, :-1], np.arange(lists)[:, None] * size)
+    end = np.minimum(edges[None, 1:], np.arange(1, lists + 1)[:, None] * size)
     room = np.maximum(end - begin, 0)
     if in_order and np.all((room > 0).sum(axis=1) == 1):
-        return jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), cost.shape)
+        order = jnp.minimum(jnp.arange(size, dtype=jnp.int32), count)
+        return jnp.broadcast_to(order, (lists, size))
     flat = jnp.ravel(cost)
     longest_first = jnp.argsort(-flat, stable=True).astype(jnp.int32)
 
@@ -309,6 +315,6 @@ def _balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
     start = (
         jnp.zeros(n_devices, jnp.int32),
         jnp.zeros((lists, n_devices), jnp.int32),
-        jnp.zeros(lists * count, jnp.int32),
+        jnp.full(lists * size, count, jnp.int32),
     )
-    return jax.lax.fori_loop(0, lists * count, assign, start)[2].reshape(lists, count)
+    return jax.lax.fori_loop(0, lists * count, assign, start)[2].reshape(lists, size)

@@ -40,5 +40,5 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
 
     # 0 * NaN is NaN: absent rows are zeroed, in a copy of the stack that only they are worth.
     return jax.lax.cond(
-        jnp.all(share > 0), product, lambda rows: product(absent_zeroed(rows)), stacked
+        jnp.all(weights > 0), product, lambda rows: product(absent_zeroed(rows)), stacked
     )
