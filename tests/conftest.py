@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +38,16 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(socket.socket, "connect", guarded)
         patch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> str:
+    """The real data sets, where this machine has them."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    given = os.environ.get("FEDJAX_SIM_DATA_DIR") or (str(beside) if beside.is_dir() else None)
+    if given is None:
+        pytest.skip(f"FEDJAX_SIM_DATA_DIR is not set and {beside} does not exist")
+    return given
 
 
 class Federation(NamedTuple):

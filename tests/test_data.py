@@ -1,6 +1,5 @@
-"""Data sets: known counts, the cache, and errors without network."""
+"""Image data sets: known counts, the cache, and errors without network."""
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from fedjax_sim.data import (
     load_dataset,
 )
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 KNOWN = {  # image shape, training and test samples per class
@@ -27,15 +25,6 @@ KNOWN = {  # image shape, training and test samples per class
     "fashion_mnist": ((28, 28, 1), [6000] * 10, [1000] * 10),
     "cifar10": ((32, 32, 3), [5000] * 10, [1000] * 10),
 }
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> str:
-    """The real data sets, where this machine has them."""
-    given = os.environ.get("FEDJAX_SIM_DATA_DIR") or (str(BESIDE) if BESIDE.is_dir() else None)
-    if given is None:
-        pytest.skip(f"FEDJAX_SIM_DATA_DIR is not set and {BESIDE} does not exist")
-    return given
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +77,7 @@ def test_images_of_tfds(
     assert dataset.train_y.dtype == dataset.test_y.dtype == np.int32
     assert np.bincount(dataset.train_y).tolist() == train
     assert np.bincount(dataset.test_y).tolist() == test
-    assert (dataset.name, dataset.classes) == (name, 10)
+    assert (dataset.name, dataset.classes, len(dataset.class_names)) == (name, 10, 10)
     assert dataset.mean.shape == dataset.std.shape == shape[-1:]
     assert dataset.mean.dtype == dataset.std.dtype == np.float32
 
@@ -100,7 +89,7 @@ def test_mnist_order_statistics_and_cache(
     first = load_dataset("mnist", data_dir)
     assert first.train_y[:10].tolist() == [4, 1, 0, 7, 8, 1, 2, 7, 1, 6]
     np.testing.assert_allclose([first.mean[0], first.std[0]], [33.318, 78.567], atol=1e-3)
-    monkeypatch.setattr("fedjax_sim.data.sources._decode", lambda *_: pytest.fail("decoded twice"))
+    monkeypatch.setattr("fedjax_sim.data.images._decode", lambda *_: pytest.fail("decoded twice"))
     monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", data_dir)
     second = load_dataset("mnist")  # the same data by the environment
     assert np.array_equal(first.train_x, second.train_x)
@@ -184,7 +173,7 @@ def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("FEDJAX_SIM_DATA_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr("fedjax_sim.data.sources.download_dataset", fail)
+    monkeypatch.setattr("fedjax_sim.data.download.download_dataset", fail)
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
     with pytest.raises(DataNotFoundError, match=r"^[^\n]*\(no route to host\)[^\n]*$"):
         load_dataset("mnist")

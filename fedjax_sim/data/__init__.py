@@ -2,23 +2,50 @@
 
 from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.clients import client_data
+from fedjax_sim.data.covertype import covertype
+from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
-from fedjax_sim.data.sources import (
-    DATASETS,
-    DataNotFoundError,
-    Dataset,
-    channel_statistics,
-    load_dataset,
+from fedjax_sim.data.eicu import eicu
+from fedjax_sim.data.evaluation import EvalSet, eval_set
+from fedjax_sim.data.folder import DataNotFoundError
+from fedjax_sim.data.scaling import channel_statistics
+from fedjax_sim.data.sources import DATASETS, load_dataset, parse_dataset
+from fedjax_sim.data.splits import (
+    Fold,
+    client_folds,
+    client_holdout,
+    shift_rows,
+    take_clients,
 )
+from fedjax_sim.data.standardise import standardise_global, standardise_local
+from fedjax_sim.data.synthetic import synthetic
+from fedjax_sim.data.text import shakespeare, tiny_shakespeare
 
 __all__ = [
     "DATASETS",
     "DataNotFoundError",
     "Dataset",
+    "EvalSet",
+    "Fold",
     "cache_dir",
     "cached_arrays",
     "channel_statistics",
     "client_data",
+    "client_folds",
+    "client_holdout",
+    "covertype",
     "download_dataset",
+    "eicu",
+    "eval_set",
+    "from_arrays",
     "load_dataset",
+    "parse_dataset",
+    "pooled",
+    "shakespeare",
+    "shift_rows",
+    "standardise_global",
+    "standardise_local",
+    "synthetic",
+    "take_clients",
+    "tiny_shakespeare",
 ]

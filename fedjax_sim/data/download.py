@@ -1,4 +1,4 @@
-"""Download a data set with TFDS, without TensorFlow."""
+"""Data sets of TFDS: found, or downloaded, without TensorFlow."""
 
 import logging
 import os
@@ -7,9 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import getproxies
+
+import numpy as np
+
+from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
 
 
 @contextmanager
@@ -28,32 +33,39 @@ def quiet_logs() -> Iterator[None]:
 
 @contextmanager
 def _without_tensorflow(builder: Any) -> Iterator[None]:
-    """Let the builders of MNIST and CIFAR write their files where TensorFlow is missing.
+    """Let the builders of MNIST, CIFAR and the like write their files where TensorFlow is missing.
 
     Two things only make `download_and_prepare` fail there (TFDS 4.9.10): the builders open what
     they downloaded by `tf.io.gfile.GFile`, here Python's own `open`; and arrays are encoded as PNG
     by TensorFlow, where Pillow images are not. PNG is lossless: the pixels are the same.
     """
-    module: Any = sys.modules[type(builder).__module__]
-    if find_spec("tensorflow") is not None or not hasattr(module, "tf"):
+    if find_spec("tensorflow") is not None:
         yield
         return
     from PIL import Image
 
-    tensorflow, generate = module.tf, builder._generate_examples
+    module: Any = sys.modules[type(builder).__module__]
+    tensorflow, generate = getattr(module, "tf", None), builder._generate_examples
 
     def generate_pillow(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
         for key, example in generate(*args, **kwargs):
-            pixels = example["image"]
-            grey = pixels.shape[-1] == 1
-            yield key, example | {"image": Image.fromarray(pixels[..., 0] if grey else pixels)}
+            pixels = example.get("image")
+            if isinstance(pixels, np.ndarray):
+                grey = pixels.shape[-1] == 1
+                pillow = Image.fromarray(pixels[..., 0] if grey else pixels)
+                example = example | {"image": pillow}
+            yield key, example
 
-    module.tf = SimpleNamespace(io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)))
+    if tensorflow is not None:
+        files = SimpleNamespace(GFile=open, isdir=os.path.isdir)
+        module.tf = SimpleNamespace(io=SimpleNamespace(gfile=files))
     builder._generate_examples = generate_pillow
     try:
         yield
     finally:
-        module.tf, builder._generate_examples = tensorflow, generate
+        builder._generate_examples = generate
+        if tensorflow is not None:
+            module.tf = tensorflow
 
 
 def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> None:
@@ -79,3 +91,74 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
         builder = tfds.builder(name, data_dir=data_dir)
         with _without_tensorflow(builder):
             builder.download_and_prepare(file_format="array_record")
+
+
+def find_builder(name: str, data_dir: DataDir) -> Any:
+    """TFDS's builder of a data set, whose files need not be there.
+
+    Args:
+        name: A TFDS name, such as "mnist" or "emnist/balanced".
+        data_dir: A TFDS folder, or one that holds it as `tfds/`; default is the environment
+            variable FEDJAX_SIM_DATA_DIR, and without it TFDS's own folder.
+
+    Returns:
+        A `tensorflow_datasets.core.DatasetBuilder`.
+
+    Raises:
+        ValueError: TFDS knows no such data set.
+    """
+    import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        return tfds.builder(name, data_dir=_tfds_folder(name, data_dir))
+    except ValueError as error:
+        raise ValueError(
+            f"name='tfds:{name}' is no data set of TFDS ({_first_line(error)}); its names are "
+            "listed at https://www.tensorflow.org/datasets/catalog"
+        ) from error
+
+
+def prepared_builder(name: str, data_dir: DataDir) -> Any:
+    """TFDS's builder of a data set whose files are there, downloaded where no folder is given.
+
+    Args:
+        name: As `find_builder` takes it.
+        data_dir: As `find_builder` takes it; a folder that is given is never written to.
+
+    Raises:
+        ValueError: TFDS knows no such data set.
+        DataNotFoundError: It is not in the folder, or cannot be downloaded.
+    """
+    builder = find_builder(name, data_dir)
+    # Asked first: as_data_source on a missing folder starts a download and hangs without network.
+    if builder.is_prepared():
+        return builder
+    if given_folder(data_dir) is not None:
+        raise tfds_not_ready(builder, name, "no such data set there")
+    try:
+        download_dataset(name)
+    except Exception as error:
+        raise tfds_not_ready(builder, name, error) from error
+    return find_builder(name, None)
+
+
+def tfds_not_ready(builder: Any, name: str, reason: object) -> DataNotFoundError:
+    """The error of a data set that cannot be read, with the command that downloads it."""
+    folder = builder.data_path.parents[builder.info.full_name.count("/")]
+    command = f"from fedjax_sim.data import download_dataset as d; d('{name}', '{folder}')"
+    return DataNotFoundError(
+        f"data set {name!r} is not ready in {folder} ({_first_line(reason)}); with internet run:"
+        f' python -c "{command}", or point FEDJAX_SIM_DATA_DIR at a TFDS folder that has it'
+    )
+
+
+def _first_line(reason: object) -> str:
+    return next(iter(str(reason).strip().splitlines()), "") or type(reason).__name__
+
+
+def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:
+    """The TFDS folder that argument or environment mean; None where neither is given."""
+    root = given_folder(data_dir)
+    if root is None:
+        return None
+    return root / "tfds" if not (root / name).is_dir() and (root / "tfds").is_dir() else root

@@ -1,0 +1,172 @@
+"""In-hospital mortality in the eICU database, one client for each hospital."""
+
+import csv
+import gzip
+from functools import reduce
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.data.dataset import Dataset, from_arrays
+from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
+
+MEASURED = (
+    "urine", "wbc", "temperature", "respiratoryrate", "sodium", "heartrate", "meanbp", "ph",
+    "hematocrit", "creatinine", "albumin", "pao2", "pco2", "bun", "glucose", "bilirubin", "fio2",
+    "eyes", "motor", "verbal",
+)  # fmt: skip
+COUNTS = ("bedcount", "visitnumber")
+TREATMENT = ("intubated", "vent", "dialysis", "meds")
+HISTORY = (
+    "gender", "thrombolytics", "aids", "hepaticfailure", "lymphoma", "metastaticcancer",
+    "leukemia", "immunosuppression", "cirrhosis", "electivesurgery", "activetx", "readmit", "ima",
+    "midur", "oobventday1", "oobintubday1", "diabetes",
+)  # fmt: skip
+SOURCES = range(1, 9)  # codes of admitsource
+
+STAY, AGE, HOSPITAL, OUTCOME = "patientunitstayid", "age", "hospitalid", "actualhospitalmortality"
+CATEGORIES = ("admitdiagnosis", "admitsource")
+TABLES = {
+    "patient": (STAY, AGE, HOSPITAL),
+    "apacheApsVar": (STAY, *MEASURED, *TREATMENT),
+    "apachePredVar": (STAY, *COUNTS, *HISTORY, *CATEGORIES),
+    "apachePatientResult": (STAY, OUTCOME),
+}
+SOURCE = "the tables come from PhysioNet, see https://eicu-crd.mit.edu"
+Columns = dict[str, NDArray[Any]]
+
+
+def eicu(
+    data_dir: DataDir = None, *, min_admissions: int = 100, max_mortality: float = 0.2
+) -> Dataset:
+    """In-hospital mortality from the variables of the APACHE predictions, by hospital.
+
+    A sample is a unit stay with an APACHE result and a known age. Hospitals are kept that have more
+    than `min_admissions` of them and a mortality of at most `max_mortality` (RADFed: 164 hospitals,
+    901 stays on average).
+
+    Inputs are 52 columns of the tables apacheApsVar and apachePredVar: age and 22 measurements
+    and counts, which are `numeric`; 21 of 0 or 1; the source of admission as 8 of 0 or 1. Age
+    "> 89" is 90. A missing value is -1, the tables' own code, in columns of 0 or 1 too. Left out
+    are the outcomes (diedinhospital, dischargelocation), repeated and constant columns, and
+    ejectfx, graftcount and amilocation, which only few diagnoses have. The admission diagnosis has
+    hundreds of codes and is a feature, not an input.
+
+    Nothing is cached: access to the full database is by agreement, and its data stay in its folder.
+
+    Args:
+        data_dir: A folder with `patient`, `apacheApsVar`, `apachePredVar` and
+            `apachePatientResult`, each .csv or .csv.gz as PhysioNet gives them, or with these in
+            `eicu/`; default is the environment variable FEDJAX_SIM_DATA_DIR.
+        min_admissions: Hospitals with this many stays or fewer are left out.
+        max_mortality: Hospitals above this share of deaths are left out.
+
+    Returns:
+        Inputs float32 [n, 52]; class 1 is death; clients are hospitals by their number; `features`
+        has "admitdiagnosis" and "admitsource". The test set is a random fifth of each class.
+
+    Raises:
+        DataNotFoundError: A table is missing.
+        ValueError: No hospital is kept.
+
+    References:
+        Pollard et al., Scientific Data 5, 2018; RADFed, §IV-B.
+    """
+    return _load("eicu", data_dir, min_admissions, max_mortality)
+
+
+def eicu_demo(data_dir: DataDir = None, *, min_admissions: int = 10) -> Dataset:
+    """The open demo of eICU in the data folder's `eicu_demo/`, as `eicu` reads the full database.
+
+    Its largest hospital has 18 stays with a result, so that more than 10 are enough here.
+    """
+    return _load("eicu_demo", data_dir, min_admissions, 0.2)
+
+
+def _load(name: str, data_dir: DataDir, min_admissions: int, max_mortality: float) -> Dataset:
+    stays = _stays(name, data_dir)
+    died, hospital = stays[OUTCOME] == "EXPIRED", stays[HOSPITAL].astype(np.int64)
+    _, where, sizes = np.unique(hospital, return_inverse=True, return_counts=True)
+    mortality = np.bincount(where, weights=died) / sizes
+    kept = ((sizes > min_admissions) & (mortality <= max_mortality))[where]
+    if not kept.any():
+        raise ValueError(
+            f"min_admissions={min_admissions}, max_mortality={max_mortality} leave no hospital; "
+            f"the largest of {len(sizes)} has {sizes.max(initial=0)} admissions with a result"
+        )
+    x, numeric = _inputs(stays)
+    return from_arrays(
+        name,
+        x[kept],
+        died[kept].astype(np.int32),
+        client=hospital[kept],
+        features={key: stays[key][kept].astype(str) for key in CATEGORIES},
+        numeric=numeric,
+        class_names=("alive", "expired"),
+    )
+
+
+def _inputs(stays: Columns) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """All columns of x, and which of them are numeric."""
+    columns = [np.where(stays[AGE] == "> 89", "90", stays[AGE]).astype(np.float32)]
+    columns += [stays[key].astype(np.float32) for key in (*MEASURED, *COUNTS, *TREATMENT, *HISTORY)]
+    columns += [stays["admitsource"] == str(code) for code in SOURCES]
+    numeric = np.arange(len(columns)) < 1 + len(MEASURED) + len(COUNTS)
+    return np.stack(columns, axis=1).astype(np.float32), numeric
+
+
+def _stays(name: str, data_dir: DataDir) -> Columns:
+    """The columns of all tables as texts, for the stays that all have; "-1" where missing."""
+    folder = _folder(name, data_dir)
+    tables = [_read(name, folder, table) for table in TABLES]
+    # A stay has two results, of APACHE IV and IVa, with one outcome.
+    firsts = [np.unique(t[STAY].astype(np.int64), return_index=True) for t in tables]
+    common = reduce(np.intersect1d, [ids for ids, _ in firsts])
+    joined: Columns = {}
+    for table, (ids, rows) in zip(tables, firsts, strict=True):
+        chosen = rows[np.searchsorted(ids, common)]
+        joined |= {key: values[chosen] for key, values in table.items()}
+    known = (joined[AGE] != "-1") & np.isin(joined[OUTCOME].astype(str), ("ALIVE", "EXPIRED"))
+    return {key: values[known] for key, values in joined.items()}
+
+
+def _folder(name: str, data_dir: DataDir) -> Path:
+    """The folder of the tables: the data folder itself, or the one of this name in it."""
+    folder = given_folder(data_dir)
+    if folder is None:
+        raise DataNotFoundError(
+            f"data set {name!r} is read from csv tables and no folder is given: set "
+            f"FEDJAX_SIM_DATA_DIR to the folder that has them; {SOURCE}"
+        )
+    return folder if _file(folder, "patient") else folder / name
+
+
+def _file(folder: Path, table: str) -> Path | None:
+    files = (folder / f"{table}{ending}" for ending in (".csv", ".csv.gz"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _read(name: str, folder: Path, table: str) -> Columns:
+    """The wanted columns of a table as texts, "-1" where empty."""
+    file = _file(folder, table)
+    if file is None:
+        raise DataNotFoundError(
+            f"data set {name!r} is not ready in {folder} (no file {table}.csv or {table}.csv.gz); "
+            f"{SOURCE}"
+        )
+    open_text = gzip.open if file.suffix == ".gz" else open
+    with open_text(file, "rt", encoding="utf-8", newline="") as text:
+        rows = csv.reader(text)
+        header = next(rows, [])
+        missing = [key for key in TABLES[table] if key not in header]
+        if missing:
+            raise ValueError(f"{file} has no column {', '.join(missing)}")
+        places = [header.index(key) for key in TABLES[table]]
+        # Interned: of millions of values only thousands differ.
+        values = [[intern(row[i] or "-1") for i in places] for row in rows]
+    return dict(
+        zip(TABLES[table], np.array(values, object).reshape(-1, len(places)).T, strict=True)
+    )

@@ -1,0 +1,90 @@
+"""Evaluation sets: samples that are scored, client by client, a ragged list for each run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.base import Array
+from fedjax_sim.partition.table import Partition
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """Pooled samples and a ragged (CSR) list of those that are scored.
+
+    Made by :func:`eval_set`. Runs that are scored on different clients (folds) share ``x`` and
+    ``y``, with each other and with :class:`fedjax_sim.base.ClientData`, and differ in integers.
+
+    Attributes:
+        x: ``[n_total, *feature]``.
+        y: ``int32[n_total]``, class labels.
+        index: ``int32[n]`` or ``int32[R, n]``, rows of ``x`` grouped by client. What lies behind
+          ``start[-1]`` is padding: it is never counted.
+        start: ``int32[K + 1]`` or ``int32[R, K + 1]``; client k owns
+          ``index[start[k]:start[k + 1]]``. A client without samples has no score.
+    """
+
+    x: Array
+    y: Array
+    index: Array
+    start: Array
+
+    @property
+    def clients(self) -> int:
+        """K; of a run with fewer clients than others the last ones are empty."""
+        return self.start.shape[-1] - 1
+
+
+def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None = None) -> EvalSet:
+    """Samples to score: all of them as one set, or those of a partition's clients.
+
+    Args:
+        x: ``[n_total, *feature]``; the dtype is kept.
+        y: ``int[n_total]``, class labels.
+        partitions: which client owns which samples, for all runs or one for each of R runs, which
+          may differ in samples and clients; None: all samples, of nobody in particular.
+
+    Returns:
+        NumPy-backed. Give the same ``x`` and ``y`` to :func:`fedjax_sim.client_data`: the devices
+        then hold them once.
+
+    Raises:
+        ValueError: if x and y differ in length, a set is empty, or a row is out of range.
+
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+        >>> folds = [partition_from_lists([[0, 1], [2]]), partition_from_lists([[3, 4, 5, 0]])]
+        >>> two = eval_set(x, y, folds)
+        >>> two.index.tolist(), two.start.tolist()
+        ([[0, 1, 2, 0], [0, 3, 4, 5]], [[0, 2, 3], [0, 4, 4]])
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
+    if partitions is None:
+        whole = np.arange(len(y), dtype=np.int32)
+        partitions = Partition(whole, np.array([0, len(y)], np.int32))
+    single = isinstance(partitions, Partition)
+    many = [partitions] if isinstance(partitions, Partition) else list(partitions)
+    for p in many:
+        if not len(p.index):
+            raise ValueError("an evaluation set needs at least one sample")
+        outside = p.index[(p.index < 0) | (p.index >= len(y))]
+        if len(outside):
+            raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {len(y) - 1}")
+    most, ends = max(len(p.index) for p in many), max(len(p.start) for p in many)
+    index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in many])
+    start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in many])
+    first: Any = 0 if single else slice(None)
+    return EvalSet(
+        x=np.asarray(x),  # type: ignore[arg-type]
+        y=np.asarray(y, np.int32),  # type: ignore[arg-type]
+        index=index[first].astype(np.int32),
+        start=start[first].astype(np.int32),
+    )

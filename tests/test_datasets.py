@@ -1,0 +1,625 @@
+"""Data sets of text, tables and any arrays: known counts, closed forms, independent recounts."""
+
+import csv
+import gzip
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.datasets
+import tensorflow_datasets as tfds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_sim import bench
+from fedjax_sim.config import DEFAULTS, parse
+from fedjax_sim.data import (
+    DATASETS,
+    DataNotFoundError,
+    Dataset,
+    covertype,
+    download_dataset,
+    eicu,
+    from_arrays,
+    load_dataset,
+    parse_dataset,
+    pooled,
+    shakespeare,
+    synthetic,
+    tiny_shakespeare,
+)
+from fedjax_sim.models import logistic
+from fedjax_sim.partition import emd, label_table, partition_from_lists
+
+
+@pytest.fixture
+def no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDJAX_SIM_DATA_DIR", raising=False)
+
+
+def sizes(data: Dataset) -> np.ndarray:
+    """Samples of each natural client, both parts together."""
+    return np.bincount(np.concatenate([data.train_client, data.test_client]))
+
+
+# Any arrays
+
+
+@settings(max_examples=50, deadline=None)
+@given(labels=st.lists(st.integers(0, 4), min_size=3, max_size=60), given_test=st.booleans())
+def test_from_arrays_keeps_samples_together(labels: list[int], given_test: bool) -> None:
+    n = np.arange(len(labels))
+    test = n % 3 == 1 if given_test else None
+    city = np.array(["Gent", "Aalst", "Brugge"])[n % 3]
+    features = {"shape": 10 * (n % 2), "city": city}
+    x = np.stack([n, n**2], axis=1)
+    data = from_arrays("mine", x, labels, test=test, client=city, features=features)
+    rows = [data.train_x[:, 0].astype(int), data.test_x[:, 0].astype(int)]
+    assert all(np.all(np.diff(part) > 0) for part in rows)
+    assert sorted(np.concatenate(rows)) == list(n)
+    if given_test:
+        assert np.array_equal(rows[1], n[test])
+    else:
+        held_out = np.bincount(np.array(labels)[rows[1]], minlength=5)
+        assert np.array_equal(held_out, np.rint(np.bincount(labels, minlength=5) / 5))
+    assert data.client_names == tuple(sorted(set(city)))
+    for i, y, client, coded in (
+        (rows[0], data.train_y, data.train_client, data.features),
+        (rows[1], data.test_y, data.test_client, data.test_features),
+    ):
+        assert np.array_equal(y, np.array(labels)[i])
+        assert [data.client_names[c] for c in client] == list(city[i])
+        assert np.array_equal(coded["shape"], i % 2)
+        assert np.array_equal(coded["city"], client)
+        assert all(values.dtype == np.int32 for values in (y, client, *coded.values()))
+
+
+def test_from_arrays_scales_numeric_columns_only() -> None:
+    x = np.random.default_rng(0).normal(5, 3, (200, 4))
+    x[:, 2] = 7
+    y = np.arange(200) % 2
+    numeric = np.array([True, False, True, False])
+    data = from_arrays("mine", x, y, numeric=numeric)
+    np.testing.assert_allclose(data.mean, [data.train_x[:, 0].mean(), 0, 7, 0], rtol=1e-5)
+    np.testing.assert_allclose(data.std, [data.train_x[:, 0].std(), 1, 1, 1], rtol=1e-5)
+    assert data.train_x.dtype == data.mean.dtype == data.std.dtype == np.float32
+    tokens = from_arrays("mine", x.astype(int), y, scale=False)
+    assert (tokens.mean, tokens.std, tokens.train_x.dtype) == (None, None, np.int32)
+    images = from_arrays("mine", np.arange(200 * 12, dtype=np.uint8).reshape(-1, 2, 2, 3), y)
+    assert images.train_x.dtype == np.uint8
+    np.testing.assert_allclose(images.mean, images.train_x.mean((0, 1, 2)), rtol=1e-6)
+
+
+X, Y = np.zeros((4, 2)), np.array([0, 1, 1, 0])
+BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "flat x": ({"x": np.zeros(4)}, "x must be numbers"),
+    "no x": ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "x must be numbers"),
+    "text x": ({"x": np.full((4, 2), "a")}, "x must be numbers"),
+    "nan": ({"x": np.full((4, 2), np.nan)}, "x has NaN"),
+    "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
+    "float y": ({"y": Y / 2}, "y must be integers"),
+    "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),
+    "large y": ({"y": Y + 1, "classes": 2}, "y must be in 0 … 1, got 1 … 2"),
+    "test as integers": ({"test": Y}, r"test must be bool \[4\]"),
+    "all test": ({"test": Y >= 0}, "test must leave"),
+    "client": ({"client": [1, 2]}, r"client must have shape \[4\], got \[2\]"),
+    "feature": ({"features": {"soil": [1]}}, "soil must have shape"),
+    "numeric": ({"numeric": [True]}, r"numeric must be bool \[2\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARRAYS)
+def test_from_arrays_names_the_bad_argument(case: str) -> None:
+    arguments, message = BAD_ARRAYS[case]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        from_arrays("mine", **({"x": X, "y": Y} | arguments))
+
+
+def test_pooled_has_all_samples_and_no_test_set() -> None:
+    n = np.arange(40)
+    x = np.stack([n, n % 2], axis=1)
+    numeric = np.array([True, False])
+    data = pooled(
+        from_arrays("mine", x, n % 4, client=n % 5, features={"f": n % 8}, numeric=numeric)
+    )
+    i = data.train_x[:, 0].astype(int)
+    assert sorted(i) == list(n)
+    assert np.array_equal(data.train_y, i % 4)
+    assert np.array_equal(data.train_client, i % 5)
+    assert np.array_equal(data.features["f"], i % 8)
+    assert len(data.test_x) == len(data.test_y) == len(data.test_client) == 0
+    assert len(data.test_features["f"]) == 0
+    np.testing.assert_allclose(data.mean, [n.mean(), 0])
+    np.testing.assert_allclose(data.std, [n.std(), 1], rtol=1e-6)
+    digits = load_dataset("digits")
+    assert pooled(digits).train_client is None
+    assert pooled(digits).train_x.shape == (1797, 8, 8, 1)
+
+
+# Names
+
+
+def test_every_data_set_has_defaults() -> None:
+    assert set(DEFAULTS) == {*DATASETS, "synthetic", "tfds"}
+
+
+def test_text_forms() -> None:
+    assert parse_dataset("mnist")[0] == "mnist"
+    assert parse_dataset("tfds:emnist/balanced")[0] == "tfds"
+    key, load = parse_dataset("synthetic( 1,2e-1 )")
+    assert (key, load(None).name) == ("synthetic", "synthetic(1, 0.2)")
+    assert np.array_equal(load(None).train_x, synthetic(1, 0.2).train_x)
+    assert load_dataset("synthetic(iid)").name == "synthetic(iid)"
+    assert parse(["--dataset", "synthetic(0.5, 0.5)"]).model == DEFAULTS["synthetic"].model
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["minst", "synthetic", "synthetic()", "synthetic(1)", "synthetic(a, b)", "tfds:", "TFDS"],
+)
+def test_an_unknown_name_lists_all_forms(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a data set") as caught:
+        parse(["--dataset", text])
+    for form in (*DATASETS, "--dataset", "synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME"):
+        assert form in str(caught.value)
+
+
+def test_inputs_without_statistics_reach_the_model_as_they_are() -> None:
+    data = synthetic(0, 0)
+    model, plain = bench.load_model("logistic", data), logistic((60,), 10)
+    weights = plain.init(jax.random.key(0))
+    x = jnp.asarray(data.test_x[:5])
+    expected = plain.apply(weights, x, train=False)[0]
+    assert np.array_equal(model.apply(weights, x, train=False)[0], expected)
+
+
+# Shakespeare
+
+
+def write_plays(folder: Path, rows: Sequence[tuple[str, str, str]]) -> Path:
+    file = folder / "shakespeare" / "plays_by_role.csv.gz"
+    file.parent.mkdir(parents=True)
+    with gzip.open(file, "wt", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([("play", "role", "text"), *rows])
+    return folder
+
+
+def windows(data: Dataset, client: int) -> tuple[list[str], list[str]]:
+    """What the training and test samples of a client say, their 81 characters each."""
+    parts = []
+    for x, y, owner in (
+        (data.train_x, data.train_y, data.train_client),
+        (data.test_x, data.test_y, data.test_client),
+    ):
+        samples = np.concatenate([x, y[:, None]], axis=1)[owner == client]
+        parts.append(["".join(data.class_names[t] for t in sample) for sample in samples])
+    return parts[0], parts[1]
+
+
+def test_windows_of_roles(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = {("Hamlet", "KING"): 181, ("Lear", "KING"): 85, ("Lear", "FOOL"): 81}
+    said = {role: "".join(rng.choice(list("abcd é—"), n)) for role, n in lengths.items()}
+    said["Lear", "MUTE"] = "z" * 79  # with the space between its lines one too short for a sample
+    rows = [(*role, text[i : i + 40]) for i in (0, 40) for role, text in said.items()]
+    rows += [(*role, text[80:]) for role, text in said.items() if text[80:]]  # spoken in turns
+    data = shakespeare(write_plays(tmp_path, rows), roles=None)
+    assert data.client_names == ("Hamlet: KING", "Lear: KING", "Lear: FOOL")
+    assert set(data.class_names) == set("abcd é—z")
+    assert data.classes == 8
+    assert (data.train_x.dtype, data.mean, data.std) == (np.uint8, None, None)
+    for client, (role, n) in enumerate(lengths.items()):
+        text = " ".join([said[role][:40], said[role][40:80], said[role][80:]])
+        samples = n + 2 - 80
+        train, test = windows(data, client)
+        assert train + test == [text[i : i + 81] for i in range(samples)]
+        assert len(test) == samples // 5
+    with pytest.raises(ValueError, match="roles=4 must be in 1 to 3, or None"):
+        shakespeare(tmp_path, roles=4)
+
+
+def test_roles_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    rows = [("Lear", f"ROLE {i}", chr(97 + i) * 90) for i in range(20)]
+    folder = write_plays(tmp_path, rows)
+    subset, again, other = (shakespeare(folder, roles=5, seed=s) for s in (3, 3, 4))
+    assert subset.client_names == again.client_names != other.client_names
+    assert len(subset.client_names) == 5
+    whole = shakespeare(folder, roles=None)
+    assert subset.class_names == whole.class_names  # one alphabet whatever is drawn
+    for client, name in enumerate(subset.client_names):
+        assert windows(subset, client) == windows(whole, whole.client_names.index(name))
+
+
+def test_the_role_table(data_dir: str) -> None:
+    whole = shakespeare(data_dir, roles=None)
+    assert len(whole.client_names) == 1153
+    assert len(whole.train_x) + len(whole.test_x) == 4_121_980
+    counts = sizes(whole)
+    assert (round(counts.mean()), np.median(counts), whole.classes) == (3575, 1079, 93)
+    longest = whole.client_names[int(counts.argmax())]
+    assert "hamlet" in longest.lower()
+    papers = shakespeare(data_dir)
+    assert len(papers.client_names) == 143
+    assert papers.train_x.nbytes < 60e6
+
+
+def test_tiny_shakespeare(data_dir: str) -> None:
+    data = tiny_shakespeare(data_dir)
+    raw = (Path(data_dir) / "shakespeare" / "tinyshakespeare.txt").read_text()
+    said: dict[str, list[str]] = defaultdict(list)
+    role, empty = "", True
+    for line in raw.split("\n"):  # line by line: what follows an empty line is a name
+        if line and empty:
+            role = line[:-1]
+        elif line:
+            said[role].append(line)
+        empty = not line
+    assert len(said) == 299
+    texts = {name: " ".join(lines) for name, lines in said.items()}
+    expected = {name: len(text) - 80 for name, text in texts.items() if len(text) > 80}
+    assert dict(zip(data.client_names, sizes(data), strict=True)) == expected
+    client = data.client_names.index("ROMEO")
+    train, test = windows(data, client)
+    assert "".join([*(w[0] for w in train + test), test[-1][1:]]) == texts["ROMEO"]
+
+
+# Covertype
+
+
+def test_covertype_of_the_first_rows(data_dir: str) -> None:
+    data = covertype(data_dir)
+    assert data.name == "covertype (first 20,000 rows)"
+    assert len(data.train_x) + len(data.test_x) == 8964
+    both = np.concatenate([data.train_y, data.test_y])
+    assert np.bincount(both).tolist() == [2942, 6022]
+    assert np.bincount(data.test_y).tolist() == [588, 1204]
+    assert data.class_names == ("spruce/fir", "lodgepole pine")
+    check_cover_columns(data)
+
+
+def check_cover_columns(data: Dataset) -> None:
+    assert data.train_x.shape[1] == 54
+    assert np.flatnonzero(data.numeric).tolist() == list(range(10))
+    assert np.array_equal(data.mean[10:], np.zeros(44))
+    assert np.array_equal(data.std[10:], np.ones(44))
+    np.testing.assert_allclose(data.mean[:10], data.train_x[:, :10].mean(0, float), rtol=1e-6)
+    areas, soils = data.train_x[:, 10:14], data.train_x[:, 14:]
+    assert np.array_equal(areas.sum(axis=1), np.ones(len(areas)))
+    # Equal categories have equal columns, and the other way round.
+    for block, feature in ((areas, "wilderness"), (soils, "soil")):
+        pairs = set(zip(block.argmax(axis=1), data.features[feature], strict=True))
+        assert len(pairs) == len(set(data.features[feature])) == data.features[feature].max() + 1
+
+
+@pytest.mark.usefixtures("no_folder")
+def test_covertype_of_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    kind = rng.integers(1, 8, 700)
+    hot = [np.eye(4)[rng.integers(0, 4, 700)], np.eye(40)[rng.integers(0, 40, 700)]]
+    x = np.concatenate([rng.normal(2000, 300, (700, 10)), *hot], axis=1)
+    asked = []
+
+    def fetch(*, download_if_missing: bool, return_X_y: bool) -> Any:  # noqa: N803
+        asked.append(download_if_missing)
+        return x, kind
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_covtype", fetch)
+    data = covertype()
+    assert data.name == "covertype"
+    counts = np.bincount(np.concatenate([data.train_y, data.test_y]))
+    assert counts.tolist() == [np.sum(kind == 1), np.sum(kind == 2)]
+    check_cover_columns(data)
+    covertype(tmp_path)
+    assert asked == [True, False]  # no download into, or beside, a folder that was given
+
+
+def test_covertype_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path / "empty"))
+    with pytest.raises(DataNotFoundError, match=r"fetch_covtype as f; f\(\).*covtype\.20k\.data"):
+        covertype(tmp_path)
+
+
+# eICU
+
+OUTCOMES = {"diedinhospital", "dischargelocation"}
+
+
+def demo_rows(data_dir: str, table: str) -> Iterator[dict[str, str]]:
+    file = Path(data_dir) / "eicu_demo" / f"{table}.csv.gz"
+    with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
+        yield from csv.DictReader(text)
+
+
+def test_the_eicu_demo(data_dir: str) -> None:
+    stays = {r["patientunitstayid"]: r for r in demo_rows(data_dir, "patient") if r["age"]}
+    died = {
+        r["patientunitstayid"]: r["actualhospitalmortality"] == "EXPIRED"
+        for r in demo_rows(data_dir, "apachePatientResult")
+        if r["patientunitstayid"] in stays
+    }
+    assert len(died) == 1835  # of 1,838 with a result, three have no age
+    hospitals: dict[str, list[bool]] = defaultdict(list)
+    for stay, dead in died.items():
+        hospitals[stays[stay]["hospitalid"]].append(dead)
+    kept = {
+        name: deaths
+        for name, deaths in hospitals.items()
+        if len(deaths) > 10 and sum(deaths) <= 0.2 * len(deaths)
+    }
+    data = load_dataset("eicu_demo", data_dir)
+    assert dict(zip(data.client_names, sizes(data), strict=True)) == {
+        name: len(deaths) for name, deaths in kept.items()
+    }
+    y = np.concatenate([data.train_y, data.test_y])
+    assert y.sum() == sum(map(sum, kept.values()))
+    assert data.train_x.shape[1] == len(data.numeric) == 52
+    assert set(np.unique(data.train_x[:, ~data.numeric])) <= {-1, 0, 1}
+    unknown = sum(r["ph"] == "-1" for r in demo_rows(data_dir, "apacheApsVar"))
+    assert 0 < np.sum(pooled(data).train_x[:, 8] == -1) <= unknown
+    everyone = eicu(Path(data_dir) / "eicu_demo", min_admissions=0, max_mortality=1)
+    assert sizes(everyone).sum() == 1835
+    ages = Counter(stays[stay]["age"] for stay in died)
+    assert np.sum(pooled(everyone).train_x[:, 0] == 90) == ages["> 89"]
+
+
+def write_eicu(folder: Path, **changed: Any) -> Path:
+    """Tables of 12 stays in hospitals 7 and 40 (6 each); `changed` are values of the last stay."""
+    from fedjax_sim.data.eicu import TABLES
+
+    folder.mkdir(parents=True)
+    for table, columns in TABLES.items():
+        names = [*columns, *(OUTCOMES if table == "apachePredVar" else ())]
+        with (folder / f"{table}.csv").open("w", newline="") as text:
+            rows = csv.writer(text)
+            rows.writerow(names)
+            for stay in range(12):
+                row = dict.fromkeys(names, 0) | {
+                    "patientunitstayid": 100 + stay,
+                    "age": 50,
+                    "hospitalid": 40 if stay % 2 else 7,
+                    "actualhospitalmortality": "EXPIRED" if stay == 1 else "ALIVE",
+                    "admitdiagnosis": "CHF",
+                }
+                rows.writerow([(row | changed if stay == 11 else row)[name] for name in names])
+    return folder
+
+
+def last_stay(folder: Path, **options: Any) -> np.ndarray:
+    data = pooled(eicu(folder, **{"min_admissions": 0, **options}))
+    (row,) = data.train_x[data.train_x[:, 0] != 50]
+    return row
+
+
+def test_eicu_variables(tmp_path: Path) -> None:
+    known = last_stay(write_eicu(tmp_path / "known", age="> 89", ph=7.1, meds=1, admitsource=3))
+    assert known[0] == 90
+    assert np.flatnonzero(known).tolist() == [0, 8, 26, 46]
+    assert known[8] == np.float32(7.1)
+    missing = dict.fromkeys(("ph", "meds", "admitsource", "heartrate"), -1)
+    filled = last_stay(write_eicu(tmp_path / "filled", age=88, **missing))
+    assert np.flatnonzero(filled).tolist() == [0, 6, 8, 26]
+    assert filled[[0, 6, 8, 26]].tolist() == [88, -1, -1, -1]
+    empty = last_stay(write_eicu(tmp_path / "empty", age=88, **dict.fromkeys(missing, "")))
+    assert np.array_equal(empty, filled)
+    outcomes = dict.fromkeys(OUTCOMES, 1)
+    leaked = last_stay(write_eicu(tmp_path / "leaked", age=88, **missing, **outcomes))
+    assert np.array_equal(leaked, filled)  # the outcome is no input
+
+
+def test_eicu_hospitals(tmp_path: Path) -> None:
+    folder = write_eicu(tmp_path / "eicu", age="")
+    everyone = eicu(tmp_path, min_admissions=0)
+    assert everyone.client_names == ("7", "40")  # in the order of their numbers
+    assert sizes(everyone).tolist() == [6, 5]
+    assert pooled(everyone).train_y.sum() == 1
+    assert eicu(tmp_path, min_admissions=5).client_names == ("7",)
+    assert eicu(folder, min_admissions=0, max_mortality=0.19).client_names == ("7",)
+    with pytest.raises(ValueError, match=r"min_admissions=100.*largest of 2 has 6 admissions"):
+        load_dataset("eicu", tmp_path)
+
+
+def test_eicu_tables_that_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=r"no file patient\.csv or patient\.csv\.gz"):
+        load_dataset("eicu", tmp_path)
+    folder = write_eicu(tmp_path / "eicu")
+    (folder / "apachePredVar.csv").rename(folder / "apachepredvar.txt")
+    with pytest.raises(DataNotFoundError, match=r"no file apachePredVar\.csv"):
+        load_dataset("eicu", folder)
+    (folder / "apachePredVar.csv").write_text("patientunitstayid,gender\n1,0\n")
+    with pytest.raises(ValueError, match=r"apachePredVar\.csv has no column bedcount, visit"):
+        load_dataset("eicu", folder)
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "eicu", "eicu_demo"])
+@pytest.mark.usefixtures("no_folder")
+def test_data_that_only_the_user_has(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match=f"^data set '{name}'.*FEDJAX_SIM_DATA_DIR"):
+        load_dataset(name)
+    with pytest.raises(DataNotFoundError, match=rf"^data set '{name}' is not ready in {tmp_path}"):
+        load_dataset(name, tmp_path)
+
+
+# Synthetic(α, β)
+
+
+def test_synthetic_inputs_follow_their_law() -> None:
+    """Device means have variance β² + 1/60 along the diagonal; inside, column j has j^-1.2."""
+    data = pooled(synthetic(0, 2, clients=400, seed=1))
+    x, owner = data.train_x.astype(float), data.train_client
+    counts = np.bincount(owner)
+    means = np.stack([np.bincount(owner, x[:, j]) / counts for j in range(60)], axis=1)
+    np.testing.assert_allclose(means.mean(axis=1).var(), 4 + 1 / 60, rtol=0.2)
+    inside = (x - means[owner]).var(axis=0) * len(x) / (len(x) - 400)
+    np.testing.assert_allclose(inside, np.arange(1, 61) ** -1.2, rtol=0.05)
+    logs = np.log(counts - 49.5)
+    assert counts.min() >= 50
+    np.testing.assert_allclose([np.median(logs), logs.std()], [4, 2], rtol=0.12)
+
+
+def test_synthetic_skew() -> None:
+    def skew(data: Dataset) -> tuple[float, float]:
+        """EMD of the labels, and the spread of the devices' mean inputs."""
+        whole = pooled(data)
+        lists = [np.flatnonzero(whole.train_client == k) for k in range(30)]
+        table = label_table(whole.train_y, partition_from_lists(lists), 10)
+        means = np.stack([whole.train_x[own].mean(axis=0) for own in lists])
+        return emd(table), float(means.std(axis=0).mean())
+
+    (even, close), (skewed, far), (_, farthest) = map(
+        skew, (synthetic(iid=True), synthetic(0, 0), synthetic(0, 3))
+    )
+    assert even < 0.2 < 0.8 < skewed
+    assert close < 0.1 < far < 0.5 * farthest
+    plain, shifted = synthetic(0, 1), synthetic(5, 1)
+    assert np.array_equal(plain.train_x, shifted.train_x)
+    assert np.mean(plain.train_y == shifted.train_y) > 0.999  # α shifts all scores alike
+
+
+def test_synthetic_devices_are_learnable_alone() -> None:
+    """One device's labels are a linear function of its inputs, and not of another device's."""
+    data = synthetic(0, 0)
+    largest, second = np.argsort(-np.bincount(data.train_client))[:2]
+    x, y = data.train_x, data.train_y
+    own = data.train_client == largest
+    solver = sklearn.linear_model.LogisticRegression(C=1e4, max_iter=200)
+    solver.fit(x[own], y[own])
+    test = data.test_client == largest
+    assert solver.score(data.test_x[test], data.test_y[test]) > 0.9
+    assert solver.score(x[data.train_client == second], y[data.train_client == second]) < 0.5
+
+
+def test_synthetic_split_and_seed() -> None:
+    data, again, other = (synthetic(1, 1, clients=7, seed=s) for s in (2, 2, 3))
+    assert np.array_equal(data.train_x, again.train_x)
+    assert not np.array_equal(data.train_x[:50], other.train_x[:50])
+    assert data.classes == 10
+    train, test = np.bincount(data.train_client), np.bincount(data.test_client)
+    assert np.array_equal(test, -(-(train + test) // 10))
+    assert np.array_equal(sizes(synthetic(0, 9, clients=7, seed=2)), train + test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": -1}, "alpha=-1 must be 0 or more"),
+        ({"beta": np.nan}, "beta=nan must be 0 or more"),
+        ({"clients": 0}, "clients=0 must be 1 or more"),
+        ({"alpha": 1, "iid": True}, "alpha=1 must be 0 where iid=True"),
+    ],
+)
+def test_synthetic_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        synthetic(**arguments)
+
+
+# Any data set of TFDS
+
+
+class Pictures(tfds.core.GeneratorBasedBuilder):
+    """Builders of made-up pictures, as TFDS registers them: by their class's name."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    SKIP_REGISTERING = True
+    SHAPE: tuple[int | None, ...] = (4, 5, 3)
+    SPLITS: tuple[str, ...] = ("train",)
+    KEYS: tuple[str, str] | None = ("image", "label")
+
+    def _info(self) -> Any:
+        label = tfds.features.ClassLabel(names=["cat", "dog", "eel"])
+        image = tfds.features.Image(shape=self.SHAPE)
+        features = tfds.features.FeaturesDict({"image": image, "label": label})
+        return tfds.core.DatasetInfo(
+            builder=self, features=features, supervised_keys=self.KEYS, homepage="none"
+        )
+
+    def _split_generators(self, dl_manager: Any) -> Any:
+        return {name: self._generate_examples(name) for name in self.SPLITS}
+
+    def _generate_examples(self, name: str) -> Any:
+        rng = np.random.default_rng(len(name))
+        for i in range(30):
+            yield i, {"image": rng.integers(0, 256, (4, 5, 3), np.uint8), "label": i % 2}
+
+
+class TrainOnlyPictures(Pictures):
+    """One split."""
+
+
+class ValidatedPictures(Pictures):
+    """Two splits, none of them called test."""
+
+    SPLITS = ("train", "validation")
+
+
+class UnevenPictures(Pictures):
+    """Pictures of any size."""
+
+    SHAPE = (None, None, 3)
+
+
+class UnsupervisedPictures(Pictures):
+    """Pictures without a target."""
+
+    KEYS = None
+
+
+class TestOnlyPictures(Pictures):
+    """No training split."""
+
+    __test__ = False
+    SPLITS = ("test",)
+
+
+def test_a_tfds_set_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
+    for name in ("train_only_pictures", "validated_pictures", "test_only_pictures"):
+        download_dataset(name, tmp_path)
+    data = load_dataset("tfds:train_only_pictures", tmp_path)
+    assert (data.name, data.classes) == ("tfds:train_only_pictures", 3)
+    assert data.class_names == ("cat", "dog", "eel")
+    assert np.bincount(data.train_y).tolist() == [12, 12]
+    assert data.test_x.shape == (6, 4, 5, 3)
+    data = load_dataset("tfds:validated_pictures", tmp_path)
+    assert len(data.train_x) == len(data.test_x) == 30
+    wanted = [x["image"] for _, x in ValidatedPictures._generate_examples(None, "validation")]
+    assert sorted(map(bytes, data.test_x)) == sorted(map(bytes, wanted))
+    with pytest.raises(ValueError, match="'tfds:test_only_pictures' has no split 'train', only te"):
+        load_dataset("tfds:test_only_pictures", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_set", "is no data set of TFDS"),
+        ("mnist/no_such_config", "is no data set of TFDS"),
+        ("uneven_pictures", r"shape \(None, None, 3\).*use from_arrays"),
+        ("unsupervised_pictures", r"supervised keys are None; allowed are \('image', 'label'\)"),
+        ("tiny_shakespeare", "is not image classification"),
+    ],
+)
+def test_a_tfds_set_of_another_kind(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^name='tfds:{name}' .*{message}"):
+        load_dataset(f"tfds:{name}", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tiny_shakespeare_downloads_without_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TFDS's own builder on a made-up text instead of the network."""
+    text = "".join(f"{name}:\n{chr(97 + i) * 70}\nand more\n\n" for i, name in enumerate("ABBA"))
+    (tmp_path / "input.txt").write_text(text)
+    monkeypatch.setattr(
+        tfds.download.DownloadManager, "download", lambda *_: str(tmp_path / "input.txt")
+    )
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
+    download_dataset("tiny_shakespeare", tmp_path / "out")
+    data = load_dataset("tiny_shakespeare", tmp_path / "out")
+    assert data.client_names == ("A", "B")
+    assert sizes(data).tolist() == [2 * 79 + 1 - 80] * 2
