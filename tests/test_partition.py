@@ -350,7 +350,7 @@ def test_parse_sampler(text: str, key: str, name: str) -> None:
     [
         *("", "iid iid", "iid(3)", "lll(2, 1)", "ll", "ll(2)", "ll(2.5, 1)", "ll(2, 1/0)"),
         *("ll(2, x)", "ll(2,,1)", "ll(2, 1, 1, 1)", "emd(1.4", "dirichlet", "dirichlet()"),
-        "dirichlet(1, 2)",
+        "dirichlet(1, 2, 3)",
     ],
 )
 def test_parse_sampler_lists_the_forms(text: str) -> None:

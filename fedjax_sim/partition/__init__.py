@@ -1,10 +1,27 @@
-"""Partitions of a data set over clients: samplers, measures of skew, pictures."""
+"""Partitions of a data set over clients: samplers, measures of skew, reports and pictures."""
 
 from fedjax_sim.partition.dirichlet import dirichlet_over_classes, dirichlet_over_clients
-from fedjax_sim.partition.draw import draw_partition
-from fedjax_sim.partition.limit_label import limit_label, limit_label_emd, ll_settings
-from fedjax_sim.partition.measures import c_score, client_emds, emd
-from fedjax_sim.partition.samplers import SAMPLERS, iid, parse_sampler
+from fedjax_sim.partition.draw import draw_partition, draw_skew
+from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings, q_setting
+from fedjax_sim.partition.limit_label import limit_label, limit_label_emd
+from fedjax_sim.partition.limit_label_q import limit_label_q, q_sampler
+from fedjax_sim.partition.matched import matched_dirichlet
+from fedjax_sim.partition.measures import (
+    SizeStatistics,
+    c_score,
+    client_emds,
+    client_jsds,
+    client_kls,
+    emd,
+    jsd,
+    kl,
+    size_statistics,
+)
+from fedjax_sim.partition.natural import natural
+from fedjax_sim.partition.quantity import iid, quantity_skew
+from fedjax_sim.partition.report import SkewReport, skew_report
+from fedjax_sim.partition.robin_hood import robin_hood
+from fedjax_sim.partition.samplers import SAMPLERS, Sample, expected_emd, parse_sampler
 from fedjax_sim.partition.table import (
     Partition,
     label_table,
@@ -18,21 +35,41 @@ from fedjax_sim.partition.table import (
 __all__ = [
     "SAMPLERS",
     "Partition",
+    "Sample",
+    "SizeStatistics",
+    "SkewReport",
     "c_score",
     "client_emds",
+    "client_jsds",
+    "client_kls",
+    "dirichlet_alpha",
     "dirichlet_over_classes",
     "dirichlet_over_clients",
     "draw_partition",
+    "draw_skew",
     "emd",
+    "expected_emd",
     "iid",
+    "jsd",
+    "kl",
     "label_table",
     "limit_label",
     "limit_label_emd",
+    "limit_label_q",
+    "ll_q_settings",
     "ll_settings",
     "load_partition",
+    "matched_dirichlet",
+    "natural",
     "parse_sampler",
     "partition_from_lists",
     "partition_hash",
+    "q_sampler",
+    "q_setting",
+    "quantity_skew",
+    "robin_hood",
     "save_partition",
+    "size_statistics",
+    "skew_report",
     "validate_partition",
 ]

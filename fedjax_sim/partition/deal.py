@@ -51,6 +51,22 @@ def check_arguments(
     return y.astype(np.int64), counts.astype(np.int64), np.random.default_rng(seed)
 
 
+def check_multiple(clients: int, classes: int) -> None:
+    """Check that the clients make as many equal groups as there are classes.
+
+    >>> check_multiple(25, 10)
+    Traceback (most recent call last):
+    ValueError: clients=25 must be a multiple of 10, the number of classes: use 20 or 30
+    """
+    if clients % classes:
+        below = clients // classes * classes
+        nearby = " or ".join(str(k) for k in (below, below + classes) if k)
+        raise ValueError(
+            f"clients={clients} must be a multiple of {classes}, the number of classes: "
+            f"use {nearby}"
+        )
+
+
 def deal(
     y: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator, name: str
 ) -> Partition:
@@ -78,6 +94,26 @@ def deal(
     # A stable sort by owner leaves the positions of each client in ascending order.
     index = np.argsort(owner, kind="stable")
     return Partition(index.astype(np.int32), start.astype(np.int32), name)
+
+
+def fill_empty(table: NDArray[np.int64]) -> None:
+    """Move a sample of the largest client to each that has none, in place.
+
+    With as many samples as clients or more, the largest has two whenever another has none.
+
+    Args:
+        table: Samples per client and class, int64 [K, M].
+
+    >>> table = np.array([[2, 3], [0, 0]])
+    >>> fill_empty(table)
+    >>> table.tolist()
+    [[2, 2], [0, 1]]
+    """
+    for empty in np.flatnonzero(~table.any(axis=1)):
+        giver = table.sum(axis=1).argmax()
+        label = table[giver].argmax()
+        table[giver, label] -= 1
+        table[empty, label] += 1
 
 
 def even_sizes(samples: int, clients: int) -> NDArray[np.int64]:

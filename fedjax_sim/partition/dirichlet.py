@@ -5,32 +5,44 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.partition.deal import check_arguments, deal, even_sizes
+from fedjax_sim.partition.deal import check_arguments, check_integer, deal, even_sizes, fill_empty
 from fedjax_sim.partition.table import Partition
 
 REDRAWS = 100
 
 
 def dirichlet_over_clients(
-    labels: ArrayLike, clients: int, *, alpha: float, seed: int
+    labels: ArrayLike,
+    clients: int,
+    *,
+    alpha: float,
+    min_size: int = 1,
+    balanced: bool = False,
+    seed: int,
 ) -> Partition:
     """Spread every class over the clients by p_y ~ Dir_K(alpha): skewed labels *and* sizes.
 
     Client k gets the share p_{y,k} of the samples of class y, rounded so that each class adds up.
-    Nothing is balanced. Only a client left with no sample at all makes the shares be drawn anew, up
-    to 100 times; then single samples move from the largest clients to the empty ones.
+    Nothing is balanced unless asked for. A client with less than min_size samples makes all shares
+    be drawn anew, up to 100 times. After that a min_size of 1 is met by single samples that move
+    from the largest clients to the empty ones; a larger one is refused.
 
     Args:
         labels: int [n].
         clients: Number of clients K.
         alpha: Concentration, positive; smaller is more skewed.
+        min_size: Least samples of a client, 1 or more.
+        balanced: Deal the classes one after another, and leave a client that holds n/K samples or
+            more out of the next. The sizes get closer, and the labels are no longer Dir(alpha):
+            the same alpha is another skew. (Li et al. and many libraries do this unasked.)
         seed: Of the shares and of the deal.
 
     Returns:
         The partition; every sample is used once, and no client is empty.
 
     Raises:
-        ValueError: alpha is not positive and finite, or clients exceeds the number of samples.
+        ValueError: alpha is not positive and finite, clients exceeds the number of samples, or no
+            draw reached min_size; the message says which one can be had.
 
     References:
         Li et al., "Federated Learning on Non-IID Data Silos"; Cornelis (thesis), §3.2.3.
@@ -40,20 +52,30 @@ def dirichlet_over_clients(
     ('dirichlet(0.5)', 4, np.int64(100))
     """
     y, counts, rng = check_arguments(labels, clients, seed)
-    _check_alpha(alpha)
+    check_alpha(alpha)
+    if not 1 <= check_integer("min_size", min_size) <= y.size // clients:
+        raise ValueError(
+            f"min_size={min_size} must be in 1 to {y.size // clients} for {clients} clients, as "
+            f"there are {y.size} samples"
+        )
+    draw = _balanced_table if balanced else _table
+    reached = 0
     for _ in range(REDRAWS):
-        shares = np.stack([_dirichlet(rng, alpha, clients) for _ in counts])
-        ends = np.rint(np.cumsum(shares, axis=1) * counts[:, None]).astype(np.int64)
-        ends[:, -1] = counts
-        table = np.diff(ends, axis=1, prepend=0).T
-        if table.any(axis=1).all():
+        table = draw(counts, clients, alpha, rng)
+        reached = max(reached, int(table.sum(axis=1).min()))
+        if reached >= min_size:
             break
-    for empty in np.flatnonzero(~table.any(axis=1)):
-        giver = table.sum(axis=1).argmax()
-        label = table[giver].argmax()
-        table[giver, label] -= 1
-        table[empty, label] += 1
-    return deal(y, table, rng, f"dirichlet({alpha:g})")
+    if reached < min_size:
+        if min_size > 1:
+            raise ValueError(
+                f"min_size={min_size} was not reached in {REDRAWS} draws of alpha={alpha:g} for "
+                f"{clients} clients; with this seed use min_size of at most {max(reached, 1)}, or "
+                "use fewer clients or a larger alpha"
+            )
+        fill_empty(table)
+    options = f", {min_size}" if balanced or min_size > 1 else ""
+    options += ", balanced" if balanced else ""
+    return deal(y, table, rng, f"dirichlet({alpha:g}{options})")
 
 
 def dirichlet_over_classes(
@@ -87,11 +109,11 @@ def dirichlet_over_classes(
     ('dirichlet_classes(0.5)', [25, 25, 25, 25])
     """
     y, counts, rng = check_arguments(labels, clients, seed)
-    _check_alpha(alpha)
+    check_alpha(alpha)
     stock = counts.copy()
     table = np.zeros((clients, counts.size), np.int64)
     for row, size in zip(table, even_sizes(y.size, clients), strict=True):
-        q = _dirichlet(rng, alpha, counts.size)
+        q = draw_dirichlet(rng, alpha, counts.size)
         need = int(size)
         while need:  # each pass fills the client or empties a class: at most M passes
             q = _renormalise(q, stock > 0, alpha, rng)
@@ -103,12 +125,13 @@ def dirichlet_over_classes(
     return deal(y, rng.permutation(table), rng, f"dirichlet_classes({alpha:g})")
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
+    """Check a concentration parameter."""
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha={alpha} must be positive and finite")
 
 
-def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> NDArray[np.float64]:
+def draw_dirichlet(rng: np.random.Generator, alpha: float, size: int) -> NDArray[np.float64]:
     """One draw of Dir(alpha), or its limit where the floating-point draw fails."""
     p = rng.dirichlet(np.full(size, alpha))
     if np.isfinite(p).all() and abs(p.sum() - 1) < 1e-6:
@@ -117,15 +140,43 @@ def _dirichlet(rng: np.random.Generator, alpha: float, size: int) -> NDArray[np.
     return np.full(size, 1 / size) if alpha > 1 else np.eye(size)[rng.integers(size)]
 
 
+def split_by_shares(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers in these proportions that add up, int64 [K]; each is off by 1 at most."""
+    ends = np.rint(np.cumsum(shares) * total).astype(np.int64)
+    ends[-1] = total
+    return np.diff(ends, prepend=0)
+
+
+def _table(
+    counts: NDArray[np.int64], clients: int, alpha: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Every class by its own Dir_K(alpha), int64 [K, M]."""
+    columns = [split_by_shares(int(n), draw_dirichlet(rng, alpha, clients)) for n in counts]
+    return np.stack(columns, axis=1)
+
+
+def _balanced_table(
+    counts: NDArray[np.int64], clients: int, alpha: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """The same, where a client that holds its even part gets nothing of the next class."""
+    table = np.zeros((clients, counts.size), np.int64)
+    for label, total in enumerate(counts):
+        # Somebody is below n/K as long as a class is left to deal.
+        below = table.sum(axis=1) * clients < counts.sum()
+        shares = _renormalise(draw_dirichlet(rng, alpha, clients), below, alpha, rng)
+        table[:, label] = split_by_shares(int(total), shares)
+    return table
+
+
 def _renormalise(
     q: NDArray[np.float64], left: NDArray[np.bool_], alpha: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The mix q restricted to the classes that are left, float64 [M]."""
+    """The mix q restricted to the parts that are left, float64 like q."""
     kept: NDArray[np.float64] = np.where(left, q, 0.0)
     total = float(kept.sum())
     if total > 1e-200:
         return kept / total
-    # All mass was on classes that ran out. A renormalised part of a Dirichlet vector is Dirichlet
+    # All mass was on parts that are out. A renormalised part of a Dirichlet vector is Dirichlet
     # and independent of the mass outside it: a fresh draw has the law that underflow destroyed.
-    kept[left] = _dirichlet(rng, alpha, int(left.sum()))
+    kept[left] = draw_dirichlet(rng, alpha, int(left.sum()))
     return kept

@@ -1,4 +1,4 @@
-"""The limit-label sampler ll(t, f), and its settings for a target EMD."""
+"""The limit-label sampler ll(t, f), by its settings or by a target EMD."""
 
 import math
 from dataclasses import replace
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.partition.deal import check_arguments, check_integer, deal
+from fedjax_sim.partition.expected import ll_settings
 from fedjax_sim.partition.table import Partition
 
 
@@ -54,7 +55,7 @@ def limit_label(
     y, counts, rng = check_arguments(labels, clients, seed)
     t = check_integer("labels_per_client", labels_per_client)
     check_integer("min_per_class", min_per_class)
-    _check_design(clients, t, counts.size)
+    check_design(clients, t, counts.size, counts.size)
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction={fraction} must be in 0 to 1")
     least = int(counts.min())
@@ -66,7 +67,7 @@ def limit_label(
     owned = np.minimum(
         np.rint(fraction * counts).astype(np.int64), counts - min_per_class * clients
     )
-    owns = _owners(clients, t, counts.size, rng)
+    owns = draw_owners(clients, t, counts.size, rng)
     table = np.zeros((clients, counts.size), np.int64)
     # Owners first: everybody's shares can level what they leave uneven, not the other way round.
     for amount, who in ((owned, owns), (counts - owned, np.ones_like(owns))):
@@ -87,22 +88,23 @@ def limit_label(
     return deal(y, table, rng, f"ll({t}, {fraction:.6g})")
 
 
-def _check_design(clients: int, t: int, classes: int) -> None:
-    """Check that every label can have exactly Kt/M owners."""
-    if not 1 <= t <= classes:
-        raise ValueError(f"labels_per_client={t} must be in 1 to {classes}, the number of classes")
+def check_design(clients: int, t: int, classes: int, most: int) -> None:
+    """Check that t is in 1 … most, and that every label can have exactly Kt/M owners."""
+    if not 1 <= t <= most:
+        raise ValueError(f"labels_per_client={t} must be in 1 to {most} with {classes} classes")
     block = classes // math.gcd(t, classes)
     if clients % block:
         nearby = [k for k in (clients // block * block, (clients // block + 1) * block) if k]
         step = classes // math.gcd(clients, classes)
+        choices = list(range(step, most + 1, step))
         raise ValueError(
             f"clients={clients}, labels_per_client={t}: {clients}·{t} is not divisible by "
-            f"{classes} classes; with t={t} use {' or '.join(map(str, nearby))} clients, or with "
-            f"{clients} clients use t in {list(range(step, classes + 1, step))}"
+            f"{classes} classes; with t={t} use {' or '.join(map(str, nearby))} clients"
+            + (f", or with {clients} clients use t in {choices}" if choices else "")
         )
 
 
-def _owners(clients: int, t: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+def draw_owners(clients: int, t: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Who owns what, bool [K, M]: t per row and Kt/M per column.
 
     A block of lcm(t, M)/t clients takes turns, t labels each, through one random order of the
@@ -114,48 +116,6 @@ def _owners(clients: int, t: int, classes: int, rng: np.random.Generator) -> NDA
         turns = np.resize(rng.permutation(classes), (block, t))
         owns[np.arange(first, first + block)[:, None], turns] = True
     return rng.permutation(owns)
-
-
-def ll_settings(emd: float, classes: int, clients: int | None = None) -> list[tuple[int, float]]:
-    """All settings (t, f) of the limit-label sampler with a given EMD on balanced labels.
-
-    Solves EMD = 2f - 2tf/M: f = EMD·M / (2M - 2t) for every t < M with 0 < f ≤ 1.
-
-    Args:
-        emd: Target, in 0 < EMD ≤ 2 - 2/M.
-        classes: Number of classes M.
-        clients: Number of clients K; if given, only t with Kt divisible by M.
-
-    Returns:
-        The settings, t ascending; at least one.
-
-    Raises:
-        ValueError: No setting reaches that EMD; the message says what can be reached.
-
-    References:
-        Cornelis (thesis), §3.3 and table 4.3 (which prints 0.86 for 7/8).
-
-    >>> [(t, round(f, 4)) for t, f in ll_settings(1.4, 10)]
-    [(1, 0.7778), (2, 0.875), (3, 1.0)]
-    """
-    if classes < 2:
-        raise ValueError(f"classes={classes} must be 2 or more")
-    step = 1 if clients is None else classes // math.gcd(clients, classes)
-    if step == classes:
-        raise ValueError(
-            f"clients={clients} shares no factor with classes={classes}, so no ll(t, f) has skew; "
-            f"use a multiple of {classes}"
-        )
-    largest = 2 - 2 * step / classes
-    if not 0 < emd <= largest + 1e-9:
-        limit = "" if clients is None else f" for {clients} clients"
-        raise ValueError(
-            f"emd={emd} is out of reach of ll(t, f) with {classes} classes{limit}: "
-            f"allowed 0 < emd <= {largest:g} (for 0 use iid)"
-        )
-    choices = [(t, emd * classes / (2 * (classes - t))) for t in range(step, classes, step)]
-    # The margin takes 1.0000000000000002 for the 1 that it is.
-    return [(t, min(f, 1.0)) for t, f in choices if f <= 1 + 1e-9]
 
 
 def limit_label_emd(labels: ArrayLike, clients: int, *, emd: float, seed: int) -> Partition:
@@ -185,6 +145,8 @@ def limit_label_emd(labels: ArrayLike, clients: int, *, emd: float, seed: int) -
     ['emd(1.4): ll(1, 0.777778)', 'emd(1.4): ll(2, 0.875)', 'emd(1.4): ll(3, 1)']
     """
     _, counts, _ = check_arguments(labels, clients, seed)
+    if counts.size < 2:
+        raise ValueError(f"labels hold 1 class; emd={emd} needs 2 or more")
     settings = ll_settings(emd, counts.size, clients)
     t, f = settings[seed % len(settings)]
     partition = limit_label(

@@ -1,0 +1,121 @@
+"""Flags of the commands, made from the signature and the docstring of a function."""
+
+import argparse
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Container, Iterable
+from typing import Any, Literal, NoReturn
+
+PLAIN = (int, float, bool, str)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ValueErrors of one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises it."""
+        raise ValueError(message.removeprefix("argument "))
+
+
+def flag(name: str) -> str:
+    """The flag of a parameter.
+
+    >>> flag("redistribution_rounds")
+    '--redistribution-rounds'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def flagged(error: Exception, names: Iterable[str]) -> ValueError:
+    """The error, with the parameter that it begins with called by its flag.
+
+    >>> flagged(ValueError("clients must be at least 1, got 0"), ["clients"])
+    ValueError('--clients must be at least 1, got 0')
+    """
+    message = str(error)
+    subject = next((name for name in names if re.match(rf"{name}\b", message)), None)
+    return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
+
+
+def keywords(
+    function: Callable[..., Any], without: Container[str] = ()
+) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a function, their annotations as types.
+
+    >>> from fedjax_sim.algorithms import radfed
+    >>> list(keywords(radfed, without=("clients_per_round", "execution")).values())
+    [<Parameter "redistribution_rounds: int = 5">]
+    """
+    hints = typing.get_type_hints(function)
+    return {
+        p.name: p.replace(annotation=hints[p.name])
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.name not in without
+    }
+
+
+def kind(hint: Any) -> dict[str, Any]:
+    """What argparse must know of a parameter of this type.
+
+    >>> kind(int | None)
+    {'type': <class 'int'>, 'metavar': 'N'}
+    """
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        # A command line can give one of the members: None is for a flag left out.
+        members = [
+            h for h in typing.get_args(hint) if h in PLAIN or typing.get_origin(h) is Literal
+        ]
+        (hint,) = members if len(members) == 1 else (hint,)
+    if typing.get_origin(hint) is Literal:
+        return {"choices": typing.get_args(hint)}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if hint in PLAIN:
+        return {"type": hint, "metavar": "N" if hint is int else "X"}
+    raise TypeError(f"a parameter of type {hint} cannot be a flag: use int, float, bool or Literal")
+
+
+def documented(function: Callable[..., Any]) -> dict[str, str]:
+    """The entries of a docstring's "Args", by name.
+
+    >>> from fedjax_sim.algorithms import radfed
+    >>> documented(radfed)["redistribution_rounds"]
+    'S; 1 is FedAvg with equal weights, bit for bit'
+    """
+    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", re.M | re.S)
+    entries = re.split(r"^ {2,4}(\w+): ", section[1], flags=re.M)[1:] if section else []
+    pairs = zip(entries[::2], entries[1::2], strict=True)
+    plain = str.maketrans({"`": None, "%": "%%"})  # argparse formats help texts with %
+    return {name: " ".join(text.split()).rstrip(".").translate(plain) for name, text in pairs}
+
+
+def number(
+    of: type[int] | type[float],
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> Callable[[str], float]:
+    """An argparse type: a finite number within limits.
+
+    >>> number(int, at_least=1)("0")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: must be a whole number at least 1, got '0'
+    """
+    limits = {"at least": at_least, "above": above, "below": below}
+    wanted = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
+
+    def convert(text: str) -> float:
+        try:
+            value = of(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value) and at_least <= value and above < value < below:
+            return value
+        noun = "a whole number" if of is int else "a number"
+        raise argparse.ArgumentTypeError(f"must be {noun} {wanted}, got {text!r}")
+
+    return convert

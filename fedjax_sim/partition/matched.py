@@ -1,0 +1,243 @@
+"""The matched Dirichlet sampler of RADFed: sizes, classes and features skewed independently."""
+
+import math
+from collections.abc import Mapping
+
+import clarabel
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+from fedjax_sim.partition.deal import check_arguments, check_integer, deal
+from fedjax_sim.partition.dirichlet import draw_dirichlet, split_by_shares
+from fedjax_sim.partition.rectangles import random_table
+from fedjax_sim.partition.rounding import round_table
+from fedjax_sim.partition.table import Partition
+
+
+def matched_dirichlet(
+    labels: ArrayLike,
+    clients: int,
+    *,
+    mu: float,
+    lam: float,
+    theta: float | Mapping[str, float] | None = None,
+    features: Mapping[str, ArrayLike] | None = None,
+    xi: float = 0.002,
+    slack: float = 0.1,
+    burn_in: int = 100_000,
+    moves: int = 500_000,
+    seed: int,
+) -> Partition:
+    """Draw sizes, class mixes and feature mixes apart from each other; share out what is closest.
+
+    Sizes n ~ Dir_K(μ), and for every client a mix of classes c_t ~ Dir(λ) and of the values of each
+    feature f_t^j ~ Dir(θ_j). With α_tu samples of configuration u (a class and a value of each
+    feature) for client t, the closest table that uses every sample once solves
+
+        min_{α >= 0} Σ_t [ Σ_k (Σ_{u with class k} α_tu - c_tk n_t)²
+                           + Σ_j Σ_i (Σ_{u with i for j} α_tu - f_ti^j n_t)² ],
+        Σ_u α_tu = n_t,   Σ_t α_tu = B_u,
+
+    the paper's (2), or (1) without features. Algorithm 3 walks from there to a random table nearby,
+    and a random rounding without bias makes it whole; sizes and configurations stay exact.
+
+    Two things are as in the authors' code and not as in the paper. A rectangle moves
+    ε ~ U(0, ξ min(a, a')), where the paper prints U(0, min(a, a', ξ)): with ξ = 0.002 samples that
+    moves nothing, and with ξ = 0.002 of all samples it wipes out the skew (MNIST-0.1 gets a C-score
+    of 0.8 for the 1.29 of Table I). And the burn-in ends 10 % above the least distance from the
+    targets, without which tables of few cells lose their skew (COVCLS: 0.35 for 0.79).
+
+    Args:
+        labels: int [n].
+        clients: Number of clients K.
+        mu: μ, concentration of the sizes, positive; every client has a sample to begin with.
+        lam: λ, concentration of the classes, positive; smaller is more skewed.
+        theta: θ, concentration of the values of all features, or one for each by name.
+        features: Categorical features by name, int [n] each; needs theta.
+        xi: ξ, largest part of the smaller cell that one move takes, in 0 < ξ <= 1.
+        slack: The burn-in ends when the root of the sum above exceeds 1 + slack times its minimum;
+            `math.inf` never ends it early.
+        burn_in: P, most moves of the burn-in. With burn_in=0 and moves=0 the QP's own solution,
+            rounded, is dealt.
+        moves: Q, moves after it, of which the best table is kept.
+        seed: Of all draws and of the deal.
+
+    Returns:
+        The partition; every sample is used once, and no client is empty.
+
+    Raises:
+        ValueError: An argument out of its range, or clients exceeds the number of samples.
+        RuntimeError: The QP solver failed; the message has its status.
+
+    References:
+        Xue, Klabjan, Luo, "Aggregation Delayed Federated Learning" (RADFed), §IV-A and algorithm 3.
+
+    >>> p = matched_dirichlet(np.arange(600) % 10, 4, mu=1.0, lam=0.1, seed=0)
+    >>> p.name, p.sizes.size, p.sizes.sum()
+    ('matched(1, 0.1)', 4, np.int64(600))
+    """
+    y, _, rng = check_arguments(labels, clients, seed)
+    thetas = _thetas(theta, features or {})
+    _check_ranges(mu, lam, thetas, xi, slack, burn_in, moves)
+    kinds = [y] + [_ranks(name, f, y.size) for name, f in (features or {}).items()]
+    configuration, configurations, counts = _configurations(kinds)
+    levels = configurations.max(axis=0) + 1
+    groups = configurations + np.cumsum(levels) - levels
+
+    sizes = 1 + split_by_shares(y.size - clients, draw_dirichlet(rng, mu, clients))
+    mixes = [
+        np.stack([draw_dirichlet(rng, alpha, int(size)) for _ in range(clients)])
+        for alpha, size in zip([lam, *thetas.values()], levels, strict=True)
+    ]
+    target = np.concatenate(mixes, axis=1) * sizes[:, None]
+    table = closest_table(sizes, counts, target, groups)
+    table = random_table(
+        table, target, groups, xi=xi, slack=slack, burn_in=burn_in, moves=moves, rng=rng
+    )
+    shown = thetas.values() if isinstance(theta, Mapping) else [theta] if thetas else []
+    name = f"matched({', '.join(f'{value:g}' for value in [mu, lam, *shown])})"
+    return deal(configuration, round_table(table, rng), rng, name)
+
+
+def closest_table(
+    sizes: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    target: NDArray[np.float64],
+    groups: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Solve (1) or (2): the table with given sums whose groups are closest to a target.
+
+        min_{α >= 0} Σ_t Σ_g (Σ_{u in g} α_tu - τ_tg)²,   Σ_u α_tu = n_t,   Σ_t α_tu = B_u
+
+    (1) has one group for each column; there the solution is unique. Under (2) several tables may be
+    equally close: an interior-point method gives one in the middle of them.
+
+    Args:
+        sizes: n, int64 [K], positive.
+        counts: B, int64 [U], positive; adds up to what sizes adds up to.
+        target: τ, float64 [K, G].
+        groups: Groups that column u belongs to, in 0 … G-1, int64 [U, F].
+
+    Returns:
+        α, float64 [K, U], 0 or more; the sums hold up to floating-point error.
+
+    Raises:
+        RuntimeError: The solver failed; the message has its status.
+
+    >>> target = np.array([[2.0, 0.0], [2.0, 0.0]])
+    >>> table = closest_table(np.array([2, 2]), np.array([3, 1]), target, np.array([[0], [1]]))
+    >>> np.round(table, 6).tolist()
+    [[1.5, 0.5], [1.5, 0.5]]
+    """
+    (clients, width), columns = target.shape, counts.size
+    cells, misfits = clients * columns, clients * width
+    unit = sizes.sum() / cells  # of a mean of 1 in a cell, so that tolerances fit every data set
+    member = sparse.coo_array(
+        (np.ones(groups.size), (groups.ravel(), np.arange(columns).repeat(groups.shape[1]))),
+        shape=(width, columns),
+    )
+    # Variables: α, then the misfits m = (sums of α) - τ, which alone have a cost. The last column's
+    # sum follows from the other sums.
+    each = sparse.eye_array(clients)
+    sums = sparse.vstack(
+        [
+            sparse.kron(each, np.ones((1, columns))),
+            sparse.kron(np.ones((1, clients)), sparse.eye_array(columns - 1, columns)),
+        ]
+    )
+    constraints = sparse.block_array(
+        [
+            [sums, None],
+            [sparse.kron(each, member), -sparse.eye_array(misfits)],
+            [-sparse.eye_array(cells), sparse.coo_array((cells, misfits))],
+        ]
+    )
+    equal = np.concatenate([sizes, counts[:-1], target.ravel()]) / unit
+    cost = sparse.diags_array(np.repeat([0.0, 1.0], [cells, misfits]))
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    solution = clarabel.DefaultSolver(
+        sparse.csc_matrix(cost),
+        np.zeros(cells + misfits),
+        sparse.csc_matrix(constraints),
+        np.concatenate([equal, np.zeros(cells)]),
+        [clarabel.ZeroConeT(equal.size), clarabel.NonnegativeConeT(cells)],
+        settings,
+    ).solve()
+    if solution.status != clarabel.SolverStatus.Solved:
+        raise RuntimeError(
+            f"no closest table for {clients} clients and {columns} columns: the QP solver Clarabel "
+            f"ended with status {solution.status}"
+        )
+    return np.maximum(np.array(solution.x[:cells]), 0.0).reshape(clients, columns) * unit
+
+
+def _thetas(
+    theta: float | Mapping[str, float] | None, features: Mapping[str, ArrayLike]
+) -> dict[str, float]:
+    """θ of every feature, in their order."""
+    if (theta is None) == bool(features):
+        raise ValueError(
+            f"theta={theta} with features {list(features)}: theta is the concentration of the "
+            "features' values, so give both, or neither for sizes and classes alone"
+        )
+    if theta is None:
+        return {}
+    if not isinstance(theta, Mapping):
+        return dict.fromkeys(features, theta)
+    if set(theta) != set(features):
+        raise ValueError(f"theta has the names {sorted(theta)}, the features {sorted(features)}")
+    return {name: theta[name] for name in features}
+
+
+def _check_ranges(
+    mu: float,
+    lam: float,
+    thetas: Mapping[str, float],
+    xi: float,
+    slack: float,
+    burn_in: int,
+    moves: int,
+) -> None:
+    named = {f"theta of feature {name!r}": value for name, value in thetas.items()}
+    for name, value in {"mu": mu, "lam": lam, **named}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value} must be positive and finite")
+    if not 0 < xi <= 1:
+        raise ValueError(f"xi={xi} must be in 0 < xi <= 1: it is a part of a cell")
+    if not slack >= 0:
+        raise ValueError(f"slack={slack} must be 0 or more")
+    for name, value in {"burn_in": burn_in, "moves": moves}.items():
+        if check_integer(name, value) < 0:
+            raise ValueError(f"{name}={value} must be 0 or more")
+
+
+def _ranks(name: str, feature: ArrayLike, samples: int) -> NDArray[np.int64]:
+    """The values of a feature as ranks among those that occur, int64 [n]."""
+    values = np.asarray(feature)
+    if values.shape != (samples,) or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(
+            f"features[{name!r}] must be int [{samples}], got {values.dtype} {list(values.shape)}"
+        )
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _configurations(
+    kinds: list[NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The different rows of some columns of ranks.
+
+    Args:
+        kinds: F columns, int64 [n] each.
+
+    Returns:
+        Row of every sample among the different ones, int64 [n]; the different rows, int64 [U, F];
+        samples of each, int64 [U].
+    """
+    rank = kinds[0]
+    for column in kinds[1:]:
+        # One column at a time: np.unique over rows takes ten times as long.
+        rank = np.unique(rank * (column.max() + 1) + column, return_inverse=True)[1]
+    _, first, counts = np.unique(rank, return_index=True, return_counts=True)
+    return rank, np.stack(kinds, axis=1)[first], counts

@@ -1,0 +1,136 @@
+"""What a partition looks like in numbers: for the terminal and as JSON."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedjax_sim.partition.measures import (
+    c_score,
+    client_emds,
+    client_jsds,
+    client_kls,
+    emd,
+    jsd,
+    kl,
+    size_statistics,
+)
+from fedjax_sim.partition.samplers import expected_emd
+from fedjax_sim.partition.table import Partition, label_table, partition_hash
+
+
+@dataclass(frozen=True, eq=False)
+class SkewReport:
+    """A partition's skew; `draw_partition` and `draw_skew` draw the tables of such reports.
+
+    Attributes:
+        name: The partition's.
+        hash: Its `partition_hash`.
+        table: Samples per client and class, int64 [N, M].
+        expected_emd: EMD of the sampler's formula, for balanced classes and many samples; None if
+            there is none.
+    """
+
+    name: str
+    hash: str
+    table: NDArray[np.int64]
+    expected_emd: float | None
+
+    def text(self) -> str:
+        """An aligned table: each measure pooled (by n_k), and its spread over the clients."""
+        sizes = size_statistics(self.table.sum(axis=1))
+        clients, classes = self.table.shape
+        total = int(self.table.sum())
+        rows = [
+            ("EMD", emd(self.table), client_emds(self.table), ",.3f"),
+            ("KL [nats]", kl(self.table), client_kls(self.table), ",.3f"),
+            ("JSD [nats]", jsd(self.table), client_jsds(self.table), ",.3f"),
+            ("samples", total, self.table.sum(axis=1), ",.0f"),
+            ("classes", (self.table.sum(axis=0) > 0).sum(), (self.table > 0).sum(axis=1), ",.0f"),
+        ]
+        columns = ("mean", "std", "min", "median", "max")
+        lines = [
+            f"{self.name or 'partition'}: {total:,} samples of {classes} classes at {clients:,} "
+            f"clients, sha256 {self.hash[:12]}",
+            f"{'':12}{'pooled':>9}" + "".join(f"{column:>9}" for column in columns),
+        ]
+        for name, pooled, values, form in rows:
+            # A mean or a standard deviation of counts is no count.
+            part = form.replace(".0f", ".1f")
+            cells = [
+                format(pooled, form),
+                format(values.mean(), part),
+                format(values.std(), part),
+                *(format(f(values), form) for f in (np.min, np.median, np.max)),
+            ]
+            lines.append(f"{name:12}" + "".join(f"{cell:>9}" for cell in cells))
+        score = c_score(self.table)
+        lines.append(f"C-score {score:.3f} (the mean EMD), Gini of the sizes {sizes.gini:.3f}")
+        if self.expected_emd is not None:
+            lines.append(
+                f"expected EMD {self.expected_emd:.3f} for balanced classes and many samples"
+            )
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, ready for `json.dumps`; `per_client` has lists of N."""
+        clients, classes = self.table.shape
+        return {
+            "name": self.name,
+            "hash": self.hash,
+            "clients": clients,
+            "classes": classes,
+            "samples": int(self.table.sum()),
+            "expected_emd": self.expected_emd,
+            "emd": emd(self.table),
+            "c_score": c_score(self.table),
+            "kl": kl(self.table),
+            "jsd": jsd(self.table),
+            "sizes": size_statistics(self.table.sum(axis=1))._asdict(),
+            "per_client": {
+                "emd": client_emds(self.table).tolist(),
+                "kl": client_kls(self.table).tolist(),
+                "jsd": client_jsds(self.table).tolist(),
+                "table": self.table.tolist(),
+            },
+        }
+
+
+def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewReport:
+    """Measure a partition.
+
+    Args:
+        labels: int [n], the labels of the pooled training arrays, 0 … classes - 1.
+        partition: Who holds which of them, no client empty.
+        classes: Number of classes M.
+
+    Returns:
+        The report. Its expected EMD is that of the sampler in the partition's name.
+
+    Raises:
+        ValueError: A label outside 0 … classes - 1, or clients without samples.
+
+    >>> from fedjax_sim.partition import parse_sampler
+    >>> y = np.arange(4000) % 10
+    >>> report = skew_report(y, parse_sampler("ll(2, 0.875)")[1](y, 20, 0), 10)
+    >>> print(report.text())
+    ll(2, 0.875): 4,000 samples of 10 classes at 20 clients, sha256 6ff9dfc679a1
+                   pooled     mean      std      min   median      max
+    EMD             1.401    1.401    0.008    1.380    1.400    1.410
+    KL [nats]       1.150    1.150    0.014    1.112    1.148    1.166
+    JSD [nats]      0.277    0.277    0.004    0.266    0.276    0.281
+    samples         4,000    200.0      0.0      200      200      200
+    classes            10     10.0      0.0       10       10       10
+    C-score 1.401 (the mean EMD), Gini of the sizes 0.000
+    expected EMD 1.400 for balanced classes and many samples
+    """
+    table = label_table(labels, partition, classes)
+    try:
+        # "emd(1.4): ll(2, 0.875)" is a target and what met it.
+        expected = expected_emd(
+            partition.name.partition(":")[0], int(np.count_nonzero(table.any(axis=0))), len(table)
+        )
+    except ValueError:  # a partition may have any name
+        expected = None
+    return SkewReport(partition.name, partition_hash(partition), table, expected)

@@ -1,0 +1,96 @@
+"""Rounding of a table of samples to whole numbers that keeps its row and column sums."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+DUST = 1e-9  # a part this close to a whole number is one
+
+
+def round_table(table: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Round every cell up or down at random, with row and column sums kept and no bias.
+
+    The cells that are not whole join rows and columns to a graph in which nobody has just one, as
+    the sums are whole: there is a cycle. Its cells change by +d and -d in turn, which keeps all
+    sums, until one is whole; of the two ways round, the law that keeps the mean is drawn. So
+
+        E[rounded] = table,   |rounded - table| < 1,
+
+    and a small client's classes are not lost to rounding down. Each cycle makes a cell whole: it
+    ends after at most K·U of them.
+
+    Args:
+        table: Samples of client k in column u, float64 [K, U], 0 or more; row and column sums
+            are whole numbers up to floating-point error.
+        rng: Chooses the ways.
+
+    Returns:
+        int64 [K, U], 0 or more.
+
+    References:
+        Gandhi et al., "Dependent Rounding and its Applications to Approximation Algorithms".
+
+    >>> round_table(np.array([[0.5, 1.5], [2.5, 0.5]]), np.random.default_rng(1)).tolist()
+    [[1, 1], [2, 1]]
+    """
+    whole = np.floor(table + DUST)
+    part = table - whole
+    part[part < DUST] = 0.0
+    _make_whole(rows := part.tolist(), rng)
+    return (whole + np.array(rows)).astype(np.int64)
+
+
+def _make_whole(parts: list[list[float]], rng: np.random.Generator) -> None:
+    """Turn every part into 0.0 or 1.0, in place; nodes 0 … K-1 are rows, the others columns."""
+    clients, columns = len(parts), len(parts[0])
+    near: list[list[int]] = [
+        [clients + u for u, part in enumerate(row) if part] for row in parts
+    ] + [[k for k in range(clients) if parts[k][u]] for u in range(columns)]
+
+    def cell(a: int, b: int) -> tuple[int, int]:
+        return (a, b - clients) if a < clients else (b, a - clients)
+
+    def step(node: int, back: int) -> int:
+        """A neighbour over a cell that is not whole, other than back, or -1."""
+        for place in range(len(near[node]) - 1, -1, -1):
+            k, u = cell(node, near[node][place])
+            if parts[k][u] in (0.0, 1.0):
+                del near[node][place]  # one cell at most stays behind it: O(1)
+            elif near[node][place] != back:
+                return near[node][place]
+        return -1
+
+    for start in range(clients):
+        path, place = [start], {start: 0}
+        while path:
+            node, back = path[-1], path[-2] if len(path) > 1 else -1
+            to = step(node, back)
+            if to == -1:
+                # The only cell that is left in a row or column is whole but for rounding error.
+                if back >= 0:
+                    k, u = cell(back, node)
+                    parts[k][u] = float(round(parts[k][u]))
+                del place[path.pop()]
+            elif to not in place:
+                place[to] = len(path)
+                path.append(to)
+            else:
+                cycle = path[place[to] :]
+                ends = [*cycle[1:], to]
+                _shift(parts, [cell(a, b) for a, b in zip(cycle, ends, strict=True)], rng.random())
+                for passed in cycle[1:]:
+                    del place[passed]
+                del path[place[to] + 1 :]
+
+
+def _shift(parts: list[list[float]], cycle: Sequence[tuple[int, int]], chance: float) -> None:
+    """Change the cells of a cycle by +d and -d in turn, as far as all stay in 0 to 1."""
+    values = [parts[k][u] for k, u in cycle]
+    up = min(min(1 - p for p in values[::2]), min(values[1::2]))
+    down = min(min(values[::2]), min(1 - p for p in values[1::2]))
+    change = up if chance * (up + down) < down else -down
+    for (k, u), value in zip(cycle, values, strict=True):
+        value += change
+        parts[k][u] = 0.0 if value < DUST else 1.0 if value > 1 - DUST else value
+        change = -change

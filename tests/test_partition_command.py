@@ -1,0 +1,235 @@
+"""`python -m fedjax_sim.partition`: what it prints and writes, and what it says to bad input."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_sim import bench
+from fedjax_sim.data import load_dataset, pooled
+from fedjax_sim.flags import keywords
+from fedjax_sim.partition import (
+    SAMPLERS,
+    emd,
+    label_table,
+    limit_label_emd,
+    load_partition,
+    parse_sampler,
+    partition_hash,
+)
+
+command = importlib.import_module("fedjax_sim.partition.__main__")
+BASE = ["--clients", "20"]
+# One request by flags and the same by its text form, for every sampler.
+ALIKE = {
+    "iid": ([], "iid"),
+    "ll": (["--labels-per-client", "2", "--fraction", "0.875"], "ll(2, 7/8)"),
+    "ll_q": (["--labels-per-client", "2", "--q", "0.9"], "ll_q(2, 0.9)"),
+    "q": (["--q", "0.8"], "q(0.8)"),
+    "emd": (["--emd", "1.2"], "emd(1.2)"),
+    "robin_hood": (["--emd", "1.2", "--tolerance", "0.1"], "robin_hood(1.2, 0.1)"),
+    "dirichlet": (["--alpha", "0.3", "--min-size", "2"], "dirichlet(0.3, 2)"),
+    "dirichlet_classes": (["--alpha", "0.3"], "dirichlet_classes(0.3)"),
+    "quantity": (["--alpha", "0.3"], "quantity(0.3)"),
+    "matched": (["--mu", "1", "--lam", "0.1"], "matched(1, 0.1)"),
+    "natural": (["--min-size", "60"], "natural(60)"),
+}
+
+
+def run(folder: Path, *argv: str) -> None:
+    assert command.main([*argv, "--out", str(folder)]) == 0
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_every_sampler_has_a_request_here():
+    assert ALIKE.keys() == SAMPLERS.keys()
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_flags_and_text_give_the_same_partition(name, tmp_path):
+    flags, text = ALIKE[name]
+    natural = name == "natural"
+    data = ["--dataset", "synthetic(0, 0)"] if natural else BASE
+    run(tmp_path / "flags", *data, "--sampler", name, *flags)
+    run(tmp_path / "text", *data, "--sampler", text)
+    by_flags, by_text = (load_partition(tmp_path / way / "seed0.npz") for way in ("flags", "text"))
+    assert partition_hash(by_flags) == partition_hash(by_text)
+    dataset = load_dataset("synthetic(0, 0)" if natural else "digits")
+    clients = None if natural else 20
+    library = parse_sampler(text)[1](dataset.train_y, clients, 0, groups=dataset.train_client)
+    assert partition_hash(by_flags) == partition_hash(library)
+
+
+def test_every_parameter_of_every_sampler_is_a_flag(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--help"])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for function in (*SAMPLERS.values(), command.matched_dirichlet):
+        for key in keywords(function, ("seed", "groups", "features")):
+            assert "--" + key.replace("_", "-") in text
+    assert "--q X ll_q, q: Probability in 0 … 1" in text
+    assert "dirichlet, natural: Least samples of a client, 1 or more (default: 1)" in text
+    for word in ("--pool", "--seeds", "robin_hood(target[, tolerance])", "default: emd(1.4)"):
+        assert word in text
+
+
+def test_folder_holds_partitions_report_and_pictures(tmp_path, capsys):
+    from matplotlib.image import imread
+
+    argv = ["--sampler", "dirichlet", "--alpha", "0.5", *BASE, "--seeds", "3"]
+    run(tmp_path / "run", *argv)
+    out = capsys.readouterr().out
+    found = record(tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "seed0.npz", "seed1.npz", "seed2.npz", "report.json", "clients.png", "skew.png"
+    }  # fmt: skip
+    assert (found["options"], found["clients"], found["seeds"]) == ({"alpha": 0.5}, 20, 3)
+    assert "--alpha 0.5" in found["command"]
+    y = load_dataset("digits").train_y
+    for seed, report in enumerate(found["reports"]):
+        partition = load_partition(tmp_path / "run" / f"seed{seed}.npz")
+        assert report["hash"] == partition_hash(partition)
+        assert report["hash"][:12] in out
+        table = label_table(y, partition, 10)
+        assert report["emd"] == emd(table)
+        assert report["per_client"]["table"] == table.tolist()
+        np.testing.assert_array_equal(np.sort(partition.index), np.arange(y.size))
+    assert len({report["hash"] for report in found["reports"]}) == 3
+    assert f"{np.mean([r['emd'] for r in found['reports']]):.3f}" in out
+    for name in ("clients.png", "skew.png"):
+        assert min(imread(tmp_path / "run" / name).shape[:2]) > 300
+
+
+def test_one_seed_prints_the_whole_report(tmp_path, capsys):
+    run(tmp_path / "run", "--sampler", "ll(1, 0.6)", *BASE)
+    out = capsys.readouterr().out
+    for words in ("ll(1, 0.6): 1,438 samples of 10 classes at 20 clients", "KL [nats]",
+                  "expected EMD 1.080", "digits, training samples"):  # fmt: skip
+        assert words in out
+    assert str(tmp_path / "run" / "seed0.npz") in out
+
+
+def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path):
+    run(tmp_path / "plain")
+    run(tmp_path / "target", "--emd", "1.0", *BASE)
+    y = load_dataset("digits").train_y
+    for name, clients, target in (("plain", 40, 1.4), ("target", 20, 1.0)):
+        made = load_partition(tmp_path / name / "seed0.npz")
+        assert partition_hash(made) == partition_hash(
+            limit_label_emd(y, clients, emd=target, seed=0)
+        )
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_the_bench_takes_the_file(pool, tmp_path, capsys):
+    argv = ["--sampler", "quantity", "--alpha", "1", "--clients", "6"]
+    run(tmp_path / "run", *argv, *(["--pool"] if pool else []))
+    dataset = load_dataset("digits")
+    samples = (pooled(dataset) if pool else dataset).train_y.size
+    assert record(tmp_path / "run")["reports"][0]["samples"] == samples
+    (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("train on it: "))
+    words = line.removeprefix("train on it: python -m fedjax_sim.bench ").split()
+    assert ("--split" in words) == pool
+    setup = bench.build(bench.parse([*words, "--model", "logistic", "--no-cache"]))
+    assert setup.clients == 6
+    assert sum(table.sum() for table in setup.tables[:1]) == samples
+
+
+def test_features_reach_the_sampler_if_theta_is_given(tmp_path, data_dir):
+    argv = ["--dataset", "covertype", "--data-dir", data_dir, "--clients", "5"]
+    argv += ["--sampler", "matched", "--mu", "1", "--lam", "1", "--burn-in", "0", "--moves", "0"]
+    dataset = load_dataset("covertype", data_dir)
+    for name, theta, features in (("without", None, None), ("with", 0.1, dataset.features)):
+        run(tmp_path / name, *argv, *([] if theta is None else ["--theta", str(theta)]))
+        wanted = command.matched_dirichlet(
+            dataset.train_y, 5, mu=1, lam=1, theta=theta, features=features, burn_in=0, moves=0,
+            seed=0,
+        )  # fmt: skip
+        made = load_partition(tmp_path / name / "seed0.npz")
+        assert partition_hash(made) == partition_hash(wanted)
+
+
+BAD = {
+    "unknown sampler": (["--sampler", "nope"], "--sampler='nope' is not understood"),
+    "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(t, f"),
+    "needed flag": (["--sampler", "dirichlet"], "--sampler dirichlet needs --alpha"),
+    "needed flags": (["--sampler", "matched"], "needs --mu and --lam"),
+    "other's flag": (["--sampler", "ll", "--q", "0.5"], "flags are: --labels-per-client, --fra"),
+    "other's flag, default": (["--alpha", "0.5"], "--alpha is no flag of emd"),
+    "no flags": (["--sampler", "iid", "--alpha", "1"], "flags are: none"),
+    "twice": (["--sampler", "q(0.5)", "--q", "0.6"], "--q is given twice"),
+    "range": (["--sampler", "dirichlet", "--alpha", "-1"], "--alpha=-1.0 must be positive"),
+    "text": (["--sampler", "dirichlet", "--alpha", "much"], "--alpha"),
+    "out of reach": (["--emd", "1.95"], "--emd=1.95 is out of reach"),
+    "not divisible": (["--sampler", "q(0.5)", "--clients", "15"], "--clients=15 must be a mult"),
+    "fewer samples": (["--clients", "5000"], "--clients=5000 must be in 1 to 1438"),
+    "clients": (["--clients", "0"], "--clients"),
+    "seeds": (["--seeds", "0"], "--seeds"),
+    "no groups": (["--sampler", "natural"], "needs data with a natural group"),
+    "no features": (["--sampler", "matched(1, 1, 0.1)"], "theta=0.1"),
+    "dataset": (["--dataset", "nope"], "--dataset"),
+    "data_dir": (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist"),
+    "abbreviation": (["--seed", "3"], "--seed"),
+    "unknown": (["--nope"], "--nope"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkeypatch):
+    extra, wanted = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    assert command.main([*extra, "--out", str(tmp_path / "deep" / "run")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedjax_sim.partition: error: ")
+    assert captured.err.count("\n") == 1
+    assert wanted in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_used_folder_is_not_touched(tmp_path, capsys):
+    (tmp_path / "old.txt").write_text("mine")
+    assert command.main([*BASE, "--out", str(tmp_path)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
+
+
+def test_empty_folder_is_filled(tmp_path):
+    (tmp_path / "run").mkdir()
+    run(tmp_path / "run", *BASE)
+    assert (tmp_path / "run" / "seed0.npz").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_interrupt_leaves_no_half_written_folder(tmp_path, capsys, monkeypatch):
+    def interrupted(*args):
+        assert any(tmp_path.rglob("seed0.npz"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "draw_skew", interrupted)
+    assert command.main([*BASE, "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "fedjax_sim.partition: stopped; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_folder_is_new_and_named_after_the_request(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["--sampler", "iid", "--dataset", "synthetic(1, 1)"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("synthetic_1_1-iid-")
+
+
+def test_module_runs_by_name(tmp_path):
+    argv = [sys.executable, "-m", "fedjax_sim.partition", "--sampler", "iid"]
+    argv += ["--out", str(tmp_path / "run")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("iid: 1,438 samples of 10 classes at 40 clients")
