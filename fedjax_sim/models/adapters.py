@@ -10,18 +10,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
 
 
-def from_linen(module: nn.Module, shape: Sequence[int]) -> Model:
+def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Model:
     """A flax.linen module as a model.
 
     Args:
         module: its ``__call__(x)`` may also take ``train: bool`` and ``mask: bool[B]`` (real rows)
           by name; what it does not take is not passed. Collections other than ``params`` are state.
         shape: of one input, without the batch axis.
+        dtype: of the input; tokens are integers.
 
     Returns:
         A model; dropout draws from the stream "dropout".
@@ -38,7 +39,7 @@ def from_linen(module: nn.Module, shape: Sequence[int]) -> Model:
         return {k: v for k, v in {"train": train, "mask": mask}.items() if k in takes}
 
     def init(key: Array) -> Variables:
-        x = jnp.zeros((1, *shape), jnp.float32)
+        x = jnp.zeros((1, *shape), dtype)
         tree = dict(module.init(key, x, **options(False, None)))
         return Variables(tree.pop("params", {}), tree)
 

@@ -18,8 +18,15 @@ Lowering = Literal["direct", "im2col"]
 _NHWC = ("NHWC", "HWIO", "NHWC")
 
 
-def conv(x: Array, kernel: Array, padding: Padding, lowering: Lowering | None = None) -> Array:
-    r"""Stride-1 convolution, :math:`y_{bijo} = \sum_{uvc} x_{b,i+u,j+v,c}\, k_{uvco}`.
+def conv(
+    x: Array,
+    kernel: Array,
+    padding: Padding,
+    lowering: Lowering | None = None,
+    *,
+    stride: int = 1,
+) -> Array:
+    r"""Convolution, :math:`y_{bijo} = \sum_{uvc} x_{b,si+u,sj+v,c}\, k_{uvco}` with stride s.
 
     ``direct`` is XLA's convolution with gradients that are written as convolutions in the same
     NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one
@@ -33,6 +40,7 @@ def conv(x: Array, kernel: Array, padding: Padding, lowering: Lowering | None = 
         padding: (low, high) for H and W.
         lowering: None for the backend's default: ``direct`` on CPU, ``im2col`` elsewhere (by
           others' reports on grouped convolutions, jax#13800, not by a measurement of ours).
+        stride: s, of H and W.
 
     Returns:
         ``f32[B, H', W', O]``.
@@ -43,42 +51,98 @@ def conv(x: Array, kernel: Array, padding: Padding, lowering: Lowering | None = 
     if lowering is None:
         lowering = "direct" if jax.default_backend() == "cpu" else "im2col"
     pads = tuple((int(a), int(b)) for a, b in padding)
-    return _direct(x, kernel, pads) if lowering == "direct" else _im2col(x, kernel, pads)
+    return (_direct if lowering == "direct" else _im2col)(x, kernel, pads, stride)
 
 
-def _nhwc(x: Array, kernel: Array, padding: Padding) -> Array:
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=_NHWC)
+def _nhwc(
+    x: Array,
+    kernel: Array,
+    padding: Padding,
+    stride: int = 1,
+    x_dilation: int = 1,
+    kernel_dilation: int = 1,
+) -> Array:
+    strides, spread, holes = (stride,) * 2, (x_dilation,) * 2, (kernel_dilation,) * 2
+    return jax.lax.conv_general_dilated(
+        x, kernel, strides, padding, spread, holes, dimension_numbers=_NHWC
+    )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _direct(x: Array, kernel: Array, padding: Padding) -> Array:
-    return _nhwc(x, kernel, padding)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _direct(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
+    return _nhwc(x, kernel, padding, stride)
 
 
-def _direct_fwd(x: Array, kernel: Array, padding: Padding) -> tuple[Array, tuple[Array, Array]]:
-    return _nhwc(x, kernel, padding), (x, kernel)
+def _direct_fwd(
+    x: Array, kernel: Array, padding: Padding, stride: int
+) -> tuple[Array, tuple[Array, Array]]:
+    return _nhwc(x, kernel, padding, stride), (x, kernel)
 
 
-def _direct_bwd(padding: Padding, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _direct_bwd(
+    padding: Padding, stride: int, saved: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
     x, kernel = saved
-    back = [(n - 1 - a, n - 1 - b) for n, (a, b) in zip(kernel.shape, padding, strict=False)]
-    dx = _nhwc(dy, jnp.flip(kernel, (0, 1)).swapaxes(2, 3), back)
+    back, seen = [], []
+    for n, outputs, k, (low, _) in zip(
+        x.shape[1:3], dy.shape[1:3], kernel.shape, padding, strict=False
+    ):
+        last = (outputs - 1) * stride - low  # where the last window begins
+        back.append((k - 1 - low, n - 1 - last))
+        seen.append((low, k + last - n))
+    # A stride of y is a dilation of dy in both gradients.
+    turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    dx = _nhwc(dy, turned, back, x_dilation=stride)
     # The kernel's gradient correlates x with dy over the batch: the batch plays the channels.
-    dk = _nhwc(x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3), padding)
+    dy = dy.transpose(1, 2, 0, 3)
+    dk = _nhwc(x.transpose(3, 1, 2, 0), dy, seen, kernel_dilation=stride)
     return dx, dk.transpose(1, 2, 0, 3)
 
 
 _direct.defvjp(_direct_fwd, _direct_bwd)
 
 
-def _im2col(x: Array, kernel: Array, padding: Padding) -> Array:
-    h, w, c, o = kernel.shape
+def _shifts(x: Array, size: Sequence[int], padding: Padding, stride: int) -> list[Array]:
+    """What each entry of a kernel of this size meets, row by row: ``[B, H', W', C]`` each."""
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    rows, cols = x.shape[1] - h + 1, x.shape[2] - w + 1
-    patches = jnp.concatenate(
-        [x[:, i : i + rows, j : j + cols] for i in range(h) for j in range(w)], axis=-1
-    )
+    rows, cols = (n - k + 1 for n, k in zip(x.shape[1:3], size, strict=True))
+    return [
+        x[:, i : i + rows : stride, j : j + cols : stride]
+        for i in range(size[0])
+        for j in range(size[1])
+    ]
+
+
+def _im2col(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
+    h, w, c, o = kernel.shape
+    patches = jnp.concatenate(_shifts(x, (h, w), padding, stride), axis=-1)
     return patches @ kernel.reshape(h * w * c, o)
+
+
+def depthwise(x: Array, kernel: Array, padding: Padding, *, stride: int = 1) -> Array:
+    r"""Every channel under its own kernel, :math:`y_{bijc} = \sum_{uv} x_{b,si+u,sj+v,c}\,k_{uvc}`.
+
+    Shifted multiply-adds, which XLA fuses into one loop and vmap over clients leaves as they are.
+    On CPU the grouped convolution of ``lax`` takes 43 times as long forward and 340 times with its
+    gradients (16×7×7×336, 3×3 kernels, on one core: 0.13 and 2.0 ms here, 5.6 and 680 ms there).
+
+    Args:
+        x: ``f32[B, H, W, C]``.
+        kernel: ``f32[h, w, C]``.
+        padding: (low, high) for H and W.
+        stride: s, of H and W.
+
+    Returns:
+        ``f32[B, H', W', C]``.
+
+    >>> x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2))
+    >>> depthwise(x, kernel, ((1, 1), (1, 1)), stride=2)[0, :, :, 0].tolist()
+    [[4.0, 6.0], [6.0, 9.0]]
+    """
+    h, w, c = kernel.shape
+    taps = kernel.reshape(h * w, 1, 1, 1, c)
+    met = _shifts(x, (h, w), padding, stride)
+    return functools.reduce(jnp.add, [a * k for a, k in zip(met, taps, strict=True)])
 
 
 @jax.custom_vjp
@@ -117,7 +181,7 @@ def _max_pool_bwd(saved: tuple[Array, Array], dy: Array) -> tuple[Array]:
 max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
 
 
-def _fan_in_uniform(fan_in: int) -> Any:
+def fan_in_uniform(fan_in: int) -> Any:
     """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for weights and biases."""
     bound = 1 / math.sqrt(fan_in)
 
@@ -145,7 +209,7 @@ class Dense(nn.Module):
     def __call__(self, x: Array) -> Array:
         """``[B, C]`` -> ``[B, features]``."""
         fan_in = x.shape[-1]
-        init = _fan_in_uniform(fan_in)
+        init = fan_in_uniform(fan_in)
         return nn.Dense(self.features, kernel_init=init, bias_init=init)(x)
 
 
@@ -166,7 +230,7 @@ class Conv(nn.Module):
     def __call__(self, x: Array) -> Array:
         """``[B, H, W, C]`` -> ``[B, H', W', features]``."""
         shape = (self.size, self.size, x.shape[-1], self.features)
-        init = _fan_in_uniform(math.prod(shape[:3]))
+        init = fan_in_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
         return conv(x, kernel, ((self.padding, self.padding),) * 2) + _wide(bias)
@@ -179,7 +243,12 @@ class BatchNorm(nn.Module):
               \mu = \frac{\sum_b m_b \sum_{ij} x_{bij}}{HW \sum_b m_b}
 
     Running statistics follow with weight 0.1; they hold the unbiased variance, as PyTorch's do.
+
+    Attributes:
+        epsilon: ε.
     """
+
+    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
@@ -190,7 +259,7 @@ class BatchNorm(nn.Module):
         mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
         var = self.variable("batch_stats", "var", jnp.ones, (channels,))
         if not train:
-            factor = scale * jax.lax.rsqrt(var.value + 1e-5)
+            factor = scale * jax.lax.rsqrt(var.value + self.epsilon)
             return x * _wide(factor) + _wide(bias - mean.value * factor)
         real = jnp.ones(x.shape[0], bool) if mask is None else mask
         keep = real.astype(x.dtype)[:, None, None, None]
@@ -202,7 +271,7 @@ class BatchNorm(nn.Module):
             unbiased = variance * count / jnp.maximum(count - 1, 1)
             mean.value = 0.9 * mean.value + 0.1 * mu
             var.value = 0.9 * var.value + 0.1 * unbiased
-        return centred * _wide(scale * jax.lax.rsqrt(variance + 1e-5)) + _wide(bias)
+        return centred * _wide(scale * jax.lax.rsqrt(variance + self.epsilon)) + _wide(bias)
 
 
 class Dropout(nn.Module):

@@ -85,6 +85,11 @@ def mlp(shape: Sequence[int], classes: int, widths: Sequence[int] = (200, 200)) 
     return from_linen(_Dense(tuple(widths), classes), shape)
 
 
+def ffn(shape: Sequence[int], classes: int) -> Model:
+    """Two hidden layers of 64 ReLU units: RADFed's network for Covertype, §IV-B."""
+    return mlp(shape, classes, (64, 64))
+
+
 def mnist_cnn(shape: Sequence[int], classes: int) -> Model:
     """The MNIST network of Cornelis, listing 1: 21,840 parameters, dropout."""
     return from_linen(_MnistCNN(classes), shape)

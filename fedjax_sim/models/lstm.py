@@ -1,0 +1,155 @@
+"""The recurrent network for text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, Model
+from fedjax_sim.models.adapters import from_linen
+
+_glorot = nn.initializers.glorot_uniform()
+
+
+@jax.custom_vjp
+def recurrence(inputs: Array, kernel: Array) -> Array:
+    r"""The part of an LSTM layer that runs through time.
+
+    .. math::
+        i, f, g, o &= a_t + h_{t-1} U \\
+        c_t &= \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g) \\
+        h_t &= \sigma(o) \odot \tanh(c_t), \qquad h_0 = c_0 = 0
+
+    The gradient of U is one matrix product over all steps, after the loop: differentiated as it
+    stands, every step would add to an accumulator of U's size. On one CPU core a training step of
+    10 windows of 80 tokens through :func:`lstm` runs at 340 samples/s, so differentiated at 190,
+    with flax's ``OptimizedLSTMCell`` at 205; unrolling the loop gained nothing.
+
+    Args:
+        inputs: a, ``f32[T, B, 4 H]``: the inputs' projections and the bias, of all steps at once.
+        kernel: U, ``f32[H, 4 H]``.
+
+    Returns:
+        h, ``f32[T, B, H]``.
+
+    Source: Hochreiter & Schmidhuber 1997; Gers et al. 2000 (f).
+
+    >>> recurrence(jnp.zeros((5, 2, 12)), jnp.ones((3, 12))).shape
+    (5, 2, 3)
+    """
+    return _recurrence_fwd(inputs, kernel)[0]
+
+
+def _recurrence_fwd(inputs: Array, kernel: Array) -> tuple[Array, Any]:
+    def step(carry: tuple[Array, Array], a: Array) -> tuple[tuple[Array, Array], Any]:
+        h, c = carry
+        i, f, g, o = jnp.split(a + h @ kernel, 4, axis=-1)
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        c = f * c + i * g
+        h = o * jnp.tanh(c)
+        return (h, c), (h, c, (i, f, g, o))
+
+    zeros = jnp.zeros((inputs.shape[1], kernel.shape[0]), inputs.dtype)
+    _, (h, c, gates) = jax.lax.scan(step, (zeros, zeros), inputs)
+    return h, (kernel, h, c, gates)
+
+
+def _recurrence_bwd(saved: Any, dh: Array) -> tuple[Array, Array]:
+    kernel, h, c, gates = saved
+    back = kernel.T  # once: inside the loop XLA would transpose it anew at every step
+
+    def step(carry: tuple[Array, Array], at: Any) -> tuple[tuple[Array, Array], Array]:
+        (dh_next, dc_next), (dh, c, c_before, (i, f, g, o)) = carry, at
+        dh, tanh_c = dh + dh_next, jnp.tanh(c)
+        dc = dc_next + dh * o * (1 - tanh_c**2)
+        da = jnp.concatenate(
+            [
+                dc * g * i * (1 - i),
+                dc * c_before * f * (1 - f),
+                dc * i * (1 - g**2),
+                dh * tanh_c * o * (1 - o),
+            ],
+            axis=-1,
+        )
+        return (da @ back, dc * f), da
+
+    def before(states: Array) -> Array:
+        return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+
+    zeros = jnp.zeros_like(c[0])
+    _, da = jax.lax.scan(step, (zeros, zeros), (dh, c, before(c), gates), reverse=True)
+    units = kernel.shape[0]
+    return da, before(h).reshape(-1, units).T @ da.reshape(-1, 4 * units)
+
+
+recurrence.defvjp(_recurrence_fwd, _recurrence_bwd)
+
+
+class _Layer(nn.Module):
+    units: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """``[T, B, C]`` -> ``[T, B, units]``."""
+        inputs = x.shape[-1]
+
+        def forget_gates_open(key: Array) -> Array:
+            del key
+            return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), self.units)
+
+        # One kernel for both, as it decides the scale of the initialisation.
+        kernel = self.param("kernel", _glorot, (inputs + self.units, 4 * self.units))
+        bias = self.param("bias", forget_gates_open)
+        return recurrence(x @ kernel[:inputs] + bias.reshape(1, 1, -1), kernel[inputs:])
+
+
+class _LSTM(nn.Module):
+    classes: int
+    embedding: int
+    units: int
+    layers: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise TypeError(f"an lstm takes tokens, which are integers, got {x.dtype}")
+        table = self.param("embedding", _glorot, (self.classes, self.embedding))
+        # A product with the one-hot token: a gather's gradient is a scatter.
+        x = jax.nn.one_hot(x.T, self.classes, dtype=table.dtype) @ table
+        for _ in range(self.layers):
+            x = _Layer(self.units)(x)
+        return nn.Dense(self.classes, kernel_init=_glorot)(x[-1])
+
+
+def lstm(
+    shape: Sequence[int], classes: int, embedding: int = 8, units: int = 256, layers: int = 2
+) -> Model:
+    """The next token after a window of them: embedding, LSTM layers, the last step to a dense one.
+
+    817,872 parameters for 80 tokens. Kernels and initialisation are those of the authors' code:
+    Glorot's over inputs and state together, forget gates open (bias 1).
+
+    Args:
+        shape: ``(T,)``, the length of a window; the model takes ``int[B, T]`` of any width.
+        classes: M, the vocabulary; tokens are 0 … M - 1.
+        embedding: numbers for each token.
+        units: H, of each layer.
+        layers: how many.
+
+    Raises:
+        ValueError: if shape is not that of a window.
+
+    Source: RADFed, §IV-B.
+
+    >>> model = lstm((80,), 80)
+    >>> tokens = jnp.zeros((3, 80), jnp.uint8)
+    >>> model.apply(model.init(jax.random.key(0)), tokens, train=False)[0].shape
+    (3, 80)
+    """
+    if len(shape) != 1:
+        raise ValueError(f"shape must be (tokens,), that of a window, got {tuple(shape)}")
+    return from_linen(_LSTM(classes, embedding, units, layers), shape, jnp.int32)

@@ -1,0 +1,545 @@
+"""The papers' networks: their sizes, their mathematics, and what must not change a result."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tensorflow_datasets as tfds
+from conftest import assert_trees, largest_change
+
+import fedjax_sim as fs
+from fedjax_sim import bench, tree
+from fedjax_sim.models import layers, mobilenet, resnet
+from fedjax_sim.models.lstm import recurrence
+from fedjax_sim.simulate import check_model
+
+# Channels of a MobileNetV2 that no image side and no other tensor of these tests has.
+NARROW = (17, *(18,) * 2, *(19,) * 3, *(20,) * 4, *(21,) * 3, *(22,) * 3)
+LAST, TOP = 23, 40
+
+
+def mobilenet_arrays(seed: int = 0) -> dict[str, np.ndarray]:
+    """A MobileNetV2 of random weights, by Keras' names."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+
+    def add(name: str, norm: str, shape: tuple[int, ...]) -> None:
+        leaf, out = "kernel", shape[-1]
+        if name.endswith("depthwise"):
+            leaf, out = "depthwise_kernel", shape[-2]
+        fan_in = math.prod(shape[:-1]) / (out if leaf != "kernel" else 1)
+        arrays[f"{name}/{leaf}"] = rng.normal(size=shape) * math.sqrt(2 / fan_in)
+        for part in ("gamma", "moving_variance"):
+            arrays[f"{norm}/{part}"] = rng.uniform(0.5, 1.5, out)
+        for part in ("beta", "moving_mean"):
+            arrays[f"{norm}/{part}"] = 0.3 * rng.normal(size=out)
+
+    add("Conv1", "bn_Conv1", (3, 3, 3, 24))
+    given = 24
+    blocks = ["expanded_conv", *(f"block_{i}" for i in range(1, 17))]
+    for block, out in zip(blocks, (*NARROW, LAST), strict=True):
+        inner = given if block == "expanded_conv" else 6 * given
+        if inner > given:
+            add(f"{block}_expand", f"{block}_expand_BN", (1, 1, given, inner))
+        add(f"{block}_depthwise", f"{block}_depthwise_BN", (3, 3, inner, 1))
+        add(f"{block}_project", f"{block}_project_BN", (1, 1, inner, out))
+        given = out
+    add("Conv_1", "Conv_1_bn", (1, 1, LAST, TOP))
+    return {name: a.astype(np.float32) for name, a in arrays.items()}
+
+
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+"""Compiles in half the time."""
+
+ARRAYS = mobilenet_arrays()
+FEATURES = (1, 1, NARROW[-1])  # the trunk's output at size 32
+IMAGE, CLASSES, TOKENS = (8, 8, 3), 5, (7,)
+
+
+def resnet8(shape: Any, classes: int) -> fs.Model:
+    """The network of one block a stage: resnet20's code, a third of its compile time."""
+    return fs.models.from_linen(resnet.FixupResNet(classes, blocks=1), shape)
+
+
+SMALL = {
+    "ffn": (lambda: fs.models.ffn((6,), CLASSES), (6,)),
+    "lstm": (lambda: fs.models.lstm(TOKENS, CLASSES, units=6), TOKENS),
+    "resnet8": (lambda: resnet8(IMAGE, CLASSES), IMAGE),
+    "tail": (lambda: fs.models.mobilenet_v2_tail((3, 3, 22), CLASSES, ARRAYS), (3, 3, 22)),
+}
+
+
+def inputs(name: str, shape: tuple[int, ...], n: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if name in ("lstm", "mobilenet_v2"):
+        values = CLASSES if name == "lstm" else 256
+        return rng.integers(0, values, (n, *shape)).astype(np.uint8)
+    return rng.normal(size=(n, *shape)).astype(np.float32)
+
+
+def parameters(model: fs.Model) -> int:
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0))).params
+    return sum(a.size for a in jax.tree.leaves(params))
+
+
+def test_ffn_size() -> None:
+    assert parameters(fs.models.ffn((49,), 2)) == 50 * 64 + 65 * 64 + 65 * 2
+
+
+def test_lstm_size() -> None:
+    layer = [(n + 256 + 1) * 4 * 256 for n in (8, 256)]
+    size = parameters(fs.models.lstm((80,), 80))
+    assert size == 80 * 8 + sum(layer) + 257 * 80 == 817_872
+
+
+def test_resnet20_size() -> None:
+    """He et al. print 0.27 M for the network; Fixup has 5 scalars a block, and 2."""
+    convolutions = 9 * (3 * 16 + 6 * 16**2 + 16 * 32 + 5 * 32**2 + 32 * 64 + 5 * 64**2)
+    size = parameters(fs.models.resnet20((32, 32, 3), 10))
+    assert size == convolutions + 65 * 10 + 9 * 5 + 2 == 268_393
+    assert round(size / 1e6, 2) == 0.27
+
+
+def test_mobilenet_size() -> None:
+    c, e = NARROW[-1], 6 * NARROW[-1]
+    kernels = c * e + 9 * e + e * LAST + LAST * TOP
+    norms = e + e + LAST + TOP
+    model = fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS, size=32)
+    assert parameters(model) == kernels + 2 * norms + (TOP + 1) * CLASSES
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    assert tree.num_bytes(variables.state) == 4 * 2 * norms
+
+
+@functools.cache
+def problem(name: str) -> tuple[Any, Any, tuple[Any, ...]]:
+    """A small model at the start (in NumPy), its compiled loss and gradient, and 3 samples."""
+    make, shape = SMALL[name]
+    model = make()
+    objective = fs.empirical_risk(model)
+
+    @jit
+    def gradient(variables: Any, x: Any, y: Any, mask: Any) -> Any:
+        return jax.value_and_grad(objective, has_aux=True)(
+            *variables, variables.params, x, y, mask, jax.random.key(0)
+        )
+
+    batch = inputs(name, shape, 3), np.arange(3, dtype=np.int32), np.ones(3, bool)
+    start = jax.device_get(jit(model.init)(jax.random.key(0)))
+    return start, gradient, batch
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_padding_is_invisible_and_vmap_too(name: str) -> None:
+    """Two clients of 3 rows and 2 of padding under one vmap, as each one alone and unpadded."""
+    start, gradient, (x, y, mask) = problem(name)
+    rng = np.random.default_rng(2)
+    clients = [  # no initialisation leaves a leaf at zero
+        jax.tree.map(lambda w: w + 0.05 * rng.normal(size=w.shape).astype(w.dtype), start)
+        for _ in range(2)
+    ]
+    padding = np.full((2, *x.shape[1:]), 1 if name == "lstm" else 50, x.dtype)
+    padded = np.concatenate([x, padding]), np.pad(y, (0, 2)), np.pad(mask, (0, 2))
+    stacked = jax.tree.map(lambda *w: np.stack(w), *clients)
+    both = jit(jax.vmap(gradient.__wrapped__, in_axes=(0, None, None, None)))
+    together = jax.device_get(both(stacked, *padded))
+    for i, client in enumerate(clients):
+        mine = jax.tree.map(lambda a, i=i: a[i], together)
+        assert_trees(gradient(client, x, y, mask), mine, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_lowers_the_loss(name: str) -> None:
+    start, gradient, batch = problem(name)
+    (before, _), slope = jax.device_get(gradient(start, *batch))
+    params = jax.tree.map(lambda w, g: w - np.float32(1e-2) * g, start.params, slope)
+    (after, _), _ = gradient(start._replace(params=params), *batch)
+    assert after < before
+
+
+@pytest.fixture
+def weights_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command and ``weights=None`` look."""
+    folder = tmp_path / "mobilenet_v2"
+    folder.mkdir()
+    np.savez(folder / "narrow.npz", **ARRAYS)
+    monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", str(tmp_path))
+    return folder / "narrow.npz"
+
+
+def test_names(weights_file: Path) -> None:
+    """The command's models take their samples, padded or not, and give a logit for each class."""
+    known = {"ffn": (6,), "lstm": TOKENS, "resnet20": IMAGE, "mobilenet_v2": IMAGE}
+    for name, shape in known.items():
+        check_model(fs.models.MODELS[name](shape, CLASSES), inputs(name, shape, 2), CLASSES)
+
+
+WHOLE = {"mobilenet_v2": (lambda: fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS, size=32), IMAGE)}
+
+
+@pytest.mark.parametrize("name", ["ffn", "lstm", "resnet8", "mobilenet_v2"])
+def test_a_round_of_every_model(name: str) -> None:
+    make, shape = (SMALL | WHOLE)[name]
+    model, x = make(), inputs(name, shape, 16)
+    y = np.arange(16) % CLASSES
+    data = fs.client_data(x, y, fs.partition.iid(y, 8, seed=0))
+    local = fs.LocalSGD(fs.empirical_risk(model, l2=1e-3), optax.sgd(0.01), batch_size=2)
+    execution = fs.make_execution(devices=1)
+    algorithm = fs.fedavg(local, clients_per_round=8, execution=execution)
+    result = fs.simulate(
+        algorithm, model, data, (x[:2], y[:2]), rounds=1, classes=CLASSES, execution=execution
+    )
+    start = jit(model.init)(jax.random.fold_in(jax.random.key(0), 0))
+    final = jax.tree.map(lambda a: a[0], result.variables)
+    assert largest_change(start, final) > 1e-4
+    assert result.samples == 16
+    assert result.model_bytes == tree.num_bytes(start)
+
+
+def test_l2_is_over_kernels_alone() -> None:
+    start, gradient, (x, y, mask) = problem("ffn")
+    objective = fs.empirical_risk(fs.models.ffn((6,), CLASSES), l2=0.3)
+
+    @jit
+    def with_l2(params: Any) -> Any:
+        return jax.grad(lambda p: objective(p, {}, p, x, y, mask, jax.random.key(0))[0])(params)
+
+    _, plain = jax.device_get(gradient(start, x, y, mask))
+    wanted = jax.tree.map(lambda g, w: g + 0.3 * w if w.ndim == 2 else g, plain, start.params)
+    assert_trees(with_l2(start.params), wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"l2 must be at least 0, got -0\.1"):
+        fs.empirical_risk(fs.models.ffn((6,), CLASSES), l2=-0.1)
+
+
+def close_vjp(ours: Any, plain: Any, *args: np.ndarray) -> None:
+    """The same values, and the same gradients of all arguments."""
+
+    @functools.partial(jit, static_argnums=0)
+    def both(f: Any, *args: Any) -> Any:
+        out, back = jax.vjp(f, *args)
+        return out, back(jnp.sin(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    assert_trees(both(ours, *args), both(plain, *args), rtol=1e-4, atol=1e-4)
+
+
+def numpy_lstm(params: Mapping[str, Any], tokens: np.ndarray, units: int) -> np.ndarray:
+    """Token by token, gate by gate, in double precision."""
+
+    def sigmoid(a: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-a))
+
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    logits = []
+    for window in tokens:
+        steps = [p["embedding"][token] for token in window]
+        for number in range(2):
+            layer = p[f"_Layer_{number}"]
+            h, c = np.zeros(units), np.zeros(units)
+            for t, x in enumerate(steps):
+                a = np.concatenate([x, h]) @ layer["kernel"] + layer["bias"]
+                i, f, g, o = np.split(a, 4)
+                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+                steps[t] = h = sigmoid(o) * np.tanh(c)
+        logits.append(steps[-1] @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"])
+    return np.stack(logits)
+
+
+def test_lstm_is_an_lstm() -> None:
+    model = fs.models.lstm(TOKENS, CLASSES, units=6)
+    variables = jit(model.init)(jax.random.key(3))
+    tokens = inputs("lstm", TOKENS, 4)
+    ours = jit(lambda v: model.apply(v, tokens, train=True)[0])(variables)
+    np.testing.assert_allclose(ours, numpy_lstm(variables.params, tokens, 6), rtol=1e-4, atol=1e-6)
+    bias = np.asarray(variables.params["_Layer_0"]["bias"]).reshape(4, 6)
+    np.testing.assert_array_equal(bias, np.eye(4)[1][:, None].repeat(6, axis=1))
+
+
+@pytest.mark.parametrize(("steps", "batch", "units"), [(1, 1, 1), (5, 3, 4)])
+def test_recurrence_gradient(steps: int, batch: int, units: int) -> None:
+    """Against JAX's own differentiation of the literal recurrence."""
+
+    def literal(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        h = c = jnp.zeros((batch, units))
+        out = []
+        for a in inputs:
+            i, f, g, o = jnp.split(a + h @ kernel, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            out.append(h)
+        return jnp.stack(out)
+
+    rng = np.random.default_rng(units)
+    shapes = [(steps, batch, 4 * units), (units, 4 * units)]
+    close_vjp(recurrence, literal, *(rng.normal(size=s).astype(np.float32) for s in shapes))
+
+
+def test_lstm_refuses_what_is_no_window_of_tokens() -> None:
+    with pytest.raises(ValueError, match=r"shape must be \(tokens,\), .*, got \(8, 8, 3\)"):
+        fs.models.lstm(IMAGE, CLASSES)
+    model = fs.models.lstm(TOKENS, CLASSES)
+    with pytest.raises(TypeError, match="tokens, which are integers, got float32"):
+        model.apply(fs.base.Variables({}, {}), jnp.zeros((2, *TOKENS)), train=False)
+
+
+def test_fixup_starts_as_its_shortcuts() -> None:
+    x = np.abs(inputs("resnet8", (8, 8, 16), 3))
+    for features, stride in ((16, 1), (32, 2)):
+        block = resnet.FixupBlock(features, stride, branches=9)
+        out, variables = jit(block.init_with_output)(jax.random.key(0), x)
+        out = np.asarray(out)
+        np.testing.assert_array_equal(out[..., :16], x[:, ::stride, ::stride])
+        np.testing.assert_array_equal(out[..., 16:], 0)
+        first, last = (np.asarray(variables["params"][f"_Conv_{i}"]["kernel"]) for i in (0, 1))
+        np.testing.assert_array_equal(last, 0)
+        # He's deviation by fan-out, times 9^(-1/2).
+        assert first.std() == pytest.approx(math.sqrt(2 / (9 * features)) / 3, rel=0.05)
+
+
+def test_fixup_starts_without_an_opinion() -> None:
+    """Zhang et al.: every class is as likely; of the weights only the classifier's has a slope."""
+    start, gradient, batch = problem("resnet8")
+
+    def slopes(params: Any) -> tuple[float, set[str]]:
+        (loss, _), slope = jax.device_get(gradient(start._replace(params=params), *batch))
+        named = jax.tree_util.tree_leaves_with_path(slope)
+        return loss, {
+            jax.tree_util.keystr(p, simple=True, separator="/") for p, g in named if g.any()
+        }
+
+    loss, found = slopes(start.params)
+    assert loss == pytest.approx(math.log(CLASSES))
+    assert found == {"Dense_0/kernel", "Dense_0/bias"}
+
+    # With a classifier, branches open from their last layer, whose zeros shield the first.
+    classifier = {**start.params["Dense_0"], "kernel": np.eye(64, CLASSES, dtype=np.float32)}
+    _, found = slopes({**start.params, "Dense_0": classifier})
+    for block in range(3):
+        assert f"FixupBlock_{block}/_Conv_1/kernel" in found
+        assert f"FixupBlock_{block}/_Conv_0/kernel" not in found
+
+
+WINDOWS = [  # image, zeros around it, stride; in all but the first some edge meets no window
+    ((7, 6), ((1, 1), (1, 1)), 1),
+    ((8, 8), ((0, 1), (0, 1)), 2),
+    ((5, 9), ((2, 0), (1, 2)), 2),
+    ((8, 8), ((0, 0), (0, 0)), 3),
+]
+
+
+@pytest.mark.parametrize(("size", "pads", "stride"), WINDOWS)
+def test_strided_convolutions(size: Any, pads: Any, stride: int) -> None:
+    numbers = ("NHWC", "HWIO", "NHWC")
+    rng = np.random.default_rng(0)
+    shapes = [(2, *size, 4), (3, 2, 4, 5), (3, 3, 4)]
+    x, dense, single = (rng.normal(size=s).astype(np.float32) for s in shapes)
+
+    def lax(x: jax.Array, k: jax.Array, groups: int = 1) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, k, (stride,) * 2, pads, dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    def ways(conv: Any, depthwise: Any) -> Any:
+        return lambda x, k, d: jnp.concatenate([conv(x, k).ravel(), depthwise(x, d).ravel()])
+
+    wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], 4))
+    for way in ("direct", "im2col"):
+        ours = ways(
+            lambda x, k, way=way: layers.conv(x, k, pads, way, stride=stride),
+            lambda x, k: layers.depthwise(x, k, pads, stride=stride),
+        )
+        close_vjp(ours, wanted, x, dense, single)
+
+
+def keras_mobilenet(x: np.ndarray, size: int) -> jax.Array:
+    """The whole network up to the mean, of lax's convolutions and unfolded BatchNorms."""
+
+    def layer(name: str, norm: str, x: jax.Array, stride: int = 1) -> jax.Array:
+        depth = name.endswith("depthwise")
+        kernel = jnp.asarray(ARRAYS[f"{name}/{'depthwise_' if depth else ''}kernel"])
+        groups = x.shape[-1] if depth else 1
+        kernel = kernel.swapaxes(2, 3) if depth else kernel
+        pad = {(3, 1): (1, 1), (3, 2): (0, 1)}.get((kernel.shape[0], stride), (0, 0))
+        numbers = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (stride,) * 2, (pad, pad), dimension_numbers=numbers,
+            feature_group_count=groups,
+        )  # fmt: skip
+        g, b, m, v = (
+            ARRAYS[f"{norm}/{leaf}"].reshape(1, 1, 1, -1)
+            for leaf in ("gamma", "beta", "moving_mean", "moving_variance")
+        )
+        return (x - m) / np.sqrt(v + 1e-3) * g + b
+
+    def relu6(x: jax.Array) -> jax.Array:
+        return jnp.clip(x, 0, 6)
+
+    x = jax.image.resize(x.astype(np.float32), (len(x), size, size, 3), "bilinear") / 127.5 - 1
+    x = relu6(layer("Conv1", "bn_Conv1", x, 2))
+    for number in range(17):
+        block = f"block_{number}" if number else "expanded_conv"
+        stride = 2 if number in (1, 3, 6, 13) else 1
+        y = relu6(layer(f"{block}_expand", f"{block}_expand_BN", x)) if number else x
+        y = relu6(layer(f"{block}_depthwise", f"{block}_depthwise_BN", y, stride))
+        y = layer(f"{block}_project", f"{block}_project_BN", y)
+        x = x + y if stride == 1 and x.shape == y.shape else y
+    return jnp.mean(relu6(layer("Conv_1", "Conv_1_bn", x)), axis=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
+
+
+def test_mobilenet_is_keras(images: np.ndarray) -> None:
+    """The trunk and the pretrained tail, against the network written out; sides 64 and 2."""
+    features = fs.models.mobilenet_v2_trunk(ARRAYS, size=64)(images)
+    assert features.shape == (5, 2, 2, NARROW[-1])
+    tail = fs.models.mobilenet_v2_tail(features.shape[1:], TOP, ARRAYS)
+    variables = jit(tail.init)(jax.random.key(0))
+    identity = {"kernel": jnp.eye(TOP), "bias": jnp.zeros(TOP)}
+    variables.params["Dense_0"] = {"Dense_0": identity}
+    ours, _ = jit(lambda v, x: tail.apply(v, x, train=False))(variables, features)
+    wanted = jit(keras_mobilenet, static_argnums=1)(images, 64)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
+    assert np.asarray(ours).std(axis=0).max() > 1e-2  # images differ
+
+
+def test_trunk_and_tail_are_the_whole(images: np.ndarray) -> None:
+    whole = fs.models.mobilenet_v2(images.shape[1:], CLASSES, ARRAYS, size=32)
+    tail = fs.models.mobilenet_v2_tail(FEATURES, CLASSES, ARRAYS)
+    features = fs.models.mobilenet_v2_trunk(ARRAYS, size=32)(images)
+
+    @functools.partial(jit, static_argnums=0)
+    def both_ways(model: fs.Model, x: Any) -> Any:
+        variables = model.init(jax.random.key(0))
+        return variables, [model.apply(variables, x, train=train) for train in (True, False)]
+
+    a, b = both_ways(whole, images), both_ways(tail, features)
+    assert_trees(a, b, rtol=1e-4, atol=1e-5)
+    (trained, state), (evaluated, _) = b[1]
+    assert largest_change(trained, evaluated) > 1e-3
+    assert largest_change(state, b[0].state) > 1e-3
+
+
+def test_fresh_tail() -> None:
+    """Drawn anew, by the key; the pretrained one is not, but for the classifier."""
+
+    def kernel(seed: int, fresh: bool) -> Any:
+        tail = fs.models.mobilenet_v2_tail(FEATURES, CLASSES, ARRAYS, fresh_tail=fresh)
+        kernel = jit(lambda key: tail.init(key).params["Conv_1"]["kernel"])
+        return np.asarray(kernel(jax.random.key(seed)))
+
+    np.testing.assert_array_equal(kernel(0, False), ARRAYS["Conv_1/kernel"][0, 0])
+    np.testing.assert_array_equal(kernel(0, False), kernel(1, False))
+    assert np.abs(kernel(0, True) - kernel(1, True)).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift"])
+def test_frozen_weights_are_held_once(images: np.ndarray, name: str) -> None:
+    """8 clients under one vmap, 2 seeds: no tensor of the program stacks a frozen one."""
+    model = fs.models.mobilenet_v2(images.shape[1:], CLASSES, ARRAYS, size=32)
+    x, y = np.concatenate([images] * 4)[:16], np.arange(16) % CLASSES
+    data = jax.device_put(fs.client_data(x, y, fs.partition.iid(y, 8, seed=0)))
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
+    execution = fs.make_execution(devices=1, chunk=0)
+    options = {"phases": 2} if name == "phase_shift" else {}
+    algorithm = fs.ALGORITHMS[name](local, clients_per_round=8, execution=execution, **options)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    begin = jax.vmap(lambda key: algorithm.init(key, model.init(key), data))
+    state = jax.eval_shape(begin, keys)
+    held = 1 if state.slots is None else 9  # the server's model, and 8 in flight
+    one = tree.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    trunk = tree.num_bytes([a for n, a in ARRAYS.items() if n.startswith("block_15")])
+    assert 2 * held * one <= tree.num_bytes(state) < 2 * held * one + trunk
+
+    step = jax.vmap(lambda key, state: algorithm.step(key, state, data)[0])
+    program = jax.jit(step).lower(keys, state).as_text()
+    for frozen in ("17x102", "3x3x102", "18x108", "126x21"):
+        assert f"tensor<{frozen}xf32>" in program
+        assert not re.search(rf"tensor<((1|2|8|16)x)+{frozen}xf32>", program)
+    assert f"tensor<16x{LAST}x{TOP}xf32>" in program  # the trained are stacked: 2 · 8 of them
+
+
+def test_mobilenet_finds_its_weights(weights_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(fs.models.mobilenet_v2(IMAGE, CLASSES)) == parameters(
+        fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS)
+    )
+    assert mobilenet.load_weights(weights_file).keys() == ARRAYS.keys()
+    weights_file.rename(weights_file.with_suffix(".old"))
+    with pytest.raises(FileNotFoundError, match=r"mobilenet_v2 holds 0 of them.* weights=FILE"):
+        fs.models.mobilenet_v2(IMAGE, CLASSES)
+    monkeypatch.delenv("FEDJAX_SIM_DATA_DIR")
+    with pytest.raises(FileNotFoundError, match=r"FEDJAX_SIM_DATA_DIR \(it is not set\)"):
+        fs.models.mobilenet_v2(IMAGE, CLASSES)
+
+
+def test_mobilenet_says_what_does_not_fit(tmp_path: Path) -> None:
+    make = fs.models.mobilenet_v2
+    with pytest.raises(ValueError, match=r"shape must be \(height, width, 3\), got \(8, 8, 1\)"):
+        make((8, 8, 1), CLASSES, ARRAYS)
+    with pytest.raises(ValueError, match=r"an image must be .*, got \(16, 16\)"):
+        fs.models.mobilenet_v2_trunk(ARRAYS, 32)(np.zeros((2, 16, 16)))
+    with pytest.raises(ValueError, match=r"shape must be \(height, width, 22\), got \(1, 1, 21\)"):
+        fs.models.mobilenet_v2_tail((1, 1, 21), CLASSES, ARRAYS)
+    for size in (0, 100):
+        with pytest.raises(ValueError, match=rf"size must be a multiple of 32, got {size}"):
+            make(IMAGE, CLASSES, ARRAYS, size=size)
+    some = {name: a for name, a in ARRAYS.items() if name != "block_7_project_BN/beta"}
+    with pytest.raises(ValueError, match=r"there is no 'block_7_project_BN/beta'"):
+        make(IMAGE, CLASSES, some)
+    (tmp_path / "weights.h5").write_text("no zip")
+    with pytest.raises(ValueError, match=r"an \.npz file, got .*weights\.h5"):
+        make(IMAGE, CLASSES, tmp_path / "weights.h5")
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
+        make(IMAGE, CLASSES, tmp_path / "absent.npz")
+
+
+def test_command_takes_mobilenet_unscaled(weights_file: Path, images: np.ndarray) -> None:
+    """Standardised inputs would be another network: -1 … 1 is what the trunk was trained on."""
+    y = np.arange(5, dtype=np.int32)
+    mean, std = np.full(3, 100.0, np.float32), np.full(3, 50.0, np.float32)
+    digits = fs.load_dataset("digits")
+    dataset = digits._replace(
+        train_x=images, train_y=y, test_x=images, test_y=y, classes=5, mean=mean, std=std
+    )
+    found, plain = bench.load_model("mobilenet_v2", dataset), fs.models.mobilenet_v2(IMAGE, 5)
+    variables = jax.eval_shape(plain.init, jax.random.key(0))
+    texts = [
+        jax.jit(lambda v, x, m=m: m.apply(v, x, train=False)).lower(variables, images).as_text()
+        for m in (found, plain)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_pretrained_features_tell_classes_apart(data_dir: str) -> None:
+    """Nearest class mean on real images: the trunk's output against one of shuffled weights."""
+    folder = Path(data_dir) / "tfds"
+    file = next(iter(sorted(Path(data_dir).glob("mobilenet_v2/*.npz"))), None)
+    builder = tfds.builder("cifar10", data_dir=folder)
+    if file is None or not builder.is_prepared():
+        pytest.skip(f"no CIFAR-10 in {folder} or no weights in {data_dir}/mobilenet_v2")
+    examples = builder.as_data_source(split="train").__getitems__(range(750))
+    x, y = np.stack([e["image"] for e in examples]), np.array([e["label"] for e in examples])
+    pretrained = mobilenet.load_weights(file)
+    rng = np.random.default_rng(0)
+    shuffled = {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in pretrained.items()}
+
+    def accuracy(weights: Mapping[str, np.ndarray]) -> float:
+        features = fs.models.mobilenet_v2_trunk(weights, size=96)(x).mean(axis=(1, 2))
+        (fit, test), (fit_y, test_y) = (np.split(a, [500]) for a in (features, y))
+        means = np.stack([fit[fit_y == label].mean(axis=0) for label in range(10)])
+        nearest = ((test[:, None] - means) ** 2).sum(axis=-1).argmin(axis=1)
+        return float((nearest == test_y).mean())
+
+    assert accuracy(pretrained) > 0.5
+    assert accuracy(shuffled) < 0.3
