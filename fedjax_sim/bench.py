@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,17 @@ from numpy.typing import NDArray
 
 from fedjax_sim import report, tree
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base import Algorithm, ClientData, Model
-from fedjax_sim.config import Config, flag, parse
-from fedjax_sim.data import Dataset, cache_dir, client_data, load_dataset
+from fedjax_sim.base import Algorithm, Model
+from fedjax_sim.config import Config, parse
+from fedjax_sim.data import Dataset, cache_dir, load_dataset
 from fedjax_sim.execution import Execution, make_execution
+from fedjax_sim.flags import flag, flagged
 from fedjax_sim.local import LocalSGD
-from fedjax_sim.models import MODELS, from_linen, with_scaling
+from fedjax_sim.metrics import mean_known
+from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_scaling
 from fedjax_sim.objective import empirical_risk
-from fedjax_sim.partition import (
-    Partition,
-    draw_partition,
-    emd,
-    label_table,
-    load_partition,
-    parse_sampler,
-    validate_partition,
-)
+from fedjax_sim.partition import Partition, draw_partition, emd, label_table
+from fedjax_sim.problem import Problem, make_partitions, make_problem, population
 from fedjax_sim.simulate import DivergedError, Evaluation, Result, check_model, simulate
 
 PROGRAM = "fedjax_sim.bench"
@@ -48,22 +43,22 @@ class Setup:
     """Everything that runs, built and checked.
 
     Attributes:
-        dataset: train and test.
-        model: scales its inputs.
+        classes: M.
+        model: takes the samples as the problem has them.
         partitions: one per seed, or one for all.
         tables: samples per client and class, ``int64[N, M]``, one per seed.
-        data: what the engine takes.
+        problem: what trains and what is scored.
         execution: devices and chunks.
         algorithms: by name.
         clients_per_round: of all of them.
         model_bytes: bytes of one model.
     """
 
-    dataset: Dataset
+    classes: int
     model: Model
     partitions: list[Partition]
     tables: list[NDArray[np.int64]]
-    data: ClientData
+    problem: Problem
     execution: Execution
     algorithms: dict[str, Algorithm]
     clients_per_round: int
@@ -141,25 +136,28 @@ def build(config: Config) -> Setup:
     try:
         execution = make_execution(config.devices, config.chunk)
     except ValueError as error:
-        raise _flagged(error, ["devices", "chunk"]) from error
-    dataset = load_dataset(config.dataset, config.data_dir)
+        raise flagged(error, ["devices", "chunk"]) from error
+    dataset = population(load_dataset(config.dataset, config.data_dir), config.split)
+    partitions = make_partitions(config, dataset)
+    try:
+        problem = make_problem(config, dataset, partitions)
+    except ValueError as error:
+        raise flagged(error, ["clients", "folds", "standardise"]) from error
+    if problem.scaled:
+        dataset = dataset._replace(mean=None, std=None)
     model = load_model(config.model, dataset)
-    partitions = make_partitions(config, dataset.train_y)
-    data = client_data(
-        dataset.train_x, dataset.train_y, partitions if len(partitions) > 1 else partitions[0]
-    )
     tables = [label_table(dataset.train_y, p, dataset.classes) for p in partitions]
-    clients = len(tables[0])
-    per_round = clients if config.clients_per_round is None else config.clients_per_round
-    if per_round > clients:
-        raise ValueError(f"--clients-per-round must be in 1..{clients}, got {per_round}")
+    trained = problem.data.start.shape[-1] - 1
+    per_round = trained if config.clients_per_round is None else config.clients_per_round
+    if per_round > trained:
+        raise ValueError(f"--clients-per-round must be in 1..{trained}, got {per_round}")
     variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     return Setup(
-        dataset=dataset,
+        classes=dataset.classes,
         model=model,
         partitions=partitions,
         tables=tables if len(tables) > 1 else tables * len(config.seeds),
-        data=data,
+        problem=problem,
         execution=execution,
         algorithms=make_algorithms(config, model, per_round, execution),
         clients_per_round=per_round,
@@ -184,31 +182,11 @@ def make_algorithms(
         try:
             made[name] = ALGORITHMS[name](local, execution=execution, **options)
         except ValueError as error:
-            message = str(_flagged(error, options))
+            message = str(flagged(error, options))
             given = [f"{flag(key)} {value}" for key, value in config.options[name].items()]
             where = [name] if message.startswith("--") else [name, *given]
             raise ValueError(f"{' '.join(where)}: {message}") from error
     return made
-
-
-def make_partitions(config: Config, labels: NDArray[np.int32]) -> list[Partition]:
-    """One partition for each seed, or the one of a file."""
-    if config.partition.endswith(".npz"):
-        try:
-            partitions = [load_partition(config.partition)]
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--partition: {error}") from error
-    else:
-        try:
-            _, sample = parse_sampler(config.partition)
-            partitions = [sample(labels, config.clients, seed) for seed in config.seeds]
-        except ValueError as error:
-            message = str(_flagged(error, ["clients", "emd"]))
-            where = "" if message.startswith("--") else f"--partition {config.partition}: "
-            raise ValueError(where + message) from error
-    for partition in partitions:
-        validate_partition(partition, len(labels))
-    return partitions
 
 
 def load_model(name: str, dataset: Dataset) -> Model:
@@ -235,12 +213,14 @@ def load_model(name: str, dataset: Dataset) -> Model:
         raise ValueError(
             f"--model {name} must give a Model or a flax.linen module, got {type(made).__name__}"
         )
-    model = with_scaling(made, dataset.mean, dataset.std)
+    scaled = name in SCALES_ITSELF
+    if not scaled and dataset.mean is not None and dataset.std is not None:
+        made = with_scaling(made, dataset.mean, dataset.std)
     try:
-        check_model(model, dataset.train_x, classes)
+        check_model(made, dataset.train_x, classes)
     except ValueError as error:
         raise ValueError(f"--model {name}: {error}") from error
-    return model
+    return made
 
 
 def _imported(name: str) -> Any:
@@ -256,17 +236,11 @@ def _imported(name: str) -> Any:
         raise ValueError(f"--model {name}: {error}") from error
 
 
-def _flagged(error: ValueError, names: Iterable[str]) -> ValueError:
-    """The error, with the parameter that it begins with called by its flag."""
-    message = str(error)
-    subject = next((name for name in names if re.match(rf"{name}\b", message)), None)
-    return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
-
-
 def open_folder(config: Config, setup: Setup) -> report.RunFolder:
     """Makes the run folder, with the settings and the picture of the clients."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    default = Path("runs") / f"{config.dataset}-{config.algo}-{stamp}"
+    dataset = re.sub(r"[^\w.]+", "_", config.dataset).strip("_")  # of synthetic(0.5, 0.5)
+    default = Path("runs") / f"{dataset}-{config.algo}-{stamp}"
     path = Path(config.out) if config.out is not None else default
     settings = dataclasses.asdict(config) | {
         "clients": setup.clients,
@@ -294,14 +268,20 @@ def run(config: Config, setup: Setup, folder: report.RunFolder, command: str) ->
         result = run_one(name, config, setup, folder)
         results[name] = result
         summaries[name] = report.summarise(
-            result, fedavg_bytes=fedavg_bytes, clients=setup.clients, emd=distance
+            result,
+            score=config.score,
+            seeds=len(config.seeds),
+            fedavg_bytes=fedavg_bytes,
+            clients=setup.clients,
+            emd=distance,
         )
         common = {"versions": report.versions(), "devices": devices, "command": command}
-        folder.summarise({**summaries, **common}, results)
+        folder.summarise({**summaries, **common}, results, config.score)
     print(
         f"{config.dataset}, {config.model}: {setup.clients} clients, {setup.clients_per_round} a "
         f"round, EMD {distance:.2f}; {config.rounds} rounds, {config.epochs:g} epochs, "
-        f"{len(config.seeds)} seeds; {len(devices)} x {kind}\n"
+        f"{len(config.seeds)} seeds; {len(devices)} x {kind}"
+        f"\nscore: {config.score}, {setup.problem.scored}\n"
     )
     print(report.table(summaries))
     print(f"\nrecords and pictures: {folder.path}")
@@ -311,26 +291,29 @@ def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -
     """Runs one algorithm behind a progress bar."""
     from tqdm import tqdm
 
-    algorithm = setup.algorithms[name]
+    algorithm, problem = setup.algorithms[name], setup.problem
     rounds = max(1, round(config.rounds * algorithm.tempo))
     # disable=None: no bar where stderr is a file.
     bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
 
     def record(evaluation: Evaluation) -> None:
-        folder.log(name, evaluation, config.seeds, setup.tables, setup.model_bytes)
-        bar.set_postfix_str(f"accuracy {100 * evaluation.accuracy.mean():.1f} %", refresh=False)
+        folder.log(name, evaluation, problem.runs, setup.tables, setup.model_bytes)
+        score = float(mean_known(getattr(evaluation.test.reported, config.score)))
+        bar.set_postfix_str(f"{config.score} {100 * score:.1f} %", refresh=False)
         bar.update(evaluation.round - bar.n)
 
     with bar:
         return simulate(
             algorithm,
             setup.model,
-            setup.data,
-            (setup.dataset.test_x, setup.dataset.test_y),
+            problem.data,
+            problem.test,
             rounds=rounds,
-            classes=setup.dataset.classes,
-            seeds=config.seeds,
+            classes=setup.classes,
+            seeds=[run["seed"] for run in problem.runs],
             eval_every=min(config.eval_every, rounds),
+            validation=problem.validation,
+            auc=True if config.score == "auc" else None,
             execution=setup.execution,
             on_evaluation=record,
         )

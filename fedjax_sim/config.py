@@ -5,19 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import math
-import re
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.data import DATASETS
+from fedjax_sim.data import parse_dataset
+from fedjax_sim.data.sources import FORMS
+from fedjax_sim.flags import Parser, documented, flag, keywords, kind, number
+from fedjax_sim.metrics import Metric
 from fedjax_sim.models import MODELS
+from fedjax_sim.partition.samplers import FORMS as SAMPLER_FORMS
 
 # Set for every algorithm alike, so no flag of one of them.
 _COMMON = ("clients_per_round", "execution")
+
+Split = Literal["official", "clients", "holdout"]
+Standardise = Literal["global", "local"]
+
+# The flags that one way to split has alone, and their defaults.
+_OF_SPLIT = {"folds": ("clients", 5), "test_fraction": ("holdout", 0.2)}
 
 
 class Defaults(NamedTuple):
@@ -27,6 +34,7 @@ class Defaults(NamedTuple):
     lr: float
     epochs: float
     rounds: int
+    score: Metric = "accuracy"
 
 
 DEFAULTS: Mapping[str, Defaults] = {
@@ -35,6 +43,16 @@ DEFAULTS: Mapping[str, Defaults] = {
     "mnist": Defaults("mnist_cnn", 0.001, 8, 15),
     "fashion_mnist": Defaults("fashion_cnn", 0.001, 8, 15),
     "cifar10": Defaults("cifar_cnn", 0.001, 8, 15),
+    "tfds": Defaults("two_conv", 0.001, 8, 15),
+    # Models and epochs of RADFed, and of FedProx for synthetic; not tuned here. Learning rates are
+    # a tenth of those in RADFed's published commands (0.5, 0.2; none for eICU: as Covertype) and
+    # FedProx (0.01), which have no momentum: 0.9, the default here, makes a step ten times as long.
+    "shakespeare": Defaults("lstm", 0.05, 1, 15),
+    "tiny_shakespeare": Defaults("lstm", 0.05, 1, 15),
+    "covertype": Defaults("ffn", 0.02, 1, 30, "f1"),
+    "eicu": Defaults("logistic", 0.02, 1, 30, "auc"),
+    "eicu_demo": Defaults("logistic", 0.02, 1, 30, "auc"),
+    "synthetic": Defaults("logistic", 0.001, 20, 30),
 }
 
 
@@ -46,9 +64,9 @@ class Config:
         algo: a key of ``ALGORITHMS``.
         compare: the algorithms run beside it.
         options: the keyword arguments of each of them that were given.
-        dataset: a key of ``DATASETS``.
+        dataset: what :func:`fedjax_sim.data.load_dataset` takes.
         model: a key of ``MODELS``, or ``package.module:factory``.
-        clients: N; a partition file has its own.
+        clients: N; None where the partition has its own (natural clients), as a file does.
         clients_per_round: None for all clients.
         rounds: rounds of FedAvg; an algorithm with a tempo runs that many times as many.
         epochs: E.
@@ -58,10 +76,16 @@ class Config:
         last_batch: see :class:`fedjax_sim.local.LocalSGD`.
         partition: the text of a sampler, or a .npz file.
         seeds: one run for each.
+        split: what is scored, see :mod:`fedjax_sim.problem`.
+        folds: of ``clients``, else None.
+        test_fraction: of ``holdout``, else None.
+        standardise: of a table's numeric columns, by the statistics of all training clients or of
+          each client.
+        score: what the table shows, the picture draws and the best round is chosen by.
         eval_every: rounds between evaluations.
         devices: None for all.
         chunk: None for the backend's default.
-        data_dir: a TFDS folder.
+        data_dir: a folder of data.
         out: the run folder; None for a new one in ``runs/``.
         cache: whether compiled programs are kept for the next run.
     """
@@ -71,7 +95,7 @@ class Config:
     options: Mapping[str, Mapping[str, Any]]
     dataset: str
     model: str
-    clients: int
+    clients: int | None
     clients_per_round: int | None
     rounds: int
     epochs: float
@@ -81,6 +105,11 @@ class Config:
     last_batch: Literal["keep", "drop", "refill"]
     partition: str
     seeds: tuple[int, ...]
+    split: Split
+    folds: int | None
+    test_fraction: float | None
+    standardise: Standardise
+    score: Metric
     eval_every: int
     devices: int | None
     chunk: int | None
@@ -92,15 +121,6 @@ class Config:
     def algorithms(self) -> tuple[str, ...]:
         """All that run, in order."""
         return (self.algo, *self.compare)
-
-
-def flag(name: str) -> str:
-    """The flag of a parameter.
-
-    >>> flag("redistribution_rounds")
-    '--redistribution-rounds'
-    """
-    return "--" + name.replace("_", "-")
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -128,30 +148,42 @@ def parse(argv: Sequence[str]) -> Config:
     for key in sorted(every & given.keys()):
         if not any(key in options[name] for name in chosen):
             raise ValueError(f"{flag(key)} is no flag of {'; '.join(map(_flags_of, chosen))}")
-    default = DEFAULTS[given["dataset"]]
+    _fill_split(given)
+    default = DEFAULTS[parse_dataset(given["dataset"])[0]]
     for key in default._fields:
         given[key] = getattr(default, key) if given[key] is None else given[key]
     if given["partition"] is None:
         given["partition"] = f"emd({given['emd']:g})"
+    if given["clients"] is None and not given["partition"].startswith("natural"):
+        given["clients"] = 40
     names = {f.name for f in dataclasses.fields(Config)}
     settings = {key: value for key, value in given.items() if key in names}
     settings |= {"compare": compare, "options": options, "seeds": tuple(range(given["seeds"]))}
     return Config(**settings)
 
 
-def parameters(algorithm: str) -> dict[str, Any]:
-    """The keyword parameters of an algorithm that are flags, and their types.
+def _fill_split(given: dict[str, Any]) -> None:
+    """Defaults of the split's own flags; no other split may be given them."""
+    split = given["split"]
+    for name, (of, default) in _OF_SPLIT.items():
+        if given[name] is not None and split != of:
+            raise ValueError(f"{flag(name)} is for --split {of}, not {split}")
+        if split == of and given[name] is None:
+            given[name] = default
+    if split == "official" and given["standardise"] == "local":
+        raise ValueError(
+            "--standardise local is for --split clients or holdout: the official test set has no "
+            "clients whose statistics could scale it"
+        )
 
-    >>> parameters("radfed")
-    {'redistribution_rounds': <class 'int'>}
+
+def parameters(algorithm: str) -> dict[str, inspect.Parameter]:
+    """The keyword parameters of an algorithm that are flags.
+
+    >>> list(parameters("radfed"))
+    ['redistribution_rounds']
     """
-    function = ALGORITHMS[algorithm]
-    hints = typing.get_type_hints(function)
-    return {
-        p.name: hints[p.name]
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name not in _COMMON
-    }
+    return keywords(ALGORITHMS[algorithm], without=_COMMON)
 
 
 def _flags_of(algorithm: str) -> str:
@@ -159,14 +191,8 @@ def _flags_of(algorithm: str) -> str:
     return f"{algorithm}, whose flags are: {flags or 'none'}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the usage."""
-        raise ValueError(message.removeprefix("argument "))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m fedjax_sim.bench",
         description="Runs a federated algorithm beside others on the same clients, seeds and "
         "initial weights; prints a table and writes a folder of results.",
@@ -175,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_algorithms(parser)
     _add_experiment(parser)
+    _add_scores(parser)
     _add_training(parser)
     _add_machine(parser)
     return parser
@@ -194,50 +221,31 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
     seen: set[str] = set()
     for name, function in ALGORITHMS.items():
         own = parser.add_argument_group(f"flags of {name}")
-        documented = _documented(function)
-        for key, hint in parameters(name).items():
+        texts = documented(function)
+        for key, parameter in parameters(name).items():
             if key not in seen:
                 seen.add(key)
-                default = inspect.signature(function).parameters[key].default
-                text = f"{documented.get(key, '')} (default: {default})"
                 own.add_argument(
-                    flag(key), default=argparse.SUPPRESS, help=text.strip(), **_kind(hint)
-                )
-
-
-def _kind(hint: Any) -> dict[str, Any]:
-    """What argparse must know of a parameter of this type."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        (hint,) = (h for h in typing.get_args(hint) if h is not types.NoneType)
-    if typing.get_origin(hint) is Literal:
-        return {"choices": typing.get_args(hint)}
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if hint in (int, float, str):
-        return {"type": hint, "metavar": "N" if hint is int else "X"}
-    raise TypeError(f"a parameter of type {hint} cannot be a flag: use int, float, bool or Literal")
-
-
-def _documented(function: Callable[..., Any]) -> dict[str, str]:
-    """The entries of a docstring's "Args", by name."""
-    section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", re.M | re.S)
-    entries = re.split(r"^ {2,4}(\w+): ", section[1], flags=re.M)[1:] if section else []
-    pairs = zip(entries[::2], entries[1::2], strict=True)
-    plain = str.maketrans({"`": None, "%": "%%"})  # argparse formats help texts with %
-    return {name: " ".join(text.split()).rstrip(".").translate(plain) for name, text in pairs}
+                    flag(key), default=argparse.SUPPRESS, **kind(parameter.annotation),
+                    help=f"{texts.get(key, '')} (default: {parameter.default})".strip(),
+                )  # fmt: skip
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:
-    count = _number(int, at_least=1)
+    count = number(int, at_least=1)
     group = parser.add_argument_group("experiment")
     group.add_argument(
-        "--dataset", choices=DATASETS, default="digits", metavar="NAME",
-        help=f"one of {', '.join(DATASETS)} (default: digits, which needs no download)",
+        "--dataset", type=_dataset, default="digits", metavar="NAME",
+        help=f"one of {', '.join(FORMS)} (default: digits, which needs no download)",
     )  # fmt: skip
-    group.add_argument("--data-dir", metavar="DIR", help="TFDS folder (default: TFDS's own)")
     group.add_argument(
-        "--clients", type=count, default=40, metavar="N", help="how many in all (default: 40)"
-    )
+        "--data-dir", metavar="DIR",
+        help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)",
+    )  # fmt: skip
+    group.add_argument(
+        "--clients", type=count, metavar="N",
+        help="how many in all (default: 40, of natural clients all)",
+    )  # fmt: skip
     group.add_argument(
         "--clients-per-round", type=count, metavar="N", help="active at once (default: all)"
     )
@@ -254,14 +262,42 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     skew = group.add_mutually_exclusive_group()
     skew.add_argument(
-        "--emd", type=_number(float, above=0), default=1.4, metavar="X",
+        "--emd", type=number(float, above=0), default=1.4, metavar="X",
         help="label skew: earth mover's distance of the partition (default: 1.4)",
     )  # fmt: skip
     skew.add_argument(
         "--partition", metavar="TEXT",
-        help="a sampler: iid, ll(t, f[, min_per_class]), dirichlet(alpha), "
-        "dirichlet_classes(alpha), emd(target); or a saved partition.npz for all seeds "
-        "(default: --emd)",
+        help=f"a sampler: {', '.join(form.text for form in SAMPLER_FORMS.values())}; or a .npz "
+        "file of python -m fedjax_sim.partition, for all seeds (default: --emd)",
+    )  # fmt: skip
+
+
+def _add_scores(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("scores")
+    group.add_argument(
+        "--split", choices=typing.get_args(Split), default="official", metavar="NAME",
+        help="what is scored: the official test set; clients: all data are dealt, clients are cut "
+        "into folds and in turn one fold is scored, one chooses the best round, the others train; "
+        "holdout: a share of each client's own samples (default: official)",
+    )  # fmt: skip
+    group.add_argument(
+        "--folds", type=number(int, at_least=3), metavar="N",
+        help="of --split clients; all run at once, with every seed (default: 5)",
+    )  # fmt: skip
+    group.add_argument(
+        "--test-fraction", type=number(float, above=0, below=1), metavar="X",
+        help="share of --split holdout (default: 0.2)",
+    )  # fmt: skip
+    group.add_argument(
+        "--standardise", choices=typing.get_args(Standardise), default="global", metavar="NAME",
+        help="the numeric columns of tables: by the statistics of all training clients, or of "
+        "each client by its own (default: global)",
+    )  # fmt: skip
+    group.add_argument(
+        "--score", choices=typing.get_args(Metric), metavar="NAME",
+        help="in table and picture, and for the best round: accuracy, f1 (weighted by class) or "
+        "auc; by client it is the unweighted mean over test clients (default: accuracy, of "
+        "covertype f1, of eicu auc)",
     )  # fmt: skip
 
 
@@ -273,19 +309,19 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         f"factory(shape, classes) -> Model or flax module ({_by_dataset('model')})",
     )  # fmt: skip
     group.add_argument(
-        "--epochs", type=_number(float, above=0), metavar="X",
+        "--epochs", type=number(float, above=0), metavar="X",
         help=f"local epochs a round ({_by_dataset('epochs')})",
     )  # fmt: skip
     group.add_argument(
-        "--batch-size", type=_number(int, at_least=1), default=16, metavar="N",
+        "--batch-size", type=number(int, at_least=1), default=16, metavar="N",
         help="samples in a minibatch (default: 16)",
     )  # fmt: skip
     group.add_argument(
-        "--lr", type=_number(float, above=0), metavar="X",
+        "--lr", type=number(float, above=0), metavar="X",
         help=f"learning rate of SGD ({_by_dataset('lr')})",
     )  # fmt: skip
     group.add_argument(
-        "--momentum", type=_number(float, at_least=0, below=1), default=0.9, metavar="X",
+        "--momentum", type=number(float, at_least=0, below=1), default=0.9, metavar="X",
         help="of SGD (default: 0.9)",
     )  # fmt: skip
     group.add_argument(
@@ -297,11 +333,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine and output")
     group.add_argument(
-        "--devices", type=_number(int, at_least=1), metavar="N",
+        "--devices", type=number(int, at_least=1), metavar="N",
         help="devices to use (default: all; on CPU one for each core that this process may use)",
     )  # fmt: skip
     group.add_argument(
-        "--chunk", type=_number(int, at_least=0), metavar="N",
+        "--chunk", type=number(int, at_least=0), metavar="N",
         help="models that a device trains at once, 0 for all (default: 1 on CPU, else 0)",
     )  # fmt: skip
     group.add_argument(
@@ -319,24 +355,9 @@ def _by_dataset(key: str) -> str:
     return "default: " + ", ".join(values)
 
 
-def _number(
-    kind: type[int] | type[float],
-    *,
-    at_least: float = -math.inf,
-    above: float = -math.inf,
-    below: float = math.inf,
-) -> Callable[[str], float]:
-    limits = {"at least": at_least, "above": above, "below": below}
-    wanted = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if math.isfinite(value) and at_least <= value and above < value < below:
-            return value
-        noun = "a whole number" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {noun} {wanted}, got {text!r}")
-
-    return convert
+def _dataset(text: str) -> str:
+    try:
+        parse_dataset(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

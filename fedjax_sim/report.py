@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.metrics import client_accuracy, spread
+from fedjax_sim.metrics import Metric, SetScores, client_accuracy, mean_known, spread
 from fedjax_sim.simulate import Evaluation, Result
 
 MB = 1e6
@@ -61,33 +62,47 @@ class RunFolder:
         self,
         algorithm: str,
         evaluation: Evaluation,
-        seeds: Sequence[int],
+        runs: Sequence[Mapping[str, int]],
         tables: Sequence[NDArray[np.int64]],
         model_bytes: int,
     ) -> None:
-        """Adds a line for each seed to ``metrics.jsonl``; ``tables`` has one entry per seed."""
-        for i, seed in enumerate(seeds):
-            correct, count = evaluation.correct[i], evaluation.total[i]
+        """Adds a line for each run to ``metrics.jsonl``.
+
+        Args:
+            algorithm: its name.
+            evaluation: of R runs.
+            runs: what sets each apart (its seed, its fold).
+            tables: samples per client and class, ``int64[N, M]``, one per seed.
+            model_bytes: bytes of one model.
+        """
+        for i, run in enumerate(runs):
             record = {
                 "algorithm": algorithm,
-                "seed": seed,
+                **run,
                 "round": evaluation.round,
-                "accuracy": float(evaluation.accuracy[i]),
-                "test_loss": float(evaluation.test_loss[i]),
-                "train_loss": float(evaluation.train_loss[i]),
+                **_scores(evaluation.test, i),
+                "test_loss": evaluation.test_loss[i],
+                "train_loss": evaluation.train_loss[i],
                 "bytes_up": int(evaluation.uploads[i]) * model_bytes,
                 "bytes_down": int(evaluation.downloads[i]) * model_bytes,
-                "client_accuracy": spread(client_accuracy(correct, count, tables[i])),
             }
+            if evaluation.test.by_client is None:
+                # Nobody has test samples of its own: what their label mix lets expect.
+                correct, count = evaluation.correct[i], evaluation.total[i]
+                record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
+            if evaluation.validation is not None:
+                record["validation"] = _scores(evaluation.validation, i)
             if evaluation.uncollected is not None:
-                record["accuracy_uncollected"] = float(evaluation.uncollected[i])
-            self._metrics.write(json.dumps(record) + "\n")
+                record["accuracy_uncollected"] = evaluation.uncollected[i]
+            self._metrics.write(json.dumps(_plain(record)) + "\n")
         self._metrics.flush()
 
-    def summarise(self, summary: Mapping[str, Any], results: Mapping[str, Result]) -> None:
+    def summarise(
+        self, summary: Mapping[str, Any], results: Mapping[str, Result], score: Metric
+    ) -> None:
         """Writes ``summary.json`` and ``curves.png`` of the algorithms that have finished."""
         _write_json(self.path / "summary.json", summary)
-        draw_curves(results, self.path / "curves.png")
+        draw_curves(results, self.path / "curves.png", score)
 
     def close(self) -> None:
         """Closes the files."""
@@ -102,37 +117,68 @@ def check_free(path: Path) -> None:
         raise ValueError(f"--out {path} is not empty; name a new folder")
 
 
+def _scores(scores: SetScores, run: int) -> dict[str, Any]:
+    """One run's scores on an evaluation set: pooled, and spread over its clients."""
+    found: dict[str, Any] = {m: getattr(scores.pooled, m)[run] for m in scores.metrics}
+    if scores.by_client is not None:
+        for m in scores.metrics:
+            found[f"client_{m}"] = spread(getattr(scores.by_client, m)[run])
+    return found
+
+
+def _plain(content: Any) -> Any:
+    """As JSON knows it: NaN, a score that does not exist, as null."""
+    if isinstance(content, Mapping):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    if isinstance(content, float):
+        return None if math.isnan(content) else float(content)
+    return content
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
     aside.replace(path)
 
 
-def summarise(result: Result, *, fedavg_bytes: float, clients: int, emd: float) -> dict[str, Any]:
+def summarise(
+    result: Result, *, score: Metric, seeds: int, fedavg_bytes: float, clients: int, emd: float
+) -> dict[str, Any]:
     """What ``summary.json`` says of one algorithm.
 
     Args:
-        result: its run.
-        fedavg_bytes: what FedAvg would have sent, up and down, for one seed.
+        result: its R runs, seed by seed, folds inside.
+        score: the one that tables show.
+        seeds: how many; R is a multiple of it.
+        fedavg_bytes: what FedAvg would have sent, up and down, in one run.
         clients: N.
         emd: measured, mean over seeds.
 
     Returns:
-        Accuracies are fractions, over seeds: of the last round, of each seed's best round, of the
-        mean over its evaluations. Bytes are of one seed; samples per second of all together.
+        Scores are fractions, mean and standard deviation over runs: of the last round, of each
+        run's best round, of the mean over its evaluations, and where there is a validation set
+        of the round that is best there ("validated"). Those that begin with "client" are
+        unweighted means over test clients; "score" is the key of the one that tables show. Bytes
+        are of one run; samples per second of all together.
     """
     last, sent = result.evaluations[-1], traffic(result.evaluations[-1], result.model_bytes)
-    by_seed = {
-        "last": result.accuracy[-1],
-        "best": result.accuracy.max(axis=0),
-        "mean": result.accuracy.mean(axis=0),
-    }
+    by_client = last.test.by_client is not None
     summary: dict[str, Any] = {}
-    for name, values in by_seed.items():
-        summary[f"accuracy_{name}"] = float(values.mean())
-        summary[f"accuracy_{name}_std"] = float(values.std())
+    for of_clients in (False, True)[: 1 + by_client]:
+        for metric in last.test.metrics:
+            name = f"client_{metric}" if of_clients else metric
+            for moment, values in _moments(result, metric, by_client=of_clients).items():
+                known = values[~np.isnan(values)]
+                summary[f"{name}_{moment}"] = float(known.mean()) if len(known) else math.nan
+                summary[f"{name}_{moment}_std"] = float(known.std()) if len(known) else math.nan
+    headline = f"client_{score}" if by_client else score
+    summary["score"] = headline
+    for moment, values in _moments(result, score, by_client=by_client).items():
+        summary[f"score_{moment}_per_run"] = values.tolist()
     return summary | {
-        "accuracy_per_seed": [float(a) for a in result.accuracy[-1]],
+        "accuracy_per_seed": result.accuracy[-1].reshape(seeds, -1).mean(axis=1).tolist(),
         "bytes_up": round(sent.up),
         "bytes_down": round(sent.down),
         "traffic_ratio": sent.total / fedavg_bytes,
@@ -146,6 +192,19 @@ def summarise(result: Result, *, fedavg_bytes: float, clients: int, emd: float) 
         "clients": clients,
         "emd": emd,
     }
+
+
+def _moments(result: Result, metric: Metric, *, by_client: bool) -> dict[str, NDArray[np.float64]]:
+    """``f64[R]`` each."""
+    values = result.series(metric, by_client=by_client)
+    moments = {
+        "last": values[-1],
+        "best": np.fmax.reduce(values, axis=0),
+        "mean": mean_known(values.T),
+    }
+    if result.evaluations[-1].validation is not None:
+        moments["validated"] = result.validated(metric, by_client=by_client)
+    return moments
 
 
 def peak_memory_mb() -> float:
@@ -166,21 +225,24 @@ def versions() -> dict[str, str]:
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Two aligned tables: accuracy and traffic, speed and memory."""
+    """Two aligned tables: the score and traffic, speed and memory."""
+    first = next(iter(summaries.values()))
+    moments = [m for m in ("last", "validated", "best", "mean") if f"{first['score']}_{m}" in first]
 
-    def percent(s: Mapping[str, Any], name: str) -> str:
-        text = f"{100 * s[f'accuracy_{name}']:.2f}"
-        several = len(s["accuracy_per_seed"]) > 1
-        return text + (f" ± {100 * s[f'accuracy_{name}_std']:.2f}" if several else "")
+    def percent(s: Mapping[str, Any], moment: str) -> str:
+        name = f"{s['score']}_{moment}"
+        several = len(s["score_last_per_run"]) > 1
+        return f"{100 * s[name]:.2f}" + (f" ± {100 * s[f'{name}_std']:.2f}" if several else "")
 
-    scores = [["algorithm", "last %", "best %", "mean %", "MB up", "MB down", "traffic/FedAvg"]]
+    titles = [f"{moment} %" for moment in moments]
+    scores = [["algorithm", *titles, "MB up", "MB down", "traffic/FedAvg"]]
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
     ]  # fmt: skip
     for name, s in summaries.items():
         scores.append(
-            [name, *(percent(s, key) for key in ("last", "best", "mean")),
+            [name, *(percent(s, moment) for moment in moments),
              f"{s['bytes_up'] / MB:,.1f}", f"{s['bytes_down'] / MB:,.1f}",
              f"{s['traffic_ratio']:.3f}"]
         )  # fmt: skip
@@ -206,8 +268,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "-" * len(head), *body])
 
 
-def draw_curves(results: Mapping[str, Result], path: Path) -> None:
-    """Draws accuracy against rounds and against bytes sent; bands are ± std over seeds."""
+def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> None:
+    """Draws a score against rounds and against bytes sent; bands are ± std over runs."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -215,8 +277,10 @@ def draw_curves(results: Mapping[str, Result], path: Path) -> None:
     figure = Figure(figsize=(10, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
+    by_client = next(iter(results.values())).evaluations[-1].test.by_client is not None
     for i, (name, result) in enumerate(results.items()):
-        mean, std = 100 * result.accuracy.mean(axis=1), 100 * result.accuracy.std(axis=1)
+        values = 100 * result.series(score, by_client=by_client)
+        mean, std = values.mean(axis=1), values.std(axis=1)
         rounds = [e.round for e in result.evaluations]
         sent = [traffic(e, result.model_bytes).total / MB for e in result.evaluations]
         label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} MB"
@@ -226,8 +290,9 @@ def draw_curves(results: Mapping[str, Result], path: Path) -> None:
         for axis, x in ((left, rounds), (right, sent)):
             axis.plot(x, mean, label=label, linewidth=1.8, **marker, **style)
             axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **style)
-    seeds = next(iter(results.values())).accuracy.shape[1]
-    left.set_ylabel("test accuracy (%)" + (f", mean ± std of {seeds} seeds" if seeds > 1 else ""))
+    runs = values.shape[1]
+    label = f"test {score} (%)" + (", mean over clients" if by_client else "")
+    left.set_ylabel(label + (f", mean ± std of {runs} runs" if runs > 1 else ""))
     left.set_xlabel("rounds")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_xlabel("MB sent, up and down")

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim import tree
-from fedjax_sim.base import Algorithm, Array, ClientData, FedState, LossFn, Metrics, Model
+from fedjax_sim.base import Algorithm, Array, ClientData, LossFn, Model
+from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.execution import Execution, make_execution
-from fedjax_sim.losses import Tally, cross_entropy
-from fedjax_sim.metrics import evaluate
+from fedjax_sim.experiment import Experiment
+from fedjax_sim.losses import MOST_RANKED, cross_entropy
+from fedjax_sim.metrics import Counts, Metric, SetScores, set_scores
 
 
 class Evaluation(NamedTuple):
-    """What is known after some rounds; the leading axis R is seeds.
+    """What is known after some rounds; the leading axis R is runs (seeds, or seeds and folds).
 
     Attributes:
         round: rounds done.
         correct: ``int32[R, M]``, right answers on the test set by class.
         total: ``int32[R, M]``, test samples by class.
-        test_loss: ``f64[R]``, mean.
+        test: scores on the test set.
+        validation: scores on the validation set; None without one.
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
@@ -39,7 +40,8 @@ class Evaluation(NamedTuple):
     round: int
     correct: NDArray[np.int32]
     total: NDArray[np.int32]
-    test_loss: NDArray[np.float64]
+    test: SetScores
+    validation: SetScores | None
     train_loss: NDArray[np.float64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
@@ -48,7 +50,12 @@ class Evaluation(NamedTuple):
     @property
     def accuracy(self) -> NDArray[np.float64]:
         """``f64[R]``, fraction of right answers on the test set."""
-        return np.asarray(self.correct.sum(axis=1) / self.total.sum(axis=1))
+        return self.test.pooled.accuracy
+
+    @property
+    def test_loss(self) -> NDArray[np.float64]:
+        """``f64[R]``, mean over the test set."""
+        return self.test.pooled.loss
 
 
 @dataclasses.dataclass
@@ -58,7 +65,7 @@ class Result:
     Attributes:
         evaluations: in order of rounds.
         variables: ``[R, *p]``, the final models.
-        samples: training samples visited, over all seeds.
+        samples: training samples visited, over all runs.
         steps: local steps that trained.
         executed: local steps that the devices ran, idle lanes included.
         model_bytes: bytes of one model (params and state).
@@ -79,8 +86,39 @@ class Result:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """``f64[evaluations, R]``."""
-        return np.stack([e.accuracy for e in self.evaluations])
+        """``f64[evaluations, R]``, pooled over the test set."""
+        return self.series("accuracy", by_client=False)
+
+    def series(
+        self, metric: Metric, *, by_client: bool, part: Literal["test", "validation"] = "test"
+    ) -> NDArray[np.float64]:
+        """A score after every evaluation, ``f64[evaluations, R]``.
+
+        Args:
+            metric: "accuracy", "f1" or "auc".
+            by_client: the unweighted mean over the clients of the set, instead of the pooled score.
+            part: "test" or "validation".
+
+        Raises:
+            ValueError: if the run did not score that.
+        """
+        sets = [getattr(e, part) for e in self.evaluations]
+        if sets[0] is None or (by_client and sets[0].by_client is None):
+            raise ValueError(f"the run has no {part} set{' by client' if by_client else ''}")
+        found = [getattr(s.by_client.mean() if by_client else s.pooled, metric) for s in sets]
+        if found[0] is None:
+            raise ValueError(f"the run did not score {metric!r}; see auc of simulate")
+        return np.stack(found)
+
+    def validated(self, metric: Metric, *, by_client: bool) -> NDArray[np.float64]:
+        """The test score of the weights that scored best on the validation set, ``f64[R]``.
+
+        Each run has its own best round, by the same score; the first of equals.
+        """
+        choice = self.series(metric, by_client=by_client, part="validation")
+        best = np.nan_to_num(choice, nan=-np.inf).argmax(axis=0)
+        test = self.series(metric, by_client=by_client)
+        return np.take_along_axis(test, best[None], axis=0)[0]
 
 
 class DivergedError(FloatingPointError):
@@ -91,30 +129,38 @@ def simulate(
     algorithm: Algorithm,
     model: Model,
     data: ClientData,
-    test: tuple[Any, Any],
+    test: tuple[Any, Any] | EvalSet,
     *,
     rounds: int,
     classes: int,
     seeds: Sequence[int] = (0,),
     eval_every: int = 1,
+    validation: tuple[Any, Any] | EvalSet | None = None,
+    auc: bool | None = None,
     loss: LossFn = cross_entropy,
     execution: Execution | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the server model on the way.
 
-    Rounds between two evaluations are one XLA program, and seeds are one more leading axis of it.
+    Rounds between two evaluations are one XLA program, and runs are one more leading axis of it.
 
     Args:
         algorithm: e.g. :func:`fedjax_sim.fedavg`.
         model: the model that its local update trains.
-        data: the clients; ``start`` may be ``[R, N + 1]``, a partition for each seed.
-        test: (x, y) of the test set.
+        data: the clients; ``start`` may be ``[R, N + 1]``, a partition for each run.
+        test: (x, y), or samples by client: :func:`fedjax_sim.data.eval_set`, one list for all runs
+          or one for each.
         rounds: local rounds.
         classes: M.
-        seeds: one run for each; they decide initial weights, cohorts, shuffles and dropout.
+        seeds: one of the R runs for each; they decide initial weights, cohorts, shuffles and
+          dropout. Runs that differ in their clients (folds) may share a seed.
         eval_every: rounds between evaluations; the last round is always evaluated.
-        loss: for the test loss.
+        validation: like ``test``, scored at the same rounds: :meth:`Result.validated` then needs no
+          weights kept.
+        auc: whether to compute the area under the ROC curve, which sorts the sets; None: of two
+          classes, where it takes one sort and not M.
+        loss: for the loss on the sets.
         execution: devices; the one that the algorithm was composed with (None: the default).
         on_evaluation: called as soon as each evaluation is known.
 
@@ -145,25 +191,43 @@ def simulate(
     if not seeds:
         raise ValueError("seeds must not be empty")
     check_model(model, data.x, classes)
-    execution = execution or make_execution()
-    programs = Experiment(algorithm, model, loss, execution, data, len(seeds), eval_every)
+    given = {"test": test} if validation is None else {"test": test, "validation": validation}
+    sets = {name: s if isinstance(s, EvalSet) else eval_set(*s) for name, s in given.items()}
+    ranked = classes == 2 if auc is None else auc
+    _check_sets(data, sets, len(seeds), ranked=ranked)
     began = time.perf_counter()
     with _count_programs() as counter:
+        programs = Experiment(
+            algorithm,
+            model,
+            loss,
+            execution or make_execution(),
+            data,
+            tuple(sets.values()),
+            len(seeds),
+            eval_every,
+            ranked=ranked,
+        )
         evaluations: list[Evaluation] = []
-        run = programs.start(data, test, seeds)
+        run = programs.start(seeds)
         totals = np.zeros((5, len(seeds)), np.int64)
         done = 0
         while done < rounds:
             todo = min(eval_every, rounds - done)
-            run, metrics, scores = programs.advance(run, todo)
+            run, metrics, counts = programs.advance(run, todo)
             rows = jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics)
             _check_finite(rows.loss, done, seeds)
             totals += np.stack([a.astype(np.int64).sum(axis=1) for a in rows[1:]])
             done += todo
-            last = done == rounds
-            evaluation = _evaluation(done, scores, rows.loss[:, -1], totals)
-            if last:
-                evaluation = programs.finish(run, evaluation)
+            evaluation = _evaluation(done, counts, rows.loss[:, -1], totals)
+            final = run.state.server
+            collected = programs.finish(run) if done == rounds else None
+            if collected is not None:
+                final = collected.variables
+                totals[3] += np.asarray(collected.uploads)
+                accuracy = evaluation.accuracy
+                evaluation = _evaluation(done, collected.counts, rows.loss[:, -1], totals)
+                evaluation = evaluation._replace(uncollected=accuracy)
             _check_finite(evaluation.test_loss[:, None], done - 1, seeds)
             evaluations.append(evaluation)
             if on_evaluation is not None:
@@ -171,7 +235,7 @@ def simulate(
     samples, steps, executed = (int(n) for n in totals[:3].sum(axis=1))
     return Result(
         evaluations=evaluations,
-        variables=programs.final,
+        variables=final,
         samples=samples,
         steps=steps,
         executed=executed,
@@ -203,178 +267,43 @@ def check_model(model: Model, x: Any, classes: int) -> None:
         )
 
 
-class Run(NamedTuple):
-    """A run between two programs: ``keys key[R]`` and the state of all seeds."""
-
-    keys: Array
-    state: FedState
-
-
-class Experiment:
-    """The XLA programs of one experiment; :func:`simulate` is a loop over them.
-
-    At most three: start, advance, and finish if models are in flight. Each is compiled on first
-    use, and once: ``advance`` takes the number of rounds as data.
-
-    Args:
-        algorithm: what to run.
-        model: the model that its local update trains.
-        loss: for the test loss.
-        execution: devices.
-        data: the clients, for the shapes alone.
-        n_seeds: R.
-        eval_every: the most rounds that one ``advance`` may run.
-    """
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        model: Model,
-        loss: LossFn,
-        execution: Execution,
-        data: ClientData,
-        n_seeds: int,
-        eval_every: int,
-    ) -> None:
-        self.compile_seconds = 0.0
-        self.model_bytes = 0
-        self.final: Any = None
-        self._algorithm, self._model = algorithm, model
-        self._execution, self._every = execution, eval_every
-        self._advance: Any = None
-        axes: dict[str, Any] = {"x": None, "y": None, "index": None}
-        axes["start"] = None if data.start.ndim == 1 else 0
-        self._data_axes: Any = dataclasses.replace(data, **axes)
-        # The round is common to all seeds: unbatched, it keeps branches on it real branches.
-        self._state_axes = FedState(None, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
-        self._n_seeds = n_seeds
-        score = functools.partial(evaluate, model, loss, execution)
-        self._score = self._over_seeds(score, in_axes=(0, None, None))
-
-    def _over_seeds(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Any:
-        """vmap; for one seed no vmap, which would turn branches on the data into selects."""
-        if self._n_seeds > 1:
-            return jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
-
-        def only(*args: Any) -> Any:
-            inner = (_at_axes(lambda a: a[0], x, a) for x, a in zip(args, in_axes, strict=True))
-            return _at_axes(lambda a: a[None], fn(*inner), out_axes)
-
-        return only
-
-    def start(self, data: ClientData, test: tuple[Any, Any], seeds: Sequence[int]) -> Run:
-        """Places the data on the devices and initialises a run for every seed."""
-        put = self._execution.replicated
-        self._data = jax.device_put(data, put)
-        self._test = jax.device_put((np.asarray(test[0]), np.asarray(test[1], np.int32)), put)
-
-        def begin(seed: Array, data: ClientData) -> tuple[Array, FedState]:
-            key = jax.random.key(seed)
-            variables = self._model.init(jax.random.fold_in(key, 0))
-            run_key = jax.random.fold_in(key, 1)
-            return run_key, self._algorithm.init(run_key, variables, data)
-
-        both = self._over_seeds(begin, in_axes=(0, self._data_axes), out_axes=(0, self._state_axes))
-        program = self._compile(
-            lambda s, d: Run(*both(s, d)), np.asarray(seeds, np.uint32), self._data
-        )
-        run: Run = program(np.asarray(seeds, np.uint32), self._data)
-        self.model_bytes = tree.num_bytes(run.state.server) // self._n_seeds
-        return run
-
-    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Tally]:
-        """``todo`` rounds, at most ``eval_every``, and a score."""
-        if self._advance is None:
-            self._advance = self._compile(
-                self._rounds, run, self._data, self._test, np.int32(todo), donate=(0,)
+def _check_sets(data: ClientData, sets: Mapping[str, EvalSet], runs: int, *, ranked: bool) -> None:
+    starts = {"data": data.start, **{name: s.start for name, s in sets.items()}}
+    for name, start in starts.items():
+        if start.ndim == 2 and len(start) != runs:
+            raise ValueError(
+                f"{name}.start has {len(start)} lists of clients, one for each run, but seeds has "
+                f"{runs} runs"
             )
-        out: tuple[Run, Metrics, Tally] = self._advance(run, self._data, self._test, np.int32(todo))
-        return out
-
-    def _rounds(
-        self, run: Run, data: ClientData, test: tuple[Array, Array], todo: Array
-    ) -> tuple[Run, Metrics, Tally]:
-        def one(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-            return self._algorithm.step(jax.random.fold_in(key, state.round), state, data)
-
-        step = self._over_seeds(
-            one,
-            in_axes=(0, self._state_axes, self._data_axes),
-            out_axes=(self._state_axes, 0),
-        )
-        shape = jax.eval_shape(step, run.keys, run.state, data)[1]
-        rows = jax.tree.map(
-            lambda s: jnp.zeros((self._n_seeds, self._every, *s.shape[1:]), s.dtype), shape
-        )
-
-        # A bound that is data: a shorter last stretch needs no program of its own.
-        def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
-            state, rows = carry
-            state, new = step(run.keys, state, data)
-            return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
-
-        state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
-        scores = self._score(state.server, *test)
-        return Run(run.keys, state), rows, scores
-
-    def finish(self, run: Run, last: Evaluation) -> Evaluation:
-        """Collects the models in flight, if any, and scores the result."""
-        self.final = run.state.server
-        if run.state.slots is None:
-            return last
-
-        def collect(run: Run, data: ClientData, test: tuple[Array, Array]) -> Any:
-            gather = self._over_seeds(
-                self._algorithm.collect, in_axes=(self._state_axes, self._data_axes)
+    for name, examples in sets.items():
+        if examples.x.shape[1:] != data.x.shape[1:]:
+            raise ValueError(
+                f"{name}.x must have samples of shape {data.x.shape[1:]} as the clients have, "
+                f"got {examples.x.shape[1:]}"
             )
-            variables, uploads = gather(run.state, data)
-            scores = self._score(variables, *test)
-            return variables, uploads, scores
-
-        program = self._compile(collect, run, self._data, self._test)
-        self.final, uploads, scores = program(run, self._data, self._test)
-        return last._replace(
-            correct=np.asarray(scores.correct),
-            total=np.asarray(scores.total),
-            test_loss=_mean_loss(scores),
-            uploads=last.uploads + np.asarray(uploads, np.int64),
-            uncollected=last.accuracy,
-        )
-
-    def _compile(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
-        began = time.perf_counter()
-        put = self._execution.replicated
-        jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
-        compiled = jitted.lower(*args).compile()
-        self.compile_seconds += time.perf_counter() - began
-        return compiled
-
-
-def _at_axes(change: Callable[[Array], Array], tree: Any, axes: Any) -> Any:
-    """Changes the leaves of ``tree`` whose entry in the vmap prefix ``axes`` is 0."""
-
-    def subtree(axis: int | None, part: Any) -> Any:
-        return part if axis is None else jax.tree.map(change, part)
-
-    return jax.tree.map(subtree, axes, tree, is_leaf=lambda a: a is None)
+        n = examples.index.shape[-1]
+        if ranked and n > MOST_RANKED:
+            raise ValueError(f"auc counts at most {MOST_RANKED:,} samples, {name} has {n:,}")
 
 
 def _evaluation(
-    done: int, scores: Tally, loss: NDArray[np.float32], totals: NDArray[np.int64]
+    done: int,
+    counts: tuple[Counts, ...],
+    loss: NDArray[np.float32],
+    totals: NDArray[np.int64],
 ) -> Evaluation:
+    counts = jax.tree.map(np.asarray, counts)
+    test, *validation = map(set_scores, counts)
     return Evaluation(
         round=done,
-        correct=np.asarray(scores.correct),
-        total=np.asarray(scores.total),
-        test_loss=_mean_loss(scores),
+        correct=counts[0].pooled.correct,  # type: ignore[arg-type]
+        total=counts[0].pooled.total,  # type: ignore[arg-type]
+        test=test,
+        validation=validation[0] if validation else None,
         train_loss=loss.astype(np.float64),
         uploads=totals[3].copy(),
         downloads=totals[4].copy(),
     )
-
-
-def _mean_loss(scores: Tally) -> NDArray[np.float64]:
-    return np.asarray(scores.loss, np.float64) / np.asarray(scores.total).sum(axis=1)
 
 
 def _check_finite(loss: NDArray[Any], done: int, seeds: Sequence[int]) -> None:

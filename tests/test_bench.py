@@ -215,7 +215,7 @@ BAD = {
     "abbreviation": (["--phase", "4"], "--phase"),
     "emd": (["--emd", "1.95"], "--emd=1.95"),
     "emd and partition": (["--emd", "1", "--partition", "iid"], "--partition"),
-    "sampler": (["--partition", "nope(3)"], "dirichlet(alpha)"),
+    "sampler": (["--partition", "nope(3)"], "dirichlet(alpha"),
     "no partition": (["--partition", "nowhere.npz"], "--partition"),
     "dataset": (["--dataset", "nope"], "--dataset"),
     "data_dir": (["--dataset", "mnist", "--model", "mlp", "--data-dir", "nowhere"], "mnist"),

@@ -20,11 +20,12 @@ from scipy import stats
 import fedjax_sim as fs
 from fedjax_sim import receive, redistribution, schedule, selection, weighting
 from fedjax_sim.aggregators import AGGREGATORS
+from fedjax_sim.data import eval_set
 from fedjax_sim.execution import Execution
+from fedjax_sim.experiment import Experiment
 from fedjax_sim.local import shuffled
 from fedjax_sim.losses import cross_entropy
 from fedjax_sim.models import layers
-from fedjax_sim.simulate import Experiment
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -181,10 +182,11 @@ def test_advancing_again_compiles_nothing(
 ) -> None:
     execution = fs.make_execution()
     algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4)
+    sets = (eval_set(*federation.test),)
     programs = Experiment(
-        algorithm, models["logistic"], cross_entropy, execution, federation.data, 1, 3
+        algorithm, models["logistic"], cross_entropy, execution, federation.data, sets, 1, 3
     )
-    run = programs.start(federation.data, federation.test, (0,))
+    run = programs.start((0,))
     run, _, _ = programs.advance(run, 3)
     compiled = []
 

@@ -1,0 +1,213 @@
+"""The XLA programs of one experiment, all its runs (seeds, folds) on one more leading axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import tree
+from fedjax_sim.base import (
+    Algorithm,
+    Array,
+    ClientData,
+    FedState,
+    LossFn,
+    Metrics,
+    Model,
+    PyTree,
+    Variables,
+)
+from fedjax_sim.data import EvalSet
+from fedjax_sim.execution import Execution
+from fedjax_sim.metrics import Counts, evaluate
+
+Sets = tuple[EvalSet, ...]
+
+
+class Run(NamedTuple):
+    """A run between two programs: ``keys key[R]`` and the state of all R runs."""
+
+    keys: Array
+    state: FedState
+
+
+class Collected(NamedTuple):
+    """What :meth:`Experiment.finish` gives; ``[R, ...]``.
+
+    Attributes:
+        variables: the final models.
+        uploads: ``int32[R]``, models sent for it.
+        counts: of the final models, for each evaluation set.
+    """
+
+    variables: Variables
+    uploads: Array
+    counts: tuple[Counts, ...]
+
+
+class Experiment:
+    """The programs; :func:`fedjax_sim.simulate` is a loop over them.
+
+    At most three: start, advance, and finish if models are in flight. Each is compiled on first
+    use, and once: ``advance`` takes the number of rounds as data.
+
+    Args:
+        algorithm: what to run.
+        model: the model that its local update trains.
+        loss: for the evaluation.
+        execution: devices; the arrays of data and sets are placed on them, each once however many
+          hold it.
+        data: the clients.
+        sets: evaluation sets, e.g. (test, validation).
+        runs: R.
+        eval_every: the most rounds that one ``advance`` may run.
+        ranked: see :func:`fedjax_sim.metrics.evaluate`.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        loss: LossFn,
+        execution: Execution,
+        data: ClientData,
+        sets: Sets,
+        runs: int,
+        eval_every: int,
+        *,
+        ranked: bool = False,
+    ) -> None:
+        self.compile_seconds = 0.0
+        self.model_bytes = 0
+        self._algorithm, self._model = algorithm, model
+        self._execution, self._runs, self._every = execution, runs, eval_every
+        self._advance: Any = None
+        self._data, self._sets = self._placed((data, sets))
+        self._data_axes = _axes(data, index=None, start=_axis(data.start))
+        # The round is common to all runs: unbatched, it keeps branches on it real branches.
+        self._state_axes = FedState(None, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
+        set_axes = [_axes(s, index=_axis(s.index), start=_axis(s.start)) for s in sets]
+        self._scorers = [self._over_runs(score, in_axes=(0, axes)) for axes in set_axes]
+
+    def _placed(self, arrays: PyTree) -> PyTree:
+        on_device: dict[int, Array] = {}
+
+        def put(a: Array) -> Array:
+            if id(a) not in on_device:
+                on_device[id(a)] = jax.device_put(a, self._execution.replicated)
+            return on_device[id(a)]
+
+        return jax.tree.map(put, arrays)
+
+    def _over_runs(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Any:
+        """vmap; for one run no vmap, which would turn branches on the data into selects."""
+        if self._runs > 1:
+            return jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
+
+        def only(*args: Any) -> Any:
+            inner = (_at_axes(lambda a: a[0], x, a) for x, a in zip(args, in_axes, strict=True))
+            return _at_axes(lambda a: a[None], fn(*inner), out_axes)
+
+        return only
+
+    def start(self, seeds: Sequence[int]) -> Run:
+        """Initialises R runs."""
+
+        def begin(seed: Array, data: ClientData) -> tuple[Array, FedState]:
+            key = jax.random.key(seed)
+            variables = self._model.init(jax.random.fold_in(key, 0))
+            run_key = jax.random.fold_in(key, 1)
+            return run_key, self._algorithm.init(run_key, variables, data)
+
+        both = self._over_runs(begin, in_axes=(0, self._data_axes), out_axes=(0, self._state_axes))
+        args = (np.asarray(seeds, np.uint32), self._data)
+        run: Run = self._compile(lambda s, d: Run(*both(s, d)), *args)(*args)
+        self.model_bytes = tree.num_bytes(run.state.server) // self._runs
+        return run
+
+    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, tuple[Counts, ...]]:
+        """``todo`` rounds, at most ``eval_every``, and the evaluation of the server model."""
+        args = (run, self._data, self._sets, np.int32(todo))
+        if self._advance is None:
+            self._advance = self._compile(self._rounds, *args, donate=(0,))
+        out: tuple[Run, Metrics, tuple[Counts, ...]] = self._advance(*args)
+        return out
+
+    def _rounds(
+        self, run: Run, data: ClientData, sets: Sets, todo: Array
+    ) -> tuple[Run, Metrics, tuple[Counts, ...]]:
+        def one(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
+            return self._algorithm.step(jax.random.fold_in(key, state.round), state, data)
+
+        step = self._over_runs(
+            one,
+            in_axes=(0, self._state_axes, self._data_axes),
+            out_axes=(self._state_axes, 0),
+        )
+        shape = jax.eval_shape(step, run.keys, run.state, data)[1]
+        rows = jax.tree.map(
+            lambda s: jnp.zeros((self._runs, self._every, *s.shape[1:]), s.dtype), shape
+        )
+
+        # A bound that is data: a shorter last stretch needs no program of its own.
+        def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
+            state, rows = carry
+            state, new = step(run.keys, state, data)
+            return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
+
+        state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
+        return Run(run.keys, state), rows, self._scored(state.server, sets)
+
+    def _scored(self, variables: Variables, sets: Sets) -> tuple[Counts, ...]:
+        return tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+
+    def finish(self, run: Run) -> Collected | None:
+        """Collects the models in flight and evaluates the result; None if there are none."""
+        if run.state.slots is None:
+            return None
+
+        def collect(run: Run, data: ClientData, sets: Sets) -> Collected:
+            gather = self._over_runs(
+                self._algorithm.collect, in_axes=(self._state_axes, self._data_axes)
+            )
+            variables, uploads = gather(run.state, data)
+            return Collected(variables, uploads, self._scored(variables, sets))
+
+        args = (run, self._data, self._sets)
+        out: Collected = self._compile(collect, *args)(*args)
+        return out
+
+    def _compile(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        began = time.perf_counter()
+        put = self._execution.replicated
+        jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
+        compiled = jitted.lower(*args).compile()
+        self.compile_seconds += time.perf_counter() - began
+        return compiled
+
+
+def _axes(arrays: Any, **axes: int | None) -> Any:
+    """The vmap prefix of client data or an evaluation set: the samples are common to all runs."""
+    return dataclasses.replace(arrays, x=None, y=None, **axes)
+
+
+def _axis(integers: Array) -> int | None:
+    """Where integers have an axis of runs."""
+    return None if integers.ndim == 1 else 0
+
+
+def _at_axes(change: Callable[[Array], Array], tree: Any, axes: Any) -> Any:
+    """Changes the leaves of ``tree`` whose entry in the vmap prefix ``axes`` is 0."""
+
+    def subtree(axis: int | None, part: Any) -> Any:
+        return part if axis is None else jax.tree.map(change, part)
+
+    return jax.tree.map(subtree, axes, tree, is_leaf=lambda a: a is None)

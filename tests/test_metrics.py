@@ -1,0 +1,307 @@
+"""Scores against scikit-learn, and evaluation against a loop over samples and clients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+import fedjax_sim as fs
+from fedjax_sim.data import EvalSet, eval_set
+from fedjax_sim.losses import WIN_BITS, cross_entropy, rank_wins, tally
+from fedjax_sim.metrics import Counts, Scores, evaluate, mean_known, set_scores, spread
+from fedjax_sim.partition import Partition, partition_from_lists
+
+CLIENTS, ROOM = 4, 40  # every case fits in one compiled program: the rest is padding
+some = settings(max_examples=80, deadline=None, derandomize=True)
+TIED = np.array([-2.0, -0.5, 0.0, 0.5, 3.0], np.float32)
+
+given_logits = fs.Model(
+    init=lambda key: fs.Variables((), ()),
+    apply=lambda variables, x, *, train, mask=None, key=None: (x, ()),
+)
+
+
+@functools.cache
+def counter(classes: int) -> Any:
+    execution = fs.make_execution(devices=2)
+    return jax.jit(
+        lambda examples: evaluate(
+            given_logits, cross_entropy, execution, fs.Variables((), ()), examples, ranked=True
+        )
+    )
+
+
+def scored(logits: np.ndarray, labels: np.ndarray, sizes: list[int]) -> Any:
+    """Scores of samples that lie client by client, in a buffer of fixed length."""
+    n, classes = logits.shape
+    x = np.concatenate([logits, np.full((ROOM - n, classes), 7, np.float32)])
+    y = np.concatenate([labels, np.zeros(ROOM - n, int)])
+    start = np.cumsum([0, *sizes])
+    examples = eval_set(x, y, Partition(np.arange(ROOM), start))
+    return set_scores(jax.tree.map(np.asarray, counter(classes)(examples)))
+
+
+def auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """By scikit-learn: of class 1 of two, else the mean over the classes that can be ranked."""
+    if logits.shape[1] == 2:
+        columns = {1: logits[:, 1] - logits[:, 0]}
+    else:
+        # JAX's own, so that ties are the same ones; in one shape, so that it compiles once.
+        padded = np.zeros((ROOM, logits.shape[1]), np.float32)
+        padded[: len(logits)] = logits
+        log_p = np.asarray(jax.nn.log_softmax(padded))[: len(logits)]
+        columns = dict(enumerate(log_p.T))
+    known = [
+        sk.roc_auc_score(labels == c, column)
+        for c, column in columns.items()
+        if 0 < (labels == c).sum() < len(labels)
+    ]
+    return float(np.mean(known)) if known else math.nan
+
+
+def expected(logits: np.ndarray, labels: np.ndarray) -> Scores:
+    if not len(labels):
+        return Scores(*np.full(4, math.nan))
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=1, keepdims=True)
+    answers = logits.argmax(axis=1)
+    return Scores(
+        accuracy=sk.accuracy_score(labels, answers),
+        f1=sk.f1_score(labels, answers, average="weighted", zero_division=0),
+        auc=auc(logits, labels),
+        loss=sk.log_loss(labels, p, labels=range(logits.shape[1])),
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@some
+@given(st.data())
+def test_scores_are_those_of_scikit_learn(classes: int, data: st.DataObject) -> None:
+    """Ties, groups of one class, classes that are never answered, clients without samples."""
+    sizes = data.draw(st.lists(st.integers(0, 10), min_size=CLIENTS, max_size=CLIENTS))
+    sizes[data.draw(st.integers(0, CLIENTS - 1))] += 1
+    n = sum(sizes)
+    present = data.draw(st.integers(1, classes))
+    labels = np.array(data.draw(st.lists(st.integers(0, present - 1), min_size=n, max_size=n)))
+    tied = st.sampled_from(TIED.tolist())
+    any_float = st.floats(-8, 8, width=32, allow_subnormal=False)
+    values = st.lists(data.draw(st.sampled_from([tied, any_float])), min_size=n * classes,
+                      max_size=n * classes)  # fmt: skip
+    logits = np.array(data.draw(values), np.float32).reshape(n, classes)
+
+    out = scored(logits, labels, sizes)
+    for name, value in expected(logits, labels)._asdict().items():
+        rel = 1e-6 if name == "loss" else 0  # a sum of float32; all others are counts
+        assert getattr(out.pooled, name) == pytest.approx(value, rel=rel, abs=1e-6, nan_ok=True)
+    ends = np.cumsum(sizes)
+    for k, (first, last) in enumerate(zip(ends - sizes, ends, strict=True)):
+        for name, value in expected(logits[first:last], labels[first:last])._asdict().items():
+            mine = getattr(out.by_client, name)[k]
+            rel = 1e-6 if name == "loss" else 0
+            assert mine == pytest.approx(value, rel=rel, abs=1e-6, nan_ok=True), (name, k)
+
+
+def test_pairs_are_counted_exactly_past_32_bits() -> None:
+    rng = np.random.default_rng(0)
+    n = 300_000
+    score = rng.integers(0, 1000, n).astype(np.float32)
+    positive, group = rng.random(n) < 0.6, np.sort(rng.integers(0, 3, n)) // 2  # 200,000 in group 0
+    out = jax.jit(lambda *a: rank_wins(*a, groups=2))(score, positive, group.astype(np.int32))
+    assert out.dtype == jnp.uint32
+    for g in range(2):
+        own = group == g
+        negatives = np.sort(score[own & ~positive])
+        hits = score[own & positive]
+        twice = sum(np.searchsorted(negatives, hits, side).sum() for side in ("left", "right"))
+        low, high = np.asarray(out[g], np.int64)
+        assert low + (high << WIN_BITS) == twice
+    assert twice > 0
+    assert np.asarray(out, np.int64)[0, 1] << WIN_BITS > 2**32
+
+
+def test_counts_are_exact_where_float32_is_not() -> None:
+    """2**24 + 1 samples of one cell: a float32 counter would stop one short."""
+    n = 2**24 + 1
+    labels = jnp.zeros(n, jnp.int32)
+    t = jax.jit(lambda a: tally(a, a, jnp.ones(n), a, groups=1, classes=1))(labels)
+    assert (int(t.correct[0, 0]), int(t.predicted[0, 0]), int(t.total[0, 0])) == (n, n, n)
+
+
+def numpy_scores(model: fs.Model, variables: Any, examples: EvalSet, run: int) -> Any:
+    """Clients one by one, by scikit-learn."""
+    index, start = np.atleast_2d(examples.index), np.atleast_2d(examples.start)
+    index, start = index[run % len(index)], start[run % len(start)]
+    found = []
+    for first, last in itertools.pairwise(start):
+        rows = index[first:last]
+        if len(rows):
+            logits, _ = model.apply(variables, jnp.asarray(examples.x)[rows], train=False)
+            labels = np.asarray(examples.y)[rows]
+            answers = np.asarray(logits).argmax(axis=1)
+            f1 = sk.f1_score(labels, answers, average="weighted", zero_division=0)
+            found.append((np.mean(labels == answers), f1))
+        else:
+            found.append((math.nan, math.nan))
+    return np.array(found).T
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_by_client_is_a_loop_over_clients(
+    federation: Federation, models: dict[str, fs.Model], devices: int
+) -> None:
+    """Lists that are ragged over runs and clients; the test set of each run is its own."""
+    x, y = federation.test
+    lists = [
+        [range(0, 50), range(60, 61), range(70, 130)],
+        [range(100, 203), range(0, 7)],
+        [range(5, 30), range(30, 31), [2], range(40, 199)],
+    ]
+    examples = eval_set(x, y, [partition_from_lists(own) for own in lists])
+    model = models["logistic"]
+    execution = fs.make_execution(devices=devices)
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05), epochs=2)
+    algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+    result = fs.simulate(
+        algorithm, model, federation.data, examples,
+        rounds=2, classes=3, seeds=(0, 1, 2), validation=federation.test, execution=execution,
+    )  # fmt: skip
+    last = result.evaluations[-1]
+    for r in range(3):
+        variables = jax.tree.map(lambda a, r=r: a[r], result.variables)
+        accuracy, f1 = numpy_scores(model, variables, examples, r)
+        np.testing.assert_allclose(last.test.by_client.accuracy[r], accuracy, atol=1e-12)
+        np.testing.assert_allclose(last.test.by_client.f1[r], f1, atol=1e-6)
+        assert np.isnan(last.test.by_client.accuracy[r]).sum() == 4 - len(lists[r])
+        assert last.test.reported.accuracy[r] == pytest.approx(np.nanmean(accuracy))
+        assert last.total[r].sum() == sum(map(len, lists[r]))
+        logits, _ = model.apply(variables, jnp.asarray(x), train=False)
+        right = np.mean(np.asarray(logits).argmax(axis=1) == y)
+        assert last.validation.pooled.accuracy[r] == pytest.approx(right)
+    assert last.validation.by_client is None
+    assert last.test.pooled.auc is None
+    assert result.xla_programs <= 4
+
+
+def test_a_test_set_is_the_same_in_any_form(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """(x, y); one list for all runs; one for each; by client."""
+    x, y = federation.test
+    n = len(y)
+    whole, cut = Partition(np.arange(n), np.array([0, n])), Partition(np.arange(n), [0, 9, 80, n])
+    model, execution = models["logistic"], fs.make_execution(devices=1)
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05))
+    algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+    forms = [(x, y), eval_set(x, y, whole), eval_set(x, y, [whole, whole]), eval_set(x, y, cut)]
+    pooled = []
+    for test in forms:
+        result = fs.simulate(
+            algorithm, model, federation.data, test,
+            rounds=1, classes=3, seeds=(0, 1), auc=True, execution=execution,
+        )  # fmt: skip
+        pooled.append(result.evaluations[0].test.pooled)
+        assert (result.evaluations[0].test.by_client is None) == (test is not forms[-1])
+    for other in pooled[1:]:
+        assert_trees(pooled[0], other, rtol=1e-6)
+    assert np.isfinite(pooled[0].auc).all()
+
+
+def test_validation_chooses_the_round(federation: Federation, models: dict[str, fs.Model]) -> None:
+    x, y = federation.test
+    half = np.arange(len(y)) < 100
+    model = models["mlp"]
+    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.3, momentum=0.9), batch_size=4)
+    result = fs.simulate(
+        fs.fedavg(local, clients_per_round=2), model, federation.data, (x[half], y[half]),
+        rounds=8, classes=3, seeds=(0, 1, 2), validation=(x[~half], y[~half]),
+    )  # fmt: skip
+    for r, score in enumerate(result.validated("f1", by_client=False)):
+        validation = [e.validation.pooled.f1[r] for e in result.evaluations]
+        assert score == result.evaluations[int(np.argmax(validation))].test.pooled.f1[r]
+    assert (
+        result.validated("f1", by_client=False) != result.series("f1", by_client=False)[-1]
+    ).any()
+    with pytest.raises(ValueError, match="no test set by client"):
+        result.series("accuracy", by_client=True)
+    with pytest.raises(ValueError, match="did not score 'auc'"):
+        result.series("auc", by_client=False)
+
+
+def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -> None:
+    from fedjax_sim.experiment import Experiment
+
+    data = federation.data
+    sets = tuple(eval_set(data.x, data.y, partition_from_lists([rows])) for rows in ([0, 1], [2]))
+    execution = fs.make_execution(devices=1)
+    model = fs.models.logistic((6,), 3)
+    algorithm = fs.fedavg(
+        fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
+    )
+    programs = Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, 1)
+    held = [programs._data.x, *(s.x for s in programs._sets)]
+    assert len({a.unsafe_buffer_pointer() for a in held}) == 1
+
+
+def test_means_leave_out_what_is_unknown() -> None:
+    assert mean_known(np.array([[0.5, np.nan, 1.0]])).tolist() == [0.75]
+    assert math.isnan(spread(np.array([np.nan]))["p10"])
+    assert spread(np.array([np.nan, 2.0])) == {"mean": 2, "std": 0, "min": 2, "p10": 2, "max": 2}
+
+
+def test_counts_of_a_single_client_have_no_second_view() -> None:
+    examples = eval_set(np.eye(3, dtype=np.float32), [0, 1, 2])
+    counts: Counts = counter(3)(examples)
+    assert counts.by_client is None
+    assert counts.pooled.correct.tolist() == [1, 1, 1]
+
+
+def test_labels_of_each_fold_are_its_own() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        eval_set(np.zeros((3, 2)), [0, 1, 0], [Partition(np.arange(2), [0, 2]), Partition([], [0])])
+    with pytest.raises(ValueError, match=r"partition.index has 3; allowed: 0 to 2"):
+        eval_set(np.zeros((3, 2)), [0, 1, 0], partition_from_lists([[3]]))
+    with pytest.raises(ValueError, match="as many rows: got 3 and 2"):
+        eval_set(np.zeros((3, 2)), [0, 1])
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "test runs": (
+        {"test": lambda x, y: eval_set(x, y, [partition_from_lists([[0]])] * 3)},
+        r"test.start has 3 lists of clients, one for each run, but seeds has 2 runs",
+    ),
+    "validation runs": (
+        {"validation": lambda x, y: eval_set(x, y, [partition_from_lists([[0]])])},
+        r"validation.start has 1 lists",
+    ),
+    "test shape": (
+        {"test": lambda x, y: (x[:, :5], y)},
+        r"test.x must have samples of shape \(6,\) as the clients have, got \(5,\)",
+    ),
+    "no samples": ({"test": lambda x, y: (x[:0], y[:0])}, "at least one sample"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_sets_are_refused(
+    federation: Federation, models: dict[str, fs.Model], case: str
+) -> None:
+    change, message = BAD[case]
+    sets = {"test": federation.test} | {k: make(*federation.test) for k, make in change.items()}
+    local = fs.LocalSGD(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=message):
+        fs.simulate(
+            fs.fedavg(local, clients_per_round=2), models["logistic"], federation.data,
+            rounds=1, classes=3, seeds=(0, 1), **sets,
+        )  # fmt: skip
