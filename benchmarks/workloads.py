@@ -1,8 +1,8 @@
 """The federated work that every contestant of `speed.py` does: data, partition and cohorts.
 
-Pixels and labels are random: the speed of a training step does not depend on their values, and
-nothing has to be downloaded. All of it follows from `SEED`: every contestant sees the same samples,
-the same clients and the same cohorts.
+Pixels, tokens, labels and frozen weights are random: the speed of a training step does not depend
+on their values, and nothing has to be downloaded. All of it follows from `SEED`: every contestant
+sees the same samples, the same clients and the same cohorts.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,22 @@ from numpy.typing import NDArray
 
 SEED = 2024
 CLASSES = 10
+VOCABULARY = 80  # of the LSTM: its tokens and its classes
 
-Net = Literal["mlp", "logreg", "cnn", "bn_cnn"]
+Net = Literal["mlp", "logreg", "cnn", "bn_cnn", "lstm", "mobilenet", "mobilenet_tail"]
+
+# MobileNetV2 of width 0.35: expansion, channels and stride of its bottlenecks; the last one and
+# what follows it train, the others are frozen, their BatchNorms folded into the convolutions.
+STEM, TOP, SIDE = 16, 1280, 128
+BOTTLENECKS = (
+    (1, 8, 1),
+    *((6, 8, 2), (6, 8, 1)),
+    *((6, 16, 2), (6, 16, 1), (6, 16, 1)),
+    *((6, 24, 2), (6, 24, 1), (6, 24, 1), (6, 24, 1)),
+    *((6, 32, 1), (6, 32, 1), (6, 32, 1)),
+    *((6, 56, 2), (6, 56, 1), (6, 56, 1)),
+    (6, 112, 1),
+)
 
 
 class Timing(NamedTuple):
@@ -70,7 +84,8 @@ class Workload:
 
     def federation(self) -> Federation:
         """Data and partition, made once per process."""
-        return _federation(self.shape, self.samples, self.clients, self.alpha)
+        values, classes = (VOCABULARY,) * 2 if self.net == "lstm" else (256, CLASSES)
+        return _federation(self.shape, self.samples, self.clients, self.alpha, values, classes)
 
     def cohorts(self, rounds: int) -> NDArray[np.int32]:
         """Clients of the first `rounds` rounds, `[rounds, cohort]`, drawn without replacement."""
@@ -81,11 +96,16 @@ class Workload:
 
 @lru_cache(maxsize=1)
 def _federation(
-    shape: tuple[int, ...], samples: int, clients: int, alpha: float | None
+    shape: tuple[int, ...],
+    samples: int,
+    clients: int,
+    alpha: float | None,
+    values: int,
+    classes: int,
 ) -> Federation:
     rng = np.random.default_rng([SEED, 0])
-    x = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
-    y = rng.integers(0, CLASSES, samples, dtype=np.int32)
+    x = rng.integers(0, values, (samples, *shape), dtype=np.uint8)
+    y = rng.integers(0, classes, samples, dtype=np.int32)
     index = rng.permutation(samples).astype(np.int32)
     if alpha is None:
         sizes = np.full(clients, samples // clients)
@@ -140,6 +160,38 @@ _ALL = (
         cohort=10,
         batch=10,
         max_rounds=100,
+    ),
+    Workload(
+        "W5",
+        "2-layer LSTM of 256 units, windows of 80 characters, 50 clients x 40, cohort 10, B=10",
+        net="lstm",
+        shape=(80,),
+        samples=2_000,
+        clients=50,
+        cohort=10,
+        batch=10,
+    ),
+    Workload(
+        "W6",
+        "MobileNetV2 0.35, frozen trunk at 128x128 in each step, 40 clients x 40, cohort 10, B=10",
+        net="mobilenet",
+        shape=(32, 32, 3),
+        samples=1_600,
+        clients=40,
+        cohort=10,
+        batch=10,
+        lr=0.01,
+    ),
+    Workload(
+        "W7",
+        "the layers of W6 that train, on the trunk's output computed once before",
+        net="mobilenet_tail",
+        shape=(4, 4, 56),
+        samples=1_600,
+        clients=40,
+        cohort=10,
+        batch=10,
+        lr=0.01,
     ),
 )
 WORKLOADS = {workload.name: workload for workload in _ALL}

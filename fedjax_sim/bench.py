@@ -170,7 +170,7 @@ def make_algorithms(
 ) -> dict[str, Algorithm]:
     """The algorithms by name, all with one local update."""
     local = LocalSGD(
-        empirical_risk(model),
+        empirical_risk(model, l2=config.l2),
         optax.sgd(config.lr, momentum=config.momentum or None),
         config.batch_size,
         config.epochs,

@@ -73,6 +73,7 @@ class Config:
         batch_size: B.
         lr: of SGD.
         momentum: of SGD.
+        l2: of :func:`fedjax_sim.objective.empirical_risk`.
         last_batch: see :class:`fedjax_sim.local.LocalSGD`.
         partition: the text of a sampler, or a .npz file.
         seeds: one run for each.
@@ -102,6 +103,7 @@ class Config:
     batch_size: int
     lr: float
     momentum: float
+    l2: float
     last_batch: Literal["keep", "drop", "refill"]
     partition: str
     seeds: tuple[int, ...]
@@ -323,6 +325,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--momentum", type=number(float, at_least=0, below=1), default=0.9, metavar="X",
         help="of SGD (default: 0.9)",
+    )  # fmt: skip
+    group.add_argument(
+        "--l2", type=number(float, at_least=0), default=0.0, metavar="X",
+        help="regularisation: X/2 times the squared norm of matrices and kernels (default: 0)",
     )  # fmt: skip
     group.add_argument(
         "--last-batch", choices=("keep", "drop", "refill"), default="keep",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 from conftest import Federation, assert_trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,9 @@ given_logits = fs.Model(
     init=lambda key: fs.Variables((), ()),
     apply=lambda variables, x, *, train, mask=None, key=None: (x, ()),
 )
+
+
+ranked_pairs = jax.jit(functools.partial(rank_wins, groups=CLIENTS))
 
 
 @functools.cache
@@ -53,36 +57,44 @@ def scored(logits: np.ndarray, labels: np.ndarray, sizes: list[int]) -> Any:
     return set_scores(jax.tree.map(np.asarray, counter(classes)(examples)))
 
 
-def auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """By scikit-learn: of class 1 of two, else the mean over the classes that can be ranked."""
+def auc_limits(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """By scikit-learn: of class 1 of two, else the mean over the classes that can be ranked.
+
+    The rounding of log p decides whether scores of more than two classes tie: between the limits
+    each pair that lies within it is lost, or won.
+    """
     if logits.shape[1] == 2:
-        columns = {1: logits[:, 1] - logits[:, 0]}
+        columns, rounding = {1: logits[:, 1] - logits[:, 0]}, 0.0
     else:
-        # JAX's own, so that ties are the same ones; in one shape, so that it compiles once.
-        padded = np.zeros((ROOM, logits.shape[1]), np.float32)
-        padded[: len(logits)] = logits
-        log_p = np.asarray(jax.nn.log_softmax(padded))[: len(logits)]
-        columns = dict(enumerate(log_p.T))
+        log_p = scipy.special.log_softmax(logits.astype(np.float64), axis=1)
+        columns, rounding = dict(enumerate(log_p.T)), 1e-5
     known = [
-        sk.roc_auc_score(labels == c, column)
-        for c, column in columns.items()
+        [
+            sk.roc_auc_score(labels == c, scores + sign * rounding * (labels == c))
+            for sign in (-1, 1)
+        ]
+        for c, scores in columns.items()
         if 0 < (labels == c).sum() < len(labels)
     ]
-    return float(np.mean(known)) if known else math.nan
+    low, high = np.mean(known, axis=0) if known else (math.nan, math.nan)
+    return low, high
 
 
-def expected(logits: np.ndarray, labels: np.ndarray) -> Scores:
+def check(scores: Scores, logits: np.ndarray, labels: np.ndarray) -> None:
+    """One group's scores against scikit-learn's."""
     if not len(labels):
-        return Scores(*np.full(4, math.nan))
-    p = np.exp(logits.astype(np.float64))
-    p /= p.sum(axis=1, keepdims=True)
+        assert np.isnan(scores).all()
+        return
+    p = scipy.special.softmax(logits.astype(np.float64), axis=1)
     answers = logits.argmax(axis=1)
-    return Scores(
-        accuracy=sk.accuracy_score(labels, answers),
-        f1=sk.f1_score(labels, answers, average="weighted", zero_division=0),
-        auc=auc(logits, labels),
-        loss=sk.log_loss(labels, p, labels=range(logits.shape[1])),
-    )
+    f1 = sk.f1_score(labels, answers, average="weighted", zero_division=0)
+    loss = sk.log_loss(labels, p, labels=range(logits.shape[1]))
+    assert scores.accuracy == pytest.approx(sk.accuracy_score(labels, answers), abs=1e-6)
+    assert scores.f1 == pytest.approx(f1, abs=1e-6)
+    assert scores.loss == pytest.approx(loss, rel=2e-6, abs=1e-6)
+    low, high = auc_limits(logits, labels)
+    assert math.isnan(scores.auc) == math.isnan(low)
+    assert math.isnan(low) or low - 1e-6 <= scores.auc <= high + 1e-6
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -91,26 +103,43 @@ def expected(logits: np.ndarray, labels: np.ndarray) -> Scores:
 def test_scores_are_those_of_scikit_learn(classes: int, data: st.DataObject) -> None:
     """Ties, groups of one class, classes that are never answered, clients without samples."""
     sizes = data.draw(st.lists(st.integers(0, 10), min_size=CLIENTS, max_size=CLIENTS))
-    sizes[data.draw(st.integers(0, CLIENTS - 1))] += 1
+    sizes[data.draw(st.integers(0, CLIENTS - 1))] = 1  # at least one sample, at most ROOM
     n = sum(sizes)
     present = data.draw(st.integers(1, classes))
     labels = np.array(data.draw(st.lists(st.integers(0, present - 1), min_size=n, max_size=n)))
-    tied = st.sampled_from(TIED.tolist())
     any_float = st.floats(-8, 8, width=32, allow_subnormal=False)
-    values = st.lists(data.draw(st.sampled_from([tied, any_float])), min_size=n * classes,
-                      max_size=n * classes)  # fmt: skip
-    logits = np.array(data.draw(values), np.float32).reshape(n, classes)
+    value = data.draw(st.sampled_from([st.sampled_from(TIED.tolist()), any_float]))
+    values = data.draw(st.lists(value, min_size=n * classes, max_size=n * classes))
+    logits = np.array(values, np.float32).reshape(n, classes)
 
     out = scored(logits, labels, sizes)
-    for name, value in expected(logits, labels)._asdict().items():
-        rel = 1e-6 if name == "loss" else 0  # a sum of float32; all others are counts
-        assert getattr(out.pooled, name) == pytest.approx(value, rel=rel, abs=1e-6, nan_ok=True)
+    check(out.pooled, logits, labels)
     ends = np.cumsum(sizes)
     for k, (first, last) in enumerate(zip(ends - sizes, ends, strict=True)):
-        for name, value in expected(logits[first:last], labels[first:last])._asdict().items():
-            mine = getattr(out.by_client, name)[k]
-            rel = 1e-6 if name == "loss" else 0
-            assert mine == pytest.approx(value, rel=rel, abs=1e-6, nan_ok=True), (name, k)
+        own = Scores(*(values[k] for values in out.by_client))
+        check(own, logits[first:last], labels[first:last])
+
+
+@some
+@given(st.data())
+def test_pairs_in_order_are_those_of_scikit_learn(data: st.DataObject) -> None:
+    """Any scores, exactly: of one group, of several, with ties."""
+    size = st.integers(1, ROOM)
+    value = data.draw(
+        st.sampled_from([st.integers(-2, 2), st.floats(-1e3, 1e3, width=32, allow_subnormal=False)])
+    )
+    n = data.draw(size)
+    score = np.zeros(ROOM, np.float32)
+    score[:n] = data.draw(st.lists(value, min_size=n, max_size=n))
+    positive = np.array(data.draw(st.lists(st.booleans(), min_size=ROOM, max_size=ROOM)))
+    group = np.full(ROOM, CLIENTS, np.int32)  # padding
+    group[:n] = data.draw(st.lists(st.integers(0, CLIENTS - 1), min_size=n, max_size=n))
+    wins = np.asarray(ranked_pairs(score, positive, group), np.int64)
+    for g in range(CLIENTS):
+        own, hits = score[group == g], positive[group == g]
+        pairs = hits.sum() * (~hits).sum()
+        expected = sk.roc_auc_score(hits, own) * pairs if pairs else 0
+        assert (wins[g, 0] + (wins[g, 1] << WIN_BITS)) / 2 == pytest.approx(expected, abs=1e-6)
 
 
 def test_pairs_are_counted_exactly_past_32_bits() -> None:

@@ -2,31 +2,64 @@
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import numpy as np
 import optax
-from workloads import CLASSES, Timing, Workload
+from numpy.typing import NDArray
+from workloads import BOTTLENECKS, CLASSES, SEED, SIDE, STEM, TOP, VOCABULARY, Timing, Workload
 
 import fedjax_sim as fs
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
+from fedjax_sim.data import eval_set
+from fedjax_sim.experiment import Experiment, Run
 from fedjax_sim.losses import cross_entropy
-from fedjax_sim.simulate import Experiment, Run
 
 ROUNDS = 4096
 """Cohorts that the program holds; a longer run starts over."""
 
 
 def _model(workload: Workload) -> Model:
+    if workload.net == "lstm":
+        return fs.models.lstm(workload.shape, VOCABULARY)
+    if workload.net == "mobilenet":
+        return fs.models.mobilenet_v2(workload.shape, CLASSES, _weights(), SIDE)
     build = {
         "mlp": fs.models.mlp,
         "logreg": fs.models.logistic,
         "cnn": fs.models.two_conv,
         "bn_cnn": fs.models.cifar_cnn,
+        "mobilenet_tail": partial(fs.models.mobilenet_v2_tail, weights=_weights()),
     }[workload.net]
     half = np.full(workload.shape[-1], 127.5, np.float32)
     return fs.models.with_scaling(build(workload.shape, CLASSES), half, half)
+
+
+def _weights() -> dict[str, NDArray[np.float32]]:
+    """Random weights of MobileNetV2, by the names of Keras."""
+    rng = np.random.default_rng(SEED)
+    arrays = {}
+
+    def add(name: str, norm: str, shape: tuple[int, ...], leaf: str = "kernel") -> None:
+        fan_in = np.prod(shape[:2]) * (shape[2] if leaf == "kernel" else 1)
+        arrays[f"{name}/{leaf}"] = rng.normal(0, np.sqrt(2 / fan_in), shape).astype(np.float32)
+        channels = shape[2] * shape[3] if leaf != "kernel" else shape[3]
+        for part, value in (("gamma", 1), ("beta", 0), ("moving_mean", 0), ("moving_variance", 1)):
+            arrays[f"{norm}/{part}"] = np.full(channels, value, np.float32)
+
+    add("Conv1", "bn_Conv1", (3, 3, 3, STEM))
+    given = STEM
+    for number, (expansion, channels, _) in enumerate(BOTTLENECKS):
+        block, inner = f"block_{number}" if number else "expanded_conv", expansion * given
+        if number:
+            add(f"{block}_expand", f"{block}_expand_BN", (1, 1, given, inner))
+        shape = (3, 3, inner, 1)
+        add(f"{block}_depthwise", f"{block}_depthwise_BN", shape, "depthwise_kernel")
+        add(f"{block}_project", f"{block}_project_BN", (1, 1, inner, channels))
+        given = channels
+    add("Conv_1", "Conv_1_bn", (1, 1, given, TOP))
+    return arrays
 
 
 def _given(cohorts: Array) -> Selection:
@@ -65,8 +98,9 @@ def _session(workload: Workload, devices: int) -> _Session:
         schedule=fs.schedule.every_round(workload.cohort),
         execution=execution,
     )
-    experiment = Experiment(algorithm, model, cross_entropy, execution, data, 1, ROUNDS)
-    run = experiment.start(data, (work.x[:1], work.y[:1]), [0])
+    sets = (eval_set(work.x[:1], work.y[:1]),)
+    experiment = Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, ROUNDS)
+    run = experiment.start([0])
     run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
     return _Session(experiment, run)
 

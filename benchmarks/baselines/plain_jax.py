@@ -14,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from workloads import CLASSES, SEED, Net, Timing, Workload
+from workloads import (
+    BOTTLENECKS,
+    CLASSES,
+    SEED,
+    SIDE,
+    STEM,
+    TOP,
+    VOCABULARY,
+    Net,
+    Timing,
+    Workload,
+)
 
 Variables = Any
 
@@ -60,12 +71,73 @@ class BatchNormCnn(nn.Module):
         return nn.Dense(CLASSES)(x)
 
 
+class Lstm(nn.Module):
+    """Embedding, two LSTM layers, a dense layer on the last step."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Logits of a batch of windows of tokens."""
+        x = nn.Embed(VOCABULARY, 8)(x)
+        for _ in range(2):
+            x = nn.RNN(nn.OptimizedLSTMCell(256))(x)
+        return nn.Dense(VOCABULARY)(x[:, -1])
+
+
+class MobileTrunk(nn.Module):
+    """The layers of MobileNetV2 that are frozen."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Features of a batch of images in [0, 1], enlarged."""
+        x = jax.image.resize(2 * x - 1, (x.shape[0], SIDE, SIDE, 3), "bilinear")
+        x = nn.relu6(nn.Conv(STEM, (3, 3), strides=2)(x))
+        for expansion, channels, stride in BOTTLENECKS[:-1]:
+            inner = expansion * x.shape[-1]
+            y = x if expansion == 1 else nn.relu6(nn.Conv(inner, (1, 1))(x))
+            y = nn.relu6(nn.Conv(inner, (3, 3), strides=stride, feature_group_count=inner)(y))
+            y = nn.Conv(channels, (1, 1))(y)
+            x = x + y if x.shape == y.shape else y
+        return x
+
+
+class MobileTail(nn.Module):
+    """The layers of MobileNetV2 that train."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Logits of a batch of the trunk's features."""
+
+        def norm(x: jax.Array) -> jax.Array:
+            return nn.BatchNorm(use_running_average=False, momentum=0.9)(x)
+
+        inner, channels = 6 * x.shape[-1], BOTTLENECKS[-1][1]
+        x = nn.relu6(norm(nn.Conv(inner, (1, 1), use_bias=False)(x)))
+        x = nn.Conv(inner, (3, 3), feature_group_count=inner, use_bias=False)(x)
+        x = norm(nn.Conv(channels, (1, 1), use_bias=False)(nn.relu6(norm(x))))
+        x = nn.relu6(norm(nn.Conv(TOP, (1, 1), use_bias=False)(x)))
+        return nn.Dense(CLASSES)(x.mean((1, 2)))
+
+
 NETS: dict[Net, nn.Module] = {
     "mlp": Mlp((200, 200)),
     "logreg": Mlp(),
     "cnn": Cnn(),
     "bn_cnn": BatchNormCnn(),
+    "lstm": Lstm(),
+    "mobilenet": MobileTail(),
+    "mobilenet_tail": MobileTail(),
 }
+
+
+def make_prepare(workload: Workload) -> Callable[[jax.Array], jax.Array]:
+    """What becomes of the stored samples before they meet the layers that train."""
+    if workload.net == "lstm":
+        return lambda x: x.astype(jnp.int32)
+    if workload.net != "mobilenet":
+        return lambda x: x.astype(jnp.float32) / 255
+    trunk, x = MobileTrunk(), jnp.zeros((1, *workload.shape))
+    frozen = jax.jit(trunk.init)(jax.random.key(SEED), x)
+    return lambda x: trunk.apply(frozen, x.astype(jnp.float32) / 255)
 
 
 class Padded(NamedTuple):
@@ -89,7 +161,7 @@ def pad(workload: Workload) -> Padded:
 
 def make_round(workload: Workload) -> Callable[..., Variables]:
     """One round of FedAvg: `(variables, data, cohort, round) -> variables`."""
-    net = NETS[workload.net]
+    net, prepare = NETS[workload.net], make_prepare(workload)
     sgd = optax.sgd(workload.lr, workload.momentum or None)
 
     def loss_of(
@@ -106,7 +178,7 @@ def make_round(workload: Workload) -> Callable[..., Variables]:
         def step(carry: Variables, batch: tuple[jax.Array, jax.Array]) -> tuple[Variables, None]:
             (params, state), opt_state = carry
             rows, real = batch
-            x = data.x[rows].astype(jnp.float32) / 255
+            x = prepare(data.x[rows])
             grad, new_state = jax.grad(loss_of, has_aux=True)(params, state, x, data.y[rows], real)
             updates, new_opt_state = sgd.update(grad, opt_state, params)
             new = (optax.apply_updates(params, updates), new_state), new_opt_state
@@ -130,7 +202,7 @@ def make_round(workload: Workload) -> Callable[..., Variables]:
 @lru_cache(maxsize=1)
 def _program(workload: Workload) -> tuple[Callable[..., Variables], Variables, Padded, float]:
     data = pad(workload)
-    x = jnp.zeros((1, *workload.shape))
+    x = make_prepare(workload)(jnp.zeros((1, *workload.shape), jnp.uint8))
     state = dict(NETS[workload.net].init(jax.random.key(SEED), x))
     variables = (state.pop("params"), state)
     began = time.perf_counter()

@@ -17,8 +17,19 @@ from multiprocessing.connection import Connection
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from workloads import CLASSES, SEED, Net, Timing, Workload
+from torch.nn.functional import cross_entropy, interpolate
+from workloads import (
+    BOTTLENECKS,
+    CLASSES,
+    SEED,
+    SIDE,
+    STEM,
+    TOP,
+    VOCABULARY,
+    Net,
+    Timing,
+    Workload,
+)
 
 TRIAL_SECONDS = 0.5
 ALIGN = 16  # floats in a cache line: oneDNN is slower on weights that start elsewhere
@@ -53,18 +64,89 @@ def _bn_cnn() -> nn.Sequential:
     return net.extend((nn.Flatten(), *_mlp(4 * 4 * 128, 128, CLASSES)))
 
 
-NETS: dict[Net, Callable[[], nn.Sequential]] = {
+class _LSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.layers = nn.LSTM(8, 256, num_layers=2, batch_first=True)
+        self.head = nn.Linear(256, VOCABULARY)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.embedding(x))[0][:, -1])
+        return logits
+
+
+class _Bottleneck(nn.Module):
+    """An inverted residual block; without BatchNorms, its convolutions have a bias instead."""
+
+    def __init__(self, given: int, expansion: int, channels: int, stride: int, norm: bool) -> None:
+        super().__init__()
+        inner = expansion * given
+        self.residual = stride == 1 and given == channels
+
+        def layer(n_in: int, n_out: int, size: int = 1, **options: int) -> list[nn.Module]:
+            conv = nn.Conv2d(n_in, n_out, size, padding=size // 2, bias=not norm, **options)  # type: ignore[arg-type]
+            return [conv, nn.BatchNorm2d(n_out)] if norm else [conv]
+
+        self.layers = nn.Sequential(
+            *([*layer(given, inner), nn.ReLU6()] if expansion > 1 else []),
+            *layer(inner, inner, 3, stride=stride, groups=inner),
+            nn.ReLU6(),
+            *layer(inner, channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return x + y if self.residual else y
+
+
+class _Frozen(nn.Module):
+    """The layers of MobileNetV2 that are frozen, hidden from `parameters()`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        trunk = nn.Sequential(nn.Conv2d(3, STEM, 3, stride=2, padding=1), nn.ReLU6())
+        given = STEM
+        for expansion, channels, stride in BOTTLENECKS[:-1]:
+            trunk.append(_Bottleneck(given, expansion, channels, stride, norm=False))
+            given = channels
+        self.hidden = [trunk]
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        x = interpolate(2 * x - 1, (SIDE, SIDE), mode="bilinear")
+        return self.hidden[0].to(x.device)(x)
+
+
+def _mobile_tail() -> nn.Sequential:
+    (*_, (_, given, _), (expansion, channels, stride)) = BOTTLENECKS
+    return nn.Sequential(
+        _Bottleneck(given, expansion, channels, stride, norm=True),
+        nn.Conv2d(channels, TOP, 1, bias=False),
+        nn.BatchNorm2d(TOP),
+        nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(TOP, CLASSES),
+    )
+
+
+NETS: dict[Net, Callable[[], nn.Module]] = {
     "mlp": lambda: _mlp(784, 200, 200, CLASSES),
     "logreg": lambda: _mlp(784, CLASSES),
     "cnn": _cnn,
     "bn_cnn": _bn_cnn,
+    "lstm": _LSTM,
+    "mobilenet": lambda: nn.Sequential(_Frozen(), _mobile_tail()),
+    "mobilenet_tail": _mobile_tail,
 }
 
 
 def load(workload: Workload) -> tuple[Tensor, Tensor]:
-    """Inputs as float32 in [0, 1] and labels, both sorted by client."""
+    """Inputs as float32 in [0, 1], or tokens, and labels, both sorted by client."""
     data = workload.federation()
-    x = torch.from_numpy(data.x[data.index]).float().div_(255)
+    stored = torch.from_numpy(data.x[data.index])
+    x = stored.long() if workload.net == "lstm" else stored.float().div_(255)
     if x.dim() == 4:
         x = x.permute(0, 3, 1, 2)  # a view: channels-last in memory
     return x, torch.from_numpy(data.y[data.index]).long()

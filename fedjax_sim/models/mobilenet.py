@@ -50,9 +50,9 @@ def mobilenet_v2(
     """MobileNetV2 on raw images, of which the last bottleneck and all after it train.
 
     It scales its images itself, to -1 … 1 as in the pretraining, and resizes them. BatchNorms that
-    train use the statistics of the minibatch's real rows, and keep running ones for evaluation;
-    both are averaged over clients. Without what else the authors' code does: crops, flips, dropout,
-    and minibatch statistics in the frozen BatchNorms too.
+    train use the statistics of the minibatch's real rows; their running ones, for evaluation, are
+    part of the model that travels. The authors' code of RADFed also crops and flips, has dropout
+    before the classifier, and uses minibatch statistics in the frozen BatchNorms too.
 
     Args:
         shape: of an image, ``(H, W, 3)``; values are 0 … 255.
