@@ -34,9 +34,10 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
     .. math:: N - 2 \lceil N / F \rceil
 
     clients, equally many in every fold, so that all folds run as one batch; the others, part f + 1
-    and what the rounding leaves (at most two clients), are its validation clients. All folds at once:
-    ``client_data(x, y, [take_clients(p, fold.train) for fold in folds])`` trains, and
-    ``eval_set(x, y, [take_clients(p, fold.test) for fold in folds])`` is scored.
+    and what the rounding leaves (at most two clients), are its validation clients.
+
+    All folds at once: ``client_data(x, y, [take_clients(p, fold.train) for fold in made])`` trains,
+    and ``eval_set(x, y, [take_clients(p, fold.test) for fold in made])`` is scored.
 
     Args:
         clients: N.
