@@ -164,9 +164,10 @@ class Aggregator(Protocol):
     def __call__(self, stacked: PyTree, weights: Array, /) -> PyTree:
         """``[S, *p]``, ``f32[S]`` -> ``[*p]``.
 
-        A row of weight 0 is absent, even if it holds NaN. The result does not depend on the
-        order of rows, is the common row if all are equal, and keeps the dtypes. At least one
-        weight is positive.
+        A row of weight 0 is absent, even if it holds NaN: a slot that is not due, or an empty
+        place on a device (there are some where S is no multiple of the devices). The result does
+        not depend on the order of rows, is the common row if all are equal, and keeps the dtypes.
+        At least one weight is positive.
         """
 
 
