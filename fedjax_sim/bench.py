@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import re
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,15 +21,16 @@ from numpy.typing import NDArray
 from fedjax_sim import report, tree
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Algorithm, Model
+from fedjax_sim.commands import complain, new_folder
 from fedjax_sim.config import Config, parse
 from fedjax_sim.data import Dataset, cache_dir, load_dataset
 from fedjax_sim.execution import Execution, make_execution
-from fedjax_sim.flags import flag, flagged
-from fedjax_sim.local import LocalSGD
+from fedjax_sim.flags import flag, flagged, keywords
+from fedjax_sim.local import local_sgd
 from fedjax_sim.metrics import mean_known
 from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_scaling
 from fedjax_sim.objective import empirical_risk
-from fedjax_sim.partition import Partition, draw_partition, emd, label_table
+from fedjax_sim.partition import Partition, draw_partition, emd, label_table, partition_hash
 from fedjax_sim.problem import Problem, make_partitions, make_problem, population
 from fedjax_sim.simulate import DivergedError, Evaluation, Result, check_model, simulate
 
@@ -88,21 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             setup = build(config)
             folder = open_folder(config, setup)
         except (ValueError, OSError, ImportError) as error:
-            return _complain(f"error: {error}", 2)
+            return complain(PROGRAM, f"error: {error}", 2)
         run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
     except DivergedError as error:
-        return _complain(f"error: {error}{_kept(folder)}", 1)
+        return complain(PROGRAM, f"error: {error}{_kept(folder)}", 1)
     except KeyboardInterrupt:
-        return _complain(f"stopped{_kept(folder)}", 130)
+        return complain(PROGRAM, f"stopped{_kept(folder)}", 130)
     finally:
         if folder is not None:
             folder.close()
     return 0
-
-
-def _complain(message: str, status: int) -> int:
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 def _kept(folder: report.RunFolder | None) -> str:
@@ -169,8 +163,9 @@ def make_algorithms(
     config: Config, model: Model, per_round: int, execution: Execution
 ) -> dict[str, Algorithm]:
     """The algorithms by name, all with one local update."""
-    local = LocalSGD(
-        empirical_risk(model, l2=config.l2),
+    objective = empirical_risk(model, l2=config.l2)
+    local = local_sgd(
+        objective,
         optax.sgd(config.lr, momentum=config.momentum or None),
         config.batch_size,
         config.epochs,
@@ -178,9 +173,12 @@ def make_algorithms(
     )
     made = {}
     for name in config.algorithms:
-        options = {"clients_per_round": per_round, **config.options[name]}
+        function, options = ALGORITHMS[name], dict(config.options[name])
+        common = {"objective": objective, "lr": config.lr, "momentum": config.momentum}
+        options |= {key: common[key] for key in common if key in keywords(function)}
+        options |= {"clients_per_round": per_round, "execution": execution}
         try:
-            made[name] = ALGORITHMS[name](local, execution=execution, **options)
+            made[name] = function(local, **options)
         except ValueError as error:
             message = str(flagged(error, options))
             given = [f"{flag(key)} {value}" for key, value in config.options[name].items()]
@@ -238,14 +236,12 @@ def _imported(name: str) -> Any:
 
 def open_folder(config: Config, setup: Setup) -> report.RunFolder:
     """Makes the run folder, with the settings and the picture of the clients."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    dataset = re.sub(r"[^\w.]+", "_", config.dataset).strip("_")  # of synthetic(0.5, 0.5)
-    default = Path("runs") / f"{dataset}-{config.algo}-{stamp}"
-    path = Path(config.out) if config.out is not None else default
+    path = new_folder(config.dataset, config.algo) if config.out is None else Path(config.out)
     settings = dataclasses.asdict(config) | {
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
         "partitions": [p.name for p in setup.partitions],
+        "partition_hashes": [partition_hash(p) for p in setup.partitions],
     }
     folder = report.RunFolder(path, settings)
     shown = setup.tables[: min(4, len(setup.partitions))]
@@ -297,7 +293,7 @@ def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -
     bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
 
     def record(evaluation: Evaluation) -> None:
-        folder.log(name, evaluation, problem.runs, setup.tables, setup.model_bytes)
+        folder.log(name, evaluation, problem.runs, setup.tables)
         score = float(mean_known(getattr(evaluation.test.reported, config.score)))
         bar.set_postfix_str(f"{config.score} {100 * score:.1f} %", refresh=False)
         bar.update(evaluation.round - bar.n)

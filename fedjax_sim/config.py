@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.commands import add_data_flags
 from fedjax_sim.data import parse_dataset
-from fedjax_sim.data.sources import FORMS
 from fedjax_sim.flags import Parser, documented, flag, keywords, kind, number
 from fedjax_sim.metrics import Metric
 from fedjax_sim.models import MODELS
-from fedjax_sim.partition.samplers import FORMS as SAMPLER_FORMS
+from fedjax_sim.partition.samplers import FORMS
 
-# Set for every algorithm alike, so no flag of one of them.
-_COMMON = ("clients_per_round", "execution")
+# Set for every algorithm alike, by flags of their own or by the command: no flag of one of them.
+_COMMON = ("clients_per_round", "execution", "objective", "lr", "momentum")
 
 Split = Literal["official", "clients", "holdout"]
 Standardise = Literal["global", "local"]
@@ -74,7 +74,7 @@ class Config:
         lr: of SGD.
         momentum: of SGD.
         l2: of :func:`fedjax_sim.objective.empirical_risk`.
-        last_batch: see :class:`fedjax_sim.local.LocalSGD`.
+        last_batch: see :class:`fedjax_sim.local.local_sgd`.
         partition: the text of a sampler, or a .npz file.
         seeds: one run for each.
         split: what is scored, see :mod:`fedjax_sim.problem`.
@@ -236,14 +236,7 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
 def _add_experiment(parser: argparse.ArgumentParser) -> None:
     count = number(int, at_least=1)
     group = parser.add_argument_group("experiment")
-    group.add_argument(
-        "--dataset", type=_dataset, default="digits", metavar="NAME",
-        help=f"one of {', '.join(FORMS)} (default: digits, which needs no download)",
-    )  # fmt: skip
-    group.add_argument(
-        "--data-dir", metavar="DIR",
-        help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)",
-    )  # fmt: skip
+    add_data_flags(group.add_argument)
     group.add_argument(
         "--clients", type=count, metavar="N",
         help="how many in all (default: 40, of natural clients all)",
@@ -269,7 +262,7 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     skew.add_argument(
         "--partition", metavar="TEXT",
-        help=f"a sampler: {', '.join(form.text for form in SAMPLER_FORMS.values())}; or a .npz "
+        help=f"a sampler: {', '.join(form.text for form in FORMS.values())}; or a .npz "
         "file of python -m fedjax_sim.partition, for all seeds (default: --emd)",
     )  # fmt: skip
 
@@ -359,11 +352,3 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 def _by_dataset(key: str) -> str:
     values = [f"{name} {getattr(default, key)}" for name, default in DEFAULTS.items()]
     return "default: " + ", ".join(values)
-
-
-def _dataset(text: str) -> str:
-    try:
-        parse_dataset(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
+from fedjax_sim.commands import deal_seeds
 from fedjax_sim.config import Config, Split, Standardise
 from fedjax_sim.data import (
     Dataset,
@@ -23,7 +24,6 @@ from fedjax_sim.data import (
     standardise_local,
     take_clients,
 )
-from fedjax_sim.flags import flagged
 from fedjax_sim.partition import (
     Partition,
     load_partition,
@@ -58,27 +58,23 @@ def make_partitions(config: Config, dataset: Dataset) -> list[Partition]:
     Raises:
         ValueError: if the settings and the data allow none; names the flag.
     """
-    labels = dataset.train_y
-    if config.partition.endswith(".npz"):
-        try:
-            partitions = [load_partition(config.partition)]
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--partition: {error}") from error
-    else:
-        try:
-            _, sample = parse_sampler(config.partition)
-            groups, features = dataset.train_client, dataset.features
-            partitions = [
-                sample(labels, config.clients, seed, groups=groups, features=features)
-                for seed in config.seeds
-            ]
-        except ValueError as error:
-            message = str(flagged(error, ["clients", "emd"]))
-            where = "" if message.startswith("--") else f"--partition {config.partition}: "
-            raise ValueError(where + message) from error
-    for partition in partitions:
-        validate_partition(partition, len(labels))
-    return partitions
+    text = config.partition
+    try:
+        if text.endswith(".npz"):
+            partition = load_partition(text)
+            validate_partition(partition, len(dataset.train_y))
+            return [partition]
+        _, sample = parse_sampler(text)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--partition: {error}") from error
+    return deal_seeds(
+        sample,
+        dataset,
+        config.clients,
+        config.seeds,
+        origin=f"--partition {text}",
+        flags=["clients", "emd"],
+    )
 
 
 def population(dataset: Dataset, split: Split) -> Dataset:
@@ -178,12 +174,12 @@ def by_holdout(
     whose neighbours overlap: of those it is the last.
     """
     tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
-    whole = [partition for _, partition in _by_seed(partitions, seeds)]
-    parts = [
-        client_holdout(partition, fraction, seed=None if tokens else seed)
-        for seed, partition in _by_seed(partitions, seeds)
-    ]
-    train, test = (list(role) for role in zip(*parts, strict=True))
+    whole, train, test = [], [], []
+    for seed, partition in _by_seed(partitions, seeds):
+        kept, held = client_holdout(partition, fraction, seed=None if tokens else seed)
+        whole.append(partition)
+        train.append(kept)
+        test.append(held)
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
         train, test = (shift_rows(role, len(dataset.train_y)) for role in (train, test))

@@ -14,7 +14,13 @@ import pytest
 from fedjax_sim import bench, models
 from fedjax_sim.base import Model, Variables
 from fedjax_sim.config import Config, parse
-from fedjax_sim.partition import iid, partition_from_lists, save_partition
+from fedjax_sim.partition import (
+    iid,
+    limit_label_emd,
+    partition_from_lists,
+    partition_hash,
+    save_partition,
+)
 from fedjax_sim.simulate import simulate
 
 BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache"]
@@ -80,6 +86,14 @@ def test_summary_is_complete_and_consistent(finished):
         assert {r["bytes_up"] for r in lines if r["round"] == 5} == {s["bytes_up"]}
         assert 0 < s["utilisation"] <= 1
         assert 1 <= s["xla_programs"] <= 4
+
+
+def test_settings_have_the_fingerprint_of_each_partition(finished):
+    settings = json.loads((finished / "config.json").read_text())
+    labels = bench.load_dataset("digits").train_y
+    made = [limit_label_emd(labels, 8, emd=0.9, seed=seed) for seed in (0, 1)]
+    assert settings["partition_hashes"] == [partition_hash(p) for p in made]
+    assert settings["partitions"] == [p.name for p in made]
 
 
 def test_traffic_is_that_counted_by_hand(finished):
@@ -254,6 +268,18 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkey
     assert captured.err.startswith("fedjax_sim.bench: error: ")
     assert captured.err.count("\n") == 1
     assert wanted in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
+    def give_up(*args):
+        raise RuntimeError("the solver stopped: MaxIterations")
+
+    monkeypatch.setattr("fedjax_sim.partition.matched.closest_table", give_up)
+    argv = [*BASE, "--partition", "matched(1, 0.1)", "--out", str(tmp_path / "run")]
+    assert bench.main(argv) == 2
+    wanted = "--partition matched(1, 0.1): the solver stopped: MaxIterations"
+    assert capsys.readouterr().err == f"fedjax_sim.bench: error: {wanted}\n"
     assert list(tmp_path.iterdir()) == []
 
 

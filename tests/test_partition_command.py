@@ -18,6 +18,8 @@ from fedjax_sim.partition import (
     label_table,
     limit_label_emd,
     load_partition,
+    matched_dirichlet,
+    natural,
     parse_sampler,
     partition_hash,
 )
@@ -55,14 +57,14 @@ def test_every_sampler_has_a_request_here():
 @pytest.mark.parametrize("name", ALIKE)
 def test_flags_and_text_give_the_same_partition(name, tmp_path):
     flags, text = ALIKE[name]
-    natural = name == "natural"
-    data = ["--dataset", "synthetic(0, 0)"] if natural else BASE
+    grouped = name == "natural"
+    data = ["--dataset", "synthetic(0, 0)"] if grouped else BASE
     run(tmp_path / "flags", *data, "--sampler", name, *flags)
     run(tmp_path / "text", *data, "--sampler", text)
     by_flags, by_text = (load_partition(tmp_path / way / "seed0.npz") for way in ("flags", "text"))
     assert partition_hash(by_flags) == partition_hash(by_text)
-    dataset = load_dataset("synthetic(0, 0)" if natural else "digits")
-    clients = None if natural else 20
+    dataset = load_dataset("synthetic(0, 0)" if grouped else "digits")
+    clients = None if grouped else 20
     library = parse_sampler(text)[1](dataset.train_y, clients, 0, groups=dataset.train_client)
     assert partition_hash(by_flags) == partition_hash(library)
 
@@ -72,7 +74,7 @@ def test_every_parameter_of_every_sampler_is_a_flag(capsys):
         command.main(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for function in (*SAMPLERS.values(), command.matched_dirichlet):
+    for function in (*SAMPLERS.values(), matched_dirichlet, natural):
         for key in keywords(function, ("seed", "groups", "features")):
             assert "--" + key.replace("_", "-") in text
     assert "--q X ll_q, q: Probability in 0 … 1" in text
@@ -149,7 +151,7 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path, data_dir):
     dataset = load_dataset("covertype", data_dir)
     for name, theta, features in (("without", None, None), ("with", 0.1, dataset.features)):
         run(tmp_path / name, *argv, *([] if theta is None else ["--theta", str(theta)]))
-        wanted = command.matched_dirichlet(
+        wanted = matched_dirichlet(
             dataset.train_y, 5, mu=1, lam=1, theta=theta, features=features, burn_in=0, moves=0,
             seed=0,
         )  # fmt: skip
@@ -192,6 +194,18 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkey
     assert captured.err.startswith("fedjax_sim.partition: error: ")
     assert captured.err.count("\n") == 1
     assert wanted in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
+    def give_up(*args):
+        raise RuntimeError("the solver stopped: MaxIterations")
+
+    monkeypatch.setattr("fedjax_sim.partition.matched.closest_table", give_up)
+    out = ["--out", str(tmp_path / "run")]
+    assert command.main(["--sampler", "matched(1, 0.1)", *BASE, *out]) == 2
+    wanted = "matched: the solver stopped: MaxIterations\n"
+    assert capsys.readouterr().err.endswith(f"fedjax_sim.partition: error: --sampler {wanted}")
     assert list(tmp_path.iterdir()) == []
 
 

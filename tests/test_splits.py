@@ -81,8 +81,7 @@ lists = st.lists(st.integers(1, 30), min_size=1, max_size=8).map(
 @given(lists, st.floats(0.01, 0.99), st.sampled_from([None, 0, 3]))
 def test_holdout_cuts_each_client(partition: Partition, fraction: float, seed: int | None) -> None:
     train, test = client_holdout(partition, fraction, seed=seed)
-    bounds = [np.split(p.index, p.start[1:-1]) for p in (partition, train, test)]
-    for own, kept, held in zip(*bounds, strict=True):
+    for own, kept, held in zip(partition.lists, train.lists, test.lists, strict=True):
         n = len(own)
         assert sorted([*kept, *held]) == sorted(own)
         assert len(held) == (0 if n == 1 else min(max(round(fraction * n), 1), n - 1))
@@ -128,7 +127,7 @@ def test_global_statistics_are_of_the_training_clients_alone() -> None:
 def test_local_statistics_are_each_clients_own() -> None:
     x, partition = table()
     scaled = standardise_local(x, partition, numeric=NUMERIC)
-    for rows in np.split(partition.index, partition.start[1:-1]):
+    for rows in partition.lists:
         alone = standardise_global(x, partition_from_lists([rows]), numeric=NUMERIC)
         np.testing.assert_array_equal(scaled[rows], alone[rows])
     kept, held = client_holdout(partition, 0.3, seed=0)
@@ -166,7 +165,7 @@ def test_folds_of_all_seeds_are_one_batch() -> None:
     n = len(everyone.train_y)
     for r, run in enumerate(problem.runs):
         fold = client_folds(7, 3, seed=run["seed"])[run["fold"]]
-        own = np.split(parts[run["seed"]].index, parts[run["seed"]].start[1:-1])
+        own = parts[run["seed"]].lists
         roles = (problem.data, problem.validation, problem.test)
         for role, clients in zip(roles, fold, strict=True):
             expected = [sorted((own[k] + r * n).tolist()) for k in clients]
@@ -223,7 +222,7 @@ def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
     x = rng.normal(size=(300, 5)) + y[:, None]
     model = fs.models.logistic((5,), 2)
     algorithm = fs.fedavg(
-        fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8), clients_per_round=2
+        fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8), clients_per_round=2
     )
 
     def run(data: Any, test: Any, validation: Any, seeds: list[int]) -> fs.Result:

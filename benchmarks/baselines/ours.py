@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import jax
 import numpy as np
@@ -19,21 +19,25 @@ from fedjax_sim.losses import cross_entropy
 ROUNDS = 4096
 """Cohorts that the program holds; a longer run starts over."""
 
+NETS = {
+    "mlp": fs.models.mlp,
+    "logreg": fs.models.logistic,
+    "cnn": fs.models.two_conv,
+    "bn_cnn": fs.models.cifar_cnn,
+}
+
 
 def _model(workload: Workload) -> Model:
     if workload.net == "lstm":
         return fs.models.lstm(workload.shape, VOCABULARY)
     if workload.net == "mobilenet":
         return fs.models.mobilenet_v2(workload.shape, CLASSES, _weights(), SIDE)
-    build = {
-        "mlp": fs.models.mlp,
-        "logreg": fs.models.logistic,
-        "cnn": fs.models.two_conv,
-        "bn_cnn": fs.models.cifar_cnn,
-        "mobilenet_tail": partial(fs.models.mobilenet_v2_tail, weights=_weights()),
-    }[workload.net]
+    if workload.net == "mobilenet_tail":
+        model = fs.models.mobilenet_v2_tail(workload.shape, CLASSES, _weights())
+    else:
+        model = NETS[workload.net](workload.shape, CLASSES)
     half = np.full(workload.shape[-1], 127.5, np.float32)
-    return fs.models.with_scaling(build(workload.shape, CLASSES), half, half)
+    return fs.models.with_scaling(model, half, half)
 
 
 def _weights() -> dict[str, NDArray[np.float32]]:
@@ -66,11 +70,13 @@ def _given(cohorts: Array) -> Selection:
     """The cohorts that all contestants train, round by round."""
 
     def draw(
-        key: Array, turn: Array, data: ClientData, held: Array, vacant: Array
+        key: Array, turn: Array, data: ClientData, held: Array, vacant: Array, visits: Array
     ) -> tuple[Array, PyTree]:
         return cohorts[turn % ROUNDS], turn + 1
 
-    return Selection(init=lambda data: jax.numpy.int32(0), draw=draw, held=False)
+    return Selection(
+        init=lambda variables, data, execution: jax.numpy.int32(0), draw=draw, held=False
+    )
 
 
 @dataclass
@@ -87,7 +93,7 @@ def _session(workload: Workload, devices: int) -> _Session:
     model = _model(workload)
     work = workload.federation()
     data = fs.ClientData(work.x, work.y, work.index, work.start, int(work.sizes.max()))
-    local = fs.LocalSGD(
+    local = fs.local_sgd(
         fs.empirical_risk(model),
         optax.sgd(workload.lr, momentum=workload.momentum or None),
         batch_size=workload.batch,

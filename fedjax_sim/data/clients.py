@@ -34,10 +34,7 @@ def client_data(x: Any, y: Any, partitions: Partition | Sequence[Partition]) -> 
         >>> data.start.tolist()
         [[0, 2, 4, 6, 8], [8, 10, 12, 14, 16]]
     """
-    single = isinstance(partitions, Partition)
-    many = [partitions] if isinstance(partitions, Partition) else list(partitions)
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
+    many, stacked = as_runs(x, y, partitions)
     clients = {len(p.start) - 1 for p in many}
     if len(clients) != 1:
         raise ValueError(f"partitions must have equally many clients, got {sorted(clients)}")
@@ -49,6 +46,25 @@ def client_data(x: Any, y: Any, partitions: Partition | Sequence[Partition]) -> 
         x=np.asarray(x),  # type: ignore[arg-type]
         y=np.asarray(y, np.int32),  # type: ignore[arg-type]
         index=np.concatenate([p.index for p in many]).astype(np.int32),  # type: ignore[arg-type]
-        start=starts[0] if single else starts,  # type: ignore[arg-type]
+        start=starts[stacked],
         capacity=int(max(np.diff(p.start).max() for p in many)),
     )
+
+
+def as_runs(
+    x: Any, y: Any, partitions: Partition | Sequence[Partition]
+) -> tuple[list[Partition], Any]:
+    """The partitions of all runs, and the part of an array stacked from them that is wanted.
+
+    Returns:
+        A list of one or R partitions; 0 for a single one, whose arrays have no axis of runs, else
+        all.
+
+    Raises:
+        ValueError: if x and y differ in length.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
+    if isinstance(partitions, Partition):
+        return [partitions], 0
+    return list(partitions), slice(None)

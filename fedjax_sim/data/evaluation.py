@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.base import Array
+from fedjax_sim.data.clients import as_runs
 from fedjax_sim.partition.table import Partition
 
 
@@ -65,13 +66,10 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
         >>> two.index.tolist(), two.start.tolist()
         ([[0, 1, 2, 0], [0, 3, 4, 5]], [[0, 2, 3], [0, 4, 4]])
     """
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
     if partitions is None:
         whole = np.arange(len(y), dtype=np.int32)
         partitions = Partition(whole, np.array([0, len(y)], np.int32))
-    single = isinstance(partitions, Partition)
-    many = [partitions] if isinstance(partitions, Partition) else list(partitions)
+    many, stacked = as_runs(x, y, partitions)
     for p in many:
         if not len(p.index):
             raise ValueError("an evaluation set needs at least one sample")
@@ -81,10 +79,9 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
     most, ends = max(len(p.index) for p in many), max(len(p.start) for p in many)
     index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in many])
     start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in many])
-    first: Any = 0 if single else slice(None)
     return EvalSet(
         x=np.asarray(x),  # type: ignore[arg-type]
         y=np.asarray(y, np.int32),  # type: ignore[arg-type]
-        index=index[first].astype(np.int32),
-        start=start[first].astype(np.int32),
+        index=index[stacked].astype(np.int32),
+        start=start[stacked].astype(np.int32),
     )

@@ -88,7 +88,7 @@ def take_clients(partition: Partition, clients: ArrayLike) -> Partition:
     >>> take_clients(p, [2, 0]).index.tolist(), take_clients(p, [2, 0]).start.tolist()
     ([3, 4, 5, 0, 1], [0, 3, 5])
     """
-    lists = np.split(partition.index, partition.start[1:-1])
+    lists = partition.lists
     return partition_from_lists([lists[k] for k in np.asarray(clients)], partition.name)
 
 
@@ -120,7 +120,7 @@ def client_holdout(
         raise ValueError(f"fraction must be above 0 and below 1, got {fraction}")
     rng = None if seed is None else np.random.default_rng(seed)
     kept, held = [], []
-    for own in np.split(partition.index, partition.start[1:-1]):
+    for own in partition.lists:
         order = own if rng is None else rng.permutation(own)
         n = len(own)
         out = min(max(round(fraction * n), 1), n - 1)

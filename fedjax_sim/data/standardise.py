@@ -75,8 +75,7 @@ def standardise_local(
             f"got {len(fit.start) - 1}"
         )
     out = x.astype(np.float32)
-    owned = (np.split(p.index, p.start[1:-1]) for p in (clients, fit))
-    for rows, fitted in zip(*owned, strict=True):
+    for rows, fitted in zip(clients.lists, fit.lists, strict=True):
         out[rows] = _scaled(x[rows], *statistics(x[fitted], numeric))
     return out
 

@@ -2,38 +2,27 @@
 
 import argparse
 import json
-import re
 import shlex
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.data import Dataset, load_dataset, parse_dataset, pooled
-from fedjax_sim.data.sources import FORMS as DATASET_FORMS
+from fedjax_sim.commands import add_data_flags, complain, deal_seeds, new_folder
+from fedjax_sim.data import Dataset, load_dataset, pooled
 from fedjax_sim.flags import Parser, documented, flag, flagged, keywords, kind, number
 from fedjax_sim.partition.draw import draw_partition, draw_skew
-from fedjax_sim.partition.matched import matched_dirichlet
-from fedjax_sim.partition.natural import natural
 from fedjax_sim.partition.report import SkewReport, skew_report
 from fedjax_sim.partition.samplers import FORMS, SAMPLERS, bind_sampler, parse_form
-from fedjax_sim.partition.table import Partition, save_partition, validate_partition
+from fedjax_sim.partition.table import Partition, save_partition
 from fedjax_sim.report import check_free, versions
 
 PROGRAM = "fedjax_sim.partition"
 DEFAULT = "emd(1.4)"
 DRAWN = 4  # partitions that can still be read side by side
-
-# Under two names SAMPLERS has adapters; the parameters are those of what they call.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **SAMPLERS,
-    "matched": matched_dirichlet,
-    "natural": natural,
-}
 NO_FLAGS = ("seed", "groups", "features")
 
 
@@ -81,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         reports = [skew_report(dataset.train_y, p, dataset.classes) for p in partitions]
         write_folder(request, partitions, reports, shlex.join(["python", "-m", PROGRAM, *argv]))
     except (ValueError, OSError, ImportError) as error:
-        return _complain(f"error: {error}", 2)
+        return complain(PROGRAM, f"error: {error}", 2)
     except KeyboardInterrupt:
-        return _complain("stopped; nothing was written", 130)
+        return complain(PROGRAM, "stopped; nothing was written", 130)
     print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
     part = "training and test" if request.pool else "training"
     print(f"\n{dataset.name}, {part} samples; partitions, report and pictures: {request.out}")
@@ -98,11 +87,6 @@ def bench_command(request: Request) -> list[str]:
     if request.data_dir is not None:
         command += ["--data-dir", request.data_dir]
     return [*command, "--split", "clients"] if request.pool else command
-
-
-def _complain(message: str, status: int) -> int:
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
-    return status
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -121,15 +105,8 @@ def parse(argv: Sequence[str]) -> Request:
     ('ll', {'labels_per_client': 2, 'fraction': 0.875}, 20)
     """
     given = vars(_parser().parse_args(argv))
-    try:
-        parse_dataset(given["dataset"])
-    except ValueError as error:
-        raise ValueError(f"--dataset: {error}") from error
     name, options = _sampler(given)
     clients, out = given["clients"], given["out"]
-    if out is None:
-        plain = re.sub(r"[^\w.]+", "_", given["dataset"]).strip("_")  # of synthetic(0.5, 0.5)
-        out = f"runs/{plain}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Request(
         dataset=given["dataset"],
         data_dir=given["data_dir"],
@@ -138,7 +115,7 @@ def parse(argv: Sequence[str]) -> Request:
         options=options,
         clients=40 if clients is None and name != "natural" else clients,
         seeds=given["seeds"],
-        out=Path(out),
+        out=new_folder(given["dataset"], name) if out is None else Path(out),
     )
 
 
@@ -149,7 +126,7 @@ def _sampler(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         name, options = (text, {}) if text in SAMPLERS else parse_form(text)
     except ValueError as error:
         raise flagged(error, ["sampler"]) from error
-    own = keywords(FUNCTIONS[name], NO_FLAGS)
+    own = keywords(SAMPLERS[name], NO_FLAGS)
     for key in sorted(given.keys() & _users().keys()):
         if key not in own:
             flags = ", ".join(map(flag, own)) or "none"
@@ -166,7 +143,7 @@ def _sampler(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _users() -> dict[str, list[str]]:
     """All parameters of samplers, and the samplers that each of them belongs to."""
     users: dict[str, list[str]] = {}
-    for name, function in FUNCTIONS.items():
+    for name, function in SAMPLERS.items():
         for key in keywords(function, NO_FLAGS):
             users.setdefault(key, []).append(name)
     return users
@@ -184,14 +161,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--dataset", default="digits", metavar="NAME",
-        help=f"one of {', '.join(DATASET_FORMS)} (default: digits, which needs no download)",
-    )  # fmt: skip
-    add(
-        "--data-dir", metavar="DIR",
-        help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)",
-    )  # fmt: skip
+    add_data_flags(add)
     add(
         "--pool", action="store_true",
         help="deal the test samples too, as RADFed does; for bench --split clients or holdout",
@@ -215,7 +185,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     group = parser.add_argument_group("flags of the samplers")
     for key, names in _users().items():
-        function = FUNCTIONS[names[0]]
+        function = SAMPLERS[names[0]]
         parameter = keywords(function)[key]
         needed = parameter.default is parameter.empty
         default = "needed" if needed else f"default: {parameter.default}"
@@ -234,25 +204,15 @@ def make_partitions(request: Request, dataset: Dataset) -> list[Partition]:
     """
     from tqdm import tqdm
 
-    sample = bind_sampler(request.sampler, request.options)
-    partitions = []
-    # disable=None: no bar where stderr is a file.
-    for seed in tqdm(range(request.seeds), desc=request.sampler, unit="seed", disable=None):
-        try:
-            partition = sample(
-                dataset.train_y,
-                request.clients,
-                seed,
-                groups=dataset.train_client,
-                features=dataset.features,
-            )
-        except (ValueError, RuntimeError) as error:  # the second one where a solver gives up
-            message = str(flagged(error, ["clients", *request.options]))
-            where = "" if message.startswith("--") else f"--sampler {request.sampler}: "
-            raise ValueError(where + message) from error
-        validate_partition(partition, len(dataset.train_y))
-        partitions.append(partition)
-    return partitions
+    return deal_seeds(
+        bind_sampler(request.sampler, request.options),
+        dataset,
+        request.clients,
+        # disable=None: no bar where stderr is a file.
+        tqdm(range(request.seeds), desc=request.sampler, unit="seed", disable=None),
+        origin=f"--sampler {request.sampler}",
+        flags=["clients", *request.options],
+    )
 
 
 def over_seeds(reports: Sequence[SkewReport]) -> str:

@@ -5,6 +5,7 @@ client make any partition look more skewed than its sampler.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -102,12 +103,8 @@ def ll_settings(emd: float, classes: int, clients: int | None = None) -> list[tu
     >>> [(t, round(f, 4)) for t, f in ll_settings(1.4, 10)]
     [(1, 0.7778), (2, 0.875), (3, 1.0)]
     """
-    choices = [
-        (t, emd * classes / (2 * (classes - t)))
-        for t in _labels_per_client("ll(t, f)", emd, classes, clients)
-    ]
-    # The margin takes 1.0000000000000002 for the 1 that it is.
-    return [(t, min(f, 1.0)) for t, f in choices if f <= 1 + 1e-9]
+    labels_per_client = _labels_per_client("ll(t, f)", emd, classes, clients)
+    return _up_to_one((t, emd * classes / (2 * (classes - t))) for t in labels_per_client)
 
 
 def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[tuple[int, float]]:
@@ -132,10 +129,8 @@ def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[
     >>> [(t, round(q, 4)) for t, q in ll_q_settings(1.4, 10)]
     [(1, 0.8), (2, 0.9), (3, 1.0)]
     """
-    choices = [
-        (t, emd / 2 + t / classes) for t in _labels_per_client("ll_q(t, q)", emd, classes, clients)
-    ]
-    return [(t, min(q, 1.0)) for t, q in choices if q <= 1 + 1e-9]
+    labels_per_client = _labels_per_client("ll_q(t, q)", emd, classes, clients)
+    return _up_to_one((t, emd / 2 + t / classes) for t in labels_per_client)
 
 
 def q_setting(emd: float, classes: int) -> float:
@@ -194,6 +189,11 @@ def dirichlet_alpha(emd: float, classes: int, clients: int) -> float:
             f"clients: allowed {least:.2g} to {most:.4g}"
         )
     return math.exp(brentq(excess, low, high, xtol=1e-4))
+
+
+def _up_to_one(settings: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Those with a share of 1 at most; the margin takes 1.0000000000000002 for the 1 that it is."""
+    return [(t, min(share, 1.0)) for t, share in settings if share <= 1 + 1e-9]
 
 
 def _labels_per_client(form: str, emd: float, classes: int, clients: int | None) -> range:

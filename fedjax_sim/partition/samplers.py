@@ -1,5 +1,6 @@
 """Samplers by name, with their text form for the command line and their expected EMD."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from fedjax_sim.partition.robin_hood import robin_hood
 from fedjax_sim.partition.table import Partition
 
 
+@functools.wraps(natural)
 def _natural(
     labels: ArrayLike, clients: int | None, *, groups: ArrayLike | None, seed: int, **options: Any
 ) -> Partition:
@@ -44,6 +46,7 @@ def _natural(
     return partition
 
 
+@functools.wraps(matched_dirichlet)
 def _matched(
     labels: ArrayLike,
     clients: int,
@@ -73,7 +76,8 @@ class Form(NamedTuple):
 
     Attributes:
         text: Its text form, optional arguments in brackets.
-        sampler: `(labels, clients, *, seed, **arguments, **inputs) -> Partition`.
+        sampler: `(labels, clients, *, seed, **arguments, **inputs) -> Partition`; an adapter wraps
+            what it calls, whose signature and docstring then make the flags.
         arguments: Names of all arguments in the order of the text, and what reads each one.
         required: How many of them must be given.
         expected: `(classes, clients, **arguments)` -> EMD on balanced labels, or None if unknown.

@@ -30,6 +30,15 @@ class Partition:
         """Samples per client n_k, int64 [N]."""
         return np.diff(self.start).astype(np.int64)
 
+    @property
+    def lists(self) -> list[NDArray[np.int32]]:
+        """Each client's positions, N views int32 [n_k] of `index`.
+
+        >>> Partition(np.array([0, 3, 1]), np.array([0, 2, 2, 3])).lists
+        [array([0, 3]), array([], dtype=int64), array([1])]
+        """
+        return np.split(self.index, self.start[1:-1])
+
 
 def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partition:
     """Build a partition from one list of positions per client.
