@@ -19,7 +19,7 @@ from fedjax_sim.base import Algorithm, ClientData, Model, Variables
 from fedjax_sim.compose import compose
 from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.execution import Execution, make_execution
-from fedjax_sim.local import LocalSGD
+from fedjax_sim.local import local_sgd
 from fedjax_sim.objective import empirical_risk
 from fedjax_sim.simulate import DivergedError, Evaluation, Result, simulate
 
@@ -32,7 +32,6 @@ __all__ = [
     "DivergedError",
     "Evaluation",
     "Execution",
-    "LocalSGD",
     "Model",
     "Result",
     "Variables",
@@ -43,6 +42,7 @@ __all__ = [
     "empirical_risk",
     "fedavg",
     "load_dataset",
+    "local_sgd",
     "make_execution",
     "models",
     "partition",

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import dispatch as dispatches
 from fedjax_sim import receive as receives
 from fedjax_sim import redistribution as redistributions
 from fedjax_sim import server as servers
 from fedjax_sim import tree
-from fedjax_sim.aggregators.mean import mean
 from fedjax_sim.base import (
     Aggregator,
     Algorithm,
     Array,
     ClientData,
+    Cohort,
+    Dispatch,
     FedState,
+    LocalInfo,
     LocalUpdate,
     Metrics,
+    Probe,
     PyTree,
     Receive,
     Redistribution,
     Schedule,
+    Screen,
     Selection,
     Server,
     Slots,
+    Traffic,
+    Trained,
     Variables,
 )
-from fedjax_sim.execution import Execution, client_sizes, make_execution
+from fedjax_sim.execution import (
+    Execution,
+    Visits,
+    client_sizes,
+    make_execution,
+    samples_of,
+    visits,
+)
 from fedjax_sim.weighting import by_samples
 
 
@@ -38,11 +53,14 @@ def compose(
     *,
     selection: Selection,
     schedule: Schedule,
+    dispatch: Dispatch | None = None,
     redistribution: Redistribution = redistributions.keep,
     receive: Receive | None = None,
-    weighting: Callable[[Array], Array] = by_samples,
-    aggregator: Aggregator = mean,
+    weighting: Callable[[Array, Array], Array] = by_samples,
+    screens: Sequence[Screen] = (),
+    aggregator: Aggregator = tree.mean,
     server: Server | None = None,
+    probes: Mapping[str, Probe] | None = None,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""One local round of every federated algorithm.
@@ -51,136 +69,354 @@ def compose(
 
         slots   <- redistribute(slots)
         clients <- the selection's, for slots without one
-        slots   <- the server model if the slot was due last round, else receive(slot)
+        slots   <- the dispatch's model if the slot was due last round, else receive(slot)
         slots   <- local update on those clients
-        server  <- server update(aggregate(due slots, weights))
+        server  <- server update(aggregate(screens(due slots, weights)))
 
     Args:
         local: trains one model on one client.
         selection: which client each slot visits.
         schedule: which slots are due when; it also fixes the number of slots.
+        dispatch: which model a slot starts from; default the server model.
         redistribution: where models go between rounds.
         receive: what a slot that was not due takes from the server; default nothing.
-        weighting: ``n_k int32[S] -> a_k f32[S]``.
-        aggregator: ``([S, *p], a_k) -> [*p]``.
+        weighting: ``(n_k int32[P], seen int32[P]) -> a_k f32[P]``.
+        screens: change models and weights before they are aggregated, in order.
+        aggregator: ``([P, *p], a_k) -> [*p]``.
         server: how the server model moves; default it is replaced.
+        probes: measure rounds, by name.
         execution: devices and chunks; default :func:`fedjax_sim.execution.make_execution`.
 
     Returns:
         An :class:`fedjax_sim.base.Algorithm` of pure functions.
     """
-    receive = receive or receives.nothing()
-    server = server or servers.replace()
-    execution = execution or make_execution()
-    count = len(schedule.group)
-    places = execution.places(count)
-    carried = schedule.period > 1
+    loop = _Loop(
+        local,
+        selection,
+        schedule,
+        dispatch or dispatches.latest(),
+        redistribution,
+        receive or receives.nothing(),
+        weighting,
+        tuple(screens),
+        aggregator,
+        server or servers.replace(),
+        dict(probes or {}),
+        execution or make_execution(),
+    )
+    return Algorithm(
+        init=loop.init,
+        step=loop.step,
+        collect=loop.collect,
+        evaluated=loop.evaluated,
+        traffic=loop.traffic,
+        slots=loop.slots,
+    )
 
-    def init(key: Array, variables: Variables, data: ClientData) -> FedState:
+
+class _Task(NamedTuple):
+    """What a place needs besides models and memory."""
+
+    key: Array
+    visit: Visits
+    fresh: Array
+    tag: PyTree
+
+
+class _Loop(NamedTuple):
+    """The parts, and the functions that they make."""
+
+    local: LocalUpdate
+    selection: Selection
+    schedule: Schedule
+    dispatch: Dispatch
+    redistribution: Redistribution
+    receive: Receive
+    weighting: Callable[[Array, Array], Array]
+    screens: tuple[Screen, ...]
+    aggregator: Aggregator
+    server: Server
+    probes: dict[str, Probe]
+    execution: Execution
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return len(self.schedule.group)
+
+    @property
+    def carried(self) -> bool:
+        """Whether models are in flight from one round to the next."""
+        return self.schedule.period > 1
+
+    def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         del key
-        clients = data.start.shape[-1] - 1
-        if clients < count:
+        if _clients(data) < self.slots:
             raise ValueError(
-                f"clients_per_round must be at most the {clients} clients, got {count}"
+                f"clients_per_round must be at most the {_clients(data)} clients, got {self.slots}"
             )
-        seats = jnp.minimum(jnp.arange(places, dtype=jnp.int32), count)
-        slots = Slots(tree.stack_copies(variables, places), seats, seats) if carried else None
-        return FedState(
+        state = FedState(
             round=jnp.int32(0),
             server=variables,
             server_samples=jnp.float32(0),
-            opt_state=server.init(variables),
-            slots=slots,
-            selection=selection.init(data),
+            opt_state=self.server.init(variables),
+            slots=None,
+            selection=self.selection.init(variables, data, self.execution),
+            memory=tree.stack_copies(self.local.memory(variables), _clients(data)),
+            shared=self.local.shared(variables),
+            dispatch=self.dispatch.init(variables),
+            screens=tuple(screen.init(variables, data) for screen in self.screens),
+            probes={name: probe.init(variables, data) for name, probe in self.probes.items()},
+        )
+        return state._replace(slots=self._at_rest(state, data)) if self.carried else state
+
+    def _at_rest(self, state: FedState, data: ClientData) -> Slots:
+        """The slots before the first round, in which all are fresh."""
+        places = self.execution.places(self.slots)
+        id_ = jnp.minimum(jnp.arange(places, dtype=jnp.int32), self.slots)
+        _, info, tag = jax.eval_shape(lambda: self._first_visit(state, data))
+        none = jnp.zeros(places, jnp.int32)
+        info, tag = jax.tree.map(lambda a: jnp.zeros((places, *a.shape), a.dtype), (info, tag))
+        return Slots(
+            variables=tree.stack_copies(state.server, places),
+            id=id_,
+            client=jnp.where(id_ < self.slots, id_, _clients(data)),
+            visits=none,
+            seen=none,
+            info=info,
+            tag=tag,
         )
 
-    def visit(key: Array, state: FedState, data: ClientData) -> tuple[Slots, Array, PyTree]:
-        """Slots as the clients receive them, which of them are fresh, the selection's state."""
-        held = seat = jnp.arange(count, dtype=jnp.int32)
-        if state.slots is not None:
-            here = jnp.arange(places, dtype=jnp.int32)
-            seat = seat.at[state.slots.id].set(here, mode="drop")  # an empty place has id S
-            held = state.slots.client[seat]
-        fresh = schedule.due(state.round - 1) | (state.round == 0)
-        vacant = fresh if selection.held else jnp.ones(count, bool)
-        clients, chosen = selection.draw(
-            jax.random.fold_in(key, 0), state.selection, data, held, vacant
-        )
-        # The order in which a cohort was drawn must not show, not even in the last bit of a sum.
-        clients = clients[jnp.lexsort((clients, jnp.asarray(schedule.group)))]
-        order = execution.seats(client_sizes(data, clients))
-        models = state.server  # common to all, unless models are in flight
-        if state.slots is not None:
-            source = redistribution(jax.random.fold_in(key, 1), count)
-            models = tree.take(state.slots.variables, seat[source[order]])
-        nobody = data.start.shape[0] - 1
-        clients = jnp.where(order < count, clients[order], nobody)
-        order, clients, fresh = execution.replicate((order, clients, fresh[order]))
-        return Slots(models, order, clients), fresh, chosen
+    def _first_visit(self, state: FedState, data: ClientData) -> tuple[PyTree, LocalInfo, PyTree]:
+        """Message, report and tag of a visit, for their shapes."""
+        key = jax.random.key(0)
+        task = visits(data, jnp.zeros(1, jnp.int32), peers=self.local.peers)
+        client = tree.take(task, jnp.int32(0)).view(samples_of(data), data)
+        received, tag = self.dispatch.send(key, state.dispatch, state.server, client)
+        memory = self.local.memory(state.server)
+        trained = self.local.train(key, received, client, memory, state.shared)
+        return trained.message, trained.info, tag
 
-    def step(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-        slots, fresh, chosen = visit(key, state, data)
-        sizes, real = client_sizes(data, slots.client), slots.id < count
-        models = slots.variables
-        if carried:
-            corrected = jax.vmap(receive.correct, in_axes=(None, None, 0, 0))(
-                state.server, state.server_samples, models, sizes.astype(jnp.float32)
+    def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
+        slots, fresh, chosen = self._place(key, state, data)
+        trained, tag = self._train(key, state, data, slots, fresh)
+        memory, shared = self._learnt(state, data, slots.client, trained)
+        visited = slots.client < _clients(data)
+        slots = self._moved(slots, fresh, visited, trained, tag, client_sizes(data, slots.client))
+        due = self.schedule.due(state.round)[slots.id] & (slots.id < self.slots)
+        cohort = self._cohort(state, slots, data)
+        new = self._absorb(key, state, slots, cohort, due)
+        measured = {
+            name: probe.measure(
+                jax.random.fold_in(key, 6 + i),
+                state.probes[name],
+                new.server,
+                slots.variables,
+                cohort,
             )
-            models = tree.select_rows(fresh, tree.stack_copies(state.server, places), corrected)
-        local_key = jax.random.fold_in(key, 2)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
-        sizes, keys = execution.replicate((sizes, keys))
-        trained, info, executed = execution.train(
-            local, keys, models, data, slots.client, common=not carried
-        )
-
-        due = schedule.due(state.round)[slots.id] & real
-        new_server, opt_state, samples = _absorb(state, trained, sizes, due)
-        moved = real & (not selection.held)
-        visited = info.samples.astype(jnp.float32)
+            for i, (name, probe) in enumerate(self.probes.items())
+        }
+        moved = visited & (not self.selection.held)
+        samples = trained.info.samples.astype(jnp.float32)
         metrics = Metrics(
             # Nobody visits a sample where every last batch is dropped: that is no divergence.
-            loss=jnp.sum(info.loss * visited) / jnp.maximum(jnp.sum(visited), 1),
-            samples=jnp.sum(info.samples),
-            steps=jnp.sum(info.steps),
-            executed=jnp.sum(executed),
-            uploads=jnp.sum(due | moved, dtype=jnp.int32),
-            downloads=jnp.sum(real & (fresh | moved | receive.downloads), dtype=jnp.int32),
+            loss=jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1),
+            samples=jnp.sum(trained.info.samples),
+            steps=jnp.sum(trained.info.steps),
+            executed=jnp.sum(self.execution.executed(trained.info.steps)),
+            uploads=jnp.sum(visited & (due | moved), dtype=jnp.int32),
+            downloads=jnp.sum(visited & (fresh | moved | self.receive.downloads), dtype=jnp.int32),
+            visits=jnp.sum(visited, dtype=jnp.int32),
+            probes={k: v for values, _ in measured.values() for k, v in values.items()},
         )
-        new = FedState(
+        new = new._replace(
             round=state.round + 1,
-            server=new_server,
-            server_samples=samples,
-            opt_state=opt_state,
-            slots=slots._replace(variables=trained) if carried else None,
-            selection=chosen,
+            slots=slots if self.carried else None,
+            selection=self.selection.update(chosen, slots.client, trained.info),
+            memory=memory,
+            shared=shared,
+            probes={name: state for name, (_, state) in measured.items()},
         )
         return new, metrics
 
+    def _place(self, key: Array, state: FedState, data: ClientData) -> tuple[Slots, Array, PyTree]:
+        """The slots before training, which of them are fresh, the selection's state."""
+        count, nobody = self.slots, _clients(data)
+        held = seat = jnp.arange(count, dtype=jnp.int32)
+        counts = jnp.zeros(count, jnp.int32)
+        source = seat
+        if state.slots is not None:
+            here = jnp.arange(len(state.slots.id), dtype=jnp.int32)
+            seat = seat.at[state.slots.id].set(here, mode="drop")  # an empty place has id S
+            held = state.slots.client[seat]
+            source = self.redistribution(jax.random.fold_in(key, 1), count)
+        mixed = source.ndim == 2
+        if state.slots is not None:
+            counts = state.slots.visits[seat if mixed else seat[source]]
+        fresh = self.schedule.due(state.round - 1) | (state.round == 0)
+        vacant = fresh if self.selection.held else jnp.ones(count, bool)
+        clients, chosen = self.selection.draw(
+            jax.random.fold_in(key, 0),
+            state.selection,
+            data,
+            held,
+            vacant,
+            jnp.where(fresh, 0, counts),
+        )
+        # The order in which a cohort was drawn must not show, not even in the last bit of a sum.
+        clients = clients[jnp.lexsort((clients, jnp.asarray(self.schedule.group)))]
+        order = self.execution.seats(client_sizes(data, clients))
+        if state.slots is None:
+            carry = Slots((), order, order, order, order, (), ())  # type: ignore[arg-type]
+        elif mixed:
+            by_slot = tree.take(state.slots, seat)
+            models = tree.mix(source, by_slot.variables)
+            carry = tree.take(by_slot._replace(variables=models), order)
+        else:
+            carry = tree.take(state.slots, seat[source[order]])
+        clients = jnp.where(order < count, clients[order], nobody)
+        order, clients, fresh = self.execution.replicate((order, clients, fresh[order]))
+        return carry._replace(id=order, client=clients), fresh, chosen
+
+    def _train(
+        self, key: Array, state: FedState, data: ClientData, slots: Slots, fresh: Array
+    ) -> tuple[Trained, PyTree]:
+        """One local update per place, ``[P]``, and the dispatch's tags."""
+
+        def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
+            server, samples, sent, shared = common
+            model, memory = own
+            client = task.visit.view(pixels, data)
+            send_key = jax.random.fold_in(task.key, 2**31 - 1)
+            received, tag = self.dispatch.send(send_key, sent, server, client)
+            if self.carried:
+                n_k = client.size.astype(jnp.float32)
+                corrected = self.receive.correct(server, samples, model, n_k)
+                received, tag = jax.tree.map(
+                    lambda a, b: jnp.where(task.fresh, a, b), (received, tag), (corrected, task.tag)
+                )
+            return self.local.train(task.key, received, client, memory, shared), tag
+
+        local_key = jax.random.fold_in(key, 2)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
+        tasks = _Task(keys, visits(data, slots.client, peers=self.local.peers), fresh, slots.tag)
+        common = (state.server, state.server_samples, state.dispatch, state.shared)
+        own = (slots.variables, tree.take(state.memory, slots.client))
+        return self.execution.run(
+            visit, samples_of(data), common, own, self.execution.replicate(tasks)
+        )
+
+    def _learnt(
+        self, state: FedState, data: ClientData, client: Array, trained: Trained
+    ) -> tuple[PyTree, PyTree]:
+        """What the clients keep, and what they share, after their visits."""
+        memory = jax.tree.map(
+            lambda kept, rows: kept.at[client].set(rows, mode="drop"), state.memory, trained.memory
+        )
+        shared = self.local.absorb(
+            state.shared, trained.message, client_sizes(data, client), _clients(data)
+        )
+        return memory, shared
+
+    def _moved(
+        self,
+        slots: Slots,
+        fresh: Array,
+        visited: Array,
+        trained: Trained,
+        tag: PyTree,
+        sizes: Array,
+    ) -> Slots:
+        """The slots after training."""
+        since = jnp.where(fresh, 0, 1) if self.carried else jnp.zeros_like(sizes)
+        info = trained.info
+        if self.carried:  # a slot that rested keeps its last report
+            info = tree.select_rows(visited, info, slots.info)
+        return Slots(
+            variables=trained.variables,
+            id=slots.id,
+            client=slots.client,
+            visits=since * slots.visits + visited.astype(jnp.int32),
+            seen=since * slots.seen + sizes,
+            info=info,
+            tag=tag,
+        )
+
+    def _cohort(self, state: FedState, slots: Slots, data: ClientData) -> Cohort:
+        return Cohort(
+            server=state.server,
+            client=slots.client,
+            samples=client_sizes(data, slots.client),
+            info=slots.info,
+            tag=slots.tag,
+            data=data,
+        )
+
     def _absorb(
-        state: FedState, models: Variables, sizes: Array, due: Array
-    ) -> tuple[Variables, PyTree, Array]:
-        def collect_due(_: None) -> tuple[Variables, PyTree, Array]:
-            weights = execution.replicate(jnp.where(due, weighting(sizes), 0))
-            aggregate = aggregator(models, weights)
-            moved, opt_state = server.update(aggregate, state.server, state.opt_state)
-            return moved, opt_state, jnp.sum(jnp.where(due, sizes, 0)).astype(jnp.float32)
+        self, key: Array, state: FedState, slots: Slots, cohort: Cohort, due: Array
+    ) -> FedState:
+        """The server's part of the state after it took the models that are due, if any is."""
+        # The clients' part would only be carried through the branches.
+        state = state._replace(slots=None, selection=(), memory=(), shared=(), probes=())
 
-        if not carried:
-            return collect_due(None)
-        unchanged = (state.server, state.opt_state, state.server_samples)
-        return jax.lax.cond(jnp.any(due), collect_due, lambda _: unchanged, None)
+        def take_due(_: None) -> FedState:
+            counted = due & (slots.visits > 0)
+            weights = jnp.where(counted, self.weighting(cohort.samples, slots.seen), 0)
+            models, weights, screened = slots.variables, self.execution.replicate(weights), []
+            for i, (screen, kept) in enumerate(zip(self.screens, state.screens, strict=True)):
+                screen_key = jax.random.fold_in(jax.random.fold_in(key, 3), i)
+                models, weights, kept = screen.apply(screen_key, kept, models, weights, cohort)
+                screened.append(kept)
+            moved, opt_state = self.server.update(
+                jax.random.fold_in(key, 4),
+                self.aggregator(models, weights),
+                state.server,
+                state.opt_state,
+                cohort.data,
+            )
+            return state._replace(
+                server=moved,
+                server_samples=jnp.sum(jnp.where(counted, cohort.samples, 0)).astype(jnp.float32),
+                opt_state=opt_state,
+                dispatch=self.dispatch.absorb(state.dispatch, moved, models, weights, cohort),
+                screens=tuple(screened),
+            )
 
-    def collect(state: FedState, data: ClientData) -> tuple[Variables, Array]:
+        if not self.carried:
+            return take_due(None)
+        return jax.lax.cond(jnp.any(due), take_due, lambda _: state, None)
+
+    def collect(self, state: FedState, data: ClientData) -> tuple[Variables, Array]:
         if state.slots is None:
             return state.server, jnp.int32(0)
-        slots, due = state.slots, schedule.due(state.round - 1)
-        sizes, real = client_sizes(data, slots.client), slots.id < count
+        slots, due = state.slots, self.schedule.due(state.round - 1)
+        key = jax.random.fold_in(jax.random.key(0), state.round)
         everyone = jax.lax.cond(
             jnp.all(due),  # then the server has just absorbed them all
             lambda: state.server,
-            lambda: _absorb(state, slots.variables, sizes, real)[0],
+            lambda: (
+                self._absorb(
+                    key, state, slots, self._cohort(state, slots, data), slots.id < self.slots
+                ).server
+            ),
         )
-        return everyone, jnp.sum(~due & selection.held, dtype=jnp.int32)
+        return everyone, jnp.sum(~due & self.selection.held, dtype=jnp.int32)
 
-    return Algorithm(init=init, step=step, collect=collect, slots=count)
+    def evaluated(self, state: FedState, data: ClientData) -> Variables:
+        """The mean of all models where there is no server, else the server's."""
+        return self.collect(state, data)[0] if self.schedule.never else state.server
+
+    def traffic(self, variables: Variables, data: ClientData) -> Traffic:
+        def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
+            once = self._replace(schedule=self.schedule._replace(period=1))  # no slots
+            state = once.init(jax.random.key(0), variables, data)
+            return self._first_visit(state, data)[0], state.shared
+
+        message, shared = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
+        down = self.server.download_bytes or tree.num_bytes
+        return Traffic(self.local.upload_bytes(variables), down(variables), message, shared)
+
+
+def _clients(data: ClientData) -> int:
+    """N; also the number of nobody, the client of a place that is empty or rests."""
+    return data.start.shape[-1] - 1

@@ -1,14 +1,15 @@
 """How work on many models runs: over devices, and on each device in chunks of a vmap.
 
-This module knows no algorithm. It runs ``fn(shared, model, task)`` for a stack of tasks. A vmap
-from outside (over seeds, say) is merged into the same stack, so that a device sees one flat list
-of tasks whatever axes the user maps over.
+This module knows no algorithm. It runs ``fn(constants, common, own, task)`` for a stack of tasks.
+A vmap from outside (over seeds, say) is merged into the same stack, so that a device sees one flat
+list of tasks whatever axes the user maps over.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,12 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import tree
-from fedjax_sim.base import Array, ClientData, ClientView, LocalInfo, LocalUpdate, PyTree, Variables
+from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 
 AXIS = "clients"
 
-TaskFn = Callable[[PyTree, PyTree, PyTree], PyTree]
-"""``(shared, model, task) -> result``."""
+TaskFn = Callable[[PyTree, PyTree, PyTree, PyTree], PyTree]
+"""``(constants, common, own, task) -> result``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,64 +64,25 @@ class Execution:
         return -(-count // len(self.devices)) * len(self.devices)
 
     def run(
-        self, fn: TaskFn, shared: PyTree, models: PyTree, tasks: PyTree, *, common: bool = False
+        self, fn: TaskFn, constants: PyTree, common: PyTree, own: PyTree, tasks: PyTree
     ) -> PyTree:
-        """``fn(shared, model, task)`` for every task; returns ``[T, ...]``.
+        """``fn(constants, common, own, task)`` for every task; returns ``[T, ...]``.
 
         Args:
             fn: what to do.
-            shared: the same for all tasks; vmap must not batch it.
-            models: ``[T, *p]``, one for each task, or ``[*p]`` if ``common``: then it is never
-              copied T times.
+            constants: the same for all tasks; vmap must not batch it.
+            common: ``[*p]``, the same for all tasks, but each index of a vmap may have its own: a
+              server model. Never copied T times.
+            own: ``[T, *p]``, one for each task; () for none.
             tasks: ``[T, ...]``, small: keys and integers; T a multiple of the devices (see
               :meth:`places`).
-            common: whether all tasks use the same model.
         """
-        if not common:
-            return _flattened(lambda sh, _, t: self._spread(fn, sh, t[0], None, t[1]))(
-                shared, (), (models, tasks)
-            )
         count = len(jax.tree.leaves(tasks)[0])
-        pool = jax.tree.map(lambda a: a[None], models)
-        return _flattened(lambda sh, p, t: self._spread(fn, sh, p, t[0], t[1]))(
-            shared, pool, (jnp.zeros(count, jnp.int32), tasks)
+        pool = jax.tree.map(lambda a: a[None], common)
+        rows = jnp.zeros(count, jnp.int32)
+        return _flattened(lambda c, p, t: self._spread(fn, c, p, *t))(
+            constants, pool, (rows, own, tasks)
         )
-
-    def train(
-        self,
-        local: LocalUpdate,
-        keys: Array,
-        variables: Variables,
-        data: ClientData,
-        clients: Array,
-        *,
-        common: bool = False,
-    ) -> tuple[Variables, LocalInfo, Array]:
-        """One local update per place.
-
-        Args:
-            local: the local update.
-            keys: ``key[P]``, one per place.
-            variables: ``[P, *p]``, the models that the clients receive, or ``[*p]`` if ``common``.
-            data: the population.
-            clients: ``int32[P]``, the client that each place trains on; N, a client without
-              samples, for an empty place: no step is taken there.
-            common: whether all clients receive the same model.
-
-        Returns:
-            The trained ``[P, *p]``, ``LocalInfo [P]``, and the steps ``int32[P]`` that the device
-            spent on each place (its chunk's longest).
-        """
-
-        def update(shared: PyTree, model: Variables, task: PyTree) -> PyTree:
-            (x, y, index), (key, start, size) = shared, task
-            return local(key, model, ClientView(x, y, index, start, size, data.capacity))
-
-        start, size = data.start[clients], client_sizes(data, clients)
-        trained, info = self.run(
-            update, (data.x, data.y, data.index), variables, (keys, start, size), common=common
-        )
-        return trained, info, self.executed(info.steps)
 
     def seats(self, cost: Array) -> Array:
         """Deals tasks to places so that the devices have equal work.
@@ -165,43 +127,44 @@ class Execution:
         return _flattened(longest)((), (), steps)
 
     def _spread(
-        self, fn: TaskFn, shared: PyTree, models: PyTree, rows: Array | None, tasks: PyTree
+        self, fn: TaskFn, constants: PyTree, pool: PyTree, rows: Array, own: PyTree, tasks: PyTree
     ) -> PyTree:
-        """Deals T tasks to the devices in equal blocks; ``rows`` are their models in a pool."""
-        count, n_devices = len(jax.tree.leaves(tasks)[0]), len(self.devices)
+        """Deals T tasks to the devices in equal blocks; ``rows`` are theirs in the pool."""
+        count, n_devices = len(rows), len(self.devices)
         if n_devices == 1:
-            return self._on_device(fn, shared, models, rows, tasks)
+            return self._on_device(fn, constants, pool, rows, own, tasks)
         if count % n_devices:
             raise ValueError(f"tasks must be a multiple of the {n_devices} devices, got {count}")
         block = count // n_devices
 
-        def on_device(shared: PyTree, models: PyTree, rows: Array | None, tasks: PyTree) -> PyTree:
+        def on_device(
+            constants: PyTree, pool: PyTree, rows: Array, own: PyTree, tasks: PyTree
+        ) -> PyTree:
             # Each device cuts its block out of the whole list: handing it a shard of something
             # so small would cost a collective.
             mine = jax.lax.axis_index(AXIS) * block + jnp.arange(block, dtype=jnp.int32)
-            rows = None if rows is None else rows[mine]
-            return self._on_device(fn, shared, models, rows, tree.take(tasks, mine))
+            return self._on_device(fn, constants, pool, rows[mine], own, tree.take(tasks, mine))
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
         return jax.shard_map(
             on_device,
             mesh=self.mesh,
-            in_specs=(whole, split if rows is None else whole, whole, whole),
+            in_specs=(whole, whole, whole, split, whole),
             out_specs=split,
             check_vma=False,
-        )(shared, models, rows, tasks)
+        )(constants, pool, rows, own, tasks)
 
     def _on_device(
-        self, fn: TaskFn, shared: PyTree, models: PyTree, rows: Array | None, tasks: PyTree
+        self, fn: TaskFn, constants: PyTree, pool: PyTree, rows: Array, own: PyTree, tasks: PyTree
     ) -> PyTree:
-        def one(item: tuple[PyTree, PyTree]) -> PyTree:
-            model, task = item
-            return fn(shared, model if rows is None else tree.take(models, model), task)
+        def one(item: tuple[Array, PyTree, PyTree]) -> PyTree:
+            row, own, task = item
+            return fn(constants, tree.take(pool, row), own, task)
 
-        items = (models if rows is None else rows, tasks)
+        items = (rows, own, tasks)
         if self.chunk == 1:
             return jax.lax.map(one, items)
-        if self.chunk is None or self.chunk >= len(jax.tree.leaves(tasks)[0]):
+        if self.chunk is None or self.chunk >= len(rows):
             return jax.vmap(one)(items)
         return jax.lax.map(one, items, batch_size=self.chunk)
 
@@ -210,6 +173,57 @@ def client_sizes(data: ClientData, clients: Array) -> Array:
     """n_k of ``clients int32[S]``: ``int32[S]``; 0 for client N, who is nobody."""
     # Indexing clamps, so that both ends of client N's stretch are the last entry of start.
     return data.start[clients + 1] - data.start[clients]
+
+
+class Visits(NamedTuple):
+    """Integers that say which clients to visit: tasks of :meth:`Execution.run`, ``[T]`` each.
+
+    Attributes:
+        client: ``int32[T]``, k.
+        start: ``int32[T]``, see :class:`fedjax_sim.base.ClientView`.
+        size: ``int32[T]``.
+        budget: ``int32[T]`` or None.
+        starts: ``int32[T, N + 1]`` or None.
+    """
+
+    client: Array
+    start: Array
+    size: Array
+    budget: Array | None
+    starts: Array | None
+
+    def view(self, pixels: tuple[Array, Array, Array], data: ClientData) -> ClientView:
+        """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
+        return ClientView(
+            *pixels,
+            start=self.start,
+            size=self.size,
+            capacity=data.capacity,
+            id=self.client,
+            budget=self.budget,
+            starts=self.starts,
+            copies=data.copies,
+        )
+
+
+def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
+    """Where the samples of ``clients int32[T]`` lie; client N is nobody, without samples.
+
+    Args:
+        data: the population.
+        clients: ``int32[T]``.
+        peers: whether the visits need ``ClientView.starts``.
+    """
+    budget = None
+    if data.budget is not None:
+        budget = jnp.where(clients < len(data.budget), data.budget[clients], 0)
+    starts = jnp.broadcast_to(data.start, (len(clients), len(data.start))) if peers else None
+    return Visits(clients, data.start[clients], client_sizes(data, clients), budget, starts)
+
+
+def samples_of(data: ClientData) -> tuple[Array, Array, Array]:
+    """x, y and index: constants of :meth:`Execution.run`."""
+    return data.x, data.y, data.index
 
 
 def make_execution(
@@ -249,17 +263,17 @@ def _flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[...,
     """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
 
     Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
-    into grouped ones. ``run(shared, pool, (rows, ...))`` where the pool is not empty: the pools
+    into grouped ones. ``run(constants, pool, (rows, ...))`` where the pool is not empty: the pools
     are merged too, and the rows shifted to match.
     """
 
     @custom_vmap
-    def flat(shared: PyTree, pool: PyTree, tasks: PyTree) -> PyTree:
-        return run(shared, pool, tasks)
+    def flat(constants: PyTree, pool: PyTree, tasks: PyTree) -> PyTree:
+        return run(constants, pool, tasks)
 
     @flat.def_vmap
     def _(
-        size: int, batched: PyTree, shared: PyTree, pool: PyTree, tasks: PyTree
+        size: int, batched: PyTree, constants: PyTree, pool: PyTree, tasks: PyTree
     ) -> tuple[PyTree, PyTree]:
         if any(jax.tree.leaves(batched[0])):
             raise ValueError("pooled arrays cannot be batched by vmap: pool them, batch the index")
@@ -272,10 +286,10 @@ def _flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[...,
         if jax.tree.leaves(pool):
             pool = jax.tree.map(merged, pool, batched[1])
             depth = len(jax.tree.leaves(pool)[0]) // size
-            rows, rest = tasks
+            rows, *rest = tasks
             shift = jnp.repeat(jnp.arange(size, dtype=jnp.int32) * depth, len(rows) // size)
-            tasks = (rows + shift, rest)
-        out = flat(shared, pool, tasks)
+            tasks = (rows + shift, *rest)
+        out = flat(constants, pool, tasks)
         out = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out)
         return out, jax.tree.map(lambda _: True, out)
 

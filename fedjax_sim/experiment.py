@@ -22,6 +22,7 @@ from fedjax_sim.base import (
     Metrics,
     Model,
     PyTree,
+    Traffic,
     Variables,
 )
 from fedjax_sim.data import EvalSet
@@ -86,13 +87,16 @@ class Experiment:
     ) -> None:
         self.compile_seconds = 0.0
         self.model_bytes = 0
+        self.traffic = Traffic(0, 0, 0, 0)
         self._algorithm, self._model = algorithm, model
         self._execution, self._runs, self._every = execution, runs, eval_every
         self._advance: Any = None
         self._data, self._sets = self._placed((data, sets))
-        self._data_axes = _axes(data, index=None, start=_axis(data.start))
+        own = _axis(data.start)
+        self._data_axes = _axes(data, index=None, start=own, budget=own, root=own)
         # The round is common to all runs: unbatched, it keeps branches on it real branches.
-        self._state_axes = FedState(None, 0, 0, 0, 0, 0)  # type: ignore[arg-type]
+        axes: list[Any] = [0 if name != "round" else None for name in FedState._fields]
+        self._state_axes = FedState(*axes)
         score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
         set_axes = [_axes(s, index=_axis(s.index), start=_axis(s.start)) for s in sets]
         self._scorers = [self._over_runs(score, in_axes=(0, axes)) for axes in set_axes]
@@ -130,7 +134,10 @@ class Experiment:
         both = self._over_runs(begin, in_axes=(0, self._data_axes), out_axes=(0, self._state_axes))
         args = (np.asarray(seeds, np.uint32), self._data)
         run: Run = self._compile(lambda s, d: Run(*both(s, d)), *args)(*args)
-        self.model_bytes = tree.num_bytes(run.state.server) // self._runs
+        shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
+        self.model_bytes = tree.num_bytes(shapes)
+        one = jax.eval_shape(lambda d: _at_axes(lambda a: a[0], d, self._data_axes), self._data)
+        self.traffic = self._algorithm.traffic(shapes, one)
         return run
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, tuple[Counts, ...]]:
@@ -164,7 +171,10 @@ class Experiment:
             return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
 
         state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
-        return Run(run.keys, state), rows, self._scored(state.server, sets)
+        evaluated = self._over_runs(
+            self._algorithm.evaluated, in_axes=(self._state_axes, self._data_axes)
+        )
+        return Run(run.keys, state), rows, self._scored(evaluated(state, data), sets)
 
     def _scored(self, variables: Variables, sets: Sets) -> tuple[Counts, ...]:
         return tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))

@@ -5,62 +5,176 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.base import Array, ClientView, LocalInfo, Objective, PyTree, Variables
+from fedjax_sim import tree
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    ClientView,
+    Done,
+    Drift,
+    LocalInfo,
+    LocalUpdate,
+    Objective,
+    PyTree,
+    Trained,
+    Transform,
+    Variables,
+)
+from fedjax_sim.batches import rows_at, shuffled, sweep
 
 LastBatch = Literal["keep", "drop", "refill"]
+OptimizerState = Literal["reset", "keep", "average"]
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalSGD:
+def local_sgd(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 16,
+    epochs: float = 1.0,
+    last_batch: LastBatch = "keep",
+    *,
+    max_steps: int | None = None,
+    optimizer_state: OptimizerState = "reset",
+    drift: Sequence[Drift] = (),
+    transforms: Sequence[Transform] = (),
+    peers: bool = False,
+    inexactness: float | None = None,
+) -> LocalUpdate:
     r"""E epochs of minibatch steps of an optax optimiser.
 
     .. math:: T_k = E \lceil n_k / B \rceil, \qquad w_k \leftarrow w_k - \eta\,\nabla F_b(w_k)
 
     Samples are reshuffled each epoch by a key of (seed, round, client, epoch) alone, so a result
-    does not depend on which clients ran beside this one or where. The optimiser's state starts
-    anew whenever a client receives a model.
+    does not depend on which clients ran beside this one or where.
 
-    Attributes:
+    Args:
         objective: see :mod:`fedjax_sim.objective`.
-        optimizer: an ``optax.GradientTransformation``.
+        optimizer: an ``optax.GradientTransformation``; it is given ``key``, the step's own, as an
+            extra argument.
         batch_size: B.
         epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
         last_batch: what becomes of the short last minibatch: ``keep`` it (its loss is the mean over
-          its real samples), ``drop`` it, or ``refill`` it from the epoch's beginning.
+            its real samples), ``drop`` it, or ``refill`` it from the epoch's beginning.
+        max_steps: the most steps of a visit; 1 is parallel SGD.
+        optimizer_state: of the optimiser when a client receives a model: ``reset``; ``keep`` the
+            client's own of its last visit; ``average``: the mean over the last cohort, weighted by
+            n_k, is sent along (momentum federated learning).
+        drift: terms added to every gradient, see :mod:`fedjax_sim.drift`; the reported loss is
+            without them.
+        transforms: change each minibatch, in order.
+        peers: whether a transform needs the other clients' samples.
+        inexactness: γ; a client stops after the epoch that leaves
+            :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, h with the
+            drift terms. Costs a pass over the samples before every epoch. None: never.
+
+    Returns:
+        A :class:`fedjax_sim.base.LocalUpdate`.
 
     Raises:
         ValueError: if a setting is out of range.
 
+    Source: McMahan et al. 2017, Algorithm 1 (ClientUpdate); Vo, Rakotobe, Algorithm 2 (γ).
+
     Example:
         >>> from fedjax_sim import models
         >>> from fedjax_sim.objective import empirical_risk
-        >>> model = models.logistic((8, 8, 1), 10)
-        >>> local = LocalSGD(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=2)
-        >>> int(local.steps(jnp.int32(40)))  # 2 * ceil(40 / 16)
+        >>> model = models.logistic((2,), 2)
+        >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=2)
+        >>> client = ClientView(jnp.zeros((40, 2)), jnp.zeros(40, jnp.int32), jnp.arange(40),
+        ...                     jnp.int32(0), jnp.int32(40), 40)
+        >>> key = jax.random.key(0)
+        >>> int(local.train(key, model.init(key), client, ((), ()), ((), ())).info.steps)
         6
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not epochs > 0:
+        raise ValueError(f"epochs must be positive, got {epochs}")
+    if last_batch not in ("keep", "drop", "refill"):
+        raise ValueError(f"last_batch must be 'keep', 'drop' or 'refill', got {last_batch!r}")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if optimizer_state not in ("reset", "keep", "average"):
+        raise ValueError(
+            f"optimizer_state must be 'reset', 'keep' or 'average', got {optimizer_state!r}"
+        )
+    if inexactness is not None and not 0 <= inexactness <= 1:
+        raise ValueError(f"inexactness must be in [0, 1], got {inexactness}")
+    sgd = _SGD(
+        objective,
+        optax.with_extra_args_support(optimizer),
+        batch_size,
+        epochs,
+        last_batch,
+        max_steps,
+        optimizer_state,
+        tuple(drift),
+        tuple(transforms),
+        peers,
+        inexactness,
+    )
+    return sgd.update()
+
+
+@dataclasses.dataclass(frozen=True)
+class _SGD:
+    """The arguments of :func:`local_sgd`, and the functions that they make."""
 
     objective: Objective
-    optimizer: optax.GradientTransformation
-    batch_size: int = 16
-    epochs: float = 1.0
-    last_batch: LastBatch = "keep"
+    optimizer: optax.GradientTransformationExtraArgs
+    batch_size: int
+    epochs: float
+    last_batch: LastBatch
+    max_steps: int | None
+    optimizer_state: OptimizerState
+    drift: tuple[Drift, ...]
+    transforms: tuple[Transform, ...]
+    peers: bool
+    inexactness: float | None
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not self.epochs > 0:
-            raise ValueError(f"epochs must be positive, got {self.epochs}")
-        if self.last_batch not in ("keep", "drop", "refill"):
-            raise ValueError(
-                f"last_batch must be 'keep', 'drop' or 'refill', got {self.last_batch!r}"
-            )
+    def update(self) -> LocalUpdate:
+        return LocalUpdate(
+            memory=self.memory,
+            shared=self.shared,
+            train=self.train,
+            absorb=self.absorb,
+            change=self.change,
+            upload_bytes=tree.num_bytes,
+            epochs=self.epochs,
+            peers=self.peers,
+        )
+
+    def change(
+        self, *, drift: Sequence[Drift] = (), transforms: Sequence[Transform] = (), **settings: Any
+    ) -> LocalUpdate:
+        return dataclasses.replace(
+            self,
+            drift=(*self.drift, *drift),
+            transforms=(*self.transforms, *transforms),
+            **settings,
+        ).update()
+
+    def memory(self, variables: Variables) -> PyTree:
+        kept = self.optimizer.init(variables.params) if self.optimizer_state == "keep" else ()
+        return kept, tuple(d.memory(variables.params) for d in self.drift)
+
+    def shared(self, variables: Variables) -> PyTree:
+        sent = self.optimizer.init(variables.params) if self.optimizer_state == "average" else ()
+        return sent, tuple(d.shared(variables.params) for d in self.drift)
+
+    def absorb(self, shared: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:
+        states, terms = messages
+        if self.optimizer_state == "average":
+            states = tree.mean(states, samples.astype(jnp.float32))
+        parts = zip(self.drift, shared[1], terms, strict=True)
+        return states, tuple(d.absorb(c, sent, samples, clients) for d, c, sent in parts)
 
     def batches(self, size: Array) -> Array:
         """Minibatches in an epoch of ``size int32[]`` samples."""
@@ -70,15 +184,22 @@ class LocalSGD:
     def steps(self, size: Array) -> Array:
         """T_k, the steps on a client of ``size int32[]`` samples."""
         if self.epochs == int(self.epochs):
-            return self.batches(size) * int(self.epochs)
-        return jnp.round(self.epochs * self.batches(size).astype(jnp.float32)).astype(jnp.int32)
+            total = self.batches(size) * int(self.epochs)
+        else:
+            total = self.epochs * self.batches(size).astype(jnp.float32)
+            total = jnp.round(total).astype(jnp.int32)
+        return total if self.max_steps is None else jnp.minimum(total, self.max_steps)
 
-    def __call__(
-        self, key: Array, variables: Variables, client: ClientView
-    ) -> tuple[Variables, LocalInfo]:
-        """Trains ``variables`` on ``client``; see :class:`fedjax_sim.base.LocalUpdate`."""
-        batches, total = self.batches(client.size), self.steps(client.size)
-        step = functools.partial(self._step, received=variables.params, client=client)
+    def train(
+        self, key: Array, variables: Variables, client: ClientView, memory: PyTree, shared: PyTree
+    ) -> Trained:
+        budget = client.size if client.budget is None else client.budget
+        batches, total = self.batches(client.size), self.steps(budget)
+        received, corrections = variables.params, (memory[1], shared[1])
+        step = functools.partial(
+            self._step, received=received, corrections=corrections, client=client
+        )
+        go_on = self._unsolved(variables, corrections, client)
 
         # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
         numbers = jnp.arange(math.ceil(self.epochs), dtype=jnp.uint32)
@@ -87,14 +208,36 @@ class LocalSGD:
         def epoch(e: Array, carry: PyTree) -> PyTree:
             epoch_key = epoch_keys[e]
             order = shuffled(epoch_key, client.size, client.capacity)
-            todo = jnp.clip(total - e * batches, 0, batches)
-            return jax.lax.fori_loop(
+            todo = go_on(carry, jnp.clip(total - e * batches, 0, batches))
+            model, opt_state, loss, seen, path, done = jax.lax.fori_loop(
                 0, todo, lambda b, c: step(c, jax.random.fold_in(epoch_key, b + 1), order, b), carry
             )
+            return model, opt_state, loss, seen, path, done + todo
 
-        carry = (variables, self.optimizer.init(variables.params), jnp.float32(0), jnp.int32(0))
-        trained, _, loss, seen = jax.lax.fori_loop(0, math.ceil(self.epochs), epoch, carry)
-        return trained, LocalInfo(loss / jnp.maximum(seen, 1).astype(jnp.float32), total, seen)
+        opt_state = {
+            "reset": lambda: self.optimizer.init(received),
+            "keep": lambda: memory[0],
+            "average": lambda: shared[0],
+        }[self.optimizer_state]()
+        path = jax.tree.map(jnp.zeros_like, received) if any(d.path for d in self.drift) else None
+        carry = (variables, opt_state, jnp.float32(0), jnp.int32(0), path, jnp.int32(0))
+        trained, opt_state, loss, seen, path, taken = jax.lax.fori_loop(
+            0, math.ceil(self.epochs), epoch, carry
+        )
+        info = LocalInfo(loss / jnp.maximum(seen, 1).astype(jnp.float32), taken, seen)
+        steps = jnp.maximum(taken, 1)
+        path = jax.tree.map(lambda total: total / steps.astype(total.dtype), path)
+        done = Done(info, functools.partial(self._whole_gradient, variables, client), path)
+        ends = [
+            d.finish(trained.params, received, *own, done)
+            for d, *own in zip(self.drift, *corrections, strict=True)
+        ]
+        return Trained(
+            trained,
+            (opt_state if self.optimizer_state == "keep" else (), tuple(end[0] for end in ends)),
+            (opt_state if self.optimizer_state == "average" else (), tuple(end[1] for end in ends)),
+            info,
+        )
 
     def _step(
         self,
@@ -104,66 +247,64 @@ class LocalSGD:
         batch: Array,
         *,
         received: PyTree,
+        corrections: PyTree,
         client: ClientView,
     ) -> PyTree:
-        (params, state), opt_state, loss_sum, seen = carry
+        (params, state), opt_state, loss_sum, seen, path, done = carry
+        samples = self._batch(key, order, batch, client)
+        (loss, state), grads = jax.value_and_grad(self.objective, has_aux=True)(
+            params, state, received, samples, key
+        )
+        if path is not None:
+            path = jax.tree.map(jnp.add, path, grads)
+        grads = self._corrected(grads, params, received, corrections)
+        updates, opt_state = self.optimizer.update(grads, opt_state, params, key=key)
+        params = optax.apply_updates(params, updates)
+        count = jnp.sum(samples.mask, dtype=jnp.int32)
+        loss_sum = loss_sum + loss * count.astype(jnp.float32)
+        return Variables(params, state), opt_state, loss_sum, seen + count, path, done
+
+    def _batch(self, key: Array, order: Array, batch: Array, client: ClientView) -> Batch:
         position = batch * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
         mask = position < client.size
         if self.last_batch == "refill":
             position, mask = position % client.size, jnp.ones_like(mask)
-        # Padding repeats the client's own last sample: never another client's data.
-        position = jnp.minimum(position, client.size - 1)
-        rows = client.index[client.start + order[position]]
-        (loss, state), grads = jax.value_and_grad(self.objective, has_aux=True)(
-            params, state, received, client.x[rows], client.y[rows], mask, key
-        )
-        updates, opt_state = self.optimizer.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        count = jnp.sum(mask, dtype=jnp.int32)
-        loss_sum = loss_sum + loss * count.astype(jnp.float32)
-        return Variables(params, state), opt_state, loss_sum, seen + count
+        place = order[jnp.minimum(position, client.size - 1)]
+        samples = rows_at(client, place)._replace(mask=mask)
+        for i, change in enumerate(self.transforms):
+            samples = change(jax.random.fold_in(key, i + 1), samples, client)
+        return samples
 
+    def _corrected(
+        self, grads: PyTree, params: PyTree, received: PyTree, corrections: PyTree
+    ) -> PyTree:
+        for d, memory, shared in zip(self.drift, *corrections, strict=True):
+            grads = jax.tree.map(jnp.add, grads, d.gradient(params, received, memory, shared))
+        return grads
 
-def shuffled(key: Array, size: Array, capacity: int) -> Array:
-    """A uniformly random order of ``0..size-1`` in a buffer of at least ``capacity``.
+    def _whole_gradient(
+        self, variables: Variables, client: ClientView, params: PyTree | None = None
+    ) -> PyTree:
+        """∇F_k at the received model, or at ``params``, in training mode without dropout's key."""
+        params = variables.params if params is None else params
 
-    A sort of hashed positions, over the smallest power of two that holds the client: the cost
-    follows the client's own size, not the largest one's. (Ties, of probability n²/2³³, keep their
-    order. The hash is two rounds of a 32-bit finaliser around the words of the key: one fused loop
-    where threefry is five dependent ones, a third of a logistic regression's step time.)
+        def add(total: PyTree, batch: Batch) -> PyTree:
+            grads, _ = jax.grad(self.objective, has_aux=True)(
+                params, variables.state, variables.params, batch, jax.random.key(0)
+            )
+            share = jnp.sum(batch.mask) / jnp.maximum(client.size, 1)
+            return jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
 
-    Args:
-        key: PRNG key.
-        size: ``int32[]``, n_k.
-        capacity: the largest n_k (static).
+        return sweep(client, self.batch_size, add, jax.tree.map(jnp.zeros_like, params))
 
-    Returns:
-        ``int32[P]``, P the power of two at or above ``capacity``; entries from ``size`` on are
-        padding, all of them at least ``size``.
+    def _unsolved(self, variables: Variables, corrections: PyTree, client: ClientView) -> Any:
+        """``(carry, todo) -> todo``, or 0 once the client's problem is solved to γ."""
+        if self.inexactness is None:
+            return lambda carry, todo: todo
 
-    >>> sorted(shuffled(jax.random.key(0), jnp.int32(5), 40)[:5].tolist())
-    [0, 1, 2, 3, 4]
-    """
-    high, low = jax.random.key_data(key)[..., 0], jax.random.key_data(key)[..., -1]
-    smallest, largest = 5, max(5, math.ceil(math.log2(max(capacity, 1))))
+        def slope(params: PyTree) -> Array:
+            grads = self._whole_gradient(variables, client, params)
+            return tree.norm(self._corrected(grads, params, variables.params, corrections))
 
-    def at(power: int) -> Array:
-        words = 2**power
-        slot = jnp.arange(words, dtype=jnp.int32)
-        bits = _mixed(_mixed(slot.astype(jnp.uint32) + high) ^ low)
-        bits = jnp.where(slot < size, bits, jnp.uint32(2**32 - 1))
-        order = jax.lax.sort((bits, slot), num_keys=1, is_stable=True)[1]
-        return jnp.concatenate([order, jnp.arange(words, 2**largest, dtype=jnp.int32)])
-
-    powers = range(smallest, largest + 1)
-    if len(powers) == 1:
-        return at(smallest)
-    level = sum((size > 2**p).astype(jnp.int32) for p in powers[:-1])
-    return jax.lax.switch(level, [functools.partial(at, p) for p in powers])
-
-
-def _mixed(x: Array) -> Array:
-    """A bijection of uint32 without visible structure (multiply, xor-shift)."""
-    for multiplier in (0x7FEB352D, 0x846CA68B):
-        x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(multiplier)
-    return x ^ (x >> jnp.uint32(15))
+        limit = self.inexactness * slope(variables.params)
+        return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)

@@ -60,7 +60,7 @@ def evaluate(
     batch_size = min(batch_size, -(-n // parts))
     batches = -(-n // (batch_size * parts))  # per part
 
-    def part(pool: tuple[Array, Array], weights: Variables, rows: Array) -> Any:
+    def part(pool: tuple[Array, Array], weights: Variables, _: tuple[()], rows: Array) -> Any:
         xs, ys = pool
 
         def answers(rows: Array) -> Any:
@@ -73,7 +73,7 @@ def evaluate(
     place = jnp.minimum(jnp.arange(parts * batches * batch_size, dtype=jnp.int32), n - 1)
     rows = examples.index[place].reshape(parts, batches, batch_size)
     pool = (examples.x, examples.y)
-    out = execution.run(part, pool, variables, rows, common=True)
+    out = execution.run(part, pool, variables, (), rows)
     out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:n], out)
     predicted, losses, ranking = execution.replicate(out)
     one = jax.eval_shape(lambda v: model.apply(v, examples.x[:1], train=False)[0], variables)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, LossFn, Model, Objective, PyTree, Variables
+from fedjax_sim.base import Array, Batch, LossFn, Model, Objective, PyTree, Variables
 from fedjax_sim.losses import cross_entropy, masked_mean
 
 
@@ -34,9 +34,9 @@ def empirical_risk(model: Model, loss: LossFn = cross_entropy, l2: float = 0.0) 
         >>> from fedjax_sim import models
         >>> model = models.logistic((2,), 2)
         >>> params = {"Dense_0": {"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}}
-        >>> x, y, mask = jnp.zeros((1, 2)), jnp.array([0]), jnp.array([True])
+        >>> batch = Batch(jnp.zeros((1, 2)), jnp.array([0]), jnp.array([True]))
         >>> value = [
-        ...     empirical_risk(model, l2=l2)(params, {}, params, x, y, mask, jax.random.key(0))[0]
+        ...     empirical_risk(model, l2=l2)(params, {}, params, batch, jax.random.key(0))[0]
         ...     for l2 in (0.0, 0.1)
         ... ]
         >>> round(float(value[1] - value[0]), 6)  # 0.1 / 2 · 4
@@ -46,15 +46,10 @@ def empirical_risk(model: Model, loss: LossFn = cross_entropy, l2: float = 0.0) 
         raise ValueError(f"l2 must be at least 0, got {l2}")
 
     def objective(
-        params: PyTree,
-        state: PyTree,
-        received: PyTree,
-        x: Array,
-        y: Array,
-        mask: Array,
-        key: Array,
+        params: PyTree, state: PyTree, received: PyTree, batch: Batch, key: Array
     ) -> tuple[Array, PyTree]:
         del received
+        x, y, mask, *_ = batch
         logits, state = model.apply(Variables(params, state), x, train=True, mask=mask, key=key)
         risk = masked_mean(loss(logits, y), mask)
         return (risk + 0.5 * l2 * _squared_norm(params) if l2 else risk), state

@@ -33,10 +33,9 @@ class Traffic(NamedTuple):
         return self.up + self.down
 
 
-def traffic(evaluation: Evaluation, model_bytes: int) -> Traffic:
+def traffic(evaluation: Evaluation) -> Traffic:
     """Bytes sent so far, the mean over seeds."""
-    up, down = evaluation.uploads.mean(), evaluation.downloads.mean()
-    return Traffic(float(up) * model_bytes, float(down) * model_bytes)
+    return Traffic(float(evaluation.bytes_up.mean()), float(evaluation.bytes_down.mean()))
 
 
 class RunFolder:
@@ -64,7 +63,6 @@ class RunFolder:
         evaluation: Evaluation,
         runs: Sequence[Mapping[str, int]],
         tables: Sequence[NDArray[np.int64]],
-        model_bytes: int,
     ) -> None:
         """Adds a line for each run to ``metrics.jsonl``.
 
@@ -73,7 +71,6 @@ class RunFolder:
             evaluation: of R runs.
             runs: what sets each apart (its seed, its fold).
             tables: samples per client and class, ``int64[N, M]``, one per seed.
-            model_bytes: bytes of one model.
         """
         for i, run in enumerate(runs):
             record = {
@@ -83,8 +80,8 @@ class RunFolder:
                 **_scores(evaluation.test, i),
                 "test_loss": evaluation.test_loss[i],
                 "train_loss": evaluation.train_loss[i],
-                "bytes_up": int(evaluation.uploads[i]) * model_bytes,
-                "bytes_down": int(evaluation.downloads[i]) * model_bytes,
+                "bytes_up": int(evaluation.bytes_up[i]),
+                "bytes_down": int(evaluation.bytes_down[i]),
             }
             if evaluation.test.by_client is None:
                 # Nobody has test samples of its own: what their label mix lets expect.
@@ -92,6 +89,7 @@ class RunFolder:
                 record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
             if evaluation.validation is not None:
                 record["validation"] = _scores(evaluation.validation, i)
+            record |= {name: values[i] for name, values in evaluation.probes.items()}
             if evaluation.uncollected is not None:
                 record["accuracy_uncollected"] = evaluation.uncollected[i]
             self._metrics.write(json.dumps(_plain(record)) + "\n")
@@ -163,7 +161,7 @@ def summarise(
         unweighted means over test clients; "score" is the key of the one that tables show. Bytes
         are of one run; samples per second of all together.
     """
-    last, sent = result.evaluations[-1], traffic(result.evaluations[-1], result.model_bytes)
+    last, sent = result.evaluations[-1], traffic(result.evaluations[-1])
     by_client = last.test.by_client is not None
     summary: dict[str, Any] = {}
     for of_clients in (False, True)[: 1 + by_client]:
@@ -282,7 +280,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> Non
         values = 100 * result.series(score, by_client=by_client)
         mean, std = values.mean(axis=1), values.std(axis=1)
         rounds = [e.round for e in result.evaluations]
-        sent = [traffic(e, result.model_bytes).total / MB for e in result.evaluations]
+        sent = [traffic(e).total / MB for e in result.evaluations]
         label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} MB"
         # The one that was asked for lies on top.
         style: dict[str, Any] = {"color": f"C{i}", "zorder": 3 - i / 10}

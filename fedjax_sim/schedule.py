@@ -61,6 +61,17 @@ def staggered(slots: int, phases: int) -> Schedule:
     return Schedule(period=phases, group=group, due=due)
 
 
+def never(slots: int) -> Schedule:
+    """No slot is ever due: there is no server (gossip).
+
+    >>> never(2).due(jnp.int32(5)).tolist()
+    [False, False]
+    """
+    _check_slots(slots)
+    group = np.zeros(slots, np.int32)
+    return Schedule(period=2, group=group, due=lambda t: jnp.zeros(slots, bool), never=True)
+
+
 def _check_slots(slots: int) -> None:
     if slots < 1:
         raise ValueError(f"clients_per_round must be at least 1, got {slots}")

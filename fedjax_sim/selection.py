@@ -22,8 +22,9 @@ def uniform(*, held: bool = False) -> Selection:
     """
 
     def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, vacant: Array
+        key: Array, state: PyTree, data: ClientData, clients: Array, vacant: Array, visits: Array
     ) -> tuple[Array, PyTree]:
+        del visits
         n = data.start.shape[0] - 1
         ticket = jax.random.uniform(key, (n,))
         # Clients of slots that are not vacant are taken; row n swallows the vacant ones' marks.
@@ -32,4 +33,4 @@ def uniform(*, held: bool = False) -> Selection:
         rank = jnp.cumsum(vacant, dtype=jnp.int32) - 1
         return jnp.where(vacant, queue[jnp.maximum(rank, 0)], clients), state
 
-    return Selection(init=lambda data: (), draw=draw, held=held)
+    return Selection(init=lambda variables, data, execution: (), draw=draw, held=held)

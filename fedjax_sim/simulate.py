@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Algorithm, Array, ClientData, LossFn, Model
+from fedjax_sim.base import Algorithm, Array, ClientData, LossFn, Metrics, Model, Traffic
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.execution import Execution, make_execution
 from fedjax_sim.experiment import Experiment
@@ -33,6 +33,10 @@ class Evaluation(NamedTuple):
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
+        bytes_up: ``int64[R]``, what clients have sent so far: models, compressed or not, and what
+          a method sends besides.
+        bytes_down: ``int64[R]``, what they have received so far.
+        probes: the probes of the last round, ``f64[R]`` by name.
         uncollected: accuracy ``f64[R]`` before the models still in flight were collected, at the
           end of a run that has any; else None.
     """
@@ -45,6 +49,9 @@ class Evaluation(NamedTuple):
     train_loss: NDArray[np.float64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
+    bytes_up: NDArray[np.int64]
+    bytes_down: NDArray[np.int64]
+    probes: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
 
     @property
@@ -178,7 +185,7 @@ def simulate(
         >>> model = fs.models.with_scaling(model, digits.mean, digits.std)
         >>> data = fs.client_data(digits.train_x, digits.train_y,
         ...                       fs.partition.iid(digits.train_y, 10, seed=0))
-        >>> local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), epochs=3)
+        >>> local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), epochs=3)
         >>> result = fs.simulate(fs.fedavg(local, clients_per_round=5), model, data,
         ...                      (digits.test_x, digits.test_y), rounds=3, classes=10)
         >>> bool(result.accuracy[-1, 0] > 0.8)
@@ -210,35 +217,34 @@ def simulate(
         )
         evaluations: list[Evaluation] = []
         run = programs.start(seeds)
-        totals = np.zeros((5, len(seeds)), np.int64)
+        totals = _Totals(*np.zeros((len(_Totals._fields), len(seeds)), np.int64))
         done = 0
         while done < rounds:
             todo = min(eval_every, rounds - done)
             run, metrics, counts = programs.advance(run, todo)
             rows = jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics)
             _check_finite(rows.loss, done, seeds)
-            totals += np.stack([a.astype(np.int64).sum(axis=1) for a in rows[1:]])
+            totals = totals.plus(rows)
             done += todo
-            evaluation = _evaluation(done, counts, rows.loss[:, -1], totals)
+            evaluation = _evaluation(done, counts, rows, totals, programs.traffic)
             final = run.state.server
             collected = programs.finish(run) if done == rounds else None
             if collected is not None:
                 final = collected.variables
-                totals[3] += np.asarray(collected.uploads)
+                totals = totals._replace(uploads=totals.uploads + np.asarray(collected.uploads))
                 accuracy = evaluation.accuracy
-                evaluation = _evaluation(done, collected.counts, rows.loss[:, -1], totals)
+                evaluation = _evaluation(done, collected.counts, rows, totals, programs.traffic)
                 evaluation = evaluation._replace(uncollected=accuracy)
             _check_finite(evaluation.test_loss[:, None], done - 1, seeds)
             evaluations.append(evaluation)
             if on_evaluation is not None:
                 on_evaluation(evaluation)
-    samples, steps, executed = (int(n) for n in totals[:3].sum(axis=1))
     return Result(
         evaluations=evaluations,
         variables=final,
-        samples=samples,
-        steps=steps,
-        executed=executed,
+        samples=int(totals.samples.sum()),
+        steps=int(totals.steps.sum()),
+        executed=int(totals.executed.sum()),
         model_bytes=programs.model_bytes,
         compile_seconds=programs.compile_seconds,
         run_seconds=time.perf_counter() - began - programs.compile_seconds,
@@ -286,11 +292,24 @@ def _check_sets(data: ClientData, sets: Mapping[str, EvalSet], runs: int, *, ran
             raise ValueError(f"auc counts at most {MOST_RANKED:,} samples, {name} has {n:,}")
 
 
+class _Totals(NamedTuple):
+    """Sums over the rounds so far, ``int64[R]``; the names are those of :class:`Metrics`."""
+
+    samples: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    executed: NDArray[np.int64]
+    uploads: NDArray[np.int64]
+    downloads: NDArray[np.int64]
+    visits: NDArray[np.int64]
+
+    def plus(self, rows: Metrics) -> _Totals:
+        """With the rounds ``rows [R, rounds]``."""
+        new = (getattr(rows, name).astype(np.int64).sum(axis=1) for name in self._fields)
+        return _Totals(*(a + b for a, b in zip(self, new, strict=True)))
+
+
 def _evaluation(
-    done: int,
-    counts: tuple[Counts, ...],
-    loss: NDArray[np.float32],
-    totals: NDArray[np.int64],
+    done: int, counts: tuple[Counts, ...], rows: Metrics, totals: _Totals, traffic: Traffic
 ) -> Evaluation:
     counts = jax.tree.map(np.asarray, counts)
     test, *validation = map(set_scores, counts)
@@ -300,9 +319,12 @@ def _evaluation(
         total=counts[0].pooled.total,  # type: ignore[arg-type]
         test=test,
         validation=validation[0] if validation else None,
-        train_loss=loss.astype(np.float64),
-        uploads=totals[3].copy(),
-        downloads=totals[4].copy(),
+        train_loss=np.asarray(rows.loss[:, -1], np.float64),
+        uploads=totals.uploads,
+        downloads=totals.downloads,
+        bytes_up=totals.uploads * traffic.upload + totals.visits * traffic.message,
+        bytes_down=totals.downloads * traffic.download + totals.visits * traffic.shared,
+        probes={name: np.asarray(a[:, -1], np.float64) for name, a in rows.probes.items()},
     )
 
 

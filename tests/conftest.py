@@ -14,6 +14,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.devices()  # from here on no command under test can change their number
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import redistribution, selection
-from fedjax_sim.local import shuffled
+from fedjax_sim.batches import shuffled
 
 _shuffled = jax.jit(shuffled, static_argnums=2)
 _draw = jax.jit(selection.uniform().draw)
@@ -85,7 +85,8 @@ class Oracle:
         """``count`` clients that are not ``busy``, in the order in which they were drawn."""
         held = jnp.array([*busy, *[0] * count], jnp.int32)
         vacant = jnp.array([False] * len(busy) + [True] * count)
-        clients, _ = _draw(self.key(t, 0), (), self.data, held, vacant)
+        visits = jnp.zeros(len(held), jnp.int32)
+        clients, _ = _draw(self.key(t, 0), (), self.data, held, vacant, visits)
         return [int(c) for c in clients[len(busy) :]]
 
     def permutation(self, t: int, count: int) -> list[int]:

@@ -200,7 +200,7 @@ def test_by_client_is_a_loop_over_clients(
     examples = eval_set(x, y, [partition_from_lists(own) for own in lists])
     model = models["logistic"]
     execution = fs.make_execution(devices=devices)
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05), epochs=2)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), epochs=2)
     algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
     result = fs.simulate(
         algorithm, model, federation.data, examples,
@@ -231,7 +231,7 @@ def test_a_test_set_is_the_same_in_any_form(
     n = len(y)
     whole, cut = Partition(np.arange(n), np.array([0, n])), Partition(np.arange(n), [0, 9, 80, n])
     model, execution = models["logistic"], fs.make_execution(devices=1)
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05))
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05))
     algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
     forms = [(x, y), eval_set(x, y, whole), eval_set(x, y, [whole, whole]), eval_set(x, y, cut)]
     pooled = []
@@ -251,7 +251,7 @@ def test_validation_chooses_the_round(federation: Federation, models: dict[str, 
     x, y = federation.test
     half = np.arange(len(y)) < 100
     model = models["mlp"]
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.3, momentum=0.9), batch_size=4)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.3, momentum=0.9), batch_size=4)
     result = fs.simulate(
         fs.fedavg(local, clients_per_round=2), model, federation.data, (x[half], y[half]),
         rounds=8, classes=3, seeds=(0, 1, 2), validation=(x[~half], y[~half]),
@@ -276,7 +276,7 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
     execution = fs.make_execution(devices=1)
     model = fs.models.logistic((6,), 3)
     algorithm = fs.fedavg(
-        fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
+        fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
     )
     programs = Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, 1)
     held = [programs._data.x, *(s.x for s in programs._sets)]
@@ -328,7 +328,7 @@ def test_bad_sets_are_refused(
 ) -> None:
     change, message = BAD[case]
     sets = {"test": federation.test} | {k: make(*federation.test) for k, make in change.items()}
-    local = fs.LocalSGD(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
+    local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
     with pytest.raises(ValueError, match=message):
         fs.simulate(
             fs.fedavg(local, clients_per_round=2), models["logistic"], federation.data,

@@ -192,7 +192,7 @@ def test_a_round_of_every_model(name: str) -> None:
     model, x = make(), inputs(name, shape, 16)
     y = np.arange(16) % CLASSES
     data = fs.client_data(x, y, fs.partition.iid(y, 8, seed=0))
-    local = fs.LocalSGD(fs.empirical_risk(model, l2=1e-3), optax.sgd(0.01), batch_size=2)
+    local = fs.local_sgd(fs.empirical_risk(model, l2=1e-3), optax.sgd(0.01), batch_size=2)
     execution = fs.make_execution(devices=1)
     algorithm = fs.fedavg(local, clients_per_round=8, execution=execution)
     result = fs.simulate(
@@ -449,7 +449,7 @@ def test_frozen_weights_are_held_once(images: np.ndarray, name: str) -> None:
     model = fs.models.mobilenet_v2(images.shape[1:], CLASSES, ARRAYS, size=32)
     x, y = np.concatenate([images] * 4)[:16], np.arange(16) % CLASSES
     data = jax.device_put(fs.client_data(x, y, fs.partition.iid(y, 8, seed=0)))
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
     execution = fs.make_execution(devices=1, chunk=0)
     options = {"phases": 2} if name == "phase_shift" else {}
     algorithm = fs.ALGORITHMS[name](local, clients_per_round=8, execution=execution, **options)

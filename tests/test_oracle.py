@@ -27,7 +27,7 @@ def both(
     rounds: int = ROUNDS,
 ) -> tuple[oracle.Oracle, tuple[list[oracle.Layers], oracle.Layers], Play]:
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    local = fs.LocalSGD(fs.empirical_risk(model), optimizer, batch, epochs, last_batch)
+    local = fs.local_sgd(fs.empirical_risk(model), optimizer, batch, epochs, last_batch)
     execution = fs.make_execution(devices=2)
     ours = play(
         fs.ALGORITHMS[name](local, execution=execution, **options), model, federation.data, rounds

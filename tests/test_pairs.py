@@ -45,7 +45,7 @@ def test_a_round(
     everyone = pooled(dataset)
     x, y = everyone.train_x[:SAMPLES], everyone.train_y[:SAMPLES]
     data = fs.client_data(x, y, fs.partition.iid(y, 3, seed=0))
-    local = fs.LocalSGD(fs.empirical_risk(model, l2=1e-4), optax.sgd(1e-3), batch_size=4)
+    local = fs.local_sgd(fs.empirical_risk(model, l2=1e-4), optax.sgd(1e-3), batch_size=4)
     execution = fs.make_execution(devices=1)
     algorithm = fs.fedavg(local, clients_per_round=2, execution=execution)
     test = (x[:2], y[:2])

@@ -12,10 +12,11 @@ import pytest
 from conftest import Federation, assert_trees, largest_change, make_federation, play
 
 import fedjax_sim as fs
+from fedjax_sim.base import ClientView, LocalUpdate
 
 
-def local_sgd(model: fs.Model, **options: Any) -> fs.LocalSGD:
-    return fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.05, momentum=0.9), **options)
+def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05, momentum=0.9), **options)
 
 
 def test_one_phase_is_fedavg(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -43,7 +44,7 @@ def test_one_inner_round_is_fedavg(federation: Federation, models: dict[str, fs.
 
 def test_one_client_is_gradient_descent(models: dict[str, fs.Model]) -> None:
     lone, model = make_federation((20,)), models["logistic"]
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(0.1), batch_size=20, epochs=3)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=20, epochs=3)
     ours = play(fs.fedavg(local, clients_per_round=1), model, lone.data, 2)
     x, y = (jnp.asarray(a)[lone.data.index] for a in (lone.data.x, lone.data.y))
 
@@ -75,7 +76,17 @@ def test_steps(
     models: dict[str, fs.Model], epochs: float, last_batch: Any, size: int, steps: int
 ) -> None:
     local = local_sgd(models["logistic"], epochs=epochs, last_batch=last_batch)
-    assert int(local.steps(jnp.int32(size))) == steps
+    view = ClientView(
+        jnp.zeros((size, 6)),
+        jnp.zeros(size, jnp.int32),
+        jnp.arange(size, dtype=jnp.int32),
+        jnp.int32(0),
+        jnp.int32(size),
+        size,
+    )
+    variables = models["logistic"].init(jax.random.key(0))
+    empty = ((), ())
+    assert int(local.train(jax.random.key(1), variables, view, empty, empty).info.steps) == steps
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "refill"])

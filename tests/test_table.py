@@ -16,6 +16,7 @@ from conftest import Federation, make_federation
 from flax import nnx
 
 import fedjax_sim as fs
+from fedjax_sim.base import LocalUpdate
 from fedjax_sim.simulate import check_model
 
 OPTIONS: dict[str, dict[str, int]] = {
@@ -34,7 +35,7 @@ IMAGES = {
 def run(
     model: fs.Model, federation: Federation, name: str = "fedavg", rounds: int = 4, lr: float = 0.1
 ) -> fs.Result:
-    local = fs.LocalSGD(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
     return fs.simulate(
         fs.ALGORITHMS[name](local, **OPTIONS[name]),
         model,
@@ -163,8 +164,8 @@ def test_dropout_draws_from_the_key_in_training_alone(kind: str) -> None:
     assert np.abs(out(1, True) - out(2, True)).max() > 0
 
 
-def local(**options: Any) -> fs.LocalSGD:
-    return fs.LocalSGD(fs.empirical_risk(handwritten()), optax.sgd(0.1), **options)
+def local(**options: Any) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(handwritten()), optax.sgd(0.1), **options)
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -231,9 +232,9 @@ def test_divergence_names_the_round(federation: Federation, models: dict[str, fs
 def test_pooled_arrays_cannot_be_batched() -> None:
     execution = fs.make_execution(devices=1)
     with pytest.raises(ValueError, match="pooled arrays cannot be batched"):
-        jax.vmap(lambda sh: execution.run(lambda s, m, t: s * m * t, sh, jnp.ones(2), jnp.ones(2)))(
-            jnp.ones(3)
-        )
+        jax.vmap(
+            lambda sh: execution.run(lambda c, m, o, t: c * o * t, sh, (), jnp.ones(2), jnp.ones(2))
+        )(jnp.ones(3))
 
 
 def test_a_model_that_fails_only_in_training_is_refused_at_once() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fedjax_sim.aggregators.mean import mean
 from fedjax_sim.base import Aggregator
+from fedjax_sim.tree import mean
 
 AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType({"mean": mean})
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fedjax_sim import schedule, selection, weighting
-from fedjax_sim.base import Algorithm
+from fedjax_sim.base import Algorithm, LocalUpdate
 from fedjax_sim.compose import compose
 from fedjax_sim.execution import Execution
-from fedjax_sim.local import LocalSGD
 
 
 def fedavg(
-    local: LocalSGD,
+    local: LocalUpdate,
     *,
     clients_per_round: int,
     equal_weights: bool = False,
@@ -34,10 +33,10 @@ def fedavg(
 
     Example:
         >>> import optax
-        >>> from fedjax_sim import models
+        >>> from fedjax_sim import local_sgd, models
         >>> from fedjax_sim.objective import empirical_risk
         >>> model = models.logistic((8, 8, 1), 10)
-        >>> local = LocalSGD(empirical_risk(model), optax.sgd(0.1), batch_size=16)
+        >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16)
         >>> fedavg(local, clients_per_round=10).slots
         10
     """

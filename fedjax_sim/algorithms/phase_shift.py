@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 from fedjax_sim import receive, schedule, selection
-from fedjax_sim.base import Algorithm
+from fedjax_sim.base import Algorithm, LocalUpdate
 from fedjax_sim.compose import compose
 from fedjax_sim.execution import Execution
-from fedjax_sim.local import LocalSGD
 
 Mode = Literal["communication", "epochs"]
 
 
 def phase_shift(
-    local: LocalSGD,
+    local: LocalUpdate,
     *,
     clients_per_round: int,
     phases: int = 2,
@@ -50,10 +48,10 @@ def phase_shift(
 
     Example:
         >>> import optax
-        >>> from fedjax_sim import models
+        >>> from fedjax_sim import local_sgd, models
         >>> from fedjax_sim.objective import empirical_risk
         >>> model = models.logistic((8, 8, 1), 10)
-        >>> local = LocalSGD(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=8)
+        >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=8)
         >>> phase_shift(local, clients_per_round=40, phases=4, mode="epochs").tempo
         1.6
     """
@@ -62,7 +60,7 @@ def phase_shift(
     stagger = schedule.staggered(clients_per_round, phases)
     tempo = 2 * phases / (phases + 1) if mode == "epochs" else 1.0
     return compose(
-        dataclasses.replace(local, epochs=local.epochs / tempo),
+        local.change(epochs=local.epochs / tempo),
         selection=selection.uniform(held=True),
         schedule=stagger,
         receive=receive.drift_correction(),

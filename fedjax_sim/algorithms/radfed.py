@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fedjax_sim import receive, redistribution, schedule, selection, weighting
-from fedjax_sim.base import Algorithm
+from fedjax_sim.base import Algorithm, LocalUpdate
 from fedjax_sim.compose import compose
 from fedjax_sim.execution import Execution
-from fedjax_sim.local import LocalSGD
 
 
 def radfed(
-    local: LocalSGD,
+    local: LocalUpdate,
     *,
     clients_per_round: int,
     redistribution_rounds: int = 5,
@@ -37,10 +36,10 @@ def radfed(
 
     Example:
         >>> import optax
-        >>> from fedjax_sim import models
+        >>> from fedjax_sim import local_sgd, models
         >>> from fedjax_sim.objective import empirical_risk
         >>> model = models.logistic((8, 8, 1), 10)
-        >>> local = LocalSGD(empirical_risk(model), optax.sgd(0.1), batch_size=16)
+        >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16)
         >>> radfed(local, clients_per_round=10, redistribution_rounds=5).slots
         10
     """
