@@ -27,8 +27,9 @@ class ClientData:
         index: ``int32[nnz]``, rows of ``x`` grouped by client.
         start: ``int32[N + 1]``; client k owns ``index[start[k]:start[k + 1]]``.
         capacity: the largest client's number of samples (static: it sizes the shuffle buffer).
-        budget: ``int32[N]``, the samples that count as one epoch of client k; None: all that it
-          owns. Less where some are copies (FedAug), so that every method takes as many steps.
+        budget: ``int32[N]``, the samples that count as one epoch of client k, and as its n_k in
+          every weight; None: all that it owns. Less where some are copies (FedAug), so that every
+          method takes as many steps and trusts a client as much.
         root: ``int32[2]``, the server's own samples are ``index[root[0]:root[1]]``; None: it has
           none.
         copies: whether ``index`` may have entries from n_total on (static): such an entry is a copy
@@ -43,6 +44,10 @@ class ClientData:
     budget: Array | None = None
     root: Array | None = None
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+class MissingRootError(ValueError):
+    """A method needs samples of the server's own, and the data have none."""
 
 
 @jax.tree_util.register_dataclass
@@ -218,8 +223,10 @@ class LocalUpdate(NamedTuple):
         change: ``(**settings) -> LocalUpdate``, the same with some settings of
           :func:`fedjax_sim.local.local_sgd` replaced, but ``drift`` and ``transforms`` added at the
           end. A wrapper changes what it wraps and wraps it again.
-        upload_bytes: ``(variables) -> int``, bytes of a model on its way up.
+        upload_bytes: ``(variables, visits: int) -> int``, bytes of a model on its way up, after so
+          many visits to the client that sends it since it left the server.
         epochs: E.
+        batch_size: B.
         peers: whether ``train`` needs ``ClientView.starts``.
     """
 
@@ -228,8 +235,9 @@ class LocalUpdate(NamedTuple):
     train: Callable[..., Trained]
     absorb: Callable[..., PyTree]
     change: Callable[..., LocalUpdate]
-    upload_bytes: Callable[[Variables], int]
+    upload_bytes: Callable[[Variables, int], int]
     epochs: float
+    batch_size: int
     peers: bool = False
 
 
@@ -331,12 +339,14 @@ class Selection(NamedTuple):
         held: whether a slot keeps its client until it is due (True) or moves every round.
         update: ``(state, client int32[P], info: LocalInfo [P]) -> state``, after the visits; client
           N is nobody.
+        spare: whether there may be more slots than clients; some rest in every round then.
     """
 
     init: Callable[..., PyTree]
     draw: Callable[..., tuple[Array, PyTree]]
     held: bool
     update: Callable[[PyTree, Array, LocalInfo], PyTree] = lambda state, client, info: state
+    spare: bool = False
 
 
 class Dispatch(NamedTuple):
@@ -348,11 +358,30 @@ class Dispatch(NamedTuple):
           ``key`` None asks for the model without chance, to evaluate it.
         absorb: ``(state, server, models [P, *p], weights f32[P], cohort: Cohort) -> state``, after
           the server has moved to ``server``; a row of weight 0 is absent.
+        offered: ``(state) -> int32[]``, the models that are sent to a client for the one that it
+          starts from, where it makes the choice (counted as traffic).
     """
 
     init: Callable[[Variables], PyTree]
     send: Callable[..., tuple[Variables, PyTree]]
     absorb: Callable[..., PyTree]
+    offered: Callable[[PyTree], Array | int] = lambda state: 1
+
+
+class Personal(Protocol):
+    """The model that a client itself uses."""
+
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, memory: PyTree, /
+    ) -> Variables:
+        """Returns client k's own model.
+
+        Args:
+            key: the client's own.
+            received: what the dispatch would send it now.
+            client: its training samples.
+            memory: what its local update keeps, see :class:`LocalUpdate`.
+        """
 
 
 class Probe(NamedTuple):
@@ -413,12 +442,13 @@ class Server(NamedTuple):
     Attributes:
         init: ``(variables) -> state``.
         update: ``(key, aggregate, server, state, data) -> (server, state)``.
-        download_bytes: ``(variables) -> int``, bytes of a model on its way down; None: all of it.
+        download_bytes: ``(variables, updates: int) -> int``, bytes of the server model on its way
+          down to a client that has the one of so many updates ago; None: all of it.
     """
 
     init: Callable[[Variables], PyTree]
     update: Callable[[Array, Variables, Variables, PyTree, ClientData], tuple[Variables, PyTree]]
-    download_bytes: Callable[[Variables], int] | None = None
+    download_bytes: Callable[[Variables, int], int] | None = None
 
 
 class Slots(NamedTuple):

@@ -8,8 +8,67 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
-from fedjax_sim.base import Array, Batch, ClientView, PyTree
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    ClientData,
+    ClientView,
+    LocalUpdate,
+    MissingRootError,
+    PyTree,
+    Trained,
+    Variables,
+)
+
+
+def root_view(data: ClientData) -> ClientView:
+    """The server's own samples, as if they were a client's.
+
+    Raises:
+        MissingRootError: if it has none.
+
+    >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
+    ...                   jnp.array([0, 1]), capacity=2, root=jnp.array([1, 3]))
+    >>> int(root_view(data).size)
+    2
+    """
+    if data.root is None:
+        raise MissingRootError(
+            "root of the data must be the server's own samples, got None: see client_data"
+        )
+    return ClientView(
+        data.x,
+        data.y,
+        data.index,
+        start=data.root[0],
+        size=data.root[1] - data.root[0],
+        capacity=data.capacity,
+        copies=data.copies,
+    )
+
+
+def on_root(local: LocalUpdate) -> Callable[..., Trained]:
+    """The local update on the server's own samples, :func:`root_view`.
+
+    On CPU the runs that a vmap adds (seeds) go one after another: a vmapped convolution is a
+    grouped one there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as
+    long.
+
+    Args:
+        local: the local update.
+
+    Returns:
+        ``(key, variables, data, memory, shared) -> Trained``.
+    """
+
+    def train(
+        key: Array, variables: Variables, data: ClientData, memory: PyTree, shared: PyTree
+    ) -> Trained:
+        return local.train(key, variables, root_view(data), memory, shared)
+
+    return sequential_vmap(train) if jax.default_backend() == "cpu" else train
 
 
 def rows_at(client: ClientView, position: Array) -> Batch:

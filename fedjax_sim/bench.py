@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim import report, tree
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base import Algorithm, Model
+from fedjax_sim.augment import thesis
+from fedjax_sim.base import Algorithm, MissingRootError, Model, Transform
 from fedjax_sim.commands import complain, new_folder
 from fedjax_sim.config import Config, parse
 from fedjax_sim.data import Dataset, cache_dir, load_dataset
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
         run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
+    except MissingRootError as error:
+        return complain(PROGRAM, f"error: --server-fraction must be given: {error}", 2)
     except DivergedError as error:
         return complain(PROGRAM, f"error: {error}{_kept(folder)}", 1)
     except KeyboardInterrupt:
@@ -153,14 +156,14 @@ def build(config: Config) -> Setup:
         tables=tables if len(tables) > 1 else tables * len(config.seeds),
         problem=problem,
         execution=execution,
-        algorithms=make_algorithms(config, model, per_round, execution),
+        algorithms=make_algorithms(config, model, dataset, per_round, execution),
         clients_per_round=per_round,
         model_bytes=tree.num_bytes(variables),
     )
 
 
 def make_algorithms(
-    config: Config, model: Model, per_round: int, execution: Execution
+    config: Config, model: Model, dataset: Dataset, per_round: int, execution: Execution
 ) -> dict[str, Algorithm]:
     """The algorithms by name, all with one local update."""
     objective = empirical_risk(model, l2=config.l2)
@@ -170,11 +173,17 @@ def make_algorithms(
         config.batch_size,
         config.epochs,
         config.last_batch,
+        transforms=augmentations(config, dataset),
     )
     made = {}
     for name in config.algorithms:
         function, options = ALGORITHMS[name], dict(config.options[name])
-        common = {"objective": objective, "lr": config.lr, "momentum": config.momentum}
+        common = {
+            "objective": objective,
+            "classes": dataset.classes,
+            "lr": config.lr,
+            "momentum": config.momentum,
+        }
         options |= {key: common[key] for key in common if key in keywords(function)}
         options |= {"clients_per_round": per_round, "execution": execution}
         try:
@@ -185,6 +194,24 @@ def make_algorithms(
             where = [name] if message.startswith("--") else [name, *given]
             raise ValueError(f"{' '.join(where)}: {message}") from error
     return made
+
+
+def augmentations(config: Config, dataset: Dataset) -> tuple[Transform, ...]:
+    """What alters the copies of FedAug and rebalancing.
+
+    Raises:
+        ValueError: if the data are no images; names the flag.
+    """
+    asked = [name for name in ("fedaug", "rebalance") if getattr(config, name) is not None]
+    if not asked:
+        return ()
+    x = dataset.train_x
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"{flag(asked[0])} is for images, uint8 [n, H, W, 1 or 3]; {dataset.name} has "
+            f"{x.dtype} {list(x.shape)}"
+        )
+    return (thesis(x.shape[1:], white=float(x.max())),)
 
 
 def load_model(name: str, dataset: Dataset) -> Model:
@@ -277,10 +304,27 @@ def run(config: Config, setup: Setup, folder: report.RunFolder, command: str) ->
         f"{config.dataset}, {config.model}: {setup.clients} clients, {setup.clients_per_round} a "
         f"round, EMD {distance:.2f}; {config.rounds} rounds, {config.epochs:g} epochs, "
         f"{len(config.seeds)} seeds; {len(devices)} x {kind}"
-        f"\nscore: {config.score}, {setup.problem.scored}\n"
+        f"\nscore: {config.score}, {setup.problem.scored}{_prepared(setup)}\n"
     )
     print(report.table(summaries))
+    personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
+    if personal and config.split != "holdout":
+        print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
     print(f"\nrecords and pictures: {folder.path}")
+
+
+def _prepared(setup: Setup) -> str:
+    """A line on the clients' training samples where they are shared or copied."""
+    data, trained = setup.problem.data, setup.problem.trained
+    if not any(p.repeats for p in trained):
+        return ""
+    tables = [label_table(data.y, p, setup.classes) for p in trained]
+    copied = np.mean([np.mean(p.index >= len(data.y)) for p in trained])
+    lacking = np.mean([np.sum(t == 0) for t in tables])
+    return (
+        f"\nclients train at EMD {np.mean([emd(t) for t in tables]):.2f}: "
+        f"{100 * copied:.0f} % of their samples are copies; classes that clients lack: {lacking:g}"
+    )
 
 
 def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -> Result:
@@ -310,6 +354,7 @@ def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -
             eval_every=min(config.eval_every, rounds),
             validation=problem.validation,
             auc=True if config.score == "auc" else None,
+            personal=config.split == "holdout",
             execution=setup.execution,
             on_evaluation=record,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ from fedjax_sim.base import (
     LocalInfo,
     LocalUpdate,
     Metrics,
+    Personal,
     Probe,
     PyTree,
     Receive,
@@ -61,6 +64,7 @@ def compose(
     aggregator: Aggregator = tree.mean,
     server: Server | None = None,
     probes: Mapping[str, Probe] | None = None,
+    personal: Personal | None = None,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""One local round of every federated algorithm.
@@ -85,6 +89,7 @@ def compose(
         aggregator: ``([P, *p], a_k) -> [*p]``.
         server: how the server model moves; default it is replaced.
         probes: measure rounds, by name.
+        personal: the model that a client itself uses; default the one that is evaluated for all.
         execution: devices and chunks; default :func:`fedjax_sim.execution.make_execution`.
 
     Returns:
@@ -102,6 +107,7 @@ def compose(
         aggregator,
         server or servers.replace(),
         dict(probes or {}),
+        personal,
         execution or make_execution(),
     )
     return Algorithm(
@@ -111,6 +117,7 @@ def compose(
         evaluated=loop.evaluated,
         traffic=loop.traffic,
         slots=loop.slots,
+        personal=None if personal is None else loop.personally,
     )
 
 
@@ -137,6 +144,7 @@ class _Loop(NamedTuple):
     aggregator: Aggregator
     server: Server
     probes: dict[str, Probe]
+    personal: Personal | None
     execution: Execution
 
     @property
@@ -151,7 +159,7 @@ class _Loop(NamedTuple):
 
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         del key
-        if _clients(data) < self.slots:
+        if _clients(data) < self.slots and not self.selection.spare:
             raise ValueError(
                 f"clients_per_round must be at most the {_clients(data)} clients, got {self.slots}"
             )
@@ -198,7 +206,7 @@ class _Loop(NamedTuple):
         return trained.message, trained.info, tag
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-        slots, fresh, chosen = self._place(key, state, data)
+        slots, fresh, chosen, exchanged = self._place(key, state, data)
         trained, tag = self._train(key, state, data, slots, fresh)
         memory, shared = self._learnt(state, data, slots.client, trained)
         visited = slots.client < _clients(data)
@@ -217,6 +225,8 @@ class _Loop(NamedTuple):
             for i, (name, probe) in enumerate(self.probes.items())
         }
         moved = visited & (not self.selection.held)
+        sent_down = visited & (fresh | moved | self.receive.downloads)
+        offered = jnp.where(fresh, self.dispatch.offered(state.dispatch), 1)
         samples = trained.info.samples.astype(jnp.float32)
         metrics = Metrics(
             # Nobody visits a sample where every last batch is dropped: that is no divergence.
@@ -224,8 +234,9 @@ class _Loop(NamedTuple):
             samples=jnp.sum(trained.info.samples),
             steps=jnp.sum(trained.info.steps),
             executed=jnp.sum(self.execution.executed(trained.info.steps)),
-            uploads=jnp.sum(visited & (due | moved), dtype=jnp.int32),
-            downloads=jnp.sum(visited & (fresh | moved | self.receive.downloads), dtype=jnp.int32),
+            # From client to client: up for the one, down for the other.
+            uploads=jnp.sum(visited & (due | moved), dtype=jnp.int32) + exchanged,
+            downloads=jnp.sum(jnp.where(sent_down, offered, 0), dtype=jnp.int32) + exchanged,
             visits=jnp.sum(visited, dtype=jnp.int32),
             probes={k: v for values, _ in measured.values() for k, v in values.items()},
         )
@@ -239,8 +250,10 @@ class _Loop(NamedTuple):
         )
         return new, metrics
 
-    def _place(self, key: Array, state: FedState, data: ClientData) -> tuple[Slots, Array, PyTree]:
-        """The slots before training, which of them are fresh, the selection's state."""
+    def _place(
+        self, key: Array, state: FedState, data: ClientData
+    ) -> tuple[Slots, Array, PyTree, Array]:
+        """The slots before training, which are fresh, the selection's state, models exchanged."""
         count, nobody = self.slots, _clients(data)
         held = seat = jnp.arange(count, dtype=jnp.int32)
         counts = jnp.zeros(count, jnp.int32)
@@ -254,6 +267,7 @@ class _Loop(NamedTuple):
         if state.slots is not None:
             counts = state.slots.visits[seat if mixed else seat[source]]
         fresh = self.schedule.due(state.round - 1) | (state.round == 0)
+        exchanged = jnp.sum(jnp.where(fresh, 0, self._received(source)), dtype=jnp.int32)
         vacant = fresh if self.selection.held else jnp.ones(count, bool)
         clients, chosen = self.selection.draw(
             jax.random.fold_in(key, 0),
@@ -263,8 +277,11 @@ class _Loop(NamedTuple):
             vacant,
             jnp.where(fresh, 0, counts),
         )
-        # The order in which a cohort was drawn must not show, not even in the last bit of a sum.
-        clients = clients[jnp.lexsort((clients, jnp.asarray(self.schedule.group)))]
+        # The order in which a cohort was drawn must not show, not even in the last bit of a sum;
+        # a slot that is to rest rests.
+        group = jnp.asarray(self.schedule.group)
+        awake = jnp.lexsort((clients == nobody, group))
+        clients = clients.at[awake].set(clients[jnp.lexsort((clients, group))])
         order = self.execution.seats(client_sizes(data, clients))
         if state.slots is None:
             carry = Slots((), order, order, order, order, (), ())  # type: ignore[arg-type]
@@ -276,7 +293,19 @@ class _Loop(NamedTuple):
             carry = tree.take(state.slots, seat[source[order]])
         clients = jnp.where(order < count, clients[order], nobody)
         order, clients, fresh = self.execution.replicate((order, clients, fresh[order]))
-        return carry._replace(id=order, client=clients), fresh, chosen
+        return carry._replace(id=order, client=clients), fresh, chosen, exchanged
+
+    def _received(self, source: Array) -> Array:
+        """The models that each slot's client gets from other clients, ``int32[S]``.
+
+        Where slots move on to other clients every model travels, whatever its slot is.
+        """
+        seat = jnp.arange(self.slots, dtype=jnp.int32)
+        if not self.selection.held:
+            return jnp.zeros_like(seat)
+        if source.ndim == 1:
+            return (source != seat).astype(jnp.int32)
+        return jnp.sum((source != 0) & (seat[:, None] != seat[None]), axis=1, dtype=jnp.int32)
 
     def _train(
         self, key: Array, state: FedState, data: ClientData, slots: Slots, fresh: Array
@@ -290,7 +319,8 @@ class _Loop(NamedTuple):
             send_key = jax.random.fold_in(task.key, 2**31 - 1)
             received, tag = self.dispatch.send(send_key, sent, server, client)
             if self.carried:
-                n_k = client.size.astype(jnp.float32)
+                n_k = client.size if client.budget is None else client.budget
+                n_k = n_k.astype(jnp.float32)
                 corrected = self.receive.correct(server, samples, model, n_k)
                 received, tag = jax.tree.map(
                     lambda a, b: jnp.where(task.fresh, a, b), (received, tag), (corrected, task.tag)
@@ -406,6 +436,44 @@ class _Loop(NamedTuple):
         """The mean of all models where there is no server, else the server's."""
         return self.collect(state, data)[0] if self.schedule.never else state.server
 
+    def personally(
+        self,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        score: Callable[[PyTree, Variables, PyTree], PyTree],
+        constants: PyTree,
+        tasks: PyTree,
+    ) -> PyTree:
+        """See :class:`fedjax_sim.base.Algorithm`, ``personal``."""
+        assert self.personal is not None
+        own_model, count = self.personal, _clients(data)
+        everyone = jnp.arange(count, dtype=jnp.int32)
+        place = self.execution.seats(client_sizes(data, everyone))
+
+        def one(fixed: PyTree, common: PyTree, memory: PyTree, task: PyTree) -> PyTree:
+            (pixels, constants), (server, sent), (key, visit, task) = fixed, common, task
+            client = visit.view(pixels, data)
+            received, _ = self.dispatch.send(None, sent, server, client)
+            return score(constants, own_model(key, received, client, memory), task)
+
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, 5), place)
+        own = (keys, visits(data, place, peers=self.local.peers), tree.take(tasks, place))
+        # All clients, but no more of them at once than a round trains.
+        at_once = self.execution.places(self.slots) // len(self.execution.devices)
+        execution = dataclasses.replace(self.execution, chunk=self.execution.chunk or at_once)
+        out = execution.run(
+            one,
+            (samples_of(data), constants),
+            (self.evaluated(state, data), state.dispatch),
+            tree.take(state.memory, place),
+            self.execution.replicate(own),
+        )
+        return jax.tree.map(
+            lambda a: jnp.zeros((count, *a.shape[1:]), a.dtype).at[place].set(a, mode="drop"),
+            self.execution.replicate(out),
+        )
+
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
         def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
             once = self._replace(schedule=self.schedule._replace(period=1))  # no slots
@@ -413,8 +481,20 @@ class _Loop(NamedTuple):
             return self._first_visit(state, data)[0], state.shared
 
         message, shared = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
-        down = self.server.download_bytes or tree.num_bytes
-        return Traffic(self.local.upload_bytes(variables), down(variables), message, shared)
+        visits = self.schedule.period if self.selection.held else 1
+        up = self.local.upload_bytes(variables, visits)
+        return Traffic(up, self._download_bytes(variables, _clients(data)), message, shared)
+
+    def _download_bytes(self, variables: Variables, clients: int) -> int:
+        """To a client that comes back after N/S rounds, the mean where no slot rests."""
+        stays = not self.carried or (
+            self.selection.held and self.redistribution is redistributions.keep
+        )
+        if self.server.download_bytes is None or not stays:
+            return tree.num_bytes(variables)  # a model that wanders is none of the server's
+        per_period = len(set(self.schedule.group.tolist()))
+        updates = clients * per_period / (self.slots * self.schedule.period)
+        return self.server.download_bytes(variables, math.ceil(updates))
 
 
 def _clients(data: ClientData) -> int:

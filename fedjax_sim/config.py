@@ -9,16 +9,14 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.algorithms import ALGORITHMS, COMMON
+from fedjax_sim.catalogue import listing
 from fedjax_sim.commands import add_data_flags
 from fedjax_sim.data import parse_dataset
 from fedjax_sim.flags import Parser, documented, flag, keywords, kind, number
 from fedjax_sim.metrics import Metric
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition.samplers import FORMS
-
-# Set for every algorithm alike, by flags of their own or by the command: no flag of one of them.
-_COMMON = ("clients_per_round", "execution", "objective", "lr", "momentum")
 
 Split = Literal["official", "clients", "holdout"]
 Standardise = Literal["global", "local"]
@@ -76,6 +74,11 @@ class Config:
         l2: of :func:`fedjax_sim.objective.empirical_risk`.
         last_batch: see :class:`fedjax_sim.local.local_sgd`.
         partition: the text of a sampler, or a .npz file.
+        server_fraction: share of the training samples that the server takes; None for none.
+        share_beta: β of :func:`fedjax_sim.data.share`; None for no data sharing.
+        share_alpha: its α; None for all of the shared set.
+        rebalance: α of :func:`fedjax_sim.data.rebalance`; None for none.
+        fedaug: EMD* of :func:`fedjax_sim.data.fedaug`; None for none.
         seeds: one run for each.
         split: what is scored, see :mod:`fedjax_sim.problem`.
         folds: of ``clients``, else None.
@@ -106,6 +109,11 @@ class Config:
     l2: float
     last_batch: Literal["keep", "drop", "refill"]
     partition: str
+    server_fraction: float | None
+    share_beta: float | None
+    share_alpha: float | None
+    rebalance: float | None
+    fedaug: float | None
     seeds: tuple[int, ...]
     split: Split
     folds: int | None
@@ -151,6 +159,8 @@ def parse(argv: Sequence[str]) -> Config:
         if not any(key in options[name] for name in chosen):
             raise ValueError(f"{flag(key)} is no flag of {'; '.join(map(_flags_of, chosen))}")
     _fill_split(given)
+    if given["share_alpha"] is not None and given["share_beta"] is None:
+        raise ValueError("--share-alpha is for --share-beta")
     default = DEFAULTS[parse_dataset(given["dataset"])[0]]
     for key in default._fields:
         given[key] = getattr(default, key) if given[key] is None else given[key]
@@ -185,7 +195,7 @@ def parameters(algorithm: str) -> dict[str, inspect.Parameter]:
     >>> list(parameters("radfed"))
     ['redistribution_rounds']
     """
-    return keywords(ALGORITHMS[algorithm], without=_COMMON)
+    return keywords(ALGORITHMS[algorithm], without=COMMON)
 
 
 def _flags_of(algorithm: str) -> str:
@@ -203,10 +213,20 @@ def _parser() -> Parser:
     )
     _add_algorithms(parser)
     _add_experiment(parser)
+    _add_data_side(parser)
     _add_scores(parser)
     _add_training(parser)
     _add_machine(parser)
     return parser
+
+
+class _List(argparse.Action):
+    """Prints the catalogue and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        del args
+        print(listing())
+        parser.exit()
 
 
 def _add_algorithms(parser: argparse.ArgumentParser) -> None:
@@ -220,17 +240,23 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
         "--compare", nargs="+", choices=(*ALGORITHMS, "none"), default=["fedavg"], metavar="NAME",
         help="algorithms to run beside it, or none (default: fedavg)",
     )  # fmt: skip
-    seen: set[str] = set()
-    for name, function in ALGORITHMS.items():
-        own = parser.add_argument_group(f"flags of {name}")
-        texts = documented(function)
-        for key, parameter in parameters(name).items():
-            if key not in seen:
-                seen.add(key)
-                own.add_argument(
-                    flag(key), default=argparse.SUPPRESS, **kind(parameter.annotation),
-                    help=f"{texts.get(key, '')} (default: {parameter.default})".strip(),
-                )  # fmt: skip
+    group.add_argument(
+        "--list",
+        action=_List,
+        nargs=0,
+        help="print every algorithm: paper, traffic, parts; and end",
+    )
+    own = parser.add_argument_group("flags of one algorithm or some, and their defaults there")
+    owners: dict[str, list[str]] = {}
+    for name in ALGORITHMS:
+        for key in parameters(name):
+            owners.setdefault(key, []).append(name)
+    for key, names in owners.items():
+        defaults = ", ".join(f"{name} {parameters(name)[key].default}" for name in names)
+        own.add_argument(
+            flag(key), default=argparse.SUPPRESS, **kind(parameters(names[0])[key].annotation),
+            help=f"{documented(ALGORITHMS[names[0]]).get(key, '')} ({defaults})".strip(),
+        )  # fmt: skip
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:
@@ -264,6 +290,33 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         "--partition", metavar="TEXT",
         help=f"a sampler: {', '.join(form.text for form in FORMS.values())}; or a .npz "
         "file of python -m fedjax_sim.partition, for all seeds (default: --emd)",
+    )  # fmt: skip
+
+
+def _add_data_side(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("against skew, for all algorithms alike")
+    group.add_argument(
+        "--server-fraction", type=number(float, above=0, below=1), metavar="X",
+        help="share of the training samples, as many of each class, that the server takes from the "
+        "clients: fltrust and ozdayi need them (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--fedaug", type=number(float, at_least=0, below=2), metavar="X",
+        help="every client raises its rare classes by augmented copies to this EMD; epochs are of "
+        "the unaltered samples (default: no augmentation)",
+    )  # fmt: skip
+    group.add_argument(
+        "--rebalance", type=number(float, at_least=0), metavar="X",
+        help="classes that are rare among all clients are raised by augmented copies: by a factor "
+        "of X-th power, 1 to the mean (default: no augmentation)",
+    )  # fmt: skip
+    group.add_argument(
+        "--share-beta", type=number(float, above=0, below=1), metavar="X",
+        help="share of all training samples that becomes a common balanced set (default: none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--share-alpha", type=number(float, above=0), metavar="X",
+        help="share of the common set that each client gets, at most 1 (default: 1)",
     )  # fmt: skip
 
 

@@ -84,6 +84,31 @@ class Execution:
             constants, pool, (rows, own, tasks)
         )
 
+    def per_client(
+        self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
+    ) -> PyTree:
+        """``fn(common, client)`` for every client of ``data``: ``[N, ...]``.
+
+        Args:
+            fn: what to do.
+            common: ``[*p]``, the same for all clients: a server model.
+            data: the population.
+
+        >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
+        ...                   jnp.array([0, 1, 3]), capacity=2)
+        >>> ours = make_execution(devices=1)
+        >>> ours.per_client(lambda w, client: w * client.size, jnp.int32(10), data).tolist()
+        [10, 20]
+        """
+        count = data.start.shape[-1] - 1
+        clients = jnp.minimum(jnp.arange(self.places(count), dtype=jnp.int32), count)
+
+        def one(samples: PyTree, common: PyTree, _: PyTree, visit: Visits) -> PyTree:
+            return fn(common, visit.view(samples, data))
+
+        out = self.run(one, samples_of(data), common, (), visits(data, clients))
+        return tree.take(out, jnp.arange(count, dtype=jnp.int32))
+
     def seats(self, cost: Array) -> Array:
         """Deals tasks to places so that the devices have equal work.
 
@@ -170,7 +195,14 @@ class Execution:
 
 
 def client_sizes(data: ClientData, clients: Array) -> Array:
-    """n_k of ``clients int32[S]``: ``int32[S]``; 0 for client N, who is nobody."""
+    """n_k of ``clients int32[S]``, copies apart: ``int32[S]``; 0 for client N, who is nobody."""
+    if data.budget is None:
+        return _entries(data, clients)
+    return jnp.where(clients < len(data.budget), data.budget[clients], 0)
+
+
+def _entries(data: ClientData, clients: Array) -> Array:
+    """The length of each client's list."""
     # Indexing clamps, so that both ends of client N's stretch are the last entry of start.
     return data.start[clients + 1] - data.start[clients]
 
@@ -214,11 +246,9 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
         clients: ``int32[T]``.
         peers: whether the visits need ``ClientView.starts``.
     """
-    budget = None
-    if data.budget is not None:
-        budget = jnp.where(clients < len(data.budget), data.budget[clients], 0)
+    budget = None if data.budget is None else client_sizes(data, clients)
     starts = jnp.broadcast_to(data.start, (len(clients), len(data.start))) if peers else None
-    return Visits(clients, data.start[clients], client_sizes(data, clients), budget, starts)
+    return Visits(clients, data.start[clients], _entries(data, clients), budget, starts)
 
 
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:

@@ -27,7 +27,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.data import EvalSet
 from fedjax_sim.execution import Execution
-from fedjax_sim.metrics import Counts, evaluate
+from fedjax_sim.metrics import Counts, evaluate, evaluate_own
 
 Sets = tuple[EvalSet, ...]
 
@@ -39,18 +39,30 @@ class Run(NamedTuple):
     state: FedState
 
 
+class Scored(NamedTuple):
+    """Counts of an evaluation; ``[R, ...]``.
+
+    Attributes:
+        sets: of the server model, for each evaluation set.
+        personal: of each client's own model on the first set; None where there are none.
+    """
+
+    sets: tuple[Counts, ...]
+    personal: Counts | None
+
+
 class Collected(NamedTuple):
     """What :meth:`Experiment.finish` gives; ``[R, ...]``.
 
     Attributes:
         variables: the final models.
         uploads: ``int32[R]``, models sent for it.
-        counts: of the final models, for each evaluation set.
+        counts: of the final models.
     """
 
     variables: Variables
     uploads: Array
-    counts: tuple[Counts, ...]
+    counts: Scored
 
 
 class Experiment:
@@ -70,6 +82,8 @@ class Experiment:
         runs: R.
         eval_every: the most rounds that one ``advance`` may run.
         ranked: see :func:`fedjax_sim.metrics.evaluate`.
+        personal: whether the clients of the first set are those of ``data``: it is then scored with
+          each client's own model too, if the algorithm has such.
     """
 
     def __init__(
@@ -84,6 +98,7 @@ class Experiment:
         eval_every: int,
         *,
         ranked: bool = False,
+        personal: bool = False,
     ) -> None:
         self.compile_seconds = 0.0
         self.model_bytes = 0
@@ -100,6 +115,13 @@ class Experiment:
         score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
         set_axes = [_axes(s, index=_axis(s.index), start=_axis(s.start)) for s in sets]
         self._scorers = [self._over_runs(score, in_axes=(0, axes)) for axes in set_axes]
+        self._score_own: Any = None
+        if personal and algorithm.personal is not None:
+            most = int(np.diff(sets[0].start).max())
+            own_score = functools.partial(self._own_counts, loss, most=most, ranked=ranked)
+            self._score_own = self._over_runs(
+                own_score, in_axes=(0, self._state_axes, self._data_axes, set_axes[0])
+            )
 
     def _placed(self, arrays: PyTree) -> PyTree:
         on_device: dict[int, Array] = {}
@@ -140,17 +162,17 @@ class Experiment:
         self.traffic = self._algorithm.traffic(shapes, one)
         return run
 
-    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, tuple[Counts, ...]]:
-        """``todo`` rounds, at most ``eval_every``, and the evaluation of the server model."""
+    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
+        """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
         args = (run, self._data, self._sets, np.int32(todo))
         if self._advance is None:
             self._advance = self._compile(self._rounds, *args, donate=(0,))
-        out: tuple[Run, Metrics, tuple[Counts, ...]] = self._advance(*args)
+        out: tuple[Run, Metrics, Scored] = self._advance(*args)
         return out
 
     def _rounds(
         self, run: Run, data: ClientData, sets: Sets, todo: Array
-    ) -> tuple[Run, Metrics, tuple[Counts, ...]]:
+    ) -> tuple[Run, Metrics, Scored]:
         def one(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
             return self._algorithm.step(jax.random.fold_in(key, state.round), state, data)
 
@@ -174,10 +196,29 @@ class Experiment:
         evaluated = self._over_runs(
             self._algorithm.evaluated, in_axes=(self._state_axes, self._data_axes)
         )
-        return Run(run.keys, state), rows, self._scored(evaluated(state, data), sets)
+        after = Run(run.keys, state)
+        return after, rows, self._scored(evaluated(state, data), after, data, sets)
 
-    def _scored(self, variables: Variables, sets: Sets) -> tuple[Counts, ...]:
-        return tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+    def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
+        counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+        if self._score_own is None:
+            return Scored(counts, None)
+        return Scored(counts, self._score_own(run.keys, run.state, data, sets[0]))
+
+    def _own_counts(
+        self,
+        loss: LossFn,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        examples: EvalSet,
+        *,
+        most: int,
+        ranked: bool,
+    ) -> Counts:
+        key = jax.random.fold_in(key, state.round)
+        own = functools.partial(self._algorithm.personal, key, state, data)
+        return evaluate_own(self._model, loss, own, examples, most=most, ranked=ranked)
 
     def finish(self, run: Run) -> Collected | None:
         """Collects the models in flight and evaluates the result; None if there are none."""
@@ -189,7 +230,8 @@ class Experiment:
                 self._algorithm.collect, in_axes=(self._state_axes, self._data_axes)
             )
             variables, uploads = gather(run.state, data)
-            return Collected(variables, uploads, self._scored(variables, sets))
+            run = Run(run.keys, run.state._replace(server=variables))
+            return Collected(variables, uploads, self._scored(variables, run, data, sets))
 
         args = (run, self._data, self._sets)
         out: Collected = self._compile(collect, *args)(*args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -105,8 +105,8 @@ def local_sgd(
         raise ValueError(
             f"optimizer_state must be 'reset', 'keep' or 'average', got {optimizer_state!r}"
         )
-    if inexactness is not None and not 0 <= inexactness <= 1:
-        raise ValueError(f"inexactness must be in [0, 1], got {inexactness}")
+    if inexactness is not None and not 0 <= inexactness < 1:
+        raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
     sgd = _SGD(
         objective,
         optax.with_extra_args_support(optimizer),
@@ -146,20 +146,21 @@ class _SGD:
             train=self.train,
             absorb=self.absorb,
             change=self.change,
-            upload_bytes=tree.num_bytes,
+            upload_bytes=lambda variables, visits: tree.num_bytes(variables),
             epochs=self.epochs,
+            batch_size=self.batch_size,
             peers=self.peers,
         )
 
     def change(
         self, *, drift: Sequence[Drift] = (), transforms: Sequence[Transform] = (), **settings: Any
     ) -> LocalUpdate:
-        return dataclasses.replace(
-            self,
-            drift=(*self.drift, *drift),
-            transforms=(*self.transforms, *transforms),
-            **settings,
-        ).update()
+        mine = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        mine |= {
+            "drift": (*self.drift, *drift),
+            "transforms": (*self.transforms, *transforms),
+        }
+        return local_sgd(**(mine | settings))
 
     def memory(self, variables: Variables) -> PyTree:
         kept = self.optimizer.init(variables.params) if self.optimizer_state == "keep" else ()
@@ -172,7 +173,9 @@ class _SGD:
     def absorb(self, shared: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:
         states, terms = messages
         if self.optimizer_state == "average":
-            states = tree.mean(states, samples.astype(jnp.float32))
+            mean = tree.mean(states, samples.astype(jnp.float32))
+            anyone = jnp.any(samples > 0)
+            states = jax.tree.map(lambda new, old: jnp.where(anyone, new, old), mean, shared[0])
         parts = zip(self.drift, shared[1], terms, strict=True)
         return states, tuple(d.absorb(c, sent, samples, clients) for d, c, sent in parts)
 
@@ -199,7 +202,11 @@ class _SGD:
         step = functools.partial(
             self._step, received=received, corrections=corrections, client=client
         )
-        go_on = self._unsolved(variables, corrections, client)
+        # Dropout and transforms draw the same for every whole gradient: their norms are compared.
+        whole = functools.partial(
+            self._whole_gradient, jax.random.fold_in(key, 2**31 - 2), variables, client
+        )
+        go_on = self._unsolved(whole, received, corrections)
 
         # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
         numbers = jnp.arange(math.ceil(self.epochs), dtype=jnp.uint32)
@@ -227,7 +234,7 @@ class _SGD:
         info = LocalInfo(loss / jnp.maximum(seen, 1).astype(jnp.float32), taken, seen)
         steps = jnp.maximum(taken, 1)
         path = jax.tree.map(lambda total: total / steps.astype(total.dtype), path)
-        done = Done(info, functools.partial(self._whole_gradient, variables, client), path)
+        done = Done(info, functools.partial(whole, received), path)
         ends = [
             d.finish(trained.params, received, *own, done)
             for d, *own in zip(self.drift, *corrections, strict=True)
@@ -270,10 +277,12 @@ class _SGD:
         if self.last_batch == "refill":
             position, mask = position % client.size, jnp.ones_like(mask)
         place = order[jnp.minimum(position, client.size - 1)]
-        samples = rows_at(client, place)._replace(mask=mask)
+        return self._transformed(key, rows_at(client, place)._replace(mask=mask), client)
+
+    def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         for i, change in enumerate(self.transforms):
-            samples = change(jax.random.fold_in(key, i + 1), samples, client)
-        return samples
+            batch = change(jax.random.fold_in(key, i + 1), batch, client)
+        return batch
 
     def _corrected(
         self, grads: PyTree, params: PyTree, received: PyTree, corrections: PyTree
@@ -283,28 +292,33 @@ class _SGD:
         return grads
 
     def _whole_gradient(
-        self, variables: Variables, client: ClientView, params: PyTree | None = None
+        self, key: Array, variables: Variables, client: ClientView, params: PyTree
     ) -> PyTree:
-        """∇F_k at the received model, or at ``params``, in training mode without dropout's key."""
-        params = variables.params if params is None else params
+        """∇F_k at ``params``, in training mode, the received state before every minibatch."""
 
-        def add(total: PyTree, batch: Batch) -> PyTree:
+        def add(carry: tuple[Array, PyTree], batch: Batch) -> tuple[Array, PyTree]:
+            number, total = carry
+            batch_key = jax.random.fold_in(key, number)
+            samples = self._transformed(batch_key, batch, client)
             grads, _ = jax.grad(self.objective, has_aux=True)(
-                params, variables.state, variables.params, batch, jax.random.key(0)
+                params, variables.state, variables.params, samples, batch_key
             )
-            share = jnp.sum(batch.mask) / jnp.maximum(client.size, 1)
-            return jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
+            share = jnp.sum(samples.mask) / jnp.maximum(client.size, 1)
+            total = jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
+            return number + 1, total
 
-        return sweep(client, self.batch_size, add, jax.tree.map(jnp.zeros_like, params))
+        start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+        return sweep(client, self.batch_size, add, start)[1]
 
-    def _unsolved(self, variables: Variables, corrections: PyTree, client: ClientView) -> Any:
+    def _unsolved(
+        self, whole: Callable[[PyTree], PyTree], received: PyTree, corrections: PyTree
+    ) -> Callable[[PyTree, Array], Array]:
         """``(carry, todo) -> todo``, or 0 once the client's problem is solved to γ."""
         if self.inexactness is None:
             return lambda carry, todo: todo
 
         def slope(params: PyTree) -> Array:
-            grads = self._whole_gradient(variables, client, params)
-            return tree.norm(self._corrected(grads, params, variables.params, corrections))
+            return tree.norm(self._corrected(whole(params), params, received, corrections))
 
-        limit = self.inexactness * slope(variables.params)
+        limit = self.inexactness * slope(received)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)

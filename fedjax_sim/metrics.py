@@ -1,8 +1,9 @@
-"""Scores of the server model: of all samples together, of each client's, and their spread."""
+"""Scores of the server model and of personal ones: of all samples, of each client's, spread."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, LossFn, Model, Variables
+from fedjax_sim.base import Array, LossFn, Model, PyTree, Variables
 from fedjax_sim.data.evaluation import EvalSet
 from fedjax_sim.execution import Execution
 from fedjax_sim.losses import WIN_BITS, Tally, rank_wins, tally
@@ -61,13 +62,7 @@ def evaluate(
     batches = -(-n // (batch_size * parts))  # per part
 
     def part(pool: tuple[Array, Array], weights: Variables, _: tuple[()], rows: Array) -> Any:
-        xs, ys = pool
-
-        def answers(rows: Array) -> Any:
-            logits, _ = model.apply(weights, xs[rows], train=False)
-            answer = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-            return answer, loss(logits, ys[rows]), _ranking(logits) if ranked else ()
-
+        answers = functools.partial(_answers, model, loss, weights, pool, ranked=ranked)
         return jax.lax.map(answers, rows)
 
     place = jnp.minimum(jnp.arange(parts * batches * batch_size, dtype=jnp.int32), n - 1)
@@ -76,8 +71,76 @@ def evaluate(
     out = execution.run(part, pool, variables, (), rows)
     out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:n], out)
     predicted, losses, ranking = execution.replicate(out)
-    one = jax.eval_shape(lambda v: model.apply(v, examples.x[:1], train=False)[0], variables)
-    return _counted(predicted, losses, ranking if ranked else None, examples, one.shape[-1])
+    return _counted(model, predicted, losses, ranking if ranked else None, examples)
+
+
+def evaluate_own(
+    model: Model,
+    loss: LossFn,
+    personal: Callable[..., Any],
+    examples: EvalSet,
+    *,
+    most: int,
+    ranked: bool = False,
+    batch_size: int = 50,
+) -> Counts:
+    """Counts the answers of each client's own model to that client's samples.
+
+    Args:
+        model: the model.
+        loss: per-sample loss.
+        personal: ``(score, constants, tasks) -> [K, ...]``, calls ``score(constants, variables,
+          task)`` with each client's own model: ``Algorithm.personal`` of one run.
+        examples: of the K clients; ``index`` and ``start`` may be batched by vmap.
+        most: samples of the client that has the most.
+        ranked: see :func:`evaluate`.
+        batch_size: rows at once.
+
+    Returns:
+        Counts of all samples that are no padding.
+    """
+    batch_size = min(batch_size, most)
+    room = -(-most // batch_size) * batch_size
+
+    def score(pool: tuple[Array, Array], weights: Variables, task: tuple[Array, Array]) -> Any:
+        rows, size = task
+        answers = functools.partial(_answers, model, loss, weights, pool, ranked=ranked)
+
+        def batch(b: Array, out: Any) -> Any:
+            new = answers(jax.lax.dynamic_slice_in_dim(rows, b * batch_size, batch_size))
+            return jax.tree.map(
+                lambda a, v: jax.lax.dynamic_update_slice_in_dim(a, v, b * batch_size, axis=0),
+                out,
+                new,
+            )
+
+        empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(answers, rows))
+        return jax.lax.fori_loop(0, (size + batch_size - 1) // batch_size, batch, empty)
+
+    n, start = len(examples.index), examples.start
+    position = start[:-1, None] + jnp.arange(room, dtype=jnp.int32)[None]
+    rows = examples.index[jnp.minimum(position, n - 1)]
+    out = personal(score, (examples.x, examples.y), (rows, jnp.diff(start)))
+    client = jnp.minimum(_owners(examples), examples.clients - 1)
+    here = jnp.minimum(jnp.arange(n, dtype=jnp.int32) - start[client], room - 1)
+    predicted, losses, ranking = jax.tree.map(lambda a: a[client, here], out)
+    return _counted(model, predicted, losses, ranking if ranked else None, examples)
+
+
+def _answers(
+    model: Model,
+    loss: LossFn,
+    weights: Variables,
+    pool: tuple[Array, Array],
+    rows: Array,
+    *,
+    ranked: bool,
+) -> tuple[Array, Array, PyTree]:
+    """Of a model to ``rows int32[B]`` of a pool: answers, losses, scores that rank (or ())."""
+    xs, ys = pool
+    logits, _ = model.apply(weights, xs[rows], train=False)
+    answer = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return answer, loss(logits, ys[rows]), _ranking(logits) if ranked else ()
 
 
 def _ranking(logits: Array) -> Array:
@@ -87,14 +150,23 @@ def _ranking(logits: Array) -> Array:
     return jax.nn.log_softmax(logits)
 
 
-def _counted(
-    predicted: Array, losses: Array, ranking: Array | None, examples: EvalSet, classes: int
-) -> Counts:
-    n, clients = len(predicted), examples.clients
-    labels = examples.y[examples.index]
-    # A client ends where the next one starts; padding comes after the last: client K.
+def _owners(examples: EvalSet) -> Array:
+    """The client of each entry of ``index``, ``int32[n]``; K for padding, which comes last."""
+    n = len(examples.index)
+    # A client ends where the next one starts.
     ends = jnp.zeros(n + 1, jnp.int32).at[examples.start[1:]].add(1)
-    client = jnp.cumsum(ends)[:n]
+    return jnp.cumsum(ends)[:n]
+
+
+def _counted(
+    model: Model, predicted: Array, losses: Array, ranking: Array | None, examples: EvalSet
+) -> Counts:
+    def logits(x: Array) -> Array:
+        return model.apply(model.init(jax.random.key(0)), x, train=False)[0]
+
+    classes, clients = jax.eval_shape(logits, examples.x[:1]).shape[-1], examples.clients
+    labels = examples.y[examples.index]
+    client = _owners(examples)
     real = client < clients
     by_client = tally(predicted, labels, losses, client, groups=clients, classes=classes)
     pooled = jax.tree.map(lambda a: jnp.sum(a, axis=0), by_client)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +18,15 @@ from fedjax_sim.data import (
     client_folds,
     client_holdout,
     eval_set,
+    fedaug,
     pooled,
+    rebalance,
+    share,
     shift_rows,
     standardise_global,
     standardise_local,
     take_clients,
+    take_root,
 )
 from fedjax_sim.partition import (
     Partition,
@@ -32,11 +36,23 @@ from fedjax_sim.partition import (
 )
 
 
+class Prepared(NamedTuple):
+    """Training samples: the clients', and the rows of the server's own, if it has any."""
+
+    partition: Partition
+    root: NDArray[np.int64] | None
+
+
+Prepare = Callable[[NDArray[np.int32], Partition, int], Prepared]
+"""``(labels, partition, seed)``: what becomes of the clients' training samples."""
+
+
 class Problem(NamedTuple):
     """Clients and evaluation sets of R runs.
 
     Attributes:
         data: the training clients.
+        trained: their samples, one partition for each run or one for all.
         test: what is reported.
         validation: what chooses the round; None without one.
         runs: of each run, in order, what sets it apart: its seed, and its fold if there are folds.
@@ -45,6 +61,7 @@ class Problem(NamedTuple):
     """
 
     data: ClientData
+    trained: list[Partition]
     test: EvalSet
     validation: EvalSet | None
     runs: list[dict[str, int]]
@@ -102,20 +119,65 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     Raises:
         ValueError: if the data do not allow that split.
     """
+    prepare = preparation(config)
     if config.folds is not None:
-        return by_clients(dataset, partitions, config.seeds, config.folds, config.standardise)
+        return by_clients(
+            dataset, partitions, config.seeds, config.folds, config.standardise, prepare
+        )
     if config.test_fraction is not None:
         return by_holdout(
-            dataset, partitions, config.seeds, config.test_fraction, config.standardise
+            dataset, partitions, config.seeds, config.test_fraction, config.standardise, prepare
         )
-    return official(dataset, partitions, config.seeds)
+    return official(dataset, partitions, config.seeds, prepare)
 
 
-def official(dataset: Dataset, partitions: Sequence[Partition], seeds: Sequence[int]) -> Problem:
+def preparation(config: Config) -> Prepare:
+    """The server's samples, data sharing, rebalancing, FedAug, as far as the settings ask for them.
+
+    Raises:
+        ValueError: by what it returns, if the data do not allow a setting; names the flag.
+    """
+
+    def prepare(labels: NDArray[np.int32], partition: Partition, seed: int) -> Prepared:
+        root = None
+        if config.server_fraction is not None:
+            size = max(1, round(config.server_fraction * len(partition.index)))
+            try:
+                partition, root = take_root(labels, partition, size, seed=seed)
+            except ValueError as error:
+                raise ValueError(f"--server-fraction: {error}") from error
+        if config.share_beta is not None:
+            alpha = 1.0 if config.share_alpha is None else config.share_alpha
+            try:
+                partition = share(labels, partition, config.share_beta, alpha, seed=seed)
+            except ValueError as error:
+                raise ValueError(f"--share-beta: {error}") from error
+        if config.rebalance is not None:
+            partition = rebalance(labels, partition, config.rebalance)
+        if config.fedaug is not None:
+            partition = fedaug(labels, partition, config.fedaug).partition
+        return Prepared(partition, root)
+
+    return prepare
+
+
+def unchanged(labels: NDArray[np.int32], partition: Partition, seed: int) -> Prepared:
+    """Clients train on what they are dealt."""
+    del labels, seed
+    return Prepared(partition, None)
+
+
+def official(
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    seeds: Sequence[int],
+    prepare: Prepare = unchanged,
+) -> Problem:
     """Every client trains; the data set's own test set is scored, pooled."""
-    one = partitions[0] if len(partitions) == 1 else partitions
+    data, trained = _training(dataset.train_x, dataset.train_y, partitions, seeds, prepare)
     return Problem(
-        data=client_data(dataset.train_x, dataset.train_y, one),
+        data=data,
+        trained=trained,
         test=eval_set(dataset.test_x, dataset.test_y),
         validation=None,
         runs=[{"seed": seed} for seed in seeds],
@@ -130,6 +192,7 @@ def by_clients(
     seeds: Sequence[int],
     folds: int,
     standardise: Standardise = "global",
+    prepare: Prepare = unchanged,
 ) -> Problem:
     """Cross-validation by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
 
@@ -149,8 +212,10 @@ def by_clients(
         train, validation, test = (
             shift_rows(role, len(dataset.train_y)) for role in (train, validation, test)
         )
+    data, trained = _training(x, y, train, [run["seed"] for run in runs], prepare)
     return Problem(
-        data=client_data(x, y, train),
+        data=data,
+        trained=trained,
         test=eval_set(x, y, test),
         validation=eval_set(x, y, validation),
         runs=runs,
@@ -167,6 +232,7 @@ def by_holdout(
     seeds: Sequence[int],
     fraction: float,
     standardise: Standardise = "global",
+    prepare: Prepare = unchanged,
 ) -> Problem:
     """Every client trains and keeps a share of its samples as its own test set.
 
@@ -183,14 +249,31 @@ def by_holdout(
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
         train, test = (shift_rows(role, len(dataset.train_y)) for role in (train, test))
+    data, trained = _training(x, y, train, seeds, prepare)
     return Problem(
-        data=client_data(x, y, train),
+        data=data,
+        trained=trained,
         test=eval_set(x, y, test),
         validation=None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
         scored=f"mean over clients, each on {100 * fraction:g} % of its own samples",
     )
+
+
+def _training(
+    x: NDArray[Any],
+    y: NDArray[np.int32],
+    partitions: Sequence[Partition],
+    seeds: Sequence[int],
+    prepare: Prepare,
+) -> tuple[ClientData, list[Partition]]:
+    # One partition may serve all seeds.
+    done = [prepare(y, p, seed) for p, seed in zip(partitions, seeds, strict=False)]
+    trained, roots = [d.partition for d in done], [d.root for d in done if d.root is not None]
+    if len(done) == 1:
+        return client_data(x, y, trained[0], root=roots[0] if roots else None), trained
+    return client_data(x, y, trained, root=roots or None), trained
 
 
 def _by_seed(partitions: Sequence[Partition], seeds: Sequence[int]) -> list[tuple[int, Partition]]:

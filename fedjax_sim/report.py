@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,8 @@ class RunFolder:
                 record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
             if evaluation.validation is not None:
                 record["validation"] = _scores(evaluation.validation, i)
+            if evaluation.personal is not None:
+                record["personal"] = _scores(evaluation.personal, i)
             record |= {name: values[i] for name, values in evaluation.probes.items()}
             if evaluation.uncollected is not None:
                 record["accuracy_uncollected"] = evaluation.uncollected[i]
@@ -158,16 +160,22 @@ def summarise(
         Scores are fractions, mean and standard deviation over runs: of the last round, of each
         run's best round, of the mean over its evaluations, and where there is a validation set
         of the round that is best there ("validated"). Those that begin with "client" are
-        unweighted means over test clients; "score" is the key of the one that tables show. Bytes
-        are of one run; samples per second of all together.
+        unweighted means over test clients, with "personal" the same of the clients' own models;
+        "score" is the key of the one that tables show. Bytes are of one run; samples per second of
+        all together.
     """
     last, sent = result.evaluations[-1], traffic(result.evaluations[-1])
     by_client = last.test.by_client is not None
+    views: dict[str, dict[str, Any]] = {"": {"by_client": False}}
+    if by_client:
+        views["client_"] = {"by_client": True}
+    if last.personal is not None:
+        views["personal_"] = {"by_client": by_client, "part": "personal"}
     summary: dict[str, Any] = {}
-    for of_clients in (False, True)[: 1 + by_client]:
+    for prefix, view in views.items():
         for metric in last.test.metrics:
-            name = f"client_{metric}" if of_clients else metric
-            for moment, values in _moments(result, metric, by_client=of_clients).items():
+            name = prefix + metric
+            for moment, values in _moments(result, metric, **view).items():
                 known = values[~np.isnan(values)]
                 summary[f"{name}_{moment}"] = float(known.mean()) if len(known) else math.nan
                 summary[f"{name}_{moment}_std"] = float(known.std()) if len(known) else math.nan
@@ -192,15 +200,17 @@ def summarise(
     }
 
 
-def _moments(result: Result, metric: Metric, *, by_client: bool) -> dict[str, NDArray[np.float64]]:
+def _moments(
+    result: Result, metric: Metric, *, by_client: bool, part: Literal["test", "personal"] = "test"
+) -> dict[str, NDArray[np.float64]]:
     """``f64[R]`` each."""
-    values = result.series(metric, by_client=by_client)
+    values = result.series(metric, by_client=by_client, part=part)
     moments = {
         "last": values[-1],
         "best": np.fmax.reduce(values, axis=0),
         "mean": mean_known(values.T),
     }
-    if result.evaluations[-1].validation is not None:
+    if part == "test" and result.evaluations[-1].validation is not None:
         moments["validated"] = result.validated(metric, by_client=by_client)
     return moments
 
@@ -223,24 +233,31 @@ def versions() -> dict[str, str]:
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Two aligned tables: the score and traffic, speed and memory."""
+    """Two aligned tables: the score and traffic, speed and memory.
+
+    The column "personal" has the last score of the clients' own models.
+    """
     first = next(iter(summaries.values()))
     moments = [m for m in ("last", "validated", "best", "mean") if f"{first['score']}_{m}" in first]
 
-    def percent(s: Mapping[str, Any], moment: str) -> str:
-        name = f"{s['score']}_{moment}"
+    def percent(s: Mapping[str, Any], name: str) -> str:
+        if name not in s:
+            return "-"
         several = len(s["score_last_per_run"]) > 1
         return f"{100 * s[name]:.2f}" + (f" ± {100 * s[f'{name}_std']:.2f}" if several else "")
 
-    titles = [f"{moment} %" for moment in moments]
-    scores = [["algorithm", *titles, "MB up", "MB down", "traffic/FedAvg"]]
+    columns = {f"{moment} %": f"{first['score']}_{moment}" for moment in moments}
+    own = f"personal_{first['score'].removeprefix('client_')}_last"
+    if any(own in s for s in summaries.values()):
+        columns["personal %"] = own
+    scores = [["algorithm", *columns, "MB up", "MB down", "traffic/FedAvg"]]
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
     ]  # fmt: skip
     for name, s in summaries.items():
         scores.append(
-            [name, *(percent(s, moment) for moment in moments),
+            [name, *(percent(s, key) for key in columns.values()),
              f"{s['bytes_up'] / MB:,.1f}", f"{s['bytes_down'] / MB:,.1f}",
              f"{s['traffic_ratio']:.3f}"]
         )  # fmt: skip

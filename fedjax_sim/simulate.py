@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Algorithm, Array, ClientData, LossFn, Metrics, Model, Traffic
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.execution import Execution, make_execution
-from fedjax_sim.experiment import Experiment
+from fedjax_sim.experiment import Experiment, Scored
 from fedjax_sim.losses import MOST_RANKED, cross_entropy
-from fedjax_sim.metrics import Counts, Metric, SetScores, set_scores
+from fedjax_sim.metrics import Metric, SetScores, set_scores
 
 
 class Evaluation(NamedTuple):
@@ -30,6 +30,7 @@ class Evaluation(NamedTuple):
         total: ``int32[R, M]``, test samples by class.
         test: scores on the test set.
         validation: scores on the validation set; None without one.
+        personal: scores on the test set of each client's own model; None where there are none.
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
@@ -46,6 +47,7 @@ class Evaluation(NamedTuple):
     total: NDArray[np.int32]
     test: SetScores
     validation: SetScores | None
+    personal: SetScores | None
     train_loss: NDArray[np.float64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
@@ -97,21 +99,27 @@ class Result:
         return self.series("accuracy", by_client=False)
 
     def series(
-        self, metric: Metric, *, by_client: bool, part: Literal["test", "validation"] = "test"
+        self,
+        metric: Metric,
+        *,
+        by_client: bool,
+        part: Literal["test", "validation", "personal"] = "test",
     ) -> NDArray[np.float64]:
         """A score after every evaluation, ``f64[evaluations, R]``.
 
         Args:
             metric: "accuracy", "f1" or "auc".
             by_client: the unweighted mean over the clients of the set, instead of the pooled score.
-            part: "test" or "validation".
+            part: "test" or "validation" set; "personal": the test set, with each client's own
+              model.
 
         Raises:
             ValueError: if the run did not score that.
         """
         sets = [getattr(e, part) for e in self.evaluations]
         if sets[0] is None or (by_client and sets[0].by_client is None):
-            raise ValueError(f"the run has no {part} set{' by client' if by_client else ''}")
+            what = "personal models scored" if part == "personal" else f"{part} set"
+            raise ValueError(f"the run has no {what}{' by client' if by_client else ''}")
         found = [getattr(s.by_client.mean() if by_client else s.pooled, metric) for s in sets]
         if found[0] is None:
             raise ValueError(f"the run did not score {metric!r}; see auc of simulate")
@@ -144,11 +152,12 @@ def simulate(
     eval_every: int = 1,
     validation: tuple[Any, Any] | EvalSet | None = None,
     auc: bool | None = None,
+    personal: bool = False,
     loss: LossFn = cross_entropy,
     execution: Execution | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
 ) -> Result:
-    """Runs ``rounds`` rounds for every seed, and evaluates the server model on the way.
+    """Runs ``rounds`` rounds for every seed, and evaluates the models on the way.
 
     Rounds between two evaluations are one XLA program, and runs are one more leading axis of it.
 
@@ -167,6 +176,8 @@ def simulate(
           weights kept.
         auc: whether to compute the area under the ROC curve, which sorts the sets; None: of two
           classes, where it takes one sort and not M.
+        personal: whether client k of the test set is client k of ``data``: an algorithm with
+          personal models is then scored by these too.
         loss: for the loss on the sets.
         execution: devices; the one that the algorithm was composed with (None: the default).
         on_evaluation: called as soon as each evaluation is known.
@@ -201,7 +212,7 @@ def simulate(
     given = {"test": test} if validation is None else {"test": test, "validation": validation}
     sets = {name: s if isinstance(s, EvalSet) else eval_set(*s) for name, s in given.items()}
     ranked = classes == 2 if auc is None else auc
-    _check_sets(data, sets, len(seeds), ranked=ranked)
+    _check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
     began = time.perf_counter()
     with _count_programs() as counter:
         programs = Experiment(
@@ -214,6 +225,7 @@ def simulate(
             len(seeds),
             eval_every,
             ranked=ranked,
+            personal=personal,
         )
         evaluations: list[Evaluation] = []
         run = programs.start(seeds)
@@ -236,6 +248,8 @@ def simulate(
                 evaluation = _evaluation(done, collected.counts, rows, totals, programs.traffic)
                 evaluation = evaluation._replace(uncollected=accuracy)
             _check_finite(evaluation.test_loss[:, None], done - 1, seeds)
+            if evaluation.personal is not None:
+                _check_finite(evaluation.personal.pooled.loss[:, None], done - 1, seeds)
             evaluations.append(evaluation)
             if on_evaluation is not None:
                 on_evaluation(evaluation)
@@ -273,7 +287,9 @@ def check_model(model: Model, x: Any, classes: int) -> None:
         )
 
 
-def _check_sets(data: ClientData, sets: Mapping[str, EvalSet], runs: int, *, ranked: bool) -> None:
+def _check_sets(
+    data: ClientData, sets: Mapping[str, EvalSet], runs: int, *, ranked: bool, personal: bool
+) -> None:
     starts = {"data": data.start, **{name: s.start for name, s in sets.items()}}
     for name, start in starts.items():
         if start.ndim == 2 and len(start) != runs:
@@ -290,6 +306,12 @@ def _check_sets(data: ClientData, sets: Mapping[str, EvalSet], runs: int, *, ran
         n = examples.index.shape[-1]
         if ranked and n > MOST_RANKED:
             raise ValueError(f"auc counts at most {MOST_RANKED:,} samples, {name} has {n:,}")
+    clients = data.start.shape[-1] - 1
+    if personal and sets["test"].clients != clients:
+        raise ValueError(
+            f"personal=True needs a test set of the {clients} clients that train, "
+            f"got one of {sets['test'].clients}"
+        )
 
 
 class _Totals(NamedTuple):
@@ -309,16 +331,17 @@ class _Totals(NamedTuple):
 
 
 def _evaluation(
-    done: int, counts: tuple[Counts, ...], rows: Metrics, totals: _Totals, traffic: Traffic
+    done: int, scored: Scored, rows: Metrics, totals: _Totals, traffic: Traffic
 ) -> Evaluation:
-    counts = jax.tree.map(np.asarray, counts)
+    counts, personal = jax.tree.map(np.asarray, scored)
     test, *validation = map(set_scores, counts)
     return Evaluation(
         round=done,
-        correct=counts[0].pooled.correct,  # type: ignore[arg-type]
-        total=counts[0].pooled.total,  # type: ignore[arg-type]
+        correct=counts[0].pooled.correct,
+        total=counts[0].pooled.total,
         test=test,
         validation=validation[0] if validation else None,
+        personal=None if personal is None else set_scores(personal),
         train_loss=np.asarray(rows.loss[:, -1], np.float64),
         uploads=totals.uploads,
         downloads=totals.downloads,

@@ -42,9 +42,24 @@ def mix(matrix: Array, stacked: PyTree) -> PyTree:
     def mixed(rows: Array) -> Array:
         wide = rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
         new = jnp.einsum("rs,s...->r...", matrix.astype(wide.dtype), wide, precision="highest")
-        return new.astype(rows.dtype)
+        return in_dtype(new, rows.dtype)
 
     return jax.tree.map(mixed, stacked)
+
+
+def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
+    """``(1 - share) start + share end``; exactly ``end`` at a share of 1; keeps the dtypes.
+
+    >>> float(interpolate(jnp.float32(2), jnp.float32(6), 0.25))
+    3.0
+    """
+
+    def between(a: Array, b: Array) -> Array:
+        wide = a.dtype if a.dtype in (jnp.float32, jnp.float64) else jnp.float32
+        part = jnp.asarray(share, wide)
+        return in_dtype((1 - part) * a.astype(wide) + part * b.astype(wide), a.dtype)
+
+    return jax.tree.map(between, start, end)
 
 
 def num_bytes(tree: PyTree) -> int:
@@ -86,7 +101,7 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
     def average(rows: Array) -> Array:
         wide = rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
         total = jnp.einsum("s,s...->...", share.astype(wide.dtype), wide, precision="highest")
-        return total.astype(rows.dtype)
+        return in_dtype(total, rows.dtype)
 
     def product(rows: PyTree) -> PyTree:
         return jax.tree.map(average, rows)
@@ -98,3 +113,9 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
     return jax.lax.cond(
         jnp.all(weights > 0), product, lambda rows: product(absent_zeroed(rows)), stacked
     )
+
+
+def in_dtype(values: Array, dtype: jnp.dtype) -> Array:
+    """Counters (Adam's, say) are rounded: cast alone, the mean of 3 and 3 may be 2."""
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    return (jnp.round(values) if whole else values).astype(dtype)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,15 @@ def loss_and_gradient(layers: Layers, x: np.ndarray, y: np.ndarray) -> tuple[flo
     return float(loss), grads
 
 
+class Visit(NamedTuple):
+    """A client's model, its momentum, and the mean of its minibatch gradients, after T_k steps."""
+
+    layers: Layers
+    velocity: Layers
+    path: Layers
+    steps: int
+
+
 @dataclasses.dataclass
 class Oracle:
     """One run's data and settings, and what its clients have reported."""
@@ -92,15 +102,32 @@ class Oracle:
     def permutation(self, t: int, count: int) -> list[int]:
         return [int(i) for i in _permute(self.key(t, 1), count)]
 
+    def rows(self, client: int) -> np.ndarray:
+        return self.data.index[self.data.start[client] : self.data.start[client + 1]]
+
     def train(self, t: int, client: int, layers: Layers) -> Layers:
-        """E epochs of heavy-ball SGD, minibatch by minibatch."""
+        return self.visit(t, client, layers).layers
+
+    def visit(
+        self,
+        t: int,
+        client: int,
+        layers: Layers,
+        term: Callable[[Layers], Layers] | None = None,
+        velocity: Layers | None = None,
+    ) -> Visit:
+        """E epochs of heavy-ball SGD, minibatch by minibatch.
+
+        ``term(w)`` is added to every gradient; ``velocity`` is the momentum to begin with.
+        """
         n, b = int(self.sizes[client]), self.batch
-        rows = self.data.index[self.data.start[client] : self.data.start[client + 1]]
+        rows = self.rows(client)
         key = _fold_in(self.key(t, 2), client)
         per_epoch = n // b if self.last_batch == "drop" else math.ceil(n / b)
         budget = round(self.epochs * per_epoch)
         layers = [a.copy() for a in layers]
-        velocity = [np.zeros_like(a) for a in layers]
+        velocity = zeros(layers) if velocity is None else velocity
+        total, before = zeros(layers), self.steps
         for e in range(math.ceil(self.epochs)):
             order = np.asarray(_shuffled(_fold_in(key, e), jnp.int32(n), self.data.capacity))[
                 :n
@@ -113,13 +140,25 @@ class Oracle:
                     chosen = chosen + order[: b - len(chosen)]
                 mine = rows[chosen]
                 loss, grads = loss_and_gradient(layers, self.data.x[mine], self.data.y[mine])
+                total = plus(total, grads)
+                grads = plus(grads, term(layers)) if term else grads
                 velocity = [self.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
                 layers = [w - self.lr * v for w, v in zip(layers, velocity, strict=True)]
                 self.loss += loss * len(chosen)
                 self.visited += len(chosen)
                 self.steps += 1
                 budget -= 1
-        return layers
+        steps = self.steps - before
+        return Visit(layers, velocity, [a / max(steps, 1) for a in total], steps)
+
+
+def zeros(layers: Layers) -> Layers:
+    return [np.zeros_like(a) for a in layers]
+
+
+def plus(a: Layers, b: Layers, scale: float = 1.0) -> Layers:
+    """``a + scale b``."""
+    return [u + scale * v for u, v in zip(a, b, strict=True)]
 
 
 def average(models: list[Layers], weights: list[float]) -> Layers:
@@ -131,15 +170,127 @@ def average(models: list[Layers], weights: list[float]) -> Layers:
     ]
 
 
-def fedavg(oracle: Oracle, rounds: int, m: int) -> tuple[list[Layers], Layers]:
-    """McMahan et al., Algorithm 1: server models after every round, and the final one."""
+def fedavg(
+    oracle: Oracle,
+    rounds: int,
+    m: int,
+    visit: Callable[[int, int, Layers], Visit] | None = None,
+    absorb: Callable[[Layers, list[int], list[Visit]], Layers] | None = None,
+) -> tuple[list[Layers], Layers]:
+    """McMahan et al., Algorithm 1: server models after every round, and the final one.
+
+    ``visit(t, client, server)`` and ``absorb(server, cohort, visits)`` stand in for its two lines.
+    """
+
+    def mean(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
+        return average([v.layers for v in visits], [float(oracle.sizes[k]) for k in cohort])
+
+    visit, absorb = visit or oracle.visit, absorb or mean
     server, servers = layers_of(oracle.initial), []
     for t in range(rounds):
         cohort = oracle.draw(t, m, [])
-        local = [oracle.train(t, k, server) for k in cohort]
-        server = average(local, [float(oracle.sizes[k]) for k in cohort])
+        server = absorb(server, cohort, [visit(t, k, server) for k in cohort])
         servers.append(server)
     return servers, server
+
+
+def fedprox(oracle: Oracle, rounds: int, m: int, mu: float) -> tuple[list[Layers], Layers]:
+    """Li et al., Algorithm 2."""
+
+    def visit(t: int, k: int, server: Layers) -> Visit:
+        def pull(w: Layers) -> Layers:
+            return [mu * a for a in plus(w, server, -1)]
+
+        return oracle.visit(t, k, server, term=pull)
+
+    return fedavg(oracle, rounds, m, visit)
+
+
+def scaffold(oracle: Oracle, rounds: int, m: int, option: int) -> tuple[list[Layers], Layers]:
+    """Karimireddy et al., Algorithm 1; option 2 as printed (plain SGD), or the path (momentum)."""
+    c = zeros(layers_of(oracle.initial))
+    own = [c] * len(oracle.sizes)
+
+    def visit(t: int, k: int, server: Layers) -> Visit:
+        correction = plus(c, own[k], -1)
+        return oracle.visit(t, k, server, term=lambda w: correction)
+
+    def absorb(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
+        nonlocal c
+        before = c
+        for k, v in zip(cohort, visits, strict=True):
+            rows = oracle.rows(k)
+            if option == 1:
+                new = loss_and_gradient(server, oracle.data.x[rows], oracle.data.y[rows])[1]
+            elif oracle.momentum:
+                new = v.path
+            else:
+                moved = plus(server, v.layers, -1)
+                new = plus(plus(own[k], before, -1), moved, 1 / (v.steps * oracle.lr))
+            c = plus(c, plus(new, own[k], -1), 1 / len(oracle.sizes))
+            own[k] = new
+        return average([v.layers for v in visits], [1.0] * len(visits))
+
+    return fedavg(oracle, rounds, m, visit, absorb)
+
+
+def fednova(oracle: Oracle, rounds: int, m: int) -> tuple[list[Layers], Layers]:
+    """Wang et al.: a_k by adding up what each of the T_k gradients came to count."""
+
+    def absorb(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
+        p = [oracle.sizes[k] / sum(oracle.sizes[j] for j in cohort) for k in cohort]
+        a = [
+            sum(sum(oracle.momentum**j for j in range(v.steps - i)) for i in range(v.steps))
+            for v in visits
+        ]
+        effective = sum(p_k * a_k for p_k, a_k in zip(p, a, strict=True))
+        new = server
+        for p_k, a_k, v in zip(p, a, visits, strict=True):
+            new = plus(new, plus(v.layers, server, -1), effective * p_k / a_k)
+        return new
+
+    return fedavg(oracle, rounds, m, absorb=absorb)
+
+
+def mfl(oracle: Oracle, rounds: int, m: int) -> tuple[list[Layers], Layers]:
+    """Liu et al.: the momenta travel and are averaged like the models."""
+    velocity = zeros(layers_of(oracle.initial))
+
+    def absorb(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
+        nonlocal velocity
+        weights = [float(oracle.sizes[k]) for k in cohort]
+        velocity = average([v.velocity for v in visits], weights)
+        return average([v.layers for v in visits], weights)
+
+    return fedavg(
+        oracle, rounds, m, lambda t, k, w: oracle.visit(t, k, w, velocity=velocity), absorb
+    )
+
+
+def kept(oracle: Oracle, rounds: int, m: int) -> tuple[list[Layers], Layers]:
+    """FedAvg whose clients keep their own momentum between visits."""
+    own: dict[int, Layers] = {}
+
+    def visit(t: int, k: int, server: Layers) -> Visit:
+        out = oracle.visit(t, k, server, velocity=own.get(k))
+        own[k] = out.velocity
+        return out
+
+    return fedavg(oracle, rounds, m, visit)
+
+
+def on_server(
+    oracle: Oracle, rounds: int, m: int, step: Callable[[np.ndarray, dict[str, Any]], np.ndarray]
+) -> tuple[list[Layers], Layers]:
+    """FedAvg whose server moves by ``step(Δ, its own state)``, layer by layer."""
+    states: list[dict[str, Any]] = [{} for _ in layers_of(oracle.initial)]
+
+    def absorb(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
+        mean = average([v.layers for v in visits], [float(oracle.sizes[k]) for k in cohort])
+        deltas = plus(mean, server, -1)
+        return plus(server, [step(d, state) for d, state in zip(deltas, states, strict=True)])
+
+    return fedavg(oracle, rounds, m, absorb=absorb)
 
 
 def radfed(oracle: Oracle, rounds: int, m: int, inner: int) -> tuple[list[Layers], Layers]:

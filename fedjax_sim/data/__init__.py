@@ -7,8 +7,10 @@ from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
 from fedjax_sim.data.eicu import eicu
 from fedjax_sim.data.evaluation import EvalSet, eval_set
+from fedjax_sim.data.fedaug import FedAug, augmentation_level, fedaug, rebalance
 from fedjax_sim.data.folder import DataNotFoundError
 from fedjax_sim.data.scaling import channel_statistics
+from fedjax_sim.data.sharing import share
 from fedjax_sim.data.sources import DATASETS, load_dataset, parse_dataset
 from fedjax_sim.data.splits import (
     Fold,
@@ -16,6 +18,7 @@ from fedjax_sim.data.splits import (
     client_holdout,
     shift_rows,
     take_clients,
+    take_root,
 )
 from fedjax_sim.data.standardise import standardise_global, standardise_local
 from fedjax_sim.data.synthetic import synthetic
@@ -26,7 +29,9 @@ __all__ = [
     "DataNotFoundError",
     "Dataset",
     "EvalSet",
+    "FedAug",
     "Fold",
+    "augmentation_level",
     "cache_dir",
     "cached_arrays",
     "channel_statistics",
@@ -37,15 +42,19 @@ __all__ = [
     "download_dataset",
     "eicu",
     "eval_set",
+    "fedaug",
     "from_arrays",
     "load_dataset",
     "parse_dataset",
     "pooled",
+    "rebalance",
     "shakespeare",
+    "share",
     "shift_rows",
     "standardise_global",
     "standardise_local",
     "synthetic",
     "take_clients",
+    "take_root",
     "tiny_shakespeare",
 ]

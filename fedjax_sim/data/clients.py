@@ -6,26 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import ClientData
 from fedjax_sim.partition.table import Partition, validate_partition
 
 
-def client_data(x: Any, y: Any, partitions: Partition | Sequence[Partition]) -> ClientData:
+def client_data(
+    x: Any,
+    y: Any,
+    partitions: Partition | Sequence[Partition],
+    *,
+    root: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> ClientData:
     """Pooled samples with one partition, or with one for each seed.
 
     Args:
         x: ``[n_total, *feature]``; the dtype is kept.
         y: ``int[n_total]``, class labels.
         partitions: one, or R of equally many clients: then ``start`` is ``int32[R, N + 1]`` into
-          one list of integers; samples are never copied.
+          one list of integers; samples are never copied. With copies, as of
+          :func:`fedjax_sim.data.fedaug`, n_k and an epoch are those of the other samples.
+        root: ``int[n_0]``, rows of the server's own samples (:func:`fedjax_sim.data.take_root`),
+          for all runs, or a list of R such; None: it has none.
 
     Returns:
         NumPy-backed :class:`fedjax_sim.base.ClientData`.
 
     Raises:
         ValueError: if a partition does not fit the samples or has a client without one, or the
-          partitions differ in their number of clients.
+          partitions differ in their number of clients; if root does not fit the samples, or is
+          not the server's alone.
 
     Example:
         >>> from fedjax_sim import partition
@@ -42,13 +53,47 @@ def client_data(x: Any, y: Any, partitions: Partition | Sequence[Partition]) -> 
         validate_partition(p, len(y))
     offsets = np.cumsum([0] + [len(p.index) for p in many[:-1]])
     starts = np.stack([p.start + o for p, o in zip(many, offsets, strict=True)]).astype(np.int32)
+    roots = [] if root is None else _roots(root, many, len(y))
+    edges = np.cumsum([sum(len(p.index) for p in many), *map(len, roots)]).astype(np.int32)
+    copies = any((p.index >= len(y)).any() for p in many)
+    own = np.array([[np.sum(k < len(y)) for k in p.lists] for p in many] if copies else 0, np.int32)
     return ClientData(
         x=np.asarray(x),  # type: ignore[arg-type]
         y=np.asarray(y, np.int32),  # type: ignore[arg-type]
-        index=np.concatenate([p.index for p in many]).astype(np.int32),  # type: ignore[arg-type]
+        index=np.concatenate([*(p.index for p in many), *roots]).astype(np.int32),  # type: ignore[arg-type]
         start=starts[stacked],
-        capacity=int(max(np.diff(p.start).max() for p in many)),
+        capacity=int(max([np.diff(p.start).max() for p in many] + [len(r) for r in roots])),
+        budget=own[stacked] if copies else None,
+        root=np.stack([edges[:-1], edges[1:]], axis=1)[stacked] if roots else None,
+        copies=copies,
     )
+
+
+def _roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray[np.int64]]:
+    """The server's rows for each partition, none of them a client's."""
+    common = all(np.ndim(row) == 0 for row in root)
+    each = [np.asarray(rows) for rows in ([root] * len(partitions) if common else root)]
+    if len(each) != len(partitions):
+        raise ValueError(
+            f"root has {len(each)} lists of rows, one for each run, but there are "
+            f"{len(partitions)} partitions"
+        )
+    for rows, partition in zip(each, partitions, strict=True):
+        if not rows.size:
+            raise ValueError("root must have a row at least, or be None")
+        if not 0 <= rows.min() <= rows.max() < samples:
+            raise ValueError(
+                f"root has rows {rows.min()} to {rows.max()}; allowed: 0 to {samples - 1}"
+            )
+        if np.unique(rows).size < rows.size:
+            raise ValueError("root has a row more than once; give a row once")
+        theirs = np.intersect1d(rows, partition.index % samples)
+        if theirs.size:
+            raise ValueError(
+                f"root has {theirs.size} rows that clients own, row {theirs[0]} first; take them "
+                "away from the clients, see take_root"
+            )
+    return each
 
 
 def as_runs(

@@ -129,6 +129,65 @@ def client_holdout(
     return partition_from_lists(kept, partition.name), partition_from_lists(held, partition.name)
 
 
+def take_root(
+    labels: ArrayLike, partition: Partition, size: int, *, seed: int
+) -> tuple[Partition, NDArray[np.int64]]:
+    """Takes a small balanced set from the clients and gives it to the server.
+
+    As many samples of each class; where the size is no multiple of the classes, random ones give
+    one more. They are random, but the last sample of a client is never taken.
+
+    Args:
+        labels: ``int[n]``, of the pooled samples.
+        partition: of N clients.
+        size: of the server's set; in Ozdayi et al. 5 % of the training data.
+        seed: of all that is random.
+
+    Returns:
+        What the clients keep, and the server's rows, ``int64[size]``, ascending: ``root`` of
+        :func:`fedjax_sim.data.client_data`.
+
+    Raises:
+        ValueError: if size is out of range, a class has too few samples that can be taken, or
+          samples occur more than once.
+
+    Source: Ozdayi, Kantarcioglu, Iyer, "Improving accuracy of federated learning in non-IID
+    settings", 2020, section 3.1.
+
+    >>> kept, root = take_root([0, 0, 0, 1, 1, 1], partition_from_lists([[0, 1, 2], [3, 4, 5]]), 4,
+    ...                        seed=0)
+    >>> kept.sizes.tolist(), root.tolist()
+    ([1, 1], [0, 2, 3, 5])
+    """
+    if not 1 <= size < len(partition.index):
+        raise ValueError(f"size must be in 1..{len(partition.index) - 1}, got {size}")
+    if partition.repeats:
+        raise ValueError(
+            "partition must have every sample once: take the server's before sharing or augmenting"
+        )
+    rng = np.random.default_rng(seed)
+    y = np.asarray(labels)[partition.index]
+    classes, label = np.unique(y, return_inverse=True)
+    wanted = np.full(classes.size, size // classes.size)
+    wanted[rng.permutation(classes.size)[: size % classes.size]] += 1
+    owner = np.repeat(np.arange(partition.sizes.size), partition.sizes)
+    left = partition.sizes.copy()
+    taken = np.zeros(y.size, bool)
+    for entry in rng.permutation(y.size):
+        if wanted[label[entry]] and left[owner[entry]] > 1:
+            wanted[label[entry]] -= 1
+            left[owner[entry]] -= 1
+            taken[entry] = True
+    if wanted.any():
+        short = int(np.flatnonzero(wanted)[0])
+        raise ValueError(
+            f"size={size} takes {int(wanted[short])} samples of class {classes[short]} more than "
+            "there are without a client's last: choose a smaller size or another seed"
+        )
+    lists = np.split(partition.index[~taken], np.cumsum(left)[:-1])
+    return partition_from_lists(lists, partition.name), np.sort(partition.index[taken])
+
+
 def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
     """Moves partition r to the r-th of several copies of the samples, laid end to end.
 

@@ -19,11 +19,15 @@ class Partition:
         index: int32 [nnz]; client k holds `index[start[k]:start[k + 1]]`, in ascending order.
         start: int32 [N + 1], from 0 to nnz.
         name: What made it, such as "ll(2, 0.875)".
+        repeats: Whether a sample may occur more than once: at several clients (data sharing), or
+            at one as copies (augmentation). A copy of sample i, to be altered when it is drawn, is
+            the position i + n, n being the length of the pooled arrays.
     """
 
     index: NDArray[np.int32]
     start: NDArray[np.int32]
     name: str = ""
+    repeats: bool = False
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -63,9 +67,11 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
 def validate_partition(partition: Partition, samples: int) -> None:
     """Check that every sample is used at most once and that no client is empty.
 
+    With `repeats`, that no client has a sample more than once, copies apart.
+
     Args:
         partition: What to check.
-        samples: Length of the pooled training arrays.
+        samples: Length n of the pooled training arrays.
 
     Raises:
         ValueError: Malformed start, index out of range or used twice, or clients without samples.
@@ -79,10 +85,13 @@ def validate_partition(partition: Partition, samples: int) -> None:
         raise ValueError(f"partition.start must run from 0 to index.size={index.size}: {start}")
     if np.any(partition.sizes < 0):
         raise ValueError(f"partition.start must not decrease, got {start}")
-    outside = index[(index < 0) | (index >= samples)]
+    end = 2 * samples if partition.repeats else samples
+    outside = index[(index < 0) | (index >= end)]
     if outside.size:
-        raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {samples - 1}")
-    twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
+        raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {end - 1}")
+    lists = [own[own < samples] for own in partition.lists] if partition.repeats else [index]
+    often = [np.flatnonzero(np.bincount(own, minlength=1) > 1) for own in lists]
+    twice = np.unique(np.concatenate(often))
     if twice.size:
         raise ValueError(f"partition.index has {_some(twice)} more than once; give a sample once")
     empty = np.flatnonzero(partition.sizes == 0)
@@ -104,7 +113,7 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
 
     Args:
         labels: int [n], the labels of the pooled training arrays, 0 … classes - 1.
-        partition: Who holds which of them.
+        partition: Who holds which of them; copies count.
         classes: Number of classes M.
 
     Returns:
@@ -116,7 +125,8 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
     >>> label_table([0, 1, 1, 0], partition_from_lists([[0, 3], [1, 2]]), 2).tolist()
     [[2, 0], [0, 2]]
     """
-    held = np.asarray(labels)[partition.index]
+    y = np.asarray(labels)
+    held = y[partition.index % len(y)] if partition.repeats else y[partition.index]
     if held.size and not 0 <= held.min() <= held.max() < classes:
         raise ValueError(
             f"labels run from {held.min()} to {held.max()}; allowed: 0 to {classes - 1}"
@@ -143,7 +153,13 @@ def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with aside.open("wb") as file:
-        np.savez(file, index=partition.index, start=partition.start, name=np.array(partition.name))
+        np.savez(
+            file,
+            index=partition.index,
+            start=partition.start,
+            name=np.array(partition.name),
+            repeats=np.array(partition.repeats),
+        )
     aside.replace(path)
 
 
@@ -162,7 +178,8 @@ def load_partition(path: str | os.PathLike[str]) -> Partition:
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            return Partition(stored["index"], stored["start"], str(stored["name"]))
+            repeats = "repeats" in stored and bool(stored["repeats"])
+            return Partition(stored["index"], stored["start"], str(stored["name"]), repeats)
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"path={os.fspath(path)!r} holds no partition ({error})") from error
 

@@ -1,0 +1,231 @@
+"""Augmentations: the copies in a minibatch of images, altered at random in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import dm_pix
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree
+from fedjax_sim.base import Array, Batch, ClientView, Transform
+
+Change = Callable[[Array, Array], Array]
+"""``(key, images f32[B, H, W, C] in 0..1) -> f32[B, H, W, C]``, each image by chance of its own."""
+
+Motion = Callable[[Array, Array], Array]
+"""``(key, f32[B, 3, 3]) -> f32[B, 3, 3]``: one more motion of each image.
+
+The matrix takes a point (u, v, 1) of the moved image to where it came from. The origin is the
+middle of the image, u points to the right, v down, and the longer side runs from -1 to 1.
+"""
+
+
+def altered_copies(changes: Sequence[Change], white: float = 255.0) -> Transform:
+    """Alters the rows of a minibatch that are copies (see ``Batch.copy``), and no others.
+
+    Args:
+        changes: applied in order.
+        white: the largest value of a pixel.
+
+    Returns:
+        A transform of ``uint8[B, H, W, C]``; it keeps the dtype. Data without copies stay as they
+        are.
+
+    Raises:
+        ValueError: when it meets other inputs.
+
+    Example:
+        >>> x = jnp.array([[[[1], [9]]], [[[1], [9]]]], jnp.uint8)
+        >>> batch = Batch(x, jnp.zeros(2, jnp.int32), jnp.ones(2, bool), jnp.array([False, True]))
+        >>> flipped = altered_copies([warped(flip)])(jax.random.key(0), batch, None)
+        >>> flipped.x[..., 0].tolist()
+        [[[1, 9]], [[9, 1]]]
+    """
+
+    def transform(key: Array, batch: Batch, client: ClientView) -> Batch:
+        del client
+        x, copy = batch.x, batch.copy
+        if copy is None:
+            return batch
+        if x.dtype != jnp.uint8 or x.ndim != 4:
+            raise ValueError(
+                f"augmentations are for images, uint8 [B, H, W, C], got {x.dtype} {list(x.shape)}"
+            )
+        images = x.astype(jnp.float32) / white
+        for i, change in enumerate(changes):
+            images = change(jax.random.fold_in(key, i), images)
+        new = jnp.round(jnp.clip(images, 0, 1) * white).astype(jnp.uint8)
+        return batch._replace(x=jnp.where(tree.expand(copy, x), new, x))
+
+    return transform
+
+
+def thesis(shape: Sequence[int], white: float = 255.0) -> Transform:
+    """The augmentations of FedAug.
+
+    Grey images: horizontal flip, rotation by -20 to 20 degrees, perspective, noise. Colour images
+    also: colour jitter and grey-scale. The thesis leaves open how likely and how strong they are:
+    here each has a chance of 1/2 (grey-scale 1/10), and the strengths are those below.
+
+    Args:
+        shape: (H, W, C) of an image, C 1 or 3.
+        white: the largest value of a pixel.
+
+    Raises:
+        ValueError: if the shape is no such image's.
+
+    Source: Cornelis (thesis), section 5.3.
+    """
+    if len(shape) != 3 or shape[-1] not in (1, 3):
+        raise ValueError(f"augmentations are for images [H, W, 1] or [H, W, 3], got {list(shape)}")
+    motions = [sometimes(0.5, m) for m in (flip, rotation(20.0), perspective(0.2))]
+    colours = [sometimes(0.5, colour_jitter()), sometimes(0.1, greyscale)]
+    changes = [warped(*motions), *(colours if shape[-1] == 3 else []), sometimes(0.5, noise(0.05))]
+    return altered_copies(changes, white)
+
+
+def sometimes(chance: float, change: Change) -> Change:
+    """Applies a change, or a motion, to each image with this probability."""
+
+    def maybe(key: Array, images: Array) -> Array:
+        changed = change(jax.random.fold_in(key, 0), images)
+        drawn = jax.random.bernoulli(jax.random.fold_in(key, 1), chance, images.shape[:1])
+        return jnp.where(tree.expand(drawn, images), changed, images)
+
+    return maybe
+
+
+def flip(key: Array, matrices: Array) -> Array:
+    """The mirror image, left for right."""
+    del key
+    return matrices * jnp.array([[[-1.0, 1.0, 1.0]]])
+
+
+def rotation(degrees: float) -> Motion:
+    """A rotation about the middle, by an angle uniform in -degrees to degrees."""
+
+    def rotate(key: Array, matrices: Array) -> Array:
+        most = jnp.deg2rad(jnp.float32(degrees))
+        angle = jax.random.uniform(key, matrices.shape[:1], minval=-most, maxval=most)
+        zero, one = jnp.zeros_like(angle), jnp.ones_like(angle)
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        return _then(matrices, [[cos, -sin, zero], [sin, cos, zero], [zero, zero, one]])
+
+    return rotate
+
+
+def perspective(tilt: float) -> Motion:
+    r"""The image tilted about both axes, :math:`(u, v) / (1 + g u + h v)`.
+
+    Args:
+        tilt: g and h are uniform in -tilt to tilt; at most 0.5, where a corner's scale leaves all
+          bounds.
+    """
+
+    def tilted(key: Array, matrices: Array) -> Array:
+        g, h = jax.random.uniform(key, (2, len(matrices)), minval=-tilt, maxval=tilt)
+        zero, one = jnp.zeros_like(g), jnp.ones_like(g)
+        return _then(matrices, [[one, zero, zero], [zero, one, zero], [g, h, one]])
+
+    return tilted
+
+
+def _then(matrices: Array, rows: Sequence[Sequence[Array]]) -> Array:
+    motion = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
+    return jnp.matmul(matrices, motion, precision="highest")
+
+
+def warped(*motions: Motion) -> Change:
+    """Moves each image by all motions in order, with a single bilinear interpolation.
+
+    What comes from outside the image is 0.
+    """
+
+    def warp(key: Array, images: Array) -> Array:
+        size = len(images)
+        matrices = jnp.broadcast_to(jnp.eye(3), (size, 3, 3))
+        for i, motion in enumerate(motions):
+            matrices = motion(jax.random.fold_in(key, i), matrices)
+        return resampled(images, matrices)
+
+    return warp
+
+
+def resampled(images: Array, matrices: Array) -> Array:
+    """Bilinear interpolation where the matrices say, see :data:`Motion`.
+
+    Args:
+        images: ``f32[B, H, W, C]``.
+        matrices: ``f32[B, 3, 3]``.
+
+    Returns:
+        ``f32[B, H, W, C]``.
+    """
+    batch, height, width, channels = images.shape
+    unit = max(height, width, 2) / 2 - 0.5
+    v, u = jnp.meshgrid(
+        (jnp.arange(height, dtype=jnp.float32) - (height - 1) / 2) / unit,
+        (jnp.arange(width, dtype=jnp.float32) - (width - 1) / 2) / unit,
+        indexing="ij",
+    )
+    points = jnp.stack([u, v, jnp.ones_like(u)]).reshape(3, -1)
+    left, down, scale = jnp.moveaxis(jnp.matmul(matrices, points, precision="highest"), 1, 0)
+    column = left / scale * unit + (width - 1) / 2
+    row = down / scale * unit + (height - 1) / 2
+    pixels = images.reshape(batch, height * width, channels)
+    first_row, first_column = jnp.floor(row), jnp.floor(column)
+
+    def tap(i: Array, j: Array, share: Array) -> Array:
+        inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
+        place = jnp.where(inside, i * width + j, 0).astype(jnp.int32)
+        found = jnp.take_along_axis(pixels, place[:, :, None], axis=1)
+        return jnp.where(inside, share, 0)[:, :, None] * found
+
+    below, right = row - first_row, column - first_column
+    taps = [
+        tap(first_row + i, first_column + j, down_share * right_share)
+        for i, down_share in enumerate((1 - below, below))
+        for j, right_share in enumerate((1 - right, right))
+    ]
+    return sum(taps[1:], taps[0]).reshape(images.shape)
+
+
+def noise(std: float) -> Change:
+    """Gaussian noise of this standard deviation, white being 1."""
+
+    def noisy(key: Array, images: Array) -> Array:
+        return images + std * jax.random.normal(key, images.shape)
+
+    return noisy
+
+
+def colour_jitter(
+    brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2, hue: float = 0.05
+) -> Change:
+    """Other brightness, contrast, saturation and hue, by functions of dm-pix.
+
+    Args:
+        brightness: the most that is added or taken away.
+        contrast: the most by which the factor differs from 1.
+        saturation: likewise.
+        hue: the most that the hue turns, in parts of the colour circle.
+    """
+
+    def jitter(key: Array, image: Array) -> Array:
+        keys = jax.random.split(key, 4)
+        with jax.numpy_dtype_promotion("standard"):  # dm-pix adds bool to float
+            image = dm_pix.random_brightness(keys[0], image, brightness)
+            image = dm_pix.random_contrast(keys[1], image, 1 - contrast, 1 + contrast)
+            image = jnp.clip(image, 0, 1)  # what follows is for such colours alone
+            image = dm_pix.random_saturation(keys[2], image, 1 - saturation, 1 + saturation)
+            return dm_pix.random_hue(keys[3], image, hue)
+
+    return lambda key, images: jax.vmap(jitter)(jax.random.split(key, len(images)), images)
+
+
+def greyscale(key: Array, images: Array) -> Array:
+    """The luma (ITU-R BT.601) in all three channels."""
+    del key
+    return dm_pix.rgb_to_grayscale(images, keep_dims=True)

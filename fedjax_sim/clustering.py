@@ -1,0 +1,337 @@
+"""Several models at the server: which of them a client starts from, and whose mean each becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    ClientView,
+    Cohort,
+    Dispatch,
+    Objective,
+    Probe,
+    PyTree,
+    Variables,
+)
+from fedjax_sim.batches import sweep
+
+By = Literal["angle", "distance"]
+
+EXACT = 12
+"""The largest cohort that :func:`dynamic` groups by :func:`smallest_groups`, else by
+:func:`first_fit`: the search takes 4¹²/3 steps, the next power 4 times as many."""
+
+
+class Models(NamedTuple):
+    """The server's set of models W, in a stack of fixed size.
+
+    Attributes:
+        variables: ``[K, *p]``.
+        used: ``int32[]``, how many are in use; they come first.
+    """
+
+    variables: Variables
+    used: Array
+
+
+def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
+    r"""Iterative federated clustering: K models, each the mean of the clients that chose it.
+
+    .. math:: \hat\jmath_k = \arg\min_j F_k(\theta_j), \qquad
+              \theta_j \leftarrow
+              \sum_{k: \hat\jmath_k = j} \frac{a_k}{\sum_{i: \hat\jmath_i = j} a_i} w_k
+
+    with the weights a_k of the round, after its screens. A model that nobody chose stays as it is.
+    The first model is the server model's initial one; the others have the entries of each of its
+    weight arrays in another random order: where an initialiser draws them independently, as good a
+    random start as the first, and another one for every seed.
+
+    Args:
+        clusters: K.
+        objective: F_k, evaluated on all samples of the client, in training mode.
+        batch_size: rows at once.
+
+    Returns:
+        A dispatch; the tag is the model's number ``int32[]``, the lower of equals.
+
+    Raises:
+        ValueError: if clusters or batch_size is below 1.
+
+    Source: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated
+    learning", NeurIPS 2020, Algorithm 1 (model averaging).
+
+    Example:
+        >>> def squared_error(params, state, received, batch, key):
+        ...     return jnp.mean((batch.x - params) ** 2, where=batch.mask), state
+        >>> client = ClientView(jnp.array([1.0, 3.0, 8.0]), jnp.zeros(3, jnp.int32), jnp.arange(3),
+        ...                     jnp.int32(0), jnp.int32(3), 3)
+        >>> two = Models(Variables(jnp.array([0.0, 4.0]), ()), jnp.int32(2))
+        >>> chosen, tag = ifca(2, squared_error).send(None, two, Variables(0.0, ()), client)
+        >>> float(chosen.params), int(tag)
+        (4.0, 1)
+    """
+    _check_at_least_one(clusters=clusters, batch_size=batch_size)
+
+    def init(variables: Variables) -> Models:
+        def other(j: int) -> Variables:
+            leaves, structure = jax.tree.flatten(variables.params)
+            keys = jax.random.split(jax.random.key(j), len(leaves))
+            mixed = [
+                jax.random.permutation(key, a.ravel()).reshape(a.shape)
+                for key, a in zip(keys, leaves, strict=True)
+            ]
+            return variables._replace(params=jax.tree.unflatten(structure, mixed))
+
+        models = [variables, *(other(j) for j in range(1, clusters))]
+        return Models(jax.tree.map(lambda *a: jnp.stack(a), *models), jnp.int32(clusters))
+
+    def absorb(
+        state: Models, server: Variables, models: Variables, weights: Array, cohort: Cohort
+    ) -> Models:
+        return state._replace(variables=_means(state, models, weights, cohort.tag))
+
+    return Dispatch(
+        init=init,
+        send=_lowest_loss(objective, batch_size),
+        absorb=absorb,
+        offered=lambda state: state.used,
+    )
+
+
+def dynamic(
+    limit: float | None, by: By, slots: int, objective: Objective, batch_size: int = 50
+) -> Dispatch:
+    r"""Dynamic clustering: the smallest number of groups within which all clients agree.
+
+    .. math:: w_k^0 = \arg\min_{w \in W} F_k(w), \qquad
+              W \leftarrow \Bigl\{ \sum_{k \in G} \frac{a_k}{\sum_{i \in G} a_i} w_k :
+              G \in \mathrm{Cluster}_C \Bigr\}
+
+    with the weights a_k of the round, after its screens. Every pair of a group is within C: the
+    angle between their updates :math:`c_k = w_k - w_k^0`, or the Euclidean distance of their
+    weights :math:`w_k`. No grouping has fewer groups where at most ``EXACT`` models meet; of more,
+    the groups are those of :func:`first_fit`. Which of several smallest groupings is taken follows
+    from the clients' numbers alone. At first W is the server model.
+
+    Args:
+        limit: C; of "angle" in degrees, at most 180 (None: 90), where float32 tells 0.05 apart; of
+          "distance" it must be given: what is near depends on the model.
+        by: "angle" or "distance", over all weights (BatchNorm statistics do not count). A client
+          that did not move is at an angle of 0 to all.
+        slots: S, the most models that meet, and so the most groups: W has room for so many.
+        objective: F_k, evaluated on all samples of the client, in training mode.
+        batch_size: rows at once.
+
+    Returns:
+        A dispatch for schedules in which all slots are due together; the tag is the number in W of
+        the model ``int32[]``, the lower of equals.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source: Vo, Rakotobe, "Federated learning with non-IID data: a review", Algorithm 4; it prints
+    plain means, which equal weights give, and adds to W without end, where here the groups of a
+    round replace those before.
+    """
+    if by not in ("angle", "distance"):
+        raise ValueError(f"by must be 'angle' or 'distance', got {by!r}")
+    if limit is None and by == "angle":
+        limit = 90.0
+    if limit is None or not limit > 0 or (by == "angle" and limit > 180):
+        allowed = "above 0 and at most 180 degrees" if by == "angle" else "above 0"
+        raise ValueError(f"limit must be {allowed}, got {limit}")
+    _check_at_least_one(slots=slots, batch_size=batch_size)
+
+    def absorb(
+        state: Models, server: Variables, models: Variables, weights: Array, cohort: Cohort
+    ) -> Models:
+        # By client: neither the result nor its order may depend on places. Absent rows come last.
+        row = jnp.argsort(jnp.where(weights > 0, cohort.client, 2**31 - 1))[:slots]
+        models, weights, tag = tree.take((models, weights, cohort.tag), row)
+        present = weights > 0
+        if by == "angle":
+            from_ = tree.take(state.variables.params, tag)
+            near = _angles_within(jax.tree.map(jnp.subtract, models.params, from_), limit)
+        else:
+            near = _distances_within(models.params, limit)
+        group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
+        return Models(
+            _means(state, models, weights, group), jnp.where(count > 0, count, state.used)
+        )
+
+    return Dispatch(
+        init=lambda variables: Models(tree.stack_copies(variables, slots), jnp.int32(1)),
+        send=_lowest_loss(objective, batch_size),
+        absorb=absorb,
+        offered=lambda state: state.used,
+    )
+
+
+def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
+    r"""The smallest number of groups of which every pair is near: a minimum clique cover.
+
+    By dynamic programming over sets of rows: f(∅) = 0 and
+
+    .. math:: f(X) = 1 + \min_{G \subseteq X,\ \max X \in G,\ G\text{ a clique}} f(X \setminus G)
+
+    which takes 4ⁿ/3 steps.
+
+    Args:
+        near: ``bool[n, n]``, symmetric; the diagonal does not count. n is at most 15 or so.
+        present: ``bool[n]``, the rows to group.
+
+    Returns:
+        ``int32[n]``, the group of each row, n of an absent one; ``int32[]``, how many there are.
+
+    Example:
+        >>> path = jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)[None]) <= 1  # 0 - 1 - 2 - 3
+        >>> group, count = smallest_groups(path, jnp.ones(4, bool))
+        >>> group.tolist(), int(count)
+        ([1, 1, 0, 0], 2)
+    """
+    n = len(present)
+    bit = 2 ** jnp.arange(n, dtype=jnp.int32)
+    strangers = jnp.sum(jnp.where(near, 0, bit[None]), axis=1, dtype=jnp.int32)
+    # Of each set of the rows so far: whether it is a clique, f, and what is left of it.
+    clique, least, left = jnp.ones(1, bool), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
+    for i in range(n):
+        lower = jnp.arange(2**i, dtype=jnp.int32)
+        joins = clique & (lower & strangers[i] == 0)
+        others, rest = lower[:, None], lower[None]  # X without row i, and X \ G
+        allowed = (rest & ~others == 0) & joins[others ^ rest]
+        f = jnp.where(allowed, least[None], n)
+        clique = jnp.concatenate([clique, joins])
+        least = jnp.concatenate([least, 1 + jnp.min(f, axis=1)])
+        left = jnp.concatenate([left, jnp.argmin(f, axis=1).astype(jnp.int32)])
+
+    def split(g: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        rows, group = carry
+        return left[rows], jnp.where((rows ^ left[rows]) & bit > 0, g, group)
+
+    everyone = jnp.sum(jnp.where(present, bit, 0), dtype=jnp.int32)
+    count = least[everyone]
+    group = jax.lax.fori_loop(0, count, split, (everyone, jnp.full(n, n, jnp.int32)))[1]
+    return group, count
+
+
+def first_fit(near: Array, present: Array) -> tuple[Array, Array]:
+    """Groups of which every pair is near, few but not always the fewest.
+
+    Row after row, those with the fewest near ones first, joins the first group that it is near to
+    as a whole, or opens one. Where being near is transitive these are the fewest groups.
+
+    Args:
+        near: ``bool[n, n]``, symmetric; the diagonal does not count.
+        present: ``bool[n]``, the rows to group.
+
+    Returns:
+        As :func:`smallest_groups`.
+
+    Source: the greedy colouring of the complement graph (Welsh, Powell 1967).
+
+    >>> path = jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)[None]) <= 1  # 0 - 1 - 2 - 3
+    >>> first_fit(path, jnp.array([True, True, False, True]))[0].tolist()
+    [1, 1, 4, 0]
+    """
+    n = len(present)
+    company = jnp.sum(near & present[None], axis=1)
+    order = jnp.argsort(company, stable=True)
+
+    def place(i: Array, member: Array) -> Array:
+        row = order[i]
+        fits = jnp.all(near[row][None] | ~member, axis=1)  # an empty group fits
+        return member.at[jnp.argmax(fits), row].set(present[row])
+
+    member = jax.lax.fori_loop(0, n, place, jnp.zeros((n, n), bool))
+    group = jnp.where(present, jnp.argmax(member, axis=0).astype(jnp.int32), n)
+    return group, jnp.sum(jnp.any(member, axis=1), dtype=jnp.int32)
+
+
+def models_taken() -> Probe:
+    """How many different models the cohort started from: ``models_taken``."""
+
+    def measure(
+        key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
+    ) -> tuple[dict[str, Array], PyTree]:
+        visited = cohort.client < cohort.data.start.shape[-1] - 1
+        same = (cohort.tag[:, None] == cohort.tag[None]) & visited[None]
+        earlier = jnp.any(jnp.tril(same, -1), axis=1)
+        taken = jnp.sum(visited & ~earlier, dtype=jnp.float32)
+        return {"models_taken": taken}, state
+
+    return Probe(init=lambda variables, data: (), measure=measure)
+
+
+def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[Variables, Array]]:
+    """``Dispatch.send`` of the model in :class:`Models` with the lowest loss on the client."""
+
+    def loss(variables: Variables, client: ClientView) -> Array:
+        params, state = variables
+
+        def add(total: Array, batch: Batch) -> Array:
+            value, _ = objective(params, state, params, batch, jax.random.key(0))
+            return total + value * jnp.sum(batch.mask, dtype=value.dtype)
+
+        return sweep(client, batch_size, add, jnp.float32(0))
+
+    def send(
+        key: Array | None, models: Models, server: Variables, client: ClientView
+    ) -> tuple[Variables, Array]:
+        def better(j: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
+            value = loss(tree.take(models.variables, j), client)
+            is_lower = value < best[0]
+            return jnp.where(is_lower, value, best[0]), jnp.where(is_lower, j, best[1])
+
+        start = (jnp.float32(jnp.inf), jnp.int32(0))
+        chosen = jax.lax.fori_loop(0, models.used, better, start)[1]
+        return tree.take(models.variables, chosen), chosen
+
+    return send
+
+
+def _means(state: Models, models: Variables, weights: Array, group: Array) -> Variables:
+    """The weighted mean of each group's rows; the old model where a group has none."""
+    room = len(jax.tree.leaves(state.variables)[0])
+    member = group[None] == jnp.arange(room, dtype=jnp.int32)[:, None]
+    shares = jnp.where(member & (weights > 0)[None], weights[None], 0)
+    total = jnp.sum(shares, axis=1, keepdims=True)
+    rows = jax.tree.map(lambda a: jnp.where(tree.expand(weights, a) > 0, a, 0), models)
+    new = tree.mix(shares / jnp.where(total > 0, total, 1), rows)
+    return tree.select_rows(total[:, 0] > 0, new, state.variables)
+
+
+def _angles_within(updates: PyTree, degrees: float) -> Array:
+    """``bool[S, S]``: whether the angle of two rows is at most ``degrees``."""
+    flat = [a.reshape(len(a), -1) for a in jax.tree.leaves(updates)]
+    gram = sum(jnp.einsum("id,jd->ij", a, a, precision="highest") for a in flat)
+    length = jnp.sqrt(jnp.diagonal(gram))
+    product = length[:, None] * length[None]
+    cosine = jnp.clip(gram / jnp.where(product > 0, product, 1), -1, 1)
+    return (cosine >= math.cos(math.radians(degrees))) | (product == 0)
+
+
+def _distances_within(weights: PyTree, limit: float) -> Array:
+    """``bool[S, S]``: whether the Euclidean distance of two rows is at most ``limit``."""
+
+    # Row by row: from a product of all with all, small differences of long vectors are lost.
+    def to_all(row: PyTree) -> Array:
+        squares = jax.tree.map(
+            lambda a, r: jnp.sum((a - r[None]).reshape(len(a), -1) ** 2, axis=1), weights, row
+        )
+        return jnp.sqrt(sum(jax.tree.leaves(squares)))
+
+    return jax.lax.map(to_all, weights) <= limit
+
+
+def _check_at_least_one(**settings: int) -> None:
+    for name, value in settings.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")

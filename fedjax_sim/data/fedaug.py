@@ -1,0 +1,186 @@
+"""Augmentation against label skew, as integers: which samples are to be copied, and how often."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedjax_sim.partition.table import Partition, label_table
+
+
+class FedAug(NamedTuple):
+    """What :func:`fedaug` gives.
+
+    Attributes:
+        partition: the clients' samples and copies, for :func:`fedjax_sim.data.client_data`.
+        level: ``f64[N]``, L of each client, 0 where it needs none.
+        missing: ``bool[N, M]``, classes that a client should raise and has no sample of.
+    """
+
+    partition: Partition
+    level: NDArray[np.float64]
+    missing: NDArray[np.bool_]
+
+
+def augmentation_level(counts: ArrayLike, emd: float) -> float:
+    r"""The number of samples L to which a client must raise its rare classes to reach an EMD.
+
+    With :math:`n_1 \ge \dots \ge n_M` and :math:`s_i = n_1 + \dots + n_i`, the client needs T
+    samples in all, and
+
+    .. math:: T = \max_{1 \le i < M} \frac{2 s_i}{EMD^* + 2i/M}, \qquad
+              L = \min_{1 \le k < M} \frac{T - s_{M-k}}{k}.
+
+    The k of the minimum is the number of classes that are raised. Where all others have more than
+    the mean T/M this is
+
+    .. math:: L = \frac{2ks_{M-k} - EMD^* s_{M-k} M}{2kM + EMD^* kM - 2k^2}
+
+    of the thesis, which has no answer where a class lies between L and the mean.
+
+    Args:
+        counts: ``[M]``, samples of each class, or parts of them.
+        emd: EMD*, the wanted :math:`\sum_y |p_k(y) - 1/M|`, at least 0.
+
+    Returns:
+        L; 0 if the client is not above EMD* already.
+
+    Raises:
+        ValueError: if emd is negative.
+
+    Source: Cornelis (thesis), eq. 5.4 and Algorithm 4 (which prints the order of sorting reversed).
+
+    >>> counts = [0.46] * 2 + [0.01] * 8  # ll(2, 0.9): EMD 1.44
+    >>> round(augmentation_level(counts, 0.4), 4), augmentation_level(counts, 1.5)
+    (0.1725, 0.0)
+    """
+    if not emd >= 0:
+        raise ValueError(f"emd must be at least 0, got {emd}")
+    sums = np.cumsum(np.sort(np.asarray(counts, float))[::-1])
+    classes = sums.size
+    first = np.arange(1, classes)
+    total = np.max(2 * sums[:-1] / (emd + 2 * first / classes), initial=0.0)
+    if total <= sums[-1]:
+        return 0.0
+    return float(np.min((total - sums[:-1]) / (classes - first)))
+
+
+def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
+    """FedAug: every client above the EMD raises its rare classes by copies until it is there.
+
+    A class below L (see :func:`augmentation_level`) is raised to L, rounded; its samples are copied
+    equally often, up to one. A class without any sample at the client cannot be raised: it is left
+    out and reported, and the client's EMD stays above the target. A client at or below the target
+    changes nothing.
+
+    Args:
+        labels: ``int[n]``, classes 0 to M - 1.
+        partition: of the N clients.
+        emd: EMD*, the target.
+
+    Returns:
+        Partition, levels and missing classes. Copies are of no use unaltered: give the local
+        update transforms of :mod:`fedjax_sim.augment`.
+
+    Raises:
+        ValueError: if emd is negative.
+
+    Source: Cornelis (thesis), chapter 5. (The thesis does not say how clients are weighed: here n_k
+    and E are those of the unaltered samples.)
+
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> plan = fedaug([0, 0, 0, 0, 1], partition_from_lists([range(5)]), 0.2)
+        >>> plan.partition.index.tolist(), plan.level.round(2).tolist()  # 5 + 4: a copy of sample 4
+        ([0, 1, 2, 3, 4, 9, 9], [2.67])
+    """
+    classes = int(np.max(labels)) + 1
+    counts = label_table(labels, partition, classes)
+    level = np.array([augmentation_level(own, emd) for own in counts])
+    lacking = np.maximum(np.round(level)[:, None].astype(np.int64) - counts, 0)
+    y = np.asarray(labels)
+    owner = np.repeat(np.arange(len(counts)), partition.sizes)
+    cell = owner * classes + y[partition.index % len(y)]
+    table, missing = _copies(partition, cell, lacking.ravel(), len(y))
+    name = f"{partition.name}, FedAug to {emd:g}"
+    return FedAug(
+        _with_copies(partition, table, len(y), name), level, missing.reshape(counts.shape)
+    )
+
+
+def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Partition:
+    r"""Astraea's global rebalancing: classes that are rare among all clients are raised by copies.
+
+    A class of :math:`C_y` samples in all, below the mean :math:`\bar C`, gets so many copies that
+    it has
+
+    .. math:: C_y \left(\bar C / C_y\right)^\alpha
+
+    rounded; they are spread over its samples, and so over its clients, as evenly as can be.
+
+    Args:
+        labels: ``int[n]``, classes 0 to M - 1.
+        partition: of the clients.
+        alpha: α; 0 changes nothing, 1 raises rare classes to the mean.
+
+    Returns:
+        The clients' samples and copies.
+
+    Raises:
+        ValueError: if alpha is negative.
+
+    Source: Duan et al., "Astraea: self-balancing federated learning for improving classification
+    accuracy of mobile deep learning applications", ICCD 2019. (There a client's steps grow with its
+    copies; :func:`fedjax_sim.data.client_data` keeps them as they were.)
+
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> rebalance([0, 0, 0, 0, 0, 1], partition_from_lists([range(3), range(3, 6)])).index
+        array([ 0,  1,  2,  3,  4,  5, 11, 11], dtype=int32)
+    """
+    if not alpha >= 0:
+        raise ValueError(f"alpha must be at least 0, got {alpha}")
+    y = np.asarray(labels)
+    held = y[partition.index % len(y)]
+    counts = np.bincount(held, minlength=int(y.max()) + 1)
+    ratio = np.maximum(counts.mean() / np.maximum(counts, 1), 1.0)
+    lacking = np.round(counts * (ratio**alpha - 1)).astype(np.int64)
+    table, _ = _copies(partition, held, lacking, len(y))
+    return _with_copies(partition, table, len(y), f"{partition.name}, rebalanced")
+
+
+def _copies(
+    partition: Partition, cell: NDArray[np.int64], lacking: NDArray[np.int64], samples: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Entries of ``partition.index`` to copy, and which cells lack samples but have none.
+
+    Args:
+        partition: the clients.
+        cell: ``int64[nnz]``, the cell of each entry.
+        lacking: ``int64[cells]``, copies wanted in each cell.
+        samples: n.
+    """
+    real = np.flatnonzero(partition.index < samples)
+    real = real[np.argsort(cell[real], kind="stable")]
+    size = np.bincount(cell[real], minlength=len(lacking))
+    end = np.cumsum(size)
+    made = [
+        real[end[c] - size[c] + np.arange(lacking[c]) * size[c] // lacking[c]]
+        for c in np.flatnonzero((lacking > 0) & (size > 0))
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *made]), (lacking > 0) & (size == 0)
+
+
+def _with_copies(
+    partition: Partition, entries: NDArray[np.int64], samples: int, name: str
+) -> Partition:
+    """The partition with a copy of each of these entries, at the client that has it."""
+    owner = np.repeat(np.arange(len(partition.sizes)), partition.sizes)
+    index = np.concatenate([partition.index, partition.index[entries] + samples])
+    owner = np.concatenate([owner, owner[entries]])
+    order = np.lexsort((index, owner))
+    sizes = np.bincount(owner, minlength=len(partition.sizes))
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    return Partition(index[order].astype(np.int32), start.astype(np.int32), name, repeats=True)

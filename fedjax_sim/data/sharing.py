@@ -1,0 +1,77 @@
+"""A common set of samples that every client gets a part of."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_sim.partition.table import Partition, partition_from_lists
+
+
+def share(
+    labels: ArrayLike, partition: Partition, beta: float, alpha: float = 1.0, *, seed: int
+) -> Partition:
+    r"""Data sharing: a balanced set G goes to all clients, each of which gets a random part of it.
+
+    G has :math:`\beta n / M` random samples of each class, rounded, of the n that the clients hold;
+    those who held them hold them no longer. Every client then gets a part :math:`\alpha` of each
+    class of G, drawn for itself. Where all classes are equally frequent and the clients of one
+    size, a client's distance from all data shrinks by
+
+    .. math:: EMD_k' = \frac{1 - \beta}{1 - \beta + \alpha \beta N} EMD_k
+
+    on average.
+
+    Args:
+        labels: ``int[n]``, classes 0 to M - 1.
+        partition: of N clients.
+        beta: β, the size of G as a part of all samples, above 0 and below 1.
+        alpha: α, the part of G that a client gets, above 0, at most 1.
+        seed: of all that is random.
+
+    Returns:
+        The clients' samples; those of G belong to several.
+
+    Raises:
+        ValueError: if a setting is out of range, or a class has too few samples for G.
+
+    Source: Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018,
+    section 4. (There G comes from data held back from all clients and the first model is trained on
+    it, here it is a part of the same data and the first model is random, so that methods compare.)
+
+    Example:
+        >>> from fedjax_sim.partition import label_table
+        >>> y = np.repeat([0, 1], 10)
+        >>> p = partition_from_lists([range(10), range(10, 20)])
+        >>> label_table(y, share(y, p, beta=0.2, alpha=0.5, seed=0), 2).tolist()
+        [[9, 1], [1, 9]]
+    """
+    if not 0 < beta < 1:
+        raise ValueError(f"beta must be above 0 and below 1, got {beta}")
+    if not 0 < alpha <= 1:
+        raise ValueError(f"alpha must be above 0 and at most 1, got {alpha}")
+    y, rng = np.asarray(labels), np.random.default_rng(seed)
+    held = np.unique(partition.index)
+    if held[-1] >= len(y):
+        raise ValueError("partition must have no copies yet, got some: share first, then augment")
+    classes = np.arange(int(y.max()) + 1)
+    count = round(beta * held.size / classes.size)
+    common = []
+    for label in classes:
+        members = held[y[held] == label]
+        if count > members.size:
+            raise ValueError(
+                f"beta={beta} takes {count} samples of each class, but class {label} has "
+                f"{members.size}"
+            )
+        common.append(rng.permutation(members)[:count])
+    taken = np.concatenate(common)
+    part = round(alpha * count)
+    lists = [
+        np.concatenate(
+            [own[~np.isin(own, taken)], *(rng.permutation(members)[:part] for members in common)]
+        )
+        for own in partition.lists
+    ]
+    made = partition_from_lists(lists, f"{partition.name}, sharing {beta:g} by {alpha:g}")
+    return Partition(made.index, made.start, made.name, repeats=True)

@@ -1,0 +1,206 @@
+"""Terms added to every local gradient against client drift: ``local.change(drift=(...,))``."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import tree
+from fedjax_sim.base import Array, Done, Drift, PyTree
+
+Option = Literal[1, 2]
+
+
+def proximal(mu: float) -> Drift:
+    r"""The gradient of FedProx's proximal term.
+
+    .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_{recv} \rVert^2, \qquad
+              \nabla h_k(w) = \nabla F_k(w) + \mu (w - w_{recv})
+
+    over all trainable parameters, where w_recv is the model that the client received in this round.
+    Flower's documentation sums unsquared norms instead, which is another objective.
+
+    Args:
+        mu: μ; 0 changes nothing, bit for bit.
+
+    Returns:
+        A drift without state.
+
+    Raises:
+        ValueError: if mu is negative.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+    networks", MLSys 2020, eq. 2.
+
+    Example:
+        >>> term = proximal(0.5).gradient(jnp.array([3.0]), jnp.array([1.0]), (), ())
+        >>> term.tolist()
+        [1.0]
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}")
+    return Drift(
+        memory=lambda params: (),
+        shared=lambda params: (),
+        gradient=lambda params, received, memory, shared: _pull(mu, params, received),
+        finish=lambda params, received, memory, shared, done: ((), ()),
+        absorb=lambda shared, messages, samples, clients: (),
+    )
+
+
+class Mu(NamedTuple):
+    """What the server knows for :func:`adaptive_proximal`.
+
+    Attributes:
+        mu: ``f32[]``, μ of the next round.
+        loss: ``f32[]``, the last round's training loss; NaN before there is one.
+        falls: ``int32[]``, rounds in a row in which it fell, since μ last changed.
+    """
+
+    mu: Array
+    loss: Array
+    falls: Array
+
+
+def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) -> Drift:
+    r"""The proximal term with a μ that follows the training loss.
+
+    .. math:: \mu_{t+1} = \begin{cases}
+              \mu_t + s & L_t > L_{t-1} \\
+              \max(\mu_t - s, 0) & \text{after } p \text{ falls in a row} \\
+              \mu_t & \text{otherwise} \end{cases}
+
+    L_t is the mean loss over all samples that the round's cohort visited, in training and without
+    the term. After a decrease the row of falls is counted anew; an equal loss ends it.
+
+    Args:
+        start: μ of the first round; the paper takes 0 on skewed data, where it should have to rise,
+            and 1 on IID data.
+        step: s.
+        patience: p.
+
+    Returns:
+        A drift with :class:`Mu` as the server's state.
+
+    Raises:
+        ValueError: if start is negative, step not positive or patience below 1.
+
+    Source: Li et al., MLSys 2020, section 5.3 (choosing μ).
+
+    Example:
+        >>> drift = adaptive_proximal()
+        >>> shared = drift.shared(jnp.zeros(1))
+        >>> for loss in (1.0, 2.0):
+        ...     told = (jnp.array([loss]), jnp.array([8]))
+        ...     shared = drift.absorb(shared, told, jnp.array([8]), 1)
+        >>> round(float(shared.mu), 6)
+        0.1
+    """
+    if not start >= 0:
+        raise ValueError(f"start must be at least 0, got {start}")
+    if not step > 0:
+        raise ValueError(f"step must be positive, got {step}")
+    if patience < 1:
+        raise ValueError(f"patience must be at least 1, got {patience}")
+
+    def absorb(last: Mu, messages: tuple[Array, Array], samples: Array, clients: int) -> Mu:
+        del clients
+        losses, visited = messages
+        weights = jnp.where(samples > 0, visited, 0).astype(jnp.float32)
+        total = jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
+        loss = total / jnp.maximum(jnp.sum(weights), 1)
+        falls = jnp.where(loss < last.loss, last.falls + 1, 0)
+        relax = falls >= patience
+        mu = jnp.where(loss > last.loss, last.mu + step, last.mu)
+        mu = jnp.where(relax, jnp.maximum(mu - step, 0), mu)
+        new = Mu(mu, loss, jnp.where(relax, 0, falls))
+        # Where nobody visited a sample, there is no loss to follow.
+        return jax.tree.map(lambda a, b: jnp.where(jnp.any(weights > 0), a, b), new, last)
+
+    return Drift(
+        memory=lambda params: (),
+        shared=lambda params: Mu(jnp.float32(start), jnp.float32(jnp.nan), jnp.int32(0)),
+        gradient=lambda params, received, memory, last: _pull(last.mu, params, received),
+        finish=lambda params, received, memory, shared, done: (
+            (),
+            (done.info.loss, done.info.samples),
+        ),
+        absorb=absorb,
+    )
+
+
+def scaffold(option: Option = 2) -> Drift:
+    r"""SCAFFOLD's control variates.
+
+    .. math:: w_k \leftarrow w_k - \eta\,(\nabla F_b(w_k) - c_k + c), \qquad
+              c \leftarrow c + \frac1N \sum_{k \in U} (c_k^+ - c_k)
+
+    with all variates 0 at the start, and as the client's new variate
+
+    .. math:: c_k^+ = \nabla F_k(w_{recv}) \text{ (option 1)}, \qquad
+              c_k^+ = \frac{1}{T_k} \sum_b \nabla F_b(w_k) \text{ (option 2)}
+
+    Option 2's mean of the minibatch gradients along the client's own T_k steps is, for plain SGD,
+    the paper's :math:`c_k - c + (w_{recv} - w_k) / (T_k \eta)`; unlike that form it needs no η and
+    stays a gradient under momentum, another drift term or a projection. A client that took no step
+    keeps its variate. BatchNorm statistics are no parameters and are never corrected (NIID-Bench
+    corrects them, and starts its variates from random weights).
+
+    Args:
+        option: 1 costs a pass over the client's samples; 2 nothing.
+
+    Returns:
+        A drift with c_k on every client and c on the server, each as large as the parameters; both
+        travel with the model.
+
+    Raises:
+        ValueError: if the option is neither.
+
+    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic controlled
+    averaging for federated learning", ICML 2020, Algorithm 1.
+
+    Example:
+        >>> own, common = jnp.array([1.0]), jnp.array([0.25])
+        >>> scaffold().gradient(jnp.zeros(1), jnp.zeros(1), own, common).tolist()
+        [-0.75]
+    """
+    if option not in (1, 2):
+        raise ValueError(f"option must be 1 or 2, got {option!r}")
+
+    def finish(
+        params: PyTree, received: PyTree, own: PyTree, common: PyTree, done: Done
+    ) -> tuple[PyTree, PyTree]:
+        del params, received, common
+        new = done.gradient() if option == 1 else done.path
+        new = jax.tree.map(lambda a, b: jnp.where(done.info.steps > 0, a, b), new, own)
+        return new, jax.tree.map(jnp.subtract, new, own)
+
+    def absorb(common: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:
+        present = (samples > 0).astype(jnp.float32)
+        share = jnp.sum(present) / clients
+
+        def moved(c: Array, change: Array) -> Array:
+            return jnp.where(share > 0, c + share.astype(c.dtype) * change, c)
+
+        return jax.tree.map(moved, common, tree.mean(messages, present))
+
+    def zeros(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    return Drift(
+        memory=zeros,
+        shared=zeros,
+        gradient=lambda params, received, own, common: jax.tree.map(jnp.subtract, common, own),
+        finish=finish,
+        absorb=absorb,
+        path=option == 2,
+    )
+
+
+def _pull(mu: float | Array, params: PyTree, received: PyTree) -> PyTree:
+    """``μ (w - w_recv)``."""
+    return jax.tree.map(
+        lambda w, start: jnp.asarray(mu).astype(w.dtype) * (w - start), params, received
+    )

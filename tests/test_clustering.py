@@ -1,0 +1,454 @@
+"""Clustered methods: choices and means against NumPy, the fewest groups against brute force."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, Play, assert_trees, make_federation, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Layers, Oracle, average, layers_of, loss_and_gradient
+
+import fedjax_sim as fs
+from fedjax_sim import clustering, personal, schedule, selection
+from fedjax_sim.algorithms.dynamic_clustering import dynamic_clustering
+from fedjax_sim.algorithms.ifca import ifca
+from fedjax_sim.base import Cohort
+from fedjax_sim.clustering import EXACT, Models, first_fit, smallest_groups
+from fedjax_sim.data import client_holdout, eval_set
+
+LR, BATCH = 0.1, 8
+ROWS = 7
+
+Groups = list[list[int]]
+
+
+# The fewest groups.
+
+
+def partitions(rows: list[int]) -> Iterator[Groups]:
+    """All ways to split rows into groups."""
+    if not rows:
+        yield []
+        return
+    first, *rest = rows
+    for others in partitions(rest):
+        yield [[first], *others]
+        for i in range(len(others)):
+            yield [*others[:i], [first, *others[i]], *others[i + 1 :]]
+
+
+def fits(near: np.ndarray, groups: Groups) -> bool:
+    return all(near[a, b] for group in groups for a, b in itertools.combinations(group, 2))
+
+
+def fewest(near: np.ndarray, rows: list[int]) -> list[Groups]:
+    """Every smallest grouping, by looking at all of them."""
+    good = [groups for groups in partitions(rows) if fits(near, groups)]
+    least = min(map(len, good))
+    return [groups for groups in good if len(groups) == least]
+
+
+def as_groups(group: Any, count: Any, present: np.ndarray) -> Groups:
+    """Row lists from the answer of the package, checked for form."""
+    group = np.asarray(group)
+    assert (group[~present] == len(present)).all()
+    assert sorted(set(group[present].tolist())) == list(range(int(count)))
+    return [np.flatnonzero(group == g).tolist() for g in range(int(count))]
+
+
+exactly, greedily = jax.jit(smallest_groups), jax.jit(first_fit)
+booleans = st.lists(st.booleans(), min_size=ROWS, max_size=ROWS)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.lists(booleans, min_size=ROWS, max_size=ROWS), booleans)
+def test_no_grouping_has_fewer_groups(edges: list[list[bool]], there: list[bool]) -> None:
+    near, present = np.triu(edges, 1), np.array(there)
+    near = near | near.T
+    best = fewest(near, np.flatnonzero(present).tolist())
+    found = as_groups(*exactly(near, present), present)
+    assert fits(near, found)
+    assert len(found) == len(best[0])
+    quick = as_groups(*greedily(near, present), present)
+    assert fits(near, quick)
+    assert len(quick) >= len(best[0])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 3), min_size=ROWS, max_size=ROWS), booleans)
+def test_groups_that_are_plain_are_found_by_both(kinds: list[int], there: list[bool]) -> None:
+    near, present = np.equal.outer(kinds, kinds), np.array(there)
+    expected = {frozenset(np.flatnonzero(present & (np.array(kinds) == k))) for k in kinds}
+    for search in (exactly, greedily):
+        found = as_groups(*search(near, present), present)
+        assert set(map(frozenset, found)) == expected - {frozenset()}
+
+
+def test_the_search_finds_two_groups_where_first_fit_opens_six() -> None:
+    """A crown: 0 2 4 … and 1 3 5 … are cliques, and 2i is also near to 2i + 1."""
+    row = np.arange(EXACT)
+    near = (row[:, None] % 2 == row[None] % 2) | (row[:, None] // 2 == row[None] // 2)
+    present = np.ones(EXACT, bool)
+    assert len(as_groups(*exactly(near, present), present)) == 2
+    assert len(as_groups(*greedily(near, present), present)) == 6
+
+
+# What the server does with the models that meet.
+
+
+def dispatch(kind: str, slots: int = ROWS, limit: float | None = None) -> Any:
+    def no_loss(*args: Any) -> Any:
+        return jnp.float32(0), ()
+
+    if kind == "ifca":
+        return clustering.ifca(3, no_loss)
+    limit = {"angle": 80.0, "distance": 3.2}[kind] if limit is None else limit
+    return clustering.dynamic(limit, kind, slots, no_loss)  # type: ignore[arg-type]
+
+
+@functools.cache
+def absorbing(kind: str, slots: int = ROWS, limit: float | None = None) -> Callable[..., Models]:
+    """``(state, models [P, 5], weights, tags, clients) -> state``."""
+    part = dispatch(kind, slots, limit)
+
+    def absorb(state: Models, models: Any, weights: Any, tag: Any, client: Any) -> Models:
+        cohort = Cohort(None, client, None, None, tag, None)  # type: ignore[arg-type]
+        return part.absorb(state, None, fs.Variables(models, ()), weights, cohort)
+
+    return jax.jit(absorb)
+
+
+@pytest.fixture(scope="module")
+def meeting() -> tuple[Models, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    old = jnp.asarray(rng.normal(size=(ROWS, 5)), jnp.float32)
+    tag = rng.integers(0, 2, ROWS).astype(np.int32)
+    models = np.asarray(old)[tag] + rng.normal(size=(ROWS, 5)).astype(np.float32)
+    weights = rng.integers(1, 9, ROWS).astype(np.float32)
+    client = rng.permutation(20)[:ROWS].astype(np.int32)
+    return Models(fs.Variables(old, ()), jnp.int32(3)), models, weights, tag, client
+
+
+def far_apart(kind: str, old: np.ndarray, models: np.ndarray, tag: np.ndarray) -> np.ndarray:
+    """Angles of updates in degrees, or distances of weights, pair by pair in float64."""
+    models = models.astype(np.float64)
+    if kind == "distance":
+        return np.linalg.norm(models[:, None] - models[None], axis=-1)
+    updates = models - old.astype(np.float64)[tag]
+    updates /= np.linalg.norm(updates, axis=1, keepdims=True)
+    return np.degrees(np.arccos(np.clip(updates @ updates.T, -1, 1)))
+
+
+@pytest.mark.parametrize("kind", ["angle", "distance"])
+def test_groups_become_their_means(meeting: Any, kind: str) -> None:
+    state, models, weights, tag, client = meeting
+    old = np.asarray(state.variables.params)
+    limit = {"angle": 80.0, "distance": 3.2}[kind]
+    near = far_apart(kind, old, models, tag) <= limit
+    best = fewest(near, list(range(ROWS)))
+    assert 1 < len(best[0]) < ROWS
+    new = absorbing(kind)(state, models, weights, tag, client)
+    found = np.asarray(new.variables.params)[: int(new.used)]
+    matching = [
+        groups
+        for groups in best
+        if np.allclose(
+            np.sort(found, axis=0),
+            np.sort([np.average(models[g], axis=0, weights=weights[g]) for g in groups], axis=0),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+    ]
+    assert len(matching) == 1
+
+
+def test_a_model_that_nobody_chose_stays(meeting: Any) -> None:
+    state, models, weights, tag, client = meeting
+    new = absorbing("ifca")(
+        state._replace(variables=jax.tree.map(lambda a: a[:3], state.variables)),
+        models, weights, 2 * tag, client,
+    ).variables.params  # fmt: skip
+    for j in (0, 2):
+        mine = 2 * tag == j
+        mean = np.average(models[mine], axis=0, weights=weights[mine])
+        np.testing.assert_allclose(new[j], mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(new[1], state.variables.params[1])
+
+
+@pytest.mark.parametrize("kind", ["ifca", "angle", "distance"])
+@pytest.mark.parametrize("many", [False, True])  # searched, and first-fit
+def test_absent_rows_and_their_order_never_matter(meeting: Any, kind: str, many: bool) -> None:
+    state, models, weights, tag, client = meeting
+    absorb = absorbing(kind, 13 if many else ROWS)
+    state = Models(jax.tree.map(lambda a: jnp.resize(a, (13, 5)), state.variables), state.used)
+    if kind == "ifca":
+        state = state._replace(variables=jax.tree.map(lambda a: a[:3], state.variables))
+    rows = (models, weights, tag, client)
+    nothing = (np.full((9, 5), np.nan, np.float32), np.zeros(9, np.float32),
+               np.full(9, 99, np.int32), np.full(9, 20, np.int32))  # fmt: skip
+    both = [np.concatenate(pair) for pair in zip(rows, nothing, strict=True)]
+    alone = absorb(state, *(np.pad(a, [(0, 9)] + [(0, 0)] * (a.ndim - 1)) for a in rows))
+    orders = (np.arange(16), np.random.default_rng(1).permutation(16), np.arange(16)[::-1])
+    for order in orders:
+        assert_trees(absorb(state, *(a[order] for a in both)), alone, rtol=1e-6, atol=1e-7)
+    assert np.isfinite(alone.variables.params).all()
+
+
+def test_a_client_that_did_not_move_agrees_with_all(meeting: Any) -> None:
+    state, models, weights, tag, client = meeting
+    models = np.asarray(state.variables.params)[tag] + 0 * models
+    models[0] += 1.0
+    assert int(absorbing("angle", limit=1e-3)(state, models, weights, tag, client).used) == 1
+
+
+def test_small_distances_of_long_vectors_are_told_apart() -> None:
+    models = np.full((ROWS, 5), 1000.0, np.float32)
+    models[3:, 0] += 0.25
+    state = Models(fs.Variables(jnp.zeros((ROWS, 5)), ()), jnp.int32(1))
+    rows = (np.ones(ROWS, np.float32), np.zeros(ROWS, np.int32), np.arange(ROWS, dtype=np.int32))
+    for limit, count in ((0.2, 2), (0.3, 1)):
+        assert int(absorbing("distance", limit=limit)(state, models, *rows).used) == count
+
+
+# Whole runs against NumPy, client by client.
+
+
+def lowest(models: list[Layers], oracle: Oracle, k: int) -> int:
+    rows = oracle.data.index[oracle.data.start[k] : oracle.data.start[k + 1]]
+    x, y = oracle.data.x[rows], oracle.data.y[rows]
+    return int(np.argmin([loss_and_gradient(w, x, y)[0] for w in models]))
+
+
+@pytest.fixture(scope="module")
+def planted() -> Federation:
+    """Ten clients; those with an odd number have the last two of three labels swapped."""
+    made = make_federation((24, 30, 33, 24, 40, 28, 24, 31, 26, 30), seed=3)
+    y = made.data.y.copy()
+    for k in range(1, 10, 2):
+        mine = made.data.index[made.data.start[k] : made.data.start[k + 1]]
+        y[mine] = np.array([0, 2, 1])[y[mine]]
+    partition = fs.partition.Partition(made.data.index, made.data.start)
+    return made._replace(data=fs.client_data(made.data.x, y, partition))
+
+
+METHODS: dict[str, Callable[..., fs.Algorithm]] = {
+    "ifca": functools.partial(ifca, clusters=3),
+    "angle": dynamic_clustering,
+    "distance": functools.partial(dynamic_clustering, cluster_by="distance", cluster_limit=0.7),
+}
+
+
+def make(name: str, model: fs.Model, m: int = 6, **options: Any) -> fs.Algorithm:
+    risk = fs.empirical_risk(model)
+    local = fs.local_sgd(risk, optax.sgd(LR), batch_size=BATCH, epochs=2)
+    # Devices other than one are for the runs with two seeds.
+    options = {"clients_per_round": m, "execution": fs.make_execution(devices=1), **options}
+    if name == "fedavg":
+        return fs.fedavg(local, **options)
+    return METHODS[name](local, objective=risk, **options)
+
+
+@pytest.fixture(scope="module")
+def played(planted: Federation, models: dict[str, fs.Model]) -> dict[str, Play]:
+    model = models["logistic"]
+    return {name: play(make(name, model), model, planted.data, 4) for name in ("fedavg", *METHODS)}
+
+
+def regrouped(name: str, start: list[Layers], trained: list[Layers]) -> Groups:
+    """The smallest grouping of a cohort, which must be the only one."""
+    flat = [np.concatenate([a.ravel() for a in w]) for w in (*start, *trained)]
+    old, new = np.array(flat[: len(start)]), np.array(flat[len(start) :])
+    apart = far_apart(name, old, new, np.arange(len(new)))
+    best = fewest(apart <= {"angle": 90.0, "distance": 0.7}[name], list(range(len(new))))
+    assert len(best) == 1
+    return best[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rounds_are_those_of_the_oracle(
+    planted: Federation, models: dict[str, fs.Model], played: dict[str, Play], name: str
+) -> None:
+    initial = models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0))
+    oracle = Oracle(planted.data, initial, LR, 0.0, BATCH, 2)
+    server = [layers_of(initial)]
+    if name == "ifca":
+        part = clustering.ifca(3, fs.empirical_risk(models["logistic"]))
+        stack = part.init(initial).variables
+        server = [layers_of(jax.tree.map(lambda a, j=j: a[j], stack)) for j in range(3)]
+    kinds = set()
+    for t, state in enumerate(played[name].states):
+        cohort, offered = sorted(oracle.draw(t, 6, [])), len(server)
+        choice = [lowest(server, oracle, k) for k in cohort]
+        start = [server[j] for j in choice]
+        trained = [oracle.train(t, k, w) for k, w in zip(cohort, start, strict=True)]
+        size = [float(oracle.sizes[k]) for k in cohort]
+        everyone = average(trained, size)
+        if name == "ifca":
+            groups = [[i for i, c in enumerate(choice) if c == j] for j in range(3)]
+        else:
+            groups = regrouped(name, start, trained)
+        means = [average([trained[i] for i in g], [size[i] for i in g]) if g else None
+                 for g in groups]  # fmt: skip
+        server = [w if w is not None else old for w, old in
+                  itertools.zip_longest(means, server[: len(means)])]  # fmt: skip
+        assert int(state.dispatch.used) == len(server)
+        stack = jax.tree.map(np.asarray, state.dispatch.variables)
+        ours = [layers_of(jax.tree.map(lambda a, j=j: a[j], stack)) for j in range(len(server))]
+        # Groups have no order of their own.
+        order = [min(range(len(ours)), key=lambda j: np.abs(ours[j][0] - w[0]).max())
+                 for w in server]  # fmt: skip
+        assert sorted(order) == list(range(len(server)))
+        assert_trees([ours[j] for j in order], server, rtol=2e-4, atol=2e-5)
+        assert_trees(layers_of(state.server), everyone, rtol=2e-4, atol=2e-5)
+        server = ours  # ties are broken by the number in W
+        kinds.add(len(set(choice)))
+        probe = played[name].metrics[t].probes["models_taken"]
+        assert float(probe) == len(set(choice))
+        # A client is sent the whole of W, as the round before left it, to choose from.
+        assert int(played[name].metrics[t].downloads) == 6 * offered
+        assert int(played[name].metrics[t].uploads) == 6
+    assert max(kinds) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ifca", {"clusters": 1}),
+        ("angle", {"cluster_limit": 180}),
+    ],
+)
+def test_one_cluster_is_fedavg(
+    planted: Federation,
+    models: dict[str, fs.Model],
+    played: dict[str, Play],
+    name: str,
+    options: dict[str, Any],
+) -> None:
+    model = models["logistic"]
+    ours = play(make(name, model, **options), model, planted.data, 4)
+    # The mean of the one group is a matrix product, whose last bit is its own.
+    assert_trees(ours.servers, played["fedavg"].servers, rtol=1e-5, atol=1e-6)
+    for state in ours.states:
+        one = jax.tree.map(lambda a: a[0], state.dispatch.variables)
+        assert_trees(one, state.server, rtol=1e-5, atol=1e-6)
+
+
+def test_other_starts_are_shuffles_of_the_first(models: dict[str, fs.Model]) -> None:
+    first = models["mlp"].init(jax.random.key(7))
+    stack = jax.jit(dispatch("ifca").init)(first).variables
+    for w, many in zip(jax.tree.leaves(first), jax.tree.leaves(stack), strict=True):
+        np.testing.assert_array_equal(many[0], w)
+        for other in many[1:]:
+            np.testing.assert_array_equal(np.sort(other.ravel()), np.sort(w.ravel()))
+    kernel = stack.params["Dense_0"]["Dense_0"]["kernel"]
+    assert len(np.unique(np.asarray(kernel).reshape(3, -1), axis=0)) == 3
+
+
+@pytest.fixture(scope="module")
+def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str, fs.Result]:
+    """Seeds 0 and 1, each with its own held-out samples, of every method."""
+    whole = fs.partition.Partition(planted.data.index, planted.data.start)
+    kept, held = zip(*(client_holdout(whole, 0.25, seed=s) for s in (0, 1)), strict=True)
+    x, y = planted.data.x, planted.data.y
+    runs = {}
+    execution = fs.make_execution(devices=2)
+    for name in ("fedavg", "ifca", "angle"):
+        for seeds in ((0, 1), (1,)) if name == "angle" else ((0, 1),):
+            runs[name + str(seeds)] = fs.simulate(
+                make(name, models["logistic"], execution=execution),
+                models["logistic"],
+                fs.client_data(x, y, [kept[s] for s in seeds]),
+                eval_set(x, y, [held[s] for s in seeds]),
+                rounds=10,
+                classes=3,
+                seeds=seeds,
+                eval_every=5,
+                personal=True,
+                execution=execution,
+            )
+    return runs
+
+
+@pytest.mark.parametrize("name", ["ifca", "angle"])
+def test_planted_clusters_are_found(personal_runs: dict[str, fs.Result], name: str) -> None:
+    ours, fedavg = (personal_runs[n + "(0, 1)"] for n in (name, "fedavg"))
+    own = ours.series("accuracy", by_client=True, part="personal")[-1]
+    shared = fedavg.series("accuracy", by_client=True)[-1]
+    assert (own > shared + 0.2).all()
+    assert fedavg.evaluations[-1].personal is None
+    assert ours.xla_programs <= 4
+
+
+def test_seeds_together_are_runs_apart(personal_runs: dict[str, fs.Result]) -> None:
+    both, alone = personal_runs["angle(0, 1)"], personal_runs["angle(1,)"]
+    second = jax.tree.map(lambda a: a[1:], both.variables)
+    assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
+    for a, b in zip(both.evaluations, alone.evaluations, strict=True):
+        assert a.downloads[1] == b.downloads[0]
+        np.testing.assert_array_equal(
+            a.personal.by_client.accuracy[1], b.personal.by_client.accuracy[0]
+        )
+
+
+def test_a_second_round_compiles_nothing(planted: Federation, models: dict[str, fs.Model]) -> None:
+    model = models["logistic"]
+    algorithm, data = make("angle", model), jax.device_put(planted.data)
+    step, key = jax.jit(algorithm.step), jax.random.key(0)
+    state = jax.jit(algorithm.init)(key, model.init(key), data)
+    for _ in range(3):
+        state, _ = step(key, state, data)
+    assert step._cache_size() == 1
+
+
+def test_clusters_and_wandering_models_compose(
+    planted: Federation, models: dict[str, fs.Model]
+) -> None:
+    """A model that wanders for two rounds is absorbed by the cluster that it left from."""
+    risk = fs.empirical_risk(models["logistic"])
+    algorithm = fs.compose(
+        fs.local_sgd(risk, optax.sgd(LR), batch_size=BATCH),
+        selection=selection.uniform(),
+        schedule=schedule.delayed(6, 2),
+        dispatch=clustering.ifca(2, risk),
+        personal=personal.received(),
+        execution=fs.make_execution(devices=1),
+    )
+    out = play(algorithm, models["logistic"], planted.data, 4)
+    tags = [np.asarray(s.slots.tag)[np.argsort(s.slots.id)] for s in out.states]
+    np.testing.assert_array_equal(tags[0][:6], tags[1][:6])
+    assert_trees(out.states[1].dispatch, out.states[2].dispatch)
+    assert [int(m.downloads) for m in out.metrics] == [12, 6, 12, 6]
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "clusters": (lambda: clustering.ifca(0, None), "clusters must be at least 1, got 0"),  # type: ignore[arg-type]
+    "slots": (lambda: dispatch("angle", slots=0), "slots must be at least 1, got 0"),
+    "zero": (lambda: dispatch("angle", limit=0), "above 0 and at most 180 degrees, got 0"),
+    "wide": (lambda: dispatch("angle", limit=181), "above 0 and at most 180 degrees, got 181"),
+    "negative": (lambda: dispatch("distance", limit=-1), "limit must be above 0, got -1"),
+    "none": (
+        lambda: clustering.dynamic(None, "distance", 3, None),  # type: ignore[arg-type]
+        "limit must be above 0, got None",
+    ),
+    "by": (
+        lambda: clustering.dynamic(1, "cosine", 3, None),  # type: ignore[arg-type]
+        "by must be 'angle' or 'distance', got 'cosine'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_settings_out_of_range_are_refused(case: str) -> None:
+    attempt, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        attempt()

@@ -1,0 +1,149 @@
+"""Any mix of parts trains: random compositions on an easy convex problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, make_federation
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import (
+    aggregators,
+    compression,
+    drift,
+    optimizers,
+    receive,
+    redistribution,
+    schedule,
+    screens,
+    selection,
+    server,
+    weighting,
+)
+from fedjax_sim.base import LocalUpdate
+
+SLOTS, ROUNDS = 4, 12
+few = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+DRIFTS: dict[str, Any] = {
+    "none": (),
+    "proximal": (drift.proximal(0.1),),
+    "scaffold": (drift.scaffold(),),
+    "both": (drift.proximal(0.1), drift.scaffold(option=1)),
+}
+# Which slots are due when goes with whether a slot holds its client.
+SCHEDULES: dict[str, Any] = {
+    "every round": (schedule.every_round(SLOTS), False),
+    "delayed": (schedule.delayed(SLOTS, 3), False),
+    "delayed, held": (schedule.delayed(SLOTS, 3), True),
+    "staggered": (schedule.staggered(SLOTS, 2), True),
+}
+SCREENS: dict[str, Any] = {
+    "none": (),
+    "clip": (screens.clip_norm(1.0),),
+    "signs, then clip": (screens.sign_agreement(1), screens.clip_norm(1.0)),
+}
+AGGREGATORS: dict[str, Any] = {
+    "mean": aggregators.AGGREGATORS["mean"],
+    "median": aggregators.coordinate_median,
+    "trimmed": aggregators.trimmed_mean(0.25),
+    "geometric": aggregators.geometric_median(),
+    "krum": aggregators.multi_krum(0.25),
+}
+SERVERS: dict[str, Any] = {
+    "replace": server.replace(),
+    "mix": server.mix(0.7),
+    "momentum": server.optimizer(optax.sgd(0.5, momentum=0.5)),
+    "yogi": server.optimizer(optimizers.yogi(0.05)),
+}
+COMPRESSORS: dict[str, Any] = {
+    "none": None,
+    "top-k": compression.top_k(0.5),
+    "ternary": compression.ternary(0.3),
+    "quantised": compression.stochastic_quantisation(16),
+}
+
+
+def one_of(choices: dict[str, Any]) -> Any:
+    return st.sampled_from(list(choices))
+
+
+@st.composite
+def compositions(draw: Any) -> dict[str, Any]:
+    return {
+        "optimizer_state": draw(st.sampled_from(["reset", "keep", "average"])),
+        "drift": draw(one_of(DRIFTS)),
+        "compressor": draw(one_of(COMPRESSORS)),
+        "schedule": draw(one_of(SCHEDULES)),
+        "active": draw(st.sampled_from([None, 3])),
+        "redistribution": draw(st.sampled_from(["keep", "permute"])),
+        "receive": draw(st.sampled_from(["nothing", "drift_correction"])),
+        "weighting": draw(st.sampled_from(["by_seen", "equal"])),
+        "screens": draw(one_of(SCREENS)),
+        "aggregator": draw(one_of(AGGREGATORS)),
+        "server": draw(one_of(SERVERS)),
+    }
+
+
+def composed(local: LocalUpdate, parts: dict[str, Any]) -> fs.Algorithm:
+    plan, held = SCHEDULES[parts["schedule"]]
+    local = local.change(drift=DRIFTS[parts["drift"]], optimizer_state=parts["optimizer_state"])
+    if COMPRESSORS[parts["compressor"]] is not None:
+        local = compression.compressed(local, COMPRESSORS[parts["compressor"]])
+    return fs.compose(
+        local,
+        selection=selection.uniform(held=held, active=None if held else parts["active"]),
+        schedule=plan,
+        redistribution=getattr(redistribution, parts["redistribution"]),
+        receive=getattr(receive, parts["receive"])(),
+        weighting=getattr(weighting, parts["weighting"]),
+        screens=SCREENS[parts["screens"]],
+        aggregator=AGGREGATORS[parts["aggregator"]],
+        server=SERVERS[parts["server"]],
+    )
+
+
+@pytest.fixture(scope="module")
+def easy() -> Federation:
+    """IID clients of unequal sizes: logistic regression is convex, and no method is in the way."""
+    return make_federation((12, 20, 16, 33, 9, 24, 18, 16), tests=100)
+
+
+def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
+    model = fs.models.logistic((6,), easy.classes)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05, momentum=0.5), batch_size=8)
+    result = fs.simulate(
+        composed(local, parts), model, easy.data, easy.test,
+        rounds=ROUNDS, classes=easy.classes, eval_every=ROUNDS - 1,
+    )  # fmt: skip
+    first = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    logits, _ = model.apply(first, easy.test[0], train=False)
+    before = float(optax.softmax_cross_entropy_with_integer_labels(logits, easy.test[1]).mean())
+    after = float(result.evaluations[-1].test_loss[0])
+    assert np.isfinite(after)
+    assert after < 0.9 * before
+    assert result.xla_programs <= 4
+
+
+@settings(few, max_examples=4)
+@given(parts=compositions())
+def test_a_few_compositions(easy: Federation, parts: dict[str, Any]) -> None:
+    check_it_learns(easy, parts)
+
+
+@pytest.mark.slow
+@settings(few, max_examples=40)
+@given(parts=compositions())
+def test_many_compositions(easy: Federation, parts: dict[str, Any]) -> None:
+    check_it_learns(easy, parts)

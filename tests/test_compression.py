@@ -1,0 +1,446 @@
+"""Codes against plain NumPy, error feedback, bytes counted by hand, and mixes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import Federation, Play, assert_trees, largest_change, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import (
+    compression,
+    receive,
+    redistribution,
+    schedule,
+    selection,
+    server,
+    weighting,
+)
+from fedjax_sim.algorithms.fedavg_qsgd import fedavg_qsgd
+from fedjax_sim.algorithms.fedavg_top_k import fedavg_top_k
+from fedjax_sim.algorithms.stc import stc
+from fedjax_sim.base import ClientView, LocalUpdate
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+KEY = jax.random.key(0)
+SIZE = 23
+LR, MOMENTUM = 0.05, 0.9
+ONE = fs.make_execution(devices=1)
+
+
+def kept(x: np.ndarray, count: int) -> np.ndarray:
+    """The entries of largest magnitude, the first of equal ones."""
+    chosen = np.zeros(len(x), bool)
+    chosen[np.lexsort((np.arange(len(x)), -np.abs(x)))[:count]] = True
+    return chosen
+
+
+def literal(kind: str, x: np.ndarray, count: int) -> np.ndarray:
+    """Ternary or top-k, in the dtype of ``x``."""
+    chosen = kept(x, count)
+    if kind == "top_k":
+        return np.where(chosen, x, 0)
+    return np.where(chosen, np.abs(x)[chosen].mean() * np.sign(x), 0)
+
+
+SPARSE = {"ternary": compression.ternary, "top_k": compression.top_k}
+JITTED = {
+    (kind, share): jax.jit(make(share).compress)
+    for kind, make in SPARSE.items()
+    for share in (0.01, 0.3, 1)
+}
+
+
+@pytest.mark.parametrize("case", JITTED)
+@few
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0]),
+            st.floats(-9, 9, width=32, allow_nan=False),
+        ),
+        min_size=SIZE,
+        max_size=SIZE,
+    )
+)
+def test_sparse_code(case: tuple[str, float], entries: list[float]) -> None:
+    kind, share = case
+    x = np.array(entries, np.float32)
+    count = {0.01: 1, 0.3: 7, 1: SIZE}[share]  # max(1, round(0.23)), round(6.9)
+    got = np.asarray(JITTED[case](KEY, jnp.asarray(x)))
+    np.testing.assert_allclose(got, literal(kind, x, count), rtol=1e-6, atol=1e-30)
+
+
+def test_ternary_sends_one_magnitude() -> None:
+    x = jax.random.normal(KEY, (10_000,))
+    got = np.asarray(compression.ternary(0.01).compress(KEY, x))
+    assert (got != 0).sum() == 100
+    assert len(np.unique(np.abs(got[got != 0]))) == 1
+
+
+def rice(positions: np.ndarray, fixed: int) -> int:
+    """Bits of sorted positions as gaps: a quotient in unary, ``fixed`` bits of remainder."""
+    gaps = np.diff(positions, prepend=-1) - 1
+    return int((gaps // 2**fixed + 1 + fixed).sum())
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.1, 0.02, 1 / 400])
+def test_positions_take_the_bits_of_a_real_encoder(share: float) -> None:
+    rng = np.random.default_rng(0)
+    positions = np.flatnonzero(rng.random(2_000_000) < share)
+    best = min(rice(positions, fixed) for fixed in range(16)) / len(positions)
+    assert compression.position_bits(share) == pytest.approx(best, rel=0.01)
+
+
+def test_message_sizes() -> None:
+    n, k, bits = 10_000, 100, 6 + 1 / (1 - 0.99**64)
+    assert compression.ternary(0.01).bytes(n) == math.ceil((k * (bits + 1) + 32) / 8)
+    assert compression.top_k(0.01).bytes(n) == math.ceil(k * (bits + 32) / 8)
+    assert compression.top_k(1).bytes(n) == 4 * n
+    assert compression.ternary(1).bytes(n) == n / 8 + 4
+    assert compression.stochastic_quantisation(1).bytes(n) == 2 * n / 8 + 4
+    assert compression.stochastic_quantisation(127).bytes(n) == n + 4
+    assert compression.stochastic_quantisation(128).bytes(n) == math.ceil(9 * n / 8) + 4
+
+
+def test_quantisation_is_unbiased() -> None:
+    x = jnp.array([0.0, 3.0, -4.0, 0.01])
+    code, draws = compression.stochastic_quantisation(3), 20_000
+    got = np.asarray(jax.vmap(code.compress, (0, None))(jax.random.split(KEY, draws), x))
+    norm = float(jnp.linalg.norm(x))
+    units = got * 3 / norm
+    np.testing.assert_allclose(units, np.round(units), atol=1e-5)
+    np.testing.assert_allclose(got.mean(axis=0), x, atol=5 * norm / 3 / 2 / math.sqrt(draws))
+    assert (np.abs(got - np.asarray(x)).max(axis=0) <= norm / 3).all()
+    assert np.asarray(code.compress(KEY, jnp.zeros(4))).tolist() == [0, 0, 0, 0]
+
+
+def quadratic(
+    params: Any, state: Any, received: Any, batch: Any, key: Any
+) -> tuple[jax.Array, Any]:
+    """Half the squared distance to the samples; its state counts steps."""
+    away = jnp.sum((batch.x - params["w"][None]) ** 2, axis=-1)
+    loss = 0.5 * jnp.mean(away, where=batch.mask) + jnp.sum(params["b"] ** 2)
+    return loss, {"steps": state["steps"] + 1}
+
+
+def lone() -> tuple[LocalUpdate, fs.Variables, ClientView]:
+    x = jax.random.normal(KEY, (20, 12))
+    client = ClientView(
+        x, jnp.zeros(20, jnp.int32), jnp.arange(20), jnp.int32(0), jnp.int32(20), 20
+    )
+    variables = fs.Variables({"w": jnp.ones(12), "b": jnp.ones((2, 3))}, {"steps": jnp.float32(0)})
+    return fs.local_sgd(quadratic, optax.sgd(0.1), batch_size=8), variables, client
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_sent_and_residual_make_the_update(kind: str) -> None:
+    plain, variables, client = lone()
+    local = compression.compressed(plain, SPARSE[kind](0.2))
+    train, memory = jax.jit(local.train), local.memory(variables)
+    alone, nothing = jax.jit(plain.train), plain.memory(variables)
+    sent = wanted = jax.tree.map(jnp.zeros_like, variables.params)
+    received = variables
+    for t in range(6):
+        key = jax.random.key(t)
+        out = train(key, received, client, memory, ((), ()))
+        free = alone(key, received, client, nothing, ((), ()))
+        sent, wanted = (
+            jax.tree.map(lambda s, new, old: s + new - old, total, to.variables.params, start)
+            for total, to, start in [(sent, out, received.params), (wanted, free, received.params)]
+        )
+        assert_trees(out.variables.state, free.variables.state)  # statistics go whole
+        assert_trees(out.info, free.info)
+        received, memory = out.variables, out.memory
+    flat = {name: jax.flatten_util.ravel_pytree(a)[0] for name, a in [("s", sent), ("w", wanted)]}
+    np.testing.assert_allclose(flat["s"] + memory[1], flat["w"], rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(memory[1]).max()) > 0.01
+
+
+def test_a_wrapper_is_changed_within() -> None:
+    plain, variables, client = lone()
+    local = compression.compressed(plain, compression.top_k(1), feedback=False)
+    memory = local.memory(variables)
+    assert memory == (plain.memory(variables), None)
+    once = local.change(max_steps=1)
+    out = once.train(KEY, variables, client, memory, ((), ()))
+    assert int(out.info.steps) == 1
+    assert once.upload_bytes(variables, 1) == 18 * 4 + 4
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        local.change(sparsity=0.1)
+
+
+def test_upload_bytes_of_several_visits() -> None:
+    plain, variables, _ = lone()
+    local = compression.compressed(plain, compression.ternary(0.5))
+    message = compression.ternary(0.5).bytes(18)  # 9 of 18 entries
+    assert [local.upload_bytes(variables, n) for n in (1, 2, 99)] == [
+        message + 4,
+        2 * message + 4,
+        18 * 4 + 4,
+    ]
+
+
+def test_server_feedback() -> None:
+    """Two steps of the server by hand: the residual comes back."""
+    code, old = compression.top_k(1 / 3), fs.Variables(jnp.zeros(3), jnp.float32(1))
+    moved = compression.compress_server(server.optimizer(optax.sgd(1.0, momentum=0.5)), code)
+    state: Any = moved.init(old)
+    aggregate = fs.Variables(jnp.array([1.0, 3.0, -2.0]), jnp.float32(7))
+    new, state = moved.update(KEY, aggregate, old, state, None)  # type: ignore[arg-type]
+    assert new.params.tolist() == [0, 3, 0]
+    assert float(new.state) == 7
+    assert state[1].tolist() == [1, 0, -2]
+    # Momentum (0.5, 1.5, -1) and the rest of the way (1, 0, -2), with the residual: (2.5, 1.5, -5).
+    new, state = moved.update(KEY, aggregate, new, state, None)  # type: ignore[arg-type]
+    assert new.params.tolist() == [0, 3, -5]
+    assert state[1].tolist() == [2.5, 1.5, 0]
+
+
+@pytest.fixture(scope="module")
+def local(models: dict[str, fs.Model]) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(LR, momentum=MOMENTUM))
+
+
+ROUNDS, COHORT = 4, 3
+
+
+@pytest.fixture(scope="module")
+def whole(federation: Federation, models: dict[str, fs.Model], local: LocalUpdate) -> Play:
+    return play(
+        fs.fedavg(local, clients_per_round=COHORT, execution=ONE),
+        models["logistic"],
+        federation.data,
+        ROUNDS,
+    )
+
+
+def test_sending_all_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
+) -> None:
+    everything = fedavg_top_k(local, clients_per_round=COHORT, sparsity=1, execution=ONE)
+    ours = play(everything, models["logistic"], federation.data, ROUNDS)
+    assert_trees(ours.servers, whole.servers, rtol=1e-5, atol=1e-6)
+    assert not np.asarray(ours.states[-1].memory[1]).any()  # nothing is left out
+    assert largest_change(ours.servers[-1], ours.servers[0]) > 1e-3
+
+
+def test_fine_quantisation_is_nearly_fedavg(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
+) -> None:
+    fine = fedavg_qsgd(local, clients_per_round=COHORT, levels=2**20, execution=ONE)
+    ours = play(fine, models["logistic"], federation.data, ROUNDS)
+    assert_trees(ours.servers, whole.servers, rtol=1e-3, atol=1e-4)
+
+
+def vector(layers: oracle.Layers) -> np.ndarray:
+    """The oracle's W, b, W, b, ... in the package's order: b, W, b, W, ..."""
+    pairs = zip(layers[1::2], layers[::2], strict=True)
+    return np.concatenate([a.ravel() for pair in pairs for a in pair])
+
+
+class Rounds:
+    """What each round should do, from the state in which it began."""
+
+    def __init__(self, federation: Federation, model: fs.Model, kind: str, share: float) -> None:
+        self.initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+        self.slow = oracle.Oracle(federation.data, self.initial, LR, MOMENTUM, 16, 1)
+        flat, self.unravel = jax.flatten_util.ravel_pytree(self.initial.params)
+        self.start, self.kind, self.count = np.asarray(flat), kind, round(share * len(flat))
+
+    def code(self, x: np.ndarray) -> np.ndarray:
+        return literal(self.kind, x, self.count)
+
+    def clients(
+        self, t: int, w: np.ndarray, residuals: np.ndarray
+    ) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """The cohort, what it sends, and all residuals afterwards."""
+        layers = oracle.layers_of(fs.Variables(self.unravel(jnp.float32(w)), {}))
+        cohort, arrived, residuals = self.slow.draw(t, COHORT, []), [], residuals.copy()
+        for k in cohort:
+            update = vector(self.slow.train(t, k, layers)) - w + residuals[k]
+            arrived.append(self.code(update))
+            residuals[k] = update - arrived[-1]
+        return cohort, np.array(arrived), residuals
+
+
+def close(ours: Any, theirs: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_top_k_against_numpy(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    method = fedavg_top_k(local, clients_per_round=COHORT, sparsity=0.3, execution=ONE)
+    ours = play(method, models["logistic"], federation.data, ROUNDS)
+    rounds = Rounds(federation, models["logistic"], "top_k", 0.3)
+    w, residuals = rounds.start, np.zeros((8, len(rounds.start)))
+    for t, state in enumerate(ours.states):
+        cohort, arrived, residuals = rounds.clients(t, w, residuals)
+        w = w + np.average(arrived, axis=0, weights=federation.sizes[cohort])
+        close(jax.flatten_util.ravel_pytree(state.server.params)[0], w)
+        close(state.memory[1], residuals)
+
+
+def test_stc_against_numpy(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    """Round by round: rounding decides among entries that tie at the server."""
+    method = stc(local, clients_per_round=COHORT, sparsity=0.3, execution=ONE)
+    ours = play(method, models["logistic"], federation.data, ROUNDS)
+    rounds = Rounds(federation, models["logistic"], "ternary", 0.3)
+    w, behind = rounds.start, np.zeros(len(rounds.start))
+    residuals = np.zeros((8, len(w)))
+    for t, state in enumerate(ours.states):
+        _, arrived, expected = rounds.clients(t, w, residuals)
+        wanted = arrived.mean(axis=0) + behind
+        after = np.asarray(jax.flatten_util.ravel_pytree(state.server.params)[0])
+        step, w = after - w, after
+        residuals, behind = np.asarray(state.memory[1]), np.asarray(state.opt_state[1])
+        close(residuals, expected)
+        close(step + behind, wanted)  # what was sent, and what is left
+        sent = step != 0
+        assert sent.sum() == rounds.count
+        largest = np.abs(wanted)[sent]
+        assert largest.min() >= np.abs(wanted)[~sent].max() - 1e-6
+        close(step[sent], largest.mean() * np.sign(wanted[sent]))
+    assert np.abs(behind).max() > 1e-3
+
+
+def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algorithm:
+    """Two methods with models that outlive a round, compressed both ways."""
+    local = compression.compressed(local, code)
+    down = compression.compress_server(server.replace(), code)
+    if name == "radfed":  # four models wander, two of them train in each round
+        return fs.compose(
+            local,
+            selection=selection.uniform(active=2),
+            schedule=schedule.delayed(4, 2),
+            redistribution=redistribution.permute,
+            weighting=weighting.equal,
+            server=down,
+            execution=ONE,
+        )
+    return fs.compose(
+        local,
+        selection=selection.uniform(held=True),
+        schedule=schedule.staggered(4, 2),
+        receive=receive.drift_correction(),
+        server=down,
+        execution=ONE,
+    )
+
+
+def two_runs(algorithm: fs.Algorithm, model: fs.Model, data: Any, rounds: int) -> Any:
+    """Server models after every round of seeds 0 and 1, in one program."""
+    roots = [jax.random.key(seed) for seed in (0, 1)]
+    keys = jnp.stack([jax.random.fold_in(root, 1) for root in roots])
+    variables = jax.vmap(lambda root: model.init(jax.random.fold_in(root, 0)))(jnp.stack(roots))
+    data = jax.device_put(data)
+    states = jax.vmap(algorithm.init, (0, 0, None))(keys, variables, data)
+    step = jax.jit(
+        jax.vmap(
+            lambda key, t, state: algorithm.step(jax.random.fold_in(key, t), state, data)[0],
+            (0, None, 0),
+        )
+    )
+    servers = []
+    for t in range(rounds):
+        states = step(keys, t, states)
+        servers.append(states.server)
+    assert step._cache_size() == 1
+    return servers
+
+
+def travelled(algorithm: fs.Algorithm, run: Play, data: Any) -> tuple[int, int]:
+    """Bytes up and down of a whole run."""
+    traffic = algorithm.traffic(run.final, data)
+    ups = sum(int(m.uploads) for m in run.metrics) + run.final_uploads
+    return ups * traffic.upload, sum(int(m.downloads) for m in run.metrics) * traffic.download
+
+
+@pytest.mark.parametrize("name", ["radfed", "phase_shift"])
+def test_mixes(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, name: str
+) -> None:
+    code, model = compression.top_k(0.1), models["logistic"]
+    algorithm = mix(name, local, code)
+    second = play(algorithm, model, federation.data, ROUNDS, seed=1)
+    both = two_runs(algorithm, model, federation.data, ROUNDS)
+    for ours, alone in zip(both, second.servers, strict=True):
+        assert_trees(jax.tree.map(lambda a: a[1], ours), alone, rtol=1e-5, atol=1e-6)
+    assert largest_change(both[-1], both[0]) > 1e-3
+    size = sum(a.size for a in jax.tree.leaves(second.final))
+    one, whole = code.bytes(size), 4 * size
+    assert 2 * one < whole
+    assert (
+        travelled(algorithm, second, federation.data)
+        == {
+            # Two clients a round, each with a model that another had.
+            "radfed": (8 * one, 8 * whole),
+            # Two models a round and two at the end, of two visits each; four come down, to clients
+            # that were there N/S = 2 rounds ago.
+            "phase_shift": (10 * 2 * one, 16 * 2 * one),
+        }[name]
+    )
+    if name == "radfed":
+        check_rest(second)
+
+
+def check_rest(run: Play) -> None:
+    """Only the two clients that trained have another residual."""
+    before = np.zeros_like(run.states[0].memory[1])
+    for state in run.states:
+        clients, after = np.asarray(state.slots.client), np.asarray(state.memory[1])
+        visited = np.isin(np.arange(8), clients)
+        assert visited.sum() == (clients == 8).sum() == 2
+        np.testing.assert_array_equal((after != before).any(axis=1), visited)
+        before = after
+
+
+def test_stc_traffic(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    algorithm = stc(local, clients_per_round=COHORT, sparsity=0.02)
+    variables = models["logistic"].init(KEY)
+    one = compression.ternary(0.02).bytes(sum(a.size for a in jax.tree.leaves(variables)))
+    # A client comes back after 8/3 rounds: three messages.
+    assert algorithm.traffic(variables, federation.data) == (one, 3 * one, 0, 0)
+
+
+def sgd() -> LocalUpdate:
+    return fs.local_sgd(quadratic, optax.sgd(0.1))
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "none": (lambda: compression.ternary(0), "sparsity must be in (0, 1], got 0"),
+    "more": (lambda: compression.top_k(1.5), "sparsity must be in (0, 1], got 1.5"),
+    "nan": (lambda: compression.top_k(math.nan), "sparsity must be in (0, 1], got nan"),
+    "levels": (
+        lambda: fedavg_qsgd(sgd(), clients_per_round=2, levels=0),
+        "levels must be at least 1, got 0",
+    ),
+    "stc": (
+        lambda: stc(sgd(), clients_per_round=2, sparsity=-1),
+        "sparsity must be in (0, 1], got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()

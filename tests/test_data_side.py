@@ -1,0 +1,585 @@
+"""Augmentation against skew, data sharing, FedMix and mediators."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import Federation, assert_trees, largest_change, make_federation, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import augment, bench, mediators
+from fedjax_sim import fedmix as mixing
+from fedjax_sim.algorithms.astraea import astraea
+from fedjax_sim.algorithms.fedmix import fedmix
+from fedjax_sim.base import Batch, ClientView
+from fedjax_sim.batches import rows_at
+from fedjax_sim.config import parse
+from fedjax_sim.data import augmentation_level, fedaug, rebalance, share
+from fedjax_sim.execution import client_sizes, make_execution, visits
+from fedjax_sim.partition import emd, iid, label_table, limit_label
+from fedjax_sim.partition.table import (
+    Partition,
+    load_partition,
+    partition_from_lists,
+    save_partition,
+    validate_partition,
+)
+
+BALANCED = np.repeat(np.arange(10, dtype=np.int32), 400)
+
+
+def own_emd(counts: np.ndarray) -> np.ndarray:
+    """Each client's distance from the uniform distribution."""
+    return np.abs(counts / counts.sum(axis=-1, keepdims=True) - 1 / counts.shape[-1]).sum(axis=-1)
+
+
+def test_level_of_the_worked_example() -> None:
+    counts = np.array([0.46] * 2 + [0.01] * 8)  # ll(2, 0.9)
+    level = augmentation_level(counts, 0.4)
+    raised = np.maximum(counts, level)
+    assert level == pytest.approx(0.1725)
+    assert (counts < level).sum() == 8
+    assert counts.sum() / raised.sum() == pytest.approx(1 / 2.3)
+    assert own_emd(raised) == pytest.approx(0.4)
+
+
+def listing_4(counts: np.ndarray, target: float) -> float | None:
+    """The thesis' Algorithm 4, class by class; None where it finds no level."""
+    n, classes = np.sort(counts)[::-1], len(counts)
+    for k in range(classes - 1, 0, -1):
+        s = n[: classes - k].sum()
+        below = 2 * k * classes + target * k * classes - 2 * k * k
+        level = (2 * k * s - target * s * classes) / below
+        if level >= n[classes - k]:
+            return float(level)
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=12), st.floats(0, 1.9))
+def test_level_reaches_the_target(counts: list[int], target: float) -> None:
+    n = np.array(counts, float)
+    if not n.any():
+        return
+    level = augmentation_level(n, target)
+    if own_emd(n) <= target + 1e-9:
+        assert level <= n.min() + 1e-6
+        return
+    raised = np.maximum(n, level)
+    assert own_emd(raised) == pytest.approx(target, abs=1e-6)
+    printed = listing_4(n, target)
+    untouched = np.delete(n, np.flatnonzero(n < level))
+    if printed is not None and (untouched >= raised.mean()).all():  # what the thesis supposes
+        assert level == pytest.approx(printed, rel=1e-6, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def skewed() -> Partition:
+    return limit_label(BALANCED, 10, labels_per_client=2, fraction=0.9, seed=0)
+
+
+def test_fedaug_counts_and_emd(skewed: Partition) -> None:
+    plan = fedaug(BALANCED, skewed, 0.4)
+    before, after = (label_table(BALANCED, p, 10) for p in (skewed, plan.partition))
+    np.testing.assert_allclose(plan.level, 0.1725 * skewed.sizes)
+    assert (after == np.maximum(before, np.round(plan.level)[:, None])).all()
+    np.testing.assert_allclose(own_emd(after), 0.4, atol=0.01)
+    assert emd(after) == pytest.approx(0.4, abs=0.01)
+    assert not plan.missing.any()
+    for own, own_before in zip(plan.partition.lists, skewed.lists, strict=True):
+        assert (own[: len(own_before)] == own_before).all()
+        rows, often = np.unique(own[len(own_before) :] - len(BALANCED), return_counts=True)
+        assert np.isin(rows, own_before).all()
+        for label in np.unique(BALANCED[rows]):  # equally often, up to one
+            assert np.ptp(often[BALANCED[rows] == label]) <= 1
+
+
+def test_fedaug_leaves_a_mild_client_and_reports_a_missing_class(skewed: Partition) -> None:
+    same = fedaug(BALANCED, skewed, 1.45)
+    assert (same.partition.index == skewed.index).all()
+    assert not same.level.any()
+    lists = skewed.lists
+    lists[0] = lists[0][BALANCED[lists[0]] != 7]
+    plan = fedaug(BALANCED, partition_from_lists(lists), 0.4)
+    assert np.argwhere(plan.missing).tolist() == [[0, 7]]
+    distances = own_emd(label_table(BALANCED, plan.partition, 10))
+    assert distances[0] > 0.41
+    np.testing.assert_allclose(distances[1:], 0.4, atol=0.01)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_rebalance(alpha: float) -> None:
+    y = np.repeat(np.arange(4), [300, 200, 80, 20])
+    clients = iid(y, 7, seed=1)
+    after = label_table(y, rebalance(y, clients, alpha), 4)
+    rare = np.round([80 * (150 / 80) ** alpha, 20 * (150 / 20) ** alpha])
+    assert after.sum(axis=0).tolist() == [300, 200, *rare]
+    grown = after[:, 3] / label_table(y, clients, 4)[:, 3]
+    np.testing.assert_allclose(grown, (150 / 20) ** alpha, atol=1)
+
+
+def test_client_data_of_copies(skewed: Partition) -> None:
+    x = np.arange(len(BALANCED), dtype=np.float32)[:, None]
+    plans = [fedaug(BALANCED, skewed, target).partition for target in (0.4, 1.5)]
+    one, plain = (fs.client_data(x, BALANCED, p) for p in plans)
+    both = fs.client_data(x, BALANCED, plans)
+    assert one.copies
+    assert one.capacity == plans[0].sizes.max()
+    assert plain.copies is False
+    assert plain.budget is None
+    assert both.budget.tolist() == [skewed.sizes.tolist()] * 2
+    clients = jnp.array([3, 10])
+    np.testing.assert_array_equal(client_sizes(jax.device_put(one), clients), [skewed.sizes[3], 0])
+    visit = jax.tree.map(lambda a: a[0], visits(jax.device_put(one), clients))
+    view = visit.view((jnp.asarray(x), jnp.asarray(BALANCED), jnp.asarray(one.index)), one)
+    batch = rows_at(view, jnp.arange(one.capacity))
+    copies = np.asarray(batch.copy & batch.mask)
+    assert copies.sum() == plans[0].sizes[3] - skewed.sizes[3]
+    np.testing.assert_array_equal(batch.y, BALANCED[np.asarray(batch.x[:, 0], int)])
+
+
+def test_copies_change_neither_steps_nor_weights(models: dict[str, fs.Model]) -> None:
+    """As many steps as without copies; the aggregate is weighted by the unaltered n_k."""
+    federation = make_federation((12, 30, 7, 40))
+    data, y = federation.data, np.asarray(federation.data.y)
+    lists = [np.asarray(own) for own in np.split(data.index, data.start[1:-1])]
+    sizes = federation.sizes
+    plan = fedaug(y, partition_from_lists(lists), 0.05)
+    altered = fs.client_data(np.asarray(data.x), y, plan.partition)
+    assert altered.capacity > data.capacity
+    model = models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8, epochs=2)
+    run = play(fs.fedavg(local, clients_per_round=4), model, altered, 1)
+    assert int(run.metrics[0].steps) == 2 * int(np.ceil(sizes / 8).sum())
+    kept = fs.phase_shift(local, clients_per_round=4, phases=4)  # slots outlive the round
+    after = play(kept, model, altered, 1)
+    assert float(after.states[0].server_samples) in sizes
+    rows = np.argsort(np.asarray(after.states[0].slots.client))
+    trained = jax.tree.map(lambda a: np.asarray(a)[rows], after.states[0].slots.variables)
+    mean = jax.tree.map(lambda a: np.average(a, axis=0, weights=sizes), trained)
+    assert_trees(run.final, mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(0.1, 0.5), (0.05, 1.0)])
+def test_sharing(skewed: Partition, beta: float, alpha: float) -> None:
+    shared = share(BALANCED, skewed, beta, alpha, seed=3)
+    before, after = (label_table(BALANCED, p, 10) for p in (skewed, shared))
+    clients, part = len(before), int(alpha * beta * 400)
+    held, often = np.unique(shared.index, return_counts=True)
+    assert held.size >= (1 - beta) * len(BALANCED)
+    assert (np.bincount(BALANCED[held[often > 1]]) <= beta * 400).all()
+    assert after.sum() == (1 - beta) * len(BALANCED) + clients * 10 * part
+    assert (after >= part).all()
+    expected = (1 - beta) / (1 - beta + alpha * beta * clients) * emd(before)
+    assert emd(after) == pytest.approx(expected, abs=0.02)
+    again = share(BALANCED, skewed, beta, alpha, seed=3)
+    assert (again.index == shared.index).all()
+    data = fs.client_data(np.zeros((len(BALANCED), 1)), BALANCED, shared)
+    assert data.budget is None  # shared samples are the client's own like any other
+
+
+def test_repeats_are_checked_and_kept(tmp_path: Path) -> None:
+    index, start = np.array([0, 1, 1, 3], np.int32), np.array([0, 2, 4], np.int32)
+    with pytest.raises(ValueError, match="1 more than once"):
+        validate_partition(Partition(index, start), 4)
+    with pytest.raises(ValueError, match="has 3; allowed: 0 to 1"):
+        validate_partition(Partition(index[[0, 3]], np.array([0, 1, 2], np.int32)), 2)
+    validate_partition(Partition(index, start, repeats=True), 2)
+    with pytest.raises(ValueError, match="1 more than once"):
+        validate_partition(Partition(index, np.array([0, 1, 4], np.int32), repeats=True), 2)
+    with pytest.raises(ValueError, match="has 4; allowed: 0 to 3"):
+        validate_partition(Partition(index + 1, start, repeats=True), 2)
+    save_partition(tmp_path / "p.npz", Partition(index, start, repeats=True))
+    assert load_partition(tmp_path / "p.npz").repeats
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (6, 9, 9, 3)).astype(np.uint8)
+
+
+def altered(transform: Any, x: np.ndarray, copy: np.ndarray, seed: int = 0) -> np.ndarray:
+    rows = len(x)
+    batch = Batch(
+        jnp.asarray(x), jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool), jnp.asarray(copy)
+    )
+    out = jax.jit(lambda key, batch: transform(key, batch, None))(jax.random.key(seed), batch)
+    assert out.x.dtype == jnp.uint8
+    return np.asarray(out.x)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_only_copies_are_altered(channels: int) -> None:
+    x, copy = IMAGES[..., :channels], np.arange(6) % 2 == 0
+    transform = augment.thesis(x.shape[1:])
+    batch = Batch(jnp.asarray(x), jnp.zeros(6, jnp.int32), jnp.ones(6, bool), jnp.asarray(copy))
+    keys = jax.random.split(jax.random.key(0), 8)
+    outs = np.asarray(jax.jit(jax.vmap(lambda key: transform(key, batch, None).x))(keys))
+    for out in outs:
+        np.testing.assert_array_equal(out[~copy], x[~copy])
+    moved = np.mean([(out[copy] != x[copy]).any(axis=(1, 2, 3)) for out in outs])
+    assert moved > 0.7  # 15/16 of grey images
+    assert len({out.tobytes() for out in outs}) == 8
+    own = outs[0][copy].astype(int) - x[copy]
+    assert (own[0] != own[1]).any()  # each image by chance of its own
+
+
+def test_motions() -> None:
+    every = np.ones(6, bool)
+    still = altered(augment.altered_copies([augment.warped(augment.rotation(0.0))]), IMAGES, every)
+    np.testing.assert_array_equal(still, IMAGES)
+    flipped = altered(augment.altered_copies([augment.warped(augment.flip)]), IMAGES, every)
+    np.testing.assert_array_equal(flipped, IMAGES[:, :, ::-1])
+
+    def quarter(key: jax.Array, matrices: jax.Array) -> jax.Array:
+        return matrices @ jnp.array([[[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
+
+    turned = altered(augment.altered_copies([augment.warped(quarter)]), IMAGES, every)
+    np.testing.assert_array_equal(turned, np.rot90(IMAGES, -1, axes=(1, 2)))
+    # The middle stays, a ramp stays linear along a tilt's axis, and what leaves the image is black.
+    ramp = np.broadcast_to(np.arange(9.0)[:, None, None], (1, 9, 9, 1)) / 9
+    tilt = jnp.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.25, 1.0]]])
+    out = jax.jit(augment.resampled)(jnp.asarray(ramp, jnp.float32), tilt)[0, :, 4, 0]
+    v = (np.arange(9) - 4) / 4
+    source = v / (1 + 0.25 * v) * 4 + 4
+    np.testing.assert_allclose(out[1:], source[1:] / 9, atol=1e-5)
+    assert out[0] == 0  # from above the image
+
+
+def test_colours() -> None:
+    images = jnp.asarray(IMAGES, jnp.float32) / 255
+    grey = np.asarray(jax.jit(augment.greyscale)(jax.random.key(0), images))
+    np.testing.assert_allclose(grey, np.repeat(grey[..., :1], 3, axis=-1))
+    jitter = jax.jit(augment.colour_jitter(0.0, 0.0, 0.0, 0.0))(jax.random.key(0), images)
+    np.testing.assert_allclose(jitter, images, atol=1e-5)
+    noisy = augment.noise(0.1)(jax.random.key(0), jnp.full((50, 9, 9, 3), 0.5))
+    assert float(jnp.std(noisy)) == pytest.approx(0.1, rel=0.03)
+
+
+def peer_view(
+    federation: Federation, client: int, starts: Any = None
+) -> tuple[ClientView, np.ndarray]:
+    data, start = federation.data, np.asarray(federation.data.start)
+    given = jnp.asarray(start if starts is None else starts)
+    view = ClientView(
+        jnp.asarray(data.x),
+        jnp.asarray(data.y),
+        jnp.asarray(data.index),
+        jnp.int32(start[client]),
+        jnp.int32(start[client + 1] - start[client]),
+        data.capacity,
+        starts=given,
+    )
+    return view, start
+
+
+def test_peer_means_are_the_blocks_of_others(federation: Federation) -> None:
+    """Every mean is a block of another client, and blocks are drawn by their size."""
+    view, start = peer_view(federation, 4)
+    x, y = (np.asarray(a)[federation.data.index] for a in (federation.data.x, federation.data.y))
+    blocks = [
+        (k, first, min(first + 4, start[k + 1]))
+        for k in range(8)
+        for first in range(start[k], start[k + 1], 4)
+    ]
+    means = np.array([x[a:b].mean(axis=0) for _, a, b in blocks])
+    transform = mixing.peer_means(4)
+    batch = Batch(view.x[:2], view.y[:2], jnp.ones(2, bool))
+    keys = jax.random.split(jax.random.key(0), 4000)
+    peers = jax.jit(jax.vmap(lambda key: transform(key, batch, view).peer))(keys)
+    gaps = np.abs(np.asarray(peers.x)[:, None] - means[None]).max(axis=2)
+    which = gaps.argmin(axis=1)
+    assert gaps.min(axis=1).max() < 1e-5
+    for i in (0, 1, 2):
+        _, a, b = blocks[which[i]]
+        assert np.asarray(peers.y)[i][np.asarray(peers.mask)[i]].tolist() == y[a:b].tolist()
+    drawn = np.bincount(which, minlength=len(blocks)) / 4000
+    size = np.array([0 if k == 4 else b - a for k, a, b in blocks])
+    assert drawn[size == 0].sum() == 0
+    np.testing.assert_allclose(drawn, size / size.sum(), atol=0.02)
+
+
+def mixed_batch(federation: Federation) -> Batch:
+    x, y = (jnp.asarray(a)[:5] for a in (federation.data.x, federation.data.y))
+    peer = mixing.Peer(jnp.linspace(-1.0, 2.0, 6), jnp.array([0, 2, 2, 1]), jnp.arange(4) < 3)
+    return Batch(x, y, jnp.arange(5) < 4, peer=peer)
+
+
+def test_fedmix_objective(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Against eq. 4 in NumPy, the derivative by hand; gradients by finite differences."""
+    model, lam = models["mlp"], 0.3
+    variables = model.init(jax.random.key(3))
+    layers = oracle.layers_of(variables)
+    batch = mixed_batch(federation)
+    objective = mixing.fedmix(fs.empirical_risk(model), lam)
+
+    def value(params: Any) -> jax.Array:
+        return objective(params, variables.state, params, batch, jax.random.key(0))[0]
+
+    x, y = np.asarray(batch.x, np.float64)[:4], np.asarray(batch.y)[:4]
+    peer = np.asarray(batch.peer.x, np.float64)
+
+    def eq_4(layers: list[np.ndarray]) -> float:
+        def loss(x: np.ndarray, y: np.ndarray) -> float:
+            return oracle.loss_and_gradient(layers, x, y)[0]
+
+        own = loss((1 - lam) * x, y)
+        theirs = np.mean([loss((1 - lam) * x, np.full(4, label)) for label in (0, 2, 2)])
+        h = 1e-6
+        slope = (loss((1 - lam) * x + h * peer, y) - loss((1 - lam) * x - h * peer, y)) / (2 * h)
+        return float((1 - lam) * own + lam * theirs + lam * slope)
+
+    assert float(jax.jit(value)(variables.params)) == pytest.approx(eq_4(layers), rel=1e-5)
+    gradient = oracle.layers_of(fs.Variables(jax.jit(jax.grad(value))(variables.params), {}))
+    rng = np.random.default_rng(0)
+    for layer in range(len(layers)):
+        step = rng.normal(size=layers[layer].shape)
+        h = 1e-4
+        ends = [
+            eq_4([a + sign * h * step if i == layer else a for i, a in enumerate(layers)])
+            for sign in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / (2 * h)
+        assert np.vdot(gradient[layer], step) == pytest.approx(slope, rel=1e-3, abs=1e-4)
+
+
+def test_fedmix_without_mixing_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model, execution = models["mlp"], make_execution(chunk=0)  # a vmap around the derivatives
+    risk = fs.empirical_risk(model)
+    local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.9), batch_size=8)
+    common: dict[str, Any] = {"clients_per_round": 3, "execution": execution}
+    plain = play(fs.fedavg(local, **common), model, federation.data, 2)
+    none = fedmix(local, objective=risk, mix_ratio=0.0, mix_samples=3, **common)
+    assert_trees(play(none, model, federation.data, 2).servers, plain.servers)
+    assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
+
+
+def test_fedmix_passes_the_convolutions_of_the_package() -> None:
+    images = make_federation((6, 9), (8, 8, 1), tests=4)
+    model = fs.models.fashion_cnn((8, 8, 1), 3)
+    risk = fs.empirical_risk(model)
+    local = fs.local_sgd(risk, optax.sgd(0.05), batch_size=4)
+    out = play(fedmix(local, objective=risk, clients_per_round=2), model, images.data, 1)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(out.final))
+
+
+def greedy(counts: np.ndarray, cohort: list[int], each: int) -> list[list[int]]:
+    """The grouping of Astraea, client by client."""
+    left, groups = list(cohort), []
+    while left:
+        group: list[int] = []
+        while len(group) < each:
+            kl = []
+            for k in left:
+                p = counts[[*group, k]].sum(axis=0) / counts[[*group, k]].sum()
+                kl.append(sum(q * np.log(q * len(p)) for q in p if q > 0))
+            group.append(left.pop(int(np.argmin(np.round(kl, 5)))))
+        groups.append(group)
+    return groups
+
+
+@pytest.mark.parametrize("each", [1, 3, 6])
+def test_greedy_groups(each: int) -> None:
+    grouped = jax.jit(mediators.balanced_groups, static_argnums=2)
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        counts = rng.integers(0, 30, (20, 4)) * rng.integers(0, 2, (20, 4)) + rng.integers(1, 9)
+        cohort = np.sort(rng.permutation(20)[:12])
+        ours = grouped(jnp.asarray(counts, jnp.int32), jnp.asarray(cohort, jnp.int32), each)
+        assert ours.tolist() == greedy(counts, cohort.tolist(), each)
+
+
+def test_label_counts_of_one_run_among_others(federation: Federation) -> None:
+    data = federation.data
+    two = np.concatenate([data.index, data.index])
+    starts = np.stack([data.start, data.start + data.start[-1]])
+    shared = fs.ClientData(data.x, data.y, two, starts, data.capacity)
+    axes = fs.ClientData(None, None, None, 0, data.capacity)  # type: ignore[arg-type]
+    counts = jax.vmap(lambda d: mediators.label_counts(d, 3), in_axes=(axes,))(
+        jax.device_put(shared)
+    )
+    table = label_table(data.y, Partition(data.index, data.start), 3)
+    np.testing.assert_array_equal(counts, [table, table])
+
+
+def test_mediators_visit_their_clients_in_turn(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Against Algorithm 1 of Astraea, mediator by mediator, in NumPy."""
+    model, lr = models["logistic"], 0.05
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
+    algorithm = astraea(local, clients_per_round=6, classes=3, mediator_size=3, mediator_epochs=2)
+    out = play(algorithm, model, federation.data, 12)
+    assert algorithm.tempo == 3
+    seen = [np.asarray(s.slots.client)[np.argsort(s.slots.id)][:2] for s in out.states]
+    counts = label_table(
+        federation.data.y, Partition(federation.data.index, federation.data.start), 3
+    )
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    theirs = oracle.Oracle(federation.data, initial, lr, 0.0, 8, 1.0)
+    server = oracle.layers_of(initial)
+    for flight in (0, 6):
+        cohort = sorted({int(k) for s in seen[flight : flight + 3] for k in s})
+        groups = greedy(counts, cohort, 3)
+        assert len(cohort) == 6
+        visited = [[int(s[i]) for s in seen[flight : flight + 6]] for i in range(2)]
+        assert visited == [group * 2 for group in groups]
+        trained = []
+        for group in groups:
+            layers = server
+            for s, k in enumerate(group * 2):
+                layers = theirs.train(flight + s, k, layers)
+            trained.append(layers)
+        server = oracle.average(trained, [float(federation.sizes[group].sum()) for group in groups])
+        ours = oracle.layers_of(out.servers[flight + 5])
+        for a, b in zip(ours, server, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert set(seen[0]) != set(seen[6])
+
+
+def test_one_client_a_mediator_is_fedavg_of_everyone(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model = models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8)
+    one = play(
+        astraea(local, clients_per_round=8, classes=3, mediator_size=1), model, federation.data, 2
+    )
+    plain = play(fs.fedavg(local, clients_per_round=8), model, federation.data, 2)
+    assert_trees(one.final, plain.final, rtol=1e-5, atol=1e-6)
+
+
+def risk() -> Any:
+    return fs.empirical_risk(fs.models.logistic((6,), 3))
+
+
+def local_update() -> Any:
+    return fs.local_sgd(risk(), optax.sgd(0.1))
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "emd": (lambda: augmentation_level([1, 2], -0.1), "emd must be at least 0, got -0.1"),
+    "nan": (lambda: augmentation_level([1, 2], float("nan")), "emd must be at least 0, got nan"),
+    "power": (lambda: rebalance([0], partition_from_lists([[0]]), -1), "alpha must be at least 0"),
+    "beta": (lambda: share([0], partition_from_lists([[0]]), 0, seed=0), "beta must be above 0"),
+    "part": (
+        lambda: share([0], partition_from_lists([[0]]), 0.5, 2, seed=0),
+        "alpha must be above 0 and at most 1, got 2",
+    ),
+    "rare": (
+        lambda: share([0, 0, 0, 1], partition_from_lists([range(4)]), 0.9, seed=0),
+        "beta=0.9 takes 2 samples of each class, but class 1 has 1",
+    ),
+    "shape": (
+        lambda: augment.thesis((54,)),
+        "augmentations are for images [H, W, 1] or [H, W, 3], got [54]",
+    ),
+    "floats": (
+        lambda: altered(augment.thesis((9, 9, 3)), IMAGES / 255, np.ones(6, bool)),
+        "augmentations are for images, uint8 [B, H, W, C], got float32 [6, 9, 9, 3]",
+    ),
+    "ratio": (
+        lambda: fedmix(local_update(), objective=risk(), clients_per_round=2, mix_ratio=1.0),
+        "mix_ratio must be at least 0 and below 1, got 1.0",
+    ),
+    "block": (
+        lambda: fedmix(local_update(), objective=risk(), clients_per_round=2, mix_samples=0),
+        "mix_samples must be at least 1, got 0",
+    ),
+    "alone": (
+        lambda: mixing.peer_means(2)(
+            jax.random.key(0),
+            mixed_batch(make_federation((9,))),
+            peer_view(make_federation((9,)), 0)[0],
+        ),
+        "FedMix needs the samples of other clients: peers=True, and at least 2 clients",
+    ),
+    "no peer": (
+        lambda: mixing.fedmix(risk(), 0.1)(
+            {}, {}, {}, Batch(jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)), None
+        ),
+        "FedMix's objective needs Batch.peer: add peer_means to transforms",
+    ),
+    "mediators": (
+        lambda: astraea(local_update(), clients_per_round=8, classes=3, mediator_size=3),
+        "mediator_size must divide the 8 clients_per_round: one of [1, 2, 4, 8], got 3",
+    ),
+    "epochs": (
+        lambda: astraea(
+            local_update(), clients_per_round=4, classes=3, mediator_size=2, mediator_epochs=0
+        ),
+        "mediator_epochs must be at least 1, got 0",
+    ),
+    "each": (lambda: mediators.mediators(1, 0, 3), "clients_each must be at least 1, got 0"),
+    "few": (
+        lambda: mediators.mediators(3, 3, 3).init(None, make_federation().data, None),
+        "clients_per_round must be at most the 8 clients, got 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_two_phase_fedaug_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2P-FedAug: two phases, E 4 to 3, FedAug to 0.8; on the clients that data sharing gave."""
+    flags = ["--algo", "phase_shift", "--phases", "2", "--mode", "epochs", "--fedaug", "0.8"]
+    flags += ["--share-beta", "0.02", "--share-alpha", "0.5", "--emd", "1.4", "--epochs", "4"]
+    flags += ["--rounds", "1", "--clients", "20", "--seeds", "1", "--model", "logistic"]
+    flags += ["--compare", "none", "--no-cache", "--out", str(tmp_path / "o")]
+    assert bench.main(flags) == 0
+    found = re.search(
+        r"clients train at EMD (\S+): (\d+) % of their samples are copies", capsys.readouterr().out
+    )
+    assert found is not None
+    assert float(found[1]) == pytest.approx(0.8, abs=0.08)  # 72 samples each: L is rounded
+    assert int(found[2]) > 10
+    config = json.loads((tmp_path / "o" / "config.json").read_text())
+    assert (config["fedaug"], config["share_beta"], config["share_alpha"]) == (0.8, 0.02, 0.5)
+    assert config["rebalance"] is None
+    setup = bench.build(parse(flags))
+    data, (partition,) = setup.problem.data, setup.partitions
+    assert data.copies
+    own = [np.isin(a[a < len(data.y)], b).sum() for a, b in zip(
+        setup.problem.trained[0].lists, partition.lists, strict=True
+    )]  # fmt: skip
+    assert (np.array(own) < data.budget).all()  # each has samples of the common set
+    assert setup.algorithms["phase_shift"].tempo == pytest.approx(4 / 3)
+
+
+COMMAND_ERRORS = {
+    "table": (["--fedaug", "0.8", "--dataset", "synthetic(0, 0)"], "--fedaug is for images, uint8"),
+    "emd": (["--fedaug", "2"], "--fedaug: must be a number at least 0 and below 2, got '2'"),
+    "alpha": (["--share-alpha", "0.5"], "--share-alpha is for --share-beta"),
+    "too much": (["--share-beta", "0.999"], "--share-beta: beta=0.999 takes 144 samples of each"),
+    "power": (["--rebalance", "-1"], "--rebalance: must be a number at least 0, got '-1'"),
+}
+
+
+@pytest.mark.parametrize("case", COMMAND_ERRORS)
+def test_command_errors(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv, message = COMMAND_ERRORS[case]
+    base = ["--rounds", "1", "--seeds", "1", "--clients", "10", "--no-cache"]
+    assert bench.main([*base, *argv, "--out", str(tmp_path / "o")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "o").exists()

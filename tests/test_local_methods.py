@@ -1,0 +1,754 @@
+"""FedProx, SCAFFOLD, FedNova, MFL, the adaptive servers, and what they are made of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import Federation, assert_trees, largest_change, play
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import drift, execution, optimizers, screens, tree
+from fedjax_sim.algorithms import fedopt
+from fedjax_sim.algorithms.fedavg import fedavg
+from fedjax_sim.algorithms.fedavgm import fedavgm
+from fedjax_sim.algorithms.fednova import fednova
+from fedjax_sim.algorithms.fedopt import fedadagrad, fedadam, fedyogi
+from fedjax_sim.algorithms.fedprox import fedprox
+from fedjax_sim.algorithms.mfl import mfl
+from fedjax_sim.algorithms.parallel_sgd import parallel_sgd
+from fedjax_sim.algorithms.scaffold import scaffold
+from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Objective
+
+LR, COHORT, ROUNDS = 0.05, 5, 4
+ONE = fs.make_execution(devices=1)
+
+
+def local_sgd(model: fs.Model, momentum: float = 0.9, **options: Any) -> LocalUpdate:
+    options = {"epochs": 2, **options}
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR, momentum=momentum), **options)
+
+
+# Against the oracle.
+
+
+def averaged_kept(local: LocalUpdate, **options: Any) -> fs.Algorithm:
+    return fedavg(local.change(optimizer_state="keep"), **options)
+
+
+def momentum_on_server(beta: float, lr: float) -> Callable[..., np.ndarray]:
+    def step(delta: np.ndarray, state: dict[str, Any]) -> np.ndarray:
+        state["v"] = beta * state.get("v", 0) + delta
+        return lr * state["v"]
+
+    return step
+
+
+def adam_on_server(lr: float, b1: float, b2: float, tau: float) -> Callable[..., np.ndarray]:
+    def step(delta: np.ndarray, state: dict[str, Any]) -> np.ndarray:
+        m = state["m"] = b1 * state.get("m", 0) + (1 - b1) * delta
+        v = state["v"] = b2 * state.get("v", tau**2) + (1 - b2) * delta**2
+        return lr * m / (np.sqrt(v) + tau)
+
+    return step
+
+
+Slow = Callable[[oracle.Oracle], tuple[list[oracle.Layers], oracle.Layers]]
+CASES: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any], float, Slow]] = {
+    "fedprox": (fedprox, {"mu": 0.7}, 0.9, lambda o: oracle.fedprox(o, ROUNDS, COHORT, 0.7)),
+    "scaffold 1": (scaffold, {"option": 1}, 0.0, lambda o: oracle.scaffold(o, ROUNDS, COHORT, 1)),
+    "scaffold 2": (scaffold, {"option": 2}, 0.0, lambda o: oracle.scaffold(o, ROUNDS, COHORT, 2)),
+    "scaffold 2, momentum": (scaffold, {}, 0.9, lambda o: oracle.scaffold(o, ROUNDS, COHORT, 2)),
+    "fednova": (
+        fednova, {"lr": LR, "momentum": 0.0}, 0.0, lambda o: oracle.fednova(o, ROUNDS, COHORT),
+    ),
+    "fednova, momentum": (
+        fednova, {"lr": LR, "momentum": 0.9}, 0.9, lambda o: oracle.fednova(o, ROUNDS, COHORT),
+    ),
+    "mfl": (mfl, {}, 0.9, lambda o: oracle.mfl(o, ROUNDS, COHORT)),
+    "kept momentum": (averaged_kept, {}, 0.9, lambda o: oracle.kept(o, ROUNDS, COHORT)),
+    "fedavgm": (
+        fedavgm, {"server_lr": 0.6, "server_momentum": 0.5}, 0.9,
+        lambda o: oracle.on_server(o, ROUNDS, COHORT, momentum_on_server(0.5, 0.6)),
+    ),
+    "fedadam": (
+        fedadam, {"server_lr": 0.1, "tau": 0.1}, 0.9,
+        lambda o: oracle.on_server(o, ROUNDS, COHORT, adam_on_server(0.1, 0.9, 0.99, 0.1)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_oracle(federation: Federation, models: dict[str, fs.Model], case: str) -> None:
+    """Clients of 1 to 40 samples, so that T_k and the last batch differ."""
+    method, options, momentum, slow = CASES[case]
+    model = models["logistic"]
+    algorithm = method(
+        local_sgd(model, momentum),
+        clients_per_round=COHORT,
+        execution=fs.make_execution(devices=2 if momentum == 0 else 1),
+        **options,
+    )
+    ours = play(algorithm, model, federation.data, ROUNDS)
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    theirs, _ = slow(oracle.Oracle(federation.data, initial, LR, momentum, 16, 2))
+    for a, b in zip(theirs, ours.servers, strict=True):
+        for u, v in zip(a, oracle.layers_of(b), strict=True):
+            np.testing.assert_allclose(v, u, rtol=1e-4, atol=1e-5)
+
+
+# Reductions to FedAvg.
+
+
+@pytest.fixture(scope="module")
+def averaged(federation: Federation, models: dict[str, fs.Model]) -> Any:
+    """Three rounds of FedAvg, weighted by n_k."""
+    algorithm = fedavg(local_sgd(models["logistic"]), clients_per_round=3, execution=ONE)
+    return play(algorithm, models["logistic"], federation.data, 3)
+
+
+def nothing_of_the_optimiser(local: LocalUpdate) -> LocalUpdate:
+    return local.change(
+        optimizer=optax.chain(
+            optimizers.gradient_noise(0.0),
+            optax.sgd(LR, momentum=0.9),
+            optimizers.project_l2_ball(1e6),
+        ),
+        max_steps=99,
+    )
+
+
+REDUCTIONS: dict[str, tuple[Callable[[LocalUpdate], LocalUpdate], Any, dict[str, Any], Any]] = {
+    "μ and γ 0": (lambda local: local, fedprox, {"mu": 0.0, "inexactness": 0.0}, None),
+    "noise 0, a ball that holds all": (nothing_of_the_optimiser, fedavg, {}, None),
+    "server momentum 0": (lambda local: local, fedavgm, {"server_momentum": 0.0}, 1e-6),
+}
+
+
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_reduces_to_fedavg(
+    federation: Federation, models: dict[str, fs.Model], averaged: Any, case: str
+) -> None:
+    change, method, options, rtol = REDUCTIONS[case]
+    local = change(local_sgd(models["logistic"]))
+    algorithm = method(local, clients_per_round=3, execution=ONE, **options)
+    out = play(algorithm, models["logistic"], federation.data, 3)
+    assert_trees(out.servers, averaged.servers, rtol, 0.0 if rtol is None else 1e-7)
+    assert largest_change(out.servers[-1], out.servers[0]) > 1e-3
+
+
+def test_first_visit_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model], averaged: Any
+) -> None:
+    """SCAFFOLD from zero variates, and kept momenta from zero: the same first round."""
+    model = models["logistic"]
+    equal = fedavg(local_sgd(model), clients_per_round=3, equal_weights=True, execution=ONE)
+    first = play(equal, model, federation.data, 1).final
+    options = {"clients_per_round": 3, "execution": ONE}
+    corrected = play(scaffold(local_sgd(model), **options), model, federation.data, 2)
+    assert_trees(corrected.servers[0], first, 1e-6, 1e-7)
+    assert largest_change(corrected.servers[1], corrected.servers[0]) > 1e-3
+    out = play(averaged_kept(local_sgd(model), **options), model, federation.data, 2)
+    assert_trees(out.servers[0], averaged.servers[0])
+    assert largest_change(out.servers[1], averaged.servers[1]) > 1e-4
+
+
+# Quadratic and linear losses, whose clients' paths are known.
+
+CURVATURE = np.array([0.5, 1.0, 2.0, 4.0])
+CENTRE = np.array([[4.0, 0.0], [0.0, 3.0], [-2.0, 1.0], [1.0, -5.0]])
+SIZES = np.array([2, 5, 9, 4])
+SHARE = SIZES / SIZES.sum()
+
+
+def point(dim: int = 2) -> fs.Model:
+    """A model that is nothing but its parameters."""
+    return fs.Model(lambda key: fs.Variables(jnp.ones(dim), ()), lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+
+
+def quadratics() -> fs.ClientData:
+    """n_k times the same sample (a_k, b_k), so that every minibatch has the whole gradient."""
+    x = np.column_stack([CURVATURE, CENTRE]).astype(np.float32).repeat(SIZES, axis=0)
+    start = np.cumsum([0, *SIZES]).astype(np.int32)
+    index = np.arange(len(x), dtype=np.int32)
+    return fs.client_data(x, np.zeros(len(x), np.int32), fs.partition.Partition(index, start))
+
+
+def over_samples(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Objective:
+    """The mean of ``loss(w, sample)`` over the real samples."""
+
+    def objective(w: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        losses = jax.vmap(loss, (None, 0))(w, batch.x)
+        return jnp.mean(losses, where=batch.mask), state
+
+    return objective
+
+
+def bowl(w: jax.Array, sample: jax.Array) -> jax.Array:
+    return 0.5 * sample[0] * jnp.sum((w - sample[1:]) ** 2)
+
+
+def slope(w: jax.Array, sample: jax.Array) -> jax.Array:
+    return jnp.vdot(w, sample[1:])
+
+
+def on_bowls(lr: float = 0.05, momentum: float = 0.0, loss: Any = bowl, **options: Any) -> Any:
+    optimizer = optax.sgd(lr, momentum=momentum)
+    return fs.local_sgd(over_samples(loss), optimizer, **{"batch_size": 2, **options})
+
+
+STEPS = 3 * -(-SIZES // 2)  # of three epochs in batches of two
+
+
+def descended(w: np.ndarray, lr: float) -> np.ndarray:
+    """Where T_k steps on client k's bowl lead from w, [K, 2]."""
+    shrink = ((1 - lr * CURVATURE) ** STEPS)[:, None]
+    return CENTRE + shrink * (w - CENTRE)
+
+
+def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
+    """Of the plain mean of the losses; FedAvg stops at its own, known, fixed point."""
+    data, local, lr = quadratics(), on_bowls(epochs=3), 0.05
+    best = CURVATURE @ CENTRE / CURVATURE.sum()
+    pull = 1 - (1 - lr * CURVATURE) ** STEPS
+    stuck = pull @ CENTRE / pull.sum()
+    assert np.abs(best - stuck).max() > 0.3
+    options = {"execution": ONE}
+    plain = fedavg(local, clients_per_round=4, equal_weights=True, **options)
+    np.testing.assert_allclose(play(plain, point(), data, 60).final.params, stuck, atol=1e-4)
+    for option, cohort in ((1, 4), (2, 2)):
+        algorithm = scaffold(local, clients_per_round=cohort, option=option, **options)  # type: ignore[arg-type]
+        out = play(algorithm, point(), data, 60 if cohort == 4 else 150)
+        np.testing.assert_allclose(out.final.params, best, atol=1e-3)
+        memory, common = out.states[-1].memory[1][0], out.states[-1].shared[1][0]
+        np.testing.assert_allclose(common, np.mean(memory, axis=0), atol=1e-5)
+        np.testing.assert_allclose(
+            memory, CURVATURE[:, None] * (best - CENTRE), rtol=1e-2, atol=1e-2
+        )
+
+
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.8)])
+def test_fednova_on_slopes(momentum: float, mu: float) -> None:
+    """A constant gradient g_k moves a client by -η a_k g_k: all a_k must cancel."""
+    local = on_bowls(0.1, momentum, slope, epochs=3)
+    nova = fednova(local, clients_per_round=4, lr=0.1, momentum=momentum, mu=mu, execution=ONE)
+    moved = np.asarray(play(nova, point(), quadratics(), 1).final.params) - 1
+    direction = -SHARE @ CENTRE
+    a = [
+        sum(sum(momentum**j for j in range(t - i)) for i in range(t))
+        if mu == 0
+        else sum((1 - 0.1 * mu) ** j for j in range(t))
+        for t in STEPS
+    ]
+    np.testing.assert_allclose(moved, 0.1 * (SHARE @ a) * direction, rtol=1e-4)
+
+
+def test_fednova_on_bowls() -> None:
+    local = on_bowls(0.05, epochs=3)
+    nova = fednova(local, clients_per_round=4, lr=0.05, momentum=0.0, execution=ONE)
+    outs = play(nova, point(), quadratics(), 5)
+    w = np.ones(2)
+    for ours in outs.servers:
+        d = (w - descended(w, 0.05)) / STEPS[:, None]
+        w = w - (SHARE @ STEPS) * (SHARE @ d)
+        np.testing.assert_allclose(ours.params, w, rtol=1e-4, atol=1e-5)
+
+
+def test_small_proximal_terms_do_not_cancel() -> None:
+    """a_k at ημ = 1e-8, where 1 - (1 - ημ)^T is 0 in float32, is T_k."""
+    rows = normalised([3, 5], [1.0, 1.0], lr=1e-3, mu=1e-5)
+    np.testing.assert_allclose(rows[:, 0], [4 / 3, 4 / 5], rtol=1e-5)
+
+
+def test_fedprox_solves_the_proximal_problem() -> None:
+    """With enough steps a client ends at (a b + μ w) / (a + μ)."""
+    local = on_bowls(0.2, epochs=40)
+    outs = play(
+        fedprox(local, clients_per_round=4, mu=1.5, execution=ONE), point(), quadratics(), 3
+    )
+    w, a = np.ones(2), CURVATURE[:, None]
+    for ours in outs.servers:
+        w = SHARE @ ((a * CENTRE + 1.5 * w) / (a + 1.5))
+        np.testing.assert_allclose(ours.params, w, rtol=1e-4, atol=1e-5)
+
+
+def test_inexactness_stops_when_solved() -> None:
+    """The gradient of h shrinks by (1 - η(a + μ)) a step."""
+    gamma, mu, lr, epochs = 0.3, 1.0, 0.1, 12
+    local = on_bowls(lr, epochs=epochs)
+    out = play(
+        fedprox(local, clients_per_round=4, mu=mu, inexactness=gamma, execution=ONE),
+        point(), quadratics(), 1,
+    )  # fmt: skip
+    per_epoch = -(-SIZES // 2)
+    needed = np.log(gamma) / np.log(1 - lr * (CURVATURE + mu))
+    took = np.minimum(np.ceil(needed / per_epoch), epochs) * per_epoch
+    assert (took < epochs * per_epoch).all()
+    assert int(out.metrics[0].steps) == took.sum()
+
+
+def test_one_step_each() -> None:
+    out = play(
+        parallel_sgd(on_bowls(epochs=3), clients_per_round=4, execution=ONE),
+        point(), quadratics(), 2,
+    )  # fmt: skip
+    w = np.ones(2)
+    for ours in out.servers:
+        w = w - 0.05 * SHARE @ (CURVATURE[:, None] * (w - CENTRE))
+        np.testing.assert_allclose(ours.params, w, rtol=1e-5, atol=1e-6)
+    assert [int(m.steps) for m in out.metrics] == [4, 4]
+
+
+# Control variates.
+
+
+def one_client(data: fs.ClientData, k: int) -> Any:
+    visit = jax.tree.map(lambda a: a[0], execution.visits(data, jnp.array([k])))
+    return visit.view(execution.samples_of(data), data)
+
+
+def test_option_two_is_the_printed_form(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """c_k - c + (w_recv - w_k) / (T_k η) for plain SGD, from variates that are not zero."""
+    model, data = models["logistic"], jax.device_put(federation.data)
+    local = local_sgd(model, momentum=0.0).change(drift=(drift.scaffold(2),))
+    start = model.init(jax.random.key(4))
+    own = jax.tree.map(lambda w: jnp.full_like(w, 0.2), start.params)
+    common = jax.tree.map(lambda w: jnp.full_like(w, -0.1), start.params)
+    end = local.train(jax.random.key(5), start, one_client(data, 4), ((), (own,)), ((), (common,)))
+    steps = float(end.info.steps)
+    assert steps == 6
+    printed = jax.tree.map(
+        lambda c_k, c, w, w_k: c_k - c + (w - w_k) / (steps * LR),
+        own, common, start.params, end.variables.params,
+    )  # fmt: skip
+    assert_trees(end.memory[1][0], printed, 1e-4, 1e-5)
+    change = jax.tree.map(jnp.subtract, end.memory[1][0], own)
+    assert_trees(end.message[1][0], change)
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_variates_of_clients_that_took_no_step(
+    federation: Federation, models: dict[str, fs.Model], option: Any
+) -> None:
+    """Batches of 16 that are dropped if short: clients of 1, 3, 5 and 8 samples take none."""
+    model, data = models["logistic"], jax.device_put(federation.data)
+    local = local_sgd(model, last_batch="drop")
+    algorithm = scaffold(local, clients_per_round=8, option=option, execution=ONE)
+    state = algorithm.init(jax.random.key(0), model.init(jax.random.key(1)), data)
+    ones = jax.tree.map(jnp.ones_like, state.memory)
+    after, _ = jax.jit(algorithm.step)(jax.random.key(2), state._replace(memory=ones), data)
+    idle = federation.sizes < 16
+    for c_k, c in zip(jax.tree.leaves(after.memory), jax.tree.leaves(after.shared), strict=True):
+        np.testing.assert_array_equal(np.asarray(c_k)[idle], 1)
+        assert np.abs(np.asarray(c_k)[~idle] - 1).max() > 0.1
+        np.testing.assert_allclose(c, np.sum(np.asarray(c_k) - 1, axis=0) / 8, rtol=1e-4, atol=1e-6)
+
+
+def test_whole_gradient_sees_the_transforms(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Option 1's variate is of the samples as they are trained on."""
+    model, data = models["logistic"], jax.device_put(federation.data)
+    doubled = local_sgd(model).change(
+        drift=(drift.scaffold(1),),
+        transforms=(lambda key, batch, client: batch._replace(x=2 * batch.x),),
+    )
+    start = model.init(jax.random.key(4))
+    empty = doubled.memory(start), doubled.shared(start)
+    end = doubled.train(jax.random.key(5), start, one_client(data, 4), *empty)
+    rows = data.index[data.start[4] : data.start[5]]
+    x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
+    slow = oracle.loss_and_gradient(oracle.layers_of(start), 2 * x, y)[1]
+    fast = oracle.layers_of(fs.Variables(end.memory[1][0], ()))
+    for a, b in zip(slow, fast, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_never_corrected() -> None:
+    """A model with a state: its variates are of the parameters alone."""
+    variables = fs.Variables({"w": jnp.ones(3)}, {"mean": jnp.zeros(3)})
+    local = on_bowls().change(drift=(drift.scaffold(),))
+    assert_trees(local.memory(variables), ((), ({"w": jnp.zeros(3)},)))
+    assert_trees(local.shared(variables), ((), ({"w": jnp.zeros(3)},)))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
+    """Of 10 clients two report 1 and 2; rows without samples hold NaN."""
+    samples = jnp.array([0, 3, 0, 7]) * (0 if empty else 1)
+    change = jnp.array([[jnp.nan], [1.0], [jnp.nan], [2.0]])
+    c = drift.scaffold().absorb(jnp.array([0.5]), change, samples, 10)
+    np.testing.assert_allclose(c, 0.5 if empty else 0.8, rtol=1e-6)
+    term = drift.adaptive_proximal()
+    last = drift.Mu(jnp.float32(0.3), jnp.float32(1.0), jnp.int32(2))
+    message = (jnp.array([jnp.nan, 4.0, jnp.nan, 3.0]), jnp.array([9, 3, 9, 7]))
+    new = term.absorb(last, message, samples, 10)
+    wanted = (0.3, 1.0, 2) if empty else (0.4, 3.3, 0)
+    np.testing.assert_allclose(np.array([float(a) for a in new]), wanted, rtol=1e-6)
+    local = on_bowls(momentum=0.9, optimizer_state="average")
+    shared = local.shared(point(1).init(jax.random.key(0)))
+    sent = jax.tree.map(lambda a: change, shared)
+    (trace, _), () = local.absorb(shared, sent, samples, 10)
+    np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [scaffold, mfl])
+def test_twice_the_traffic(
+    federation: Federation, models: dict[str, fs.Model], method: Callable[..., fs.Algorithm]
+) -> None:
+    model = models["mlp"]
+    variables = model.init(jax.random.key(0))
+    size = sum(a.size * 4 for a in jax.tree.leaves(variables))
+    traffic = method(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
+    assert (traffic.upload, traffic.download) == (size, size)
+    assert (traffic.message, traffic.shared) == (size, size)
+    plain = fedavg(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
+    assert (plain.message, plain.shared) == (0, 0)
+
+
+# The μ that follows the loss.
+
+
+def trajectory(losses: list[float], patience: int, step: float = 0.1) -> list[float]:
+    mu, falls, out = 0.0, 0, []
+    for i, loss in enumerate(losses):
+        if i and loss > losses[i - 1]:
+            mu, falls = mu + step, 0
+        elif i and loss < losses[i - 1]:
+            falls += 1
+        else:
+            falls = 0
+        if falls == patience:
+            mu, falls = max(mu - step, 0.0), 0
+        out.append(mu)
+    return out
+
+
+_adaptive = {p: drift.adaptive_proximal(patience=p) for p in (2, 5)}
+_absorb = {p: jax.jit(d.absorb, static_argnums=3) for p, d in _adaptive.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([-1, -1, 0, 1]), max_size=25), st.sampled_from([2, 5]))
+@example([1] * 4 + [-1] * 9, 2)  # a row of falls is counted anew after each decrease
+@example([1] + [-1] * 11, 5)  # the floor
+def test_trajectory_of_mu(changes: list[int], patience: int) -> None:
+    losses = np.cumsum([30, *changes])
+    shared, ours = _adaptive[patience].shared(()), []
+    for loss in losses:
+        told = jnp.full(2, float(loss)), jnp.array([4, 6])
+        shared = _absorb[patience](shared, told, jnp.array([2, 3]), 8)
+        ours.append(float(shared.mu))
+    np.testing.assert_allclose(ours, trajectory([float(x) for x in losses], patience), atol=1e-6)
+
+
+def test_mu_in_a_run(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """It follows the loss that rounds report, and the next round trains with it."""
+    model, data = models["logistic"], federation.data
+    local = local_sgd(model)
+    options = {"clients_per_round": 2, "execution": ONE}
+    out = play(fedprox(local, adaptive=True, **options), model, data, 8)
+    mus = [float(s.shared[1][0].mu) for s in out.states]
+    np.testing.assert_allclose(mus, trajectory([float(m.loss) for m in out.metrics], 5), atol=1e-6)
+    assert max(mus) > 0
+    given_, fixed = (
+        play(fedprox(local, mu=0.4, adaptive=flag, **options), model, data, 1).final
+        for flag in (True, False)
+    )
+    assert_trees(given_, fixed, 1e-6, 1e-7)
+
+
+# The ball and the noise.
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(-4, 4, width=32), min_size=5, max_size=5),
+    st.lists(st.floats(-4, 4, width=32), min_size=5, max_size=5),
+    st.floats(0.125, 8, width=32),
+)
+def test_projection(start: list[float], step: list[float], radius: float) -> None:
+    w, u = ({"a": jnp.array(v[:2]), "b": jnp.array([v[2:]])} for v in (start, step))
+    moved, _ = optimizers.project_l2_ball(radius).update(u, (), w)
+    free = np.array(start, np.float32) + np.array(step, np.float32)
+    norm = np.linalg.norm(free)
+    new = np.concatenate([np.ravel(x) for x in jax.tree.leaves(optax.apply_updates(w, moved))])
+    np.testing.assert_allclose(new, free * min(1, radius / max(norm, 1e-9)), rtol=1e-4, atol=2e-6)
+    assert np.linalg.norm(new) <= max(radius, 0) * (1 + 1e-5) + 2e-6
+    if norm < radius * 0.999:
+        assert_trees(moved, u)
+
+
+def test_models_stay_in_the_ball(federation: Federation, models: dict[str, fs.Model]) -> None:
+    model, radius = models["mlp"], 1.5
+    optimizer = optax.chain(optax.sgd(LR, momentum=0.9), optimizers.project_l2_ball(radius))
+    local = local_sgd(model).change(optimizer=optimizer)
+    out = play(fedavg(local, clients_per_round=3, execution=ONE), model, federation.data, 2)
+    start = model.init(jax.random.fold_in(jax.random.key(0), 0)).params
+    assert float(tree.norm(start)) > 1.2 * radius
+    for server in out.servers:
+        assert float(tree.norm(server.params)) <= radius * (1 + 1e-5)
+
+
+def test_noise_is_fresh() -> None:
+    """A flat loss: T steps of noise add up to a standard deviation of η σ √T."""
+    dim, sigma, lr, steps = 4000, 0.3, 0.5, 6
+
+    def flat(w: jax.Array, sample: jax.Array) -> jax.Array:
+        return 0 * jnp.sum(w)
+
+    optimizer = optax.chain(optimizers.gradient_noise(sigma), optax.sgd(lr))
+    local = fs.local_sgd(over_samples(flat), optimizer, batch_size=2, epochs=2)
+    data, variables = jax.device_put(quadratics()), point(dim).init(jax.random.key(0))
+    train = jax.jit(lambda key: local.train(key, variables, one_client(data, 1), *[((), ())] * 2))
+    moves = np.stack([train(jax.random.key(i)).variables.params - 1 for i in range(2)])
+    wanted = lr * sigma * math.sqrt(steps)
+    np.testing.assert_allclose(moves.std(axis=1), wanted, rtol=0.05)
+    assert np.abs(moves.mean(axis=1)).max() < 5 * wanted / math.sqrt(dim)
+    assert abs(np.corrcoef(moves)[0, 1]) < 5 / math.sqrt(dim)
+
+
+def test_leaves_get_noise_of_their_own() -> None:
+    noise = optimizers.gradient_noise(2.0)
+    zeros = {"a": jnp.zeros(4000), "b": jnp.zeros(4000)}
+    out, _ = noise.update(zeros, noise.init(zeros), key=jax.random.key(3))
+    assert abs(np.corrcoef(out["a"], out["b"])[0, 1]) < 5 / math.sqrt(4000)
+    for leaf in out.values():
+        assert float(leaf.std()) == pytest.approx(2.0, rel=0.05)
+
+
+# The adaptive servers.
+
+SECOND: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "adagrad": lambda v, d: v + d**2,
+    "adam": lambda v, d: 0.95 * v + 0.05 * d**2,
+    "yogi": lambda v, d: v - 0.05 * d**2 * np.sign(v - d**2),
+}
+
+
+@pytest.mark.parametrize("v0", [None, 0.0, 0.01])
+@pytest.mark.parametrize("name", SECOND)
+def test_adaptive_servers(name: str, v0: float | None) -> None:
+    """Algorithm 2 of Reddi et al. in plain NumPy, through the server that the methods use."""
+    options = {} if name == "adagrad" else {"beta2": 0.95}
+    rule = getattr(optimizers, name)(0.3, beta1=0.8, tau=0.02, v0=v0, **options)
+    server, rng = fs.server.optimizer(rule), np.random.default_rng(0)
+    w, m, v = np.array([0.5, -1.0]), np.zeros(2), np.full(2, 0.02**2 if v0 is None else v0)
+    ours = fs.Variables({"w": jnp.array(w, jnp.float32)}, ())
+    state = server.init(ours)
+    for _ in range(6):
+        delta = rng.normal(size=2) * [0.01, 1.0]
+        aggregate = fs.Variables({"w": ours.params["w"] + jnp.array(delta, jnp.float32)}, ())
+        ours, state = server.update(jax.random.key(0), aggregate, ours, state, None)  # type: ignore[arg-type]
+        m = 0.8 * m + 0.2 * delta
+        v = SECOND[name](v, delta)
+        w = w + 0.3 * m / (np.sqrt(v) + 0.02)
+        np.testing.assert_allclose(ours.params["w"], w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "rule"),
+    [
+        (
+            fedadagrad,
+            {"beta1": 0.5, "v0": 0.3},
+            optimizers.adagrad(0.2, beta1=0.5, tau=0.1, v0=0.3),
+        ),
+        (fedyogi, {"beta2": 0.7, "v0": 0.3}, optimizers.yogi(0.2, beta2=0.7, tau=0.1, v0=0.3)),
+        (fedadam, {"variant": "optax", "beta1": 0.5}, optax.adam(0.2, 0.5, 0.99, eps=0.1)),
+        (fedadagrad, {"variant": "optax"}, optax.adagrad(0.2, eps=0.1)),
+        (fedyogi, {"variant": "optax", "beta2": 0.7}, optax.yogi(0.2, 0.9, 0.7, eps=0.1)),
+    ],
+)
+def test_adaptive_methods_take_the_named_rule(
+    monkeypatch: pytest.MonkeyPatch, method: Any, options: dict[str, Any], rule: Any
+) -> None:
+    """The server that the method composes moves as that rule does."""
+    given_: dict[str, Any] = {}
+    monkeypatch.setattr(fedopt, "compose", lambda local, **parts: given_.update(parts))
+    method(on_bowls(), clients_per_round=4, server_lr=0.2, tau=0.1, **options)
+    ends = []
+    for server in (given_["server"], fs.server.optimizer(rule)):
+        w = fs.Variables(jnp.array([1.0, -2.0]), ())
+        state = server.init(w)
+        for target in ([3.0, 1.0], [2.0, -1.0]):
+            aggregate = fs.Variables(jnp.array(target), ())
+            with jax.numpy_dtype_promotion("standard"):  # optax's Yogi mixes
+                w, state = server.update(jax.random.key(0), aggregate, w, state, None)
+        ends.append(w)
+    assert_trees(*ends)
+
+
+# Normalisation.
+
+
+def normalised(
+    steps: list[int], weights: list[float], models: Any = None, **options: Any
+) -> np.ndarray:
+    """The rows of :func:`screens.normalise` for changes of 1 from 0, with a state of 7."""
+    count = jnp.array(steps, jnp.int32)
+    info = LocalInfo(jnp.zeros(len(steps)), count, count)
+    server = fs.Variables(jnp.zeros((1, 1)), jnp.zeros(1))
+    cohort = Cohort(server, count, count, info, (), None)  # type: ignore[arg-type]
+    rows = jnp.ones((len(steps), 1, 1)) if models is None else models
+    stacked = fs.Variables(rows, jnp.full((len(steps), 1), 7.0))
+    screen = screens.normalise(**{"lr": 0.1, **options})
+    out, kept, _ = screen.apply(None, (), stacked, jnp.array(weights), cohort)
+    np.testing.assert_array_equal(kept, np.array(weights, np.float32))
+    np.testing.assert_array_equal(out.state, 7.0)
+    return np.asarray(out.params)[:, :, 0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_equal_steps_make_fednova_fedavg(momentum: float) -> None:
+    rows = normalised([7, 7, 7], [1.0, 5.0, 2.0], momentum=momentum)
+    np.testing.assert_allclose(rows, 1, rtol=1e-6)
+
+
+def test_normalised_rows() -> None:
+    """τ_eff = (1·2 + 3·6) / 4 = 5; a client without steps stays; an absent row does not count."""
+    rows = normalised([2, 6], [1.0, 3.0])
+    np.testing.assert_allclose(rows[:, 0], [5 / 2, 5 / 6], rtol=1e-6)
+    absent = jnp.ones((3, 1, 1)).at[1].set(jnp.nan)
+    rows = normalised([2, 50, 6], [1.0, 0.0, 3.0], absent)
+    np.testing.assert_allclose(rows[[0, 2], 0], [5 / 2, 5 / 6], rtol=1e-6)
+    rows = normalised([0, 4], [1.0, 1.0])
+    np.testing.assert_allclose(rows[:, 0], [1, 2 / 4], rtol=1e-6)
+    np.testing.assert_allclose(normalised([0, 0], [1.0, 1.0])[:, 0], 1, rtol=1e-6)
+    order = [2, 0, 1]
+    steps, weights = [1, 4, 9], [5.0, 2.0, 1.0]
+    rows, turned = (
+        normalised([steps[i] for i in by], [weights[i] for i in by], momentum=0.9)
+        for by in ([0, 1, 2], order)
+    )
+    np.testing.assert_allclose(turned, rows[order], rtol=1e-5)
+
+
+# Settings.
+
+
+def test_counters_are_averaged_to_whole_numbers() -> None:
+    """Adam's count, averaged over equal clients, is theirs."""
+    weights = jnp.array([1.0, 3.0, 16.0, 17.0, 40.0, 5.0, 33.0])
+    for count in range(1, 9):
+        assert int(tree.mean(jnp.full(7, count), weights)) == count
+        assert int(tree.mix(weights[None] / jnp.sum(weights), jnp.full(7, count))[0]) == count
+
+
+def test_change_is_checked_like_a_new_one() -> None:
+    local = on_bowls(epochs=3, drift=(drift.proximal(0.1),))
+    changed = local.change(drift=(drift.scaffold(),), epochs=5)
+    assert changed.epochs == 5
+    assert len(changed.memory(point().init(jax.random.key(0)))[1]) == 2
+    with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
+        local.change(max_steps=0)
+    with pytest.raises(TypeError, match="stride"):
+        local.change(stride=2)
+
+
+def test_two_seeds_are_two_runs() -> None:
+    """Everything at once, under vmap: drifts, memory, normalisation, an adaptive server."""
+    local = on_bowls(0.05, epochs=3).change(
+        drift=(drift.scaffold(), drift.adaptive_proximal(0.1)), optimizer_state="keep"
+    )
+    algorithm = fs.compose(
+        local,
+        selection=fs.selection.uniform(),
+        schedule=fs.schedule.every_round(2),
+        screens=(screens.normalise(0.05),),
+        server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
+    )
+    model, data = point(), jax.device_put(quadratics())
+    keys = jnp.stack([jax.random.key(seed) for seed in (0, 1)])
+
+    def two_rounds(key: jax.Array) -> Any:
+        state = algorithm.init(key, model.init(key), data)
+        return jax.lax.fori_loop(0, 2, lambda t, s: step(jax.random.fold_in(key, t), s), state)
+
+    def step(key: jax.Array, state: Any) -> Any:
+        return algorithm.step(key, state, data)[0]
+
+    both, second = jax.jit(jax.vmap(two_rounds))(keys), jax.jit(two_rounds)(keys[1])
+    assert_trees(jax.tree.map(lambda a: a[1], both), second, 1e-4, 1e-5)
+    for a in jax.tree.leaves(both.server):
+        assert np.isfinite(a).all()
+        assert np.abs(np.asarray(a[0]) - np.asarray(a[1])).max() > 1e-4
+
+
+def nova(**options: Any) -> Any:
+    return screens.normalise(**{"lr": 0.1, **options})
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "mu": (lambda: drift.proximal(-1.0), "mu must be at least 0, got -1.0"),
+    "start": (lambda: drift.adaptive_proximal(-0.1), "start must be at least 0, got -0.1"),
+    "step": (lambda: drift.adaptive_proximal(step=0), "step must be positive, got 0"),
+    "patience": (lambda: drift.adaptive_proximal(patience=0), "patience must be at least 1, got 0"),
+    "option": (lambda: drift.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
+    "radius": (lambda: optimizers.project_l2_ball(0), "radius must be positive, got 0"),
+    "no params": (
+        lambda: optimizers.project_l2_ball(1).update(jnp.ones(1), ()),
+        "project_l2_ball needs the parameters",
+    ),
+    "sigma": (lambda: optimizers.gradient_noise(-1), "sigma must be at least 0, got -1"),
+    "beta1": (lambda: optimizers.adagrad(0.1, beta1=1.0), "beta1 must be in [0, 1), got 1.0"),
+    "beta2": (lambda: optimizers.adam(0.1, beta2=-0.1), "beta2 must be in [0, 1), got -0.1"),
+    "beta2 of yogi": (lambda: optimizers.yogi(0.1, beta2=1), "beta2 must be in [0, 1), got 1"),
+    "tau": (lambda: optimizers.yogi(0.1, tau=0), "tau must be positive, got 0"),
+    "v0": (lambda: optimizers.yogi(0.1, v0=-1), "v0 must be at least 0, got -1"),
+    "lr": (lambda: nova(lr=0), "lr must be positive, got 0"),
+    "momentum": (lambda: nova(momentum=1), "momentum must be in [0, 1), got 1"),
+    "mu of nova": (lambda: nova(mu=10), "mu must be at least 0 and below 1 / lr = 10, got 10"),
+    "both": (lambda: nova(mu=1, momentum=0.9), "mu must be 0 with momentum"),
+    "inexactness": (
+        lambda: fedprox(on_bowls(), clients_per_round=1, inexactness=1),
+        "inexactness must be in [0, 1), got 1",
+    ),
+    "server_lr": (
+        lambda: scaffold(on_bowls(), clients_per_round=1, server_lr=0),
+        "server_lr must be positive, got 0",
+    ),
+    "server_lr of fedadam": (
+        lambda: fedadam(on_bowls(), clients_per_round=1, server_lr=0, variant="optax"),
+        "server_lr must be positive, got 0",
+    ),
+    "server_lr of fedavgm": (
+        lambda: fedavgm(on_bowls(), clients_per_round=1, server_lr=-1),
+        "server_lr must be positive, got -1",
+    ),
+    "server_momentum": (
+        lambda: fedavgm(on_bowls(), clients_per_round=1, server_momentum=1),
+        "server_momentum must be in [0, 1), got 1",
+    ),
+    "variant": (
+        lambda: fedadam(on_bowls(), clients_per_round=1, variant="flower"),  # type: ignore[arg-type]
+        "variant must be 'reddi' or 'optax', got 'flower'",
+    ),
+    "v0 of optax": (
+        lambda: fedyogi(on_bowls(), clients_per_round=1, variant="optax", v0=0.1),
+        "v0 must be left out with variant 'optax', got 0.1",
+    ),
+    "beta1 of optax": (
+        lambda: fedadagrad(on_bowls(), clients_per_round=1, variant="optax", beta1=0.5),
+        "beta1 must be 0 with variant 'optax', got 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_setting_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()

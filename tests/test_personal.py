@@ -1,0 +1,334 @@
+"""Clients' own models: how they are trained, and that their scores are those of a plain loop."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, Play, assert_trees, largest_change, play
+from oracle import layers_of, loss_and_gradient
+from sklearn import metrics as sk
+
+import fedjax_sim as fs
+from fedjax_sim import personal, report, schedule, selection
+from fedjax_sim.algorithms.ditto import ditto
+from fedjax_sim.algorithms.fine_tuned import fine_tuned
+from fedjax_sim.base import ClientView, LocalUpdate
+from fedjax_sim.data import EvalSet, eval_set
+from fedjax_sim.partition import Partition, partition_from_lists
+
+LR, LAM = 0.1, 0.7
+ONE = fs.make_execution(devices=1)
+
+
+def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), **{"batch_size": 8, **options})
+
+
+# Ditto.
+
+
+@pytest.fixture(scope="module")
+def whole_batches(federation: Federation, models: dict[str, fs.Model]) -> dict[str, Play]:
+    """Two steps a visit, each on all samples of a client: their order does not matter."""
+    model = models["mlp"]
+    local = local_sgd(model, batch_size=40, epochs=2)
+    algorithms = {
+        "fedavg": fs.fedavg(local, clients_per_round=3, execution=ONE),
+        "alone": ditto(local, clients_per_round=3, lam=0.0, execution=ONE),
+        "near": ditto(local, clients_per_round=3, lam=LAM, execution=ONE),
+    }
+    return {name: play(a, model, federation.data, 4) for name, a in algorithms.items()}
+
+
+@pytest.mark.parametrize("name", ["alone", "near"])
+def test_dittos_shared_model_is_that_of_fedavg(whole_batches: dict[str, Play], name: str) -> None:
+    assert_trees(whole_batches[name].servers, whole_batches["fedavg"].servers)
+    for a, b in zip(whole_batches[name].metrics, whole_batches["fedavg"].metrics, strict=True):
+        assert_trees(a, b)
+
+
+@pytest.mark.parametrize(("name", "lam"), [("alone", 0.0), ("near", LAM)])
+def test_dittos_own_models_are_those_of_the_oracle(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    whole_batches: dict[str, Play],
+    name: str,
+    lam: float,
+) -> None:
+    data = federation.data
+    initial = models["mlp"].init(jax.random.fold_in(jax.random.key(0), 0))
+    clients = len(federation.sizes)
+    own, server = [layers_of(initial)] * clients, layers_of(initial)
+    visited = set()
+    out = whole_batches[name]
+    draw = jax.jit(selection.uniform().draw)
+    for t, state in enumerate(out.states):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
+        nobody = jnp.zeros(3, jnp.int32)
+        cohort, _ = draw(jax.random.fold_in(key, 0), (), data, nobody, jnp.ones(3, bool), nobody)
+        for k in map(int, cohort):
+            rows = data.index[data.start[k] : data.start[k + 1]]
+            for _ in range(2):
+                _, grads = loss_and_gradient(own[k], data.x[rows], data.y[rows])
+                own[k] = [
+                    v - LR * (g + lam * (v - w))
+                    for v, g, w in zip(own[k], grads, server, strict=True)
+                ]
+            visited.add(k)
+        server = layers_of(state.server)  # which no test here is about
+    kept = out.states[-1].memory.own
+    for k in range(clients):
+        mine = layers_of(jax.tree.map(lambda a, k=k: a[k], kept))
+        assert_trees(mine, own[k], rtol=1e-4, atol=1e-5)
+        assert (largest_change(mine, layers_of(initial)) > 1e-3) == (k in visited)
+    assert 3 < len(visited) < clients  # some came back, some never came
+
+
+def test_own_models_are_found_inside_another_wrapper(models: dict[str, fs.Model]) -> None:
+    variables = models["logistic"].init(jax.random.key(0))
+    inside = ditto_local(models["logistic"]).memory(variables)
+    found = personal.kept()(None, None, None, ("residual", (inside,)))  # type: ignore[arg-type]
+    assert_trees(found, variables)
+
+
+def ditto_local(model: fs.Model, **options: Any) -> LocalUpdate:
+    return personal.ditto(local_sgd(model, **options), 0.1)
+
+
+def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None:
+    model = models["logistic"]
+    variables = model.init(jax.random.key(0))
+    client = ClientView(
+        jnp.ones((20, 6)), jnp.zeros(20, jnp.int32), jnp.arange(20, dtype=jnp.int32),
+        jnp.int32(0), jnp.int32(20), 20, jnp.int32(0),
+    )  # fmt: skip
+
+    def trained(local: LocalUpdate) -> Any:
+        memory, shared = local.memory(variables), local.shared(variables)
+        out = jax.jit(local.train)(jax.random.key(1), variables, client, memory, shared)
+        return out.variables, out.memory.own
+
+    changed = trained(ditto_local(model).change(epochs=2, batch_size=20))
+    assert_trees(changed, trained(ditto_local(model, epochs=2, batch_size=20)))
+    assert largest_change(changed, trained(ditto_local(model, batch_size=20))) > 1e-3
+
+
+# Scores.
+
+LISTS = [  # of two runs: who owns which test sample; a client may have none
+    [range(0, 30), range(30, 31), [], range(40, 100), range(100, 109), [2], range(120, 170), [5]],
+    [
+        [7],
+        range(60, 90),
+        range(0, 50),
+        [],
+        range(90, 101),
+        range(110, 150),
+        [3, 4],
+        range(150, 203),
+    ],
+]
+
+
+@pytest.fixture(scope="module")
+def two_partitions(federation: Federation) -> fs.ClientData:
+    """The second run's clients own the samples in another order."""
+    data = federation.data
+    parts = [Partition(data.index, data.start), Partition(data.index[::-1], data.start)]
+    return fs.client_data(data.x, data.y, parts)
+
+
+@pytest.fixture(scope="module")
+def own_tests(federation: Federation) -> EvalSet:
+    return eval_set(*federation.test, [partition_from_lists(own) for own in LISTS])
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    two_partitions: fs.ClientData, own_tests: EvalSet, models: dict[str, fs.Model]
+) -> fs.Result:
+    local = local_sgd(models["mlp"])
+    return fs.simulate(
+        fine_tuned(local, clients_per_round=3, fine_tuning_epochs=2),
+        models["mlp"], two_partitions, own_tests,
+        rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True, personal=True,
+    )  # fmt: skip
+
+
+def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    two_partitions: fs.ClientData,
+    tuned: fs.Result,
+) -> None:
+    model, data = models["mlp"], two_partitions
+    local = local_sgd(model, epochs=2)
+    tune = jax.jit(lambda key, w, client: local.train(key, w, client, ((), ()), ((), ())))
+    answer = jax.jit(lambda w, x: model.apply(w, x, train=False)[0])
+    last = tuned.evaluations[-1]
+    x, y = federation.test
+    for r, seed in enumerate((4, 5)):
+        server = jax.tree.map(lambda a, r=r: a[r], tuned.variables)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), 3)
+        everyone = []
+        for k, rows in enumerate(map(list, LISTS[r])):
+            client = ClientView(
+                data.x, data.y, data.index, jnp.int32(data.start[r, k]),
+                jnp.int32(federation.sizes[k]), data.capacity, jnp.int32(k),
+            )  # fmt: skip
+            own = tune(jax.random.fold_in(jax.random.fold_in(key, 5), k), server, client).variables
+            logits = np.asarray(answer(own, x))[rows].astype(np.float64)
+            if not rows:
+                assert math.isnan(last.personal.by_client.accuracy[r, k])
+                continue
+            right = logits.argmax(axis=1) == y[rows]
+            log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            loss = -log_p[np.arange(len(rows)), y[rows]]
+            f1 = sk.f1_score(y[rows], logits.argmax(axis=1), average="weighted", zero_division=0)
+            found = last.personal.by_client
+            assert found.accuracy[r, k] == pytest.approx(right.mean(), abs=1e-9)
+            assert found.f1[r, k] == pytest.approx(f1, abs=1e-6)
+            assert found.loss[r, k] == pytest.approx(loss.mean(), rel=1e-4)
+            everyone.append((right, loss))
+        right, loss = map(np.concatenate, zip(*everyone, strict=True))
+        assert last.personal.pooled.accuracy[r] == pytest.approx(right.mean(), abs=1e-9)
+        assert last.personal.pooled.loss[r] == pytest.approx(loss.mean(), rel=1e-4)
+    assert not np.array_equal(last.personal.pooled.loss, last.test.pooled.loss)
+    assert tuned.xla_programs <= 4
+
+
+def test_fine_tuning_leaves_the_run_as_it_is(
+    two_partitions: fs.ClientData,
+    own_tests: EvalSet,
+    models: dict[str, fs.Model],
+    tuned: fs.Result,
+) -> None:
+    fedavg = fs.simulate(
+        fs.fedavg(local_sgd(models["mlp"]), clients_per_round=3),
+        models["mlp"], two_partitions, own_tests,
+        rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True,
+    )  # fmt: skip
+    assert_trees(fedavg.variables, tuned.variables)
+    for a, b in zip(fedavg.evaluations, tuned.evaluations, strict=True):
+        assert_trees(a.test, b.test)
+        assert_trees(a.bytes_down, b.bytes_down)
+        assert a.personal is None
+    with pytest.raises(ValueError, match="the run has no personal models scored by client"):
+        fedavg.series("accuracy", by_client=True, part="personal")
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_model_that_all_receive_scores_as_the_servers(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    two_partitions: fs.ClientData,
+    own_tests: EvalSet,
+    runs: int,
+) -> None:
+    """In AUC too, and after the models in flight were collected at the end."""
+    algorithm = fs.compose(
+        local_sgd(models["mlp"]),
+        selection=selection.uniform(held=True),
+        schedule=schedule.staggered(4, 2),
+        personal=personal.received(),
+    )
+    data, test = two_partitions, own_tests
+    if runs == 1:
+        data, test = federation.data, eval_set(*federation.test, partition_from_lists(LISTS[0]))
+    result = fs.simulate(
+        algorithm, models["mlp"], data, test,
+        rounds=3, classes=3, seeds=(0, 1)[:runs], eval_every=2, auc=True, personal=True,
+    )  # fmt: skip
+    last = result.evaluations[-1]
+    assert last.uncollected is not None
+    for e in result.evaluations:
+        assert_trees(e.personal, e.test, rtol=1e-6)
+    assert np.isfinite(last.personal.pooled.auc).all()
+
+
+def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path) -> None:
+    folder = report.RunFolder(tmp_path / "run", {})
+    folder.log("fine_tuned", tuned.evaluations[-1], [{"seed": 4}, {"seed": 5}], [])
+    folder.close()
+    lines = [json.loads(s) for s in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    own = tuned.evaluations[-1].personal
+    mean = np.nanmean(own.by_client.accuracy, axis=1)
+    assert [s["personal"]["client_accuracy"]["mean"] for s in lines] == pytest.approx(mean)
+    assert [s["personal"]["auc"] for s in lines] == pytest.approx(own.pooled.auc)
+    about = {"score": "accuracy", "seeds": 2, "fedavg_bytes": 1.0, "clients": 8, "emd": 0.0}
+    summary = report.summarise(tuned, **about)  # type: ignore[arg-type]
+    assert summary["personal_accuracy_last"] == pytest.approx(mean.mean())
+    assert summary["personal_accuracy_last_std"] == pytest.approx(mean.std())
+    without = {k: v for k, v in summary.items() if not k.startswith("personal")}
+    head, _, first, second, *_ = report.table({"fine": summary, "plain": without}).splitlines()
+    assert "personal %" in head
+    assert f"{100 * mean.mean():.2f} ± {100 * mean.std():.2f}" in first
+    assert second.split("  ")[0].strip() == "plain"
+    assert "-" in second
+    assert "personal" not in report.table({"plain": without})
+
+
+def test_divergence_of_fine_tuning_names_the_round(
+    federation: Federation, models: dict[str, fs.Model], own_tests: EvalSet
+) -> None:
+    def explode(key: Any, received: fs.Variables, client: Any, memory: Any) -> fs.Variables:
+        return jax.tree.map(lambda a: a * jnp.float32(jnp.inf), received)
+
+    algorithm = fs.compose(
+        local_sgd(models["logistic"]),
+        selection=selection.uniform(),
+        schedule=schedule.every_round(2),
+        personal=explode,
+        execution=ONE,
+    )
+    test = eval_set(*federation.test, partition_from_lists(LISTS[0]))
+    with pytest.raises(fs.DivergedError, match=r"in round 2 \(seed 0\)"):
+        fs.simulate(
+            algorithm, models["logistic"], federation.data, test,
+            rounds=2, classes=3, eval_every=2, personal=True, execution=ONE,
+        )  # fmt: skip
+
+
+def test_a_test_set_of_other_clients_is_refused(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    algorithm = fine_tuned(local_sgd(models["logistic"]), clients_per_round=2)
+    message = "personal=True needs a test set of the 8 clients that train, got one of 1"
+    with pytest.raises(ValueError, match=message):
+        fs.simulate(
+            algorithm, models["logistic"], federation.data, federation.test,
+            rounds=1, classes=3, personal=True,
+        )  # fmt: skip
+
+
+ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
+    "lam": (
+        lambda local: ditto(local, clients_per_round=2, lam=-1.0),
+        "lam must be at least 0, got -1.0",
+    ),
+    "epochs": (
+        lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
+        "epochs must be positive, got 0",
+    ),
+    "kept": (
+        lambda local: personal.kept()(None, None, None, ((), ())),  # type: ignore[arg-type]
+        "kept() needs a local update with a personal model; see ditto",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_settings_out_of_range_are_refused(models: dict[str, fs.Model], case: str) -> None:
+    attempt, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        attempt(local_sgd(models["logistic"]))

@@ -1,0 +1,347 @@
+"""Clipping, noise and Poisson cohorts by their laws, and epsilon against closed forms."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import SIZES, Federation, Play, assert_trees, largest_change, play
+from scipy import optimize, stats
+
+import fedjax_sim as fs
+from fedjax_sim import privacy, schedule, tree
+from fedjax_sim.algorithms.dp_fedavg import dp_fedavg
+from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Variables
+
+KEY = jax.random.key(0)
+LR = 0.05
+ONE = fs.make_execution(devices=1)
+N = len(SIZES)
+
+
+def cohort_of(server: Any, rows: int) -> Cohort:
+    none = jnp.zeros(rows, jnp.int32)
+    info = LocalInfo(jnp.zeros(rows), none, none)
+    return Cohort(Variables(server, {}), none, none, info, (), None)  # type: ignore[arg-type]
+
+
+def private_mean(
+    server: Any, models: Any, weights: Any, key: Any = KEY, **settings: Any
+) -> tuple[Any, Any]:
+    """The aggregate, and the weights after the screen."""
+    settings = {"clip": 1.0, "noise_multiplier": 0.0, "clients_per_round": 2.0, **settings}
+    screen = privacy.gaussian_mechanism(**settings)
+    rows, weights, _ = screen.apply(
+        key, (), Variables(models, {}), jnp.asarray(weights), cohort_of(server, len(weights))
+    )
+    return tree.mean(rows, weights).params, weights
+
+
+def test_clipped_sum_over_a_fixed_denominator() -> None:
+    server = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[0.5]])}
+    steps = np.array([[3.0, 0.0, 4.0], [0.1, 0.2, 0.2], [9.0, 9.0, 9.0], [0.0, 0.0, 0.0]])
+    models = {
+        "a": jnp.float32(steps[:, :2]) + server["a"][None],
+        "b": jnp.float32(steps[:, 2:, None]) + server["b"][None],
+    }
+    got, weights = private_mean(server, models, jnp.array([5.0, 1.0, 0.0, 2.0]))
+    # The first is clipped from norm 5, the second (0.3) is not, the third is absent.
+    wanted = (steps[0] / 5 + steps[1]) / 2
+    np.testing.assert_allclose(got["a"] - server["a"], wanted[:2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["b"] - server["b"], wanted[2:, None], rtol=1e-5, atol=1e-6)
+    assert weights.tolist() == [1, 1, 1, 1]
+
+
+def test_absent_rows_and_order_are_invisible() -> None:
+    server, models = jnp.ones(3), jax.random.normal(KEY, (4, 3))
+    weights = jnp.array([1.0, 0.0, 1.0, 1.0])
+    got, _ = private_mean(server, models, weights)
+    stale, _ = private_mean(server, models.at[1].set(jnp.nan), weights)
+    np.testing.assert_array_equal(stale, got)
+    turned, _ = private_mean(server, models[::-1], weights[::-1])
+    np.testing.assert_allclose(turned, got, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_no_client_moves_the_model_further_than_the_clip(bad: float) -> None:
+    server = jnp.full(50, 2.0)
+    models = server[None] + 3 * jax.random.normal(KEY, (6, 50))
+    everyone = jnp.ones(6)
+    for rows in (models, models.at[3, 7].set(bad)):
+        with_it, _ = private_mean(server, rows, everyone, clip=0.7)
+        without, _ = private_mean(server, rows, everyone.at[3].set(0), clip=0.7)
+        distance = float(jnp.linalg.norm(with_it - without))
+        assert distance <= 0.7 / 2 + 1e-5
+        if rows is models:  # its norm is far above the clip, so that the bound is reached
+            assert distance == pytest.approx(0.35, rel=1e-4)
+
+
+def test_noise_has_its_deviation_and_is_independent() -> None:
+    server = {"a": jnp.zeros(20_000), "b": jnp.zeros((100, 200))}
+    absent = jax.tree.map(lambda w: jnp.full((3, *w.shape), jnp.nan), server)
+    settings = {"clip": 0.5, "noise_multiplier": 1.2, "clients_per_round": 4.0}
+    draws = [
+        private_mean(server, absent, jnp.zeros(3), jax.random.key(i), **settings)[0]
+        for i in range(2)
+    ]
+    flat = np.array([a.ravel() for draw in draws for a in jax.tree.leaves(draw)])
+    deviation = 1.2 * 0.5 / 4
+    np.testing.assert_allclose(flat.std(axis=1), deviation, rtol=0.03)
+    assert (np.abs(flat.mean(axis=1)) < 5 * deviation / math.sqrt(20_000)).all()
+    assert (np.abs(np.corrcoef(flat) - np.eye(4)) < 5 / math.sqrt(20_000)).all()
+    assert stats.kstest(flat[0] / deviation, "norm").pvalue > 1e-3
+
+
+def drawn(data: Any, expected: float, slots: int, draws: int) -> np.ndarray:
+    chance = privacy.poisson(expected)
+    none = jnp.zeros(slots, jnp.int32)
+    draw = jax.jit(jax.vmap(lambda k: chance.draw(k, (), data, none, none == 0, none)[0]))
+    return np.asarray(draw(jax.random.split(KEY, draws)))
+
+
+def test_every_client_joins_by_its_own_coin(federation: Federation) -> None:
+    draws, q = 6000, 3 / N
+    cohorts = drawn(federation.data, 3, 11, draws)  # more slots than clients
+    joined = (cohorts[:, :, None] == np.arange(N)).sum(axis=1)
+    assert joined.max() == 1
+    assert ((cohorts == N).sum(axis=1) == 11 - joined.sum(axis=1)).all()
+    deviation = math.sqrt(q * (1 - q) / draws)
+    assert (np.abs(joined.mean(axis=0) - q) < 5 * deviation).all()
+    assert (np.abs(np.corrcoef(joined.T) - np.eye(N)) < 5 / math.sqrt(draws)).all()
+    sizes = np.bincount(joined.sum(axis=1), minlength=N + 1)
+    wanted = draws * stats.binom.pmf(np.arange(N + 1), N, q)
+    assert stats.chisquare(sizes, wanted).pvalue > 1e-3
+
+
+def test_joiners_beyond_the_slots_are_dropped_at_random(federation: Federation) -> None:
+    draws = 4000
+    cohorts = drawn(federation.data, 6, 2, draws)
+    share = np.array([(cohorts == k).mean() * 2 for k in range(N)])
+    kept = np.minimum(2, np.arange(N + 1)) @ stats.binom.pmf(np.arange(N + 1), N, 6 / N) / N
+    assert (np.abs(share - kept) < 5 * math.sqrt(kept * (1 - kept) / draws)).all()
+
+
+def test_slots_for_a_cohort() -> None:
+    for expected in (1, 20, 300):
+        slots = privacy.slots_for(expected)
+        assert stats.binom.sf(slots, 10_000, expected / 10_000) <= 1e-6
+        assert stats.poisson.sf(slots - 1, expected) > 1e-6
+
+
+@pytest.fixture(scope="module")
+def local(models: dict[str, fs.Model]) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(LR))
+
+
+def run(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    local: LocalUpdate,
+    rounds: int = 3,
+    **settings: Any,
+) -> Play:
+    return play(
+        dp_fedavg(local, execution=ONE, **settings), models["logistic"], federation.data, rounds
+    )
+
+
+def test_without_noise_and_clip_it_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    free: dict[str, Any] = {"clip": math.inf, "noise_multiplier": 0.0, "clients_per_round": N}
+    plain = play(
+        fs.fedavg(local, clients_per_round=N, equal_weights=True, execution=ONE),
+        models["logistic"],
+        federation.data,
+        3,
+    )
+    fixed = run(federation, models, local, sampling="fixed", **free)
+    by_coin = run(federation, models, local, sampling="poisson", **free)  # q = 1
+    assert_trees(fixed.servers, plain.servers, rtol=1e-4, atol=1e-6)
+    assert_trees(by_coin.servers, plain.servers, rtol=1e-4, atol=1e-6)
+    assert largest_change(plain.servers[-1], plain.servers[0]) > 1e-3
+
+
+def test_against_numpy(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    m, clip, rounds = 3, 0.2, 5
+    ours = run(
+        federation, models, local, rounds, clients_per_round=m, clip=clip, noise_multiplier=0.0
+    )
+    initial = models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0))
+    slow = oracle.Oracle(federation.data, initial, LR, 0.0, 16, 1)
+    none = jnp.zeros(privacy.slots_for(m), jnp.int32)
+    server, clipped = oracle.layers_of(initial), []
+    for t, state in enumerate(ours.states):
+        cohort, _ = privacy.poisson(m).draw(
+            slow.key(t, 0), (), federation.data, none, none == 0, none
+        )
+        total = [np.zeros_like(w) for w in server]
+        for k in (int(k) for k in cohort if k < N):
+            update = [a - w for a, w in zip(slow.train(t, k, server), server, strict=True)]
+            norm = math.sqrt(sum((u**2).sum() for u in update))
+            clipped.append(norm > clip)
+            total = [s + min(1, clip / norm) * u for s, u in zip(total, update, strict=True)]
+        server = [w + s / m for w, s in zip(server, total, strict=True)]
+        for a, b in zip(server, oracle.layers_of(state.server), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+        assert int(ours.metrics[t].visits) == int((cohort < N).sum())
+    assert True in clipped
+    assert False in clipped
+
+
+def test_a_round_without_clients_is_noise(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
+) -> None:
+    algorithm = fs.compose(
+        local,
+        selection=privacy.poisson(1e-6),
+        schedule=schedule.every_round(2),
+        screens=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
+        execution=ONE,
+    )
+    out = play(algorithm, models["logistic"], federation.data, 2)
+    assert [int(m.visits) for m in out.metrics] == [0, 0]
+    assert [float(m.loss) for m in out.metrics] == [0, 0]
+    start = models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0))
+    for before, after in zip([start, *out.servers], out.servers, strict=False):
+        pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
+        moved = np.concatenate([np.ravel(a - b) for a, b in pairs])
+        assert moved.std() == pytest.approx(0.05, rel=5 / math.sqrt(2 * moved.size))
+
+
+def gaussian_epsilon(noise: float, rounds: int, delta: float) -> float:
+    """Exact: T Gaussian mechanisms are one, with μ = √T / z."""
+    mu = math.sqrt(rounds) / noise
+
+    def excess(eps: float) -> float:
+        near = stats.norm.cdf(mu / 2 - eps / mu)
+        return near - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - delta
+
+    return optimize.brentq(excess, 0, 200)
+
+
+@pytest.mark.parametrize(("noise", "rounds"), [(2.0, 1), (4.0, 20), (30.0, 900)])
+def test_epsilon_where_all_take_part(noise: float, rounds: int) -> None:
+    settings: dict[str, Any] = {"clients": 10, "clients_per_round": 10, "delta": 1e-5}
+    exact = gaussian_epsilon(noise, rounds, 1e-5)
+    by_coin = privacy.epsilon(noise, rounds=rounds, **settings)
+    assert exact - 1e-6 <= by_coin <= exact + 0.01
+    # A client replaced moves the sum by twice the clip. Rényi: α T / 2 (2/z)² + log(1/δ) / (α - 1).
+    exact = gaussian_epsilon(noise / 2, rounds, 1e-5)
+    fixed = privacy.epsilon(noise, rounds=rounds, sampling="fixed", **settings)
+    rho = 2 * rounds / noise**2
+    classic = rho + 2 * math.sqrt(rho * math.log(1e5))
+    assert exact < fixed < 1.01 * classic
+
+
+def test_epsilon_of_the_literature() -> None:
+    """Abadi et al. 2016, section 3: q = 0.01, σ = 4, T = 10000, δ = 1e-5 give 1.26 by moments.
+
+    The central limit of Bu et al. 2020: a Gaussian mechanism with μ = q √(T (exp(1/σ²) - 1)).
+    """
+    spent = privacy.epsilon(4.0, clients=10_000, clients_per_round=100, rounds=10_000, delta=1e-5)
+    assert spent < 1.26
+    limit = 0.01 * math.sqrt(10_000 * math.expm1(1 / 16))
+    assert spent == pytest.approx(gaussian_epsilon(1 / limit, 1, 1e-5), rel=0.03)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_epsilon_is_the_accountants(sampling: Any) -> None:
+    """Without truncation, and composed event by event."""
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting import pld, rdp
+
+    relation = dp.NeighboringRelation
+    if sampling == "poisson":
+        accountant = pld.PLDAccountant(relation.ADD_OR_REMOVE_ONE)
+        event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(1.1))
+    else:
+        accountant = rdp.RdpAccountant(neighboring_relation=relation.REPLACE_ONE)
+        event = dp.SampledWithoutReplacementDpEvent(200, 10, dp.GaussianDpEvent(0.55))
+    for _ in range(5):
+        accountant.compose(event)
+    spent = privacy.epsilon(
+        1.1, clients=200, clients_per_round=10, rounds=5, delta=1e-4, sampling=sampling
+    )
+    assert spent == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-3)
+
+
+def test_epsilon_without_noise_is_infinite() -> None:
+    for sampling in ("poisson", "fixed"):
+        spent = privacy.epsilon(
+            0.0, clients=9, clients_per_round=3, rounds=1, delta=1e-3, sampling=sampling
+        )
+        assert math.isinf(spent)
+
+
+def test_epsilon_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=re.escape("pip install 'fedjax-sim[privacy]'")):
+        privacy.epsilon(1.0, clients=9, clients_per_round=3, rounds=1, delta=1e-3)
+
+
+def spend(**change: Any) -> float:
+    settings = {"clients": 9, "clients_per_round": 3, "rounds": 1, "delta": 1e-3, **change}
+    return privacy.epsilon(settings.pop("noise_multiplier", 1.0), **settings)
+
+
+def private(**settings: Any) -> fs.Algorithm:
+    local = fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1))
+    return dp_fedavg(local, **{"clients_per_round": 3, **settings})
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "clip": (lambda: private(clip=0.0), "clip must be positive, got 0.0"),
+    "infinite": (lambda: private(clip=math.inf), "clip must be finite where noise is added"),
+    "noise": (
+        lambda: private(noise_multiplier=-1.0),
+        "noise_multiplier must be at least 0 and finite, got -1.0",
+    ),
+    "none": (lambda: private(clients_per_round=0), "clients_per_round must be positive, got 0"),
+    "nobody": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
+    "sampling": (
+        lambda: private(sampling="all"),
+        "sampling must be 'poisson' or 'fixed', got 'all'",
+    ),
+    "spent noise": (
+        lambda: spend(noise_multiplier=-1.0),
+        "noise_multiplier must be at least 0, got -1.0",
+    ),
+    "cohort": (
+        lambda: spend(clients_per_round=10),
+        "clients_per_round must be in 1..9, got 10",
+    ),
+    "rounds": (lambda: spend(rounds=0), "rounds must be at least 1, got 0"),
+    "delta": (lambda: spend(delta=1.0), "delta must be in (0, 1), got 1.0"),
+    "kind": (lambda: spend(sampling="all"), "sampling must be 'poisson' or 'fixed', got 'all'"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_statistics_are_refused(federation: Federation) -> None:
+    model = Variables({"w": jnp.zeros(2)}, {"mean": jnp.zeros(2)})
+    with pytest.raises(ValueError, match="model must have no non-trainable variables"):
+        private().init(KEY, model, federation.data)
+
+
+def test_too_few_clients_are_refused(federation: Federation) -> None:
+    message = "clients_per_round must be at most the 8 clients, got 9"
+    with pytest.raises(ValueError, match=message):
+        private(clients_per_round=9).init(KEY, Variables(jnp.zeros(2), {}), federation.data)

@@ -1,0 +1,551 @@
+"""The RADFed family: importance, rests, RADFed+ against plain NumPy, and the divergences."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import Federation, Play, assert_trees, make_federation, play
+from scipy import stats
+
+import fedjax_sim as fs
+from fedjax_sim import probes, redistribution, schedule, selection, weighting
+from fedjax_sim.algorithms import radfed_plus
+from fedjax_sim.algorithms.radfed import radfed
+from fedjax_sim.algorithms.radfed_plus import radfeda, radfedi, radfedm, radfedp
+from fedjax_sim.base import ClientData, ClientView, Cohort, LocalInfo, LocalUpdate, Variables
+from fedjax_sim.compose import compose
+from fedjax_sim.importance import Kind, squared_gradient, with_importance
+
+LR, BATCH, EPOCHS = 0.1, 5, 2
+ALL = {  # every option of RADFed+ at once
+    "importance": "minibatch",
+    "gamma": 0.7,
+    "mu": 0.3,
+    "alpha": 0.6,
+    "server_optimizer": "adam",
+    "server_lr": 0.2,
+    "tau": 0.02,
+    "v0": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def model(models: dict[str, fs.Model]) -> fs.Model:
+    return models["logistic"]
+
+
+def sgd(model: fs.Model, **options: Any) -> LocalUpdate:
+    settings = {"batch_size": BATCH, "epochs": EPOCHS, **options}
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), **settings)
+
+
+def view(federation: Federation, client: int) -> ClientView:
+    data = federation.data
+    start, end = data.start[client], data.start[client + 1]
+    samples = map(jnp.asarray, (data.x, data.y, data.index, start, end - start))
+    return ClientView(*samples, data.capacity, id=jnp.int32(client))
+
+
+# ---- NumPy ----
+
+
+def rows_of(data: ClientData, client: int) -> np.ndarray:
+    return np.asarray(data.index[data.start[client] : data.start[client + 1]])
+
+
+def numpy_score(layers: oracle.Layers, data: ClientData, client: int, size: int) -> float:
+    """Mean squared norm of the gradients of batches of ``size`` in the stored order."""
+    rows = rows_of(data, client)
+    norms = []
+    for i in range(0, len(rows), size):
+        batch = rows[i : i + size]
+        _, grads = oracle.loss_and_gradient(layers, data.x[batch], data.y[batch])
+        norms.append(sum(float((g**2).sum()) for g in grads))
+    return float(np.mean(norms))
+
+
+def numpy_train(
+    key: Any, rows: np.ndarray, data: ClientData, received: oracle.Layers, mu: float = 0.0
+) -> oracle.Layers:
+    """Epochs of SGD on these rows, with a proximal term towards what was received."""
+    layers, n = [a.copy() for a in received], len(rows)
+    for e in range(EPOCHS):
+        epoch_key = jax.random.fold_in(key, e)
+        order = np.asarray(oracle._shuffled(epoch_key, jnp.int32(n), n))[:n]
+        for b in range(math.ceil(n / BATCH)):
+            mine = rows[order[b * BATCH : (b + 1) * BATCH]]
+            _, grads = oracle.loss_and_gradient(layers, data.x[mine], data.y[mine])
+            layers = [
+                w - LR * (g + mu * (w - w0))
+                for w, g, w0 in zip(layers, grads, received, strict=True)
+            ]
+    return layers
+
+
+class NumpyServer:
+    """Mixing and the adaptive optimisers, coordinate by coordinate."""
+
+    def __init__(self, layers: oracle.Layers, options: dict[str, Any]) -> None:
+        self.w, self.options = layers, options
+        self.m = [np.zeros_like(a) for a in layers]
+        self.v = [np.full_like(a, options.get("v0", 0.0)) for a in layers]
+
+    def absorb(self, slots: list[oracle.Layers]) -> None:
+        kind, o = self.options.get("server_optimizer"), self.options
+        mean = oracle.average(slots, [1.0] * len(slots))
+        for i, target in enumerate(mean):
+            delta = o.get("alpha", 1.0) * (target - self.w[i])
+            if kind is None:
+                self.w[i] = self.w[i] + delta
+                continue
+            self.m[i] = 0.9 * self.m[i] + 0.1 * delta
+            square = delta**2
+            if kind == "adagrad":
+                self.v[i] = self.v[i] + square
+            elif kind == "adam":
+                self.v[i] = 0.99 * self.v[i] + 0.01 * square
+            else:
+                self.v[i] = self.v[i] - 0.01 * square * np.sign(self.v[i] - square)
+            self.w[i] = self.w[i] + o["server_lr"] * self.m[i] / (np.sqrt(self.v[i]) + o["tau"])
+
+
+def by_slot(state: Any, slots: int) -> np.ndarray:
+    """The client of every slot."""
+    clients = np.zeros(slots + 1, np.int64)
+    clients[np.asarray(state.slots.id)] = np.asarray(state.slots.client)
+    return clients[:slots]
+
+
+def numpy_radfed(
+    run: Play, initial: Variables, data: ClientData, m: int, inner: int, options: dict[str, Any]
+) -> tuple[list[oracle.Layers], list[np.ndarray]]:
+    """RADFed+, Algorithm 2, with the clients that were drawn: server models and p by round."""
+    chance = oracle.Oracle(data, initial, LR, 0.0, BATCH, EPOCHS)
+    server = NumpyServer(oracle.layers_of(initial), options)
+    clients = len(data.start) - 1
+    p = np.array([numpy_score(server.w, data, k, BATCH) for k in range(clients)])
+    servers, scores = [], []
+    slots: list[oracle.Layers] = []
+    for t, state in enumerate(run.states):
+        if t % inner == 0:
+            slots, trained = [list(server.w)] * m, [False] * m
+        else:
+            order = chance.permutation(t, m)
+            slots, trained = [slots[j] for j in order], [trained[j] for j in order]
+        for i, k in enumerate(by_slot(state, m)):
+            if k == clients:
+                continue
+            key = jax.random.fold_in(chance.key(t, 2), int(k))
+            rows = rows_of(data, k)
+            slots[i] = numpy_train(key, rows, data, slots[i], options.get("mu", 0.0))
+            trained[i] = True
+            gamma = options.get("gamma", 0.0)
+            p[k] = (1 - gamma) * p[k] + gamma * numpy_score(slots[i], data, k, BATCH)
+        if t % inner == inner - 1:
+            server.absorb([w for w, seen in zip(slots, trained, strict=True) if seen])
+        servers.append(list(server.w))
+        scores.append(p.copy())
+    return servers, scores
+
+
+def make(model: fs.Model, m: int, inner: int, **options: Any) -> fs.Algorithm:
+    objective = fs.empirical_risk(model)
+    return radfed(
+        sgd(model), clients_per_round=m, redistribution_rounds=inner, objective=objective, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ALL | {"active_clients": 2},
+        {"server_optimizer": "adagrad", "beta1": 0.9, "server_lr": 0.3, "tau": 0.1, "v0": 0.0},
+        {"alpha": 0.3, "importance": "minibatch", "gamma": 0.4},
+    ],
+    ids=["all at once, rests", "adagrad", "mixing, importance"],
+)
+def test_against_numpy(federation: Federation, model: fs.Model, options: dict[str, Any]) -> None:
+    m, inner, data = 3, 2, federation.data
+    run = play(make(model, m, inner, **options), model, data, 4)
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    servers, scores = numpy_radfed(run, initial, data, m, inner, options)
+    for state, layers, p in zip(run.states, servers, scores, strict=True):
+        for ours, theirs in zip(oracle.layers_of(state.server), layers, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-5)
+        if "importance" in options:
+            np.testing.assert_allclose(state.selection, p, rtol=2e-3, atol=1e-5)
+
+
+# ---- importance ----
+
+
+@pytest.mark.parametrize("kind", ["minibatch", "sample"])
+def test_score_at_the_trained_weights(federation: Federation, model: fs.Model, kind: Kind) -> None:
+    score = squared_gradient(fs.empirical_risk(model), BATCH, kind)
+    local = with_importance(sgd(model), score).change(epochs=1)  # the change keeps the wrapper
+    variables = model.init(jax.random.key(3))
+    train = jax.jit(lambda client: local.train(jax.random.key(1), variables, client, *NOTHING))
+    for client in (3, 4):  # 17 and 40 samples: a short last batch, and none
+        trained = train(view(federation, client))
+        layers = oracle.layers_of(trained.variables)
+        expected = numpy_score(layers, federation.data, client, BATCH if kind == "minibatch" else 1)
+        np.testing.assert_allclose(trained.info.extra["importance"], expected, rtol=1e-4)
+        before = numpy_score(oracle.layers_of(variables), federation.data, client, BATCH)
+        assert abs(before - expected) > 1e-2 * expected
+    nobody = dataclasses.replace(view(federation, 0), size=jnp.int32(0))
+    assert float(train(nobody).info.extra["importance"]) == 0.0
+
+
+NOTHING: Any = (((), ()), ((), ()))
+
+
+def test_first_pass_scores_every_client(federation: Federation, model: fs.Model) -> None:
+    """On 1 and on 4 devices, of 8 clients and of 7 (which leave a place empty)."""
+    score = squared_gradient(fs.empirical_risk(model), BATCH)
+    variables = model.init(jax.random.key(0))
+    for sizes in ((1, 3, 16, 17, 40, 5, 33, 8), (1, 3, 16, 17, 40, 5, 33)):
+        data = make_federation(sizes).data
+        layers = oracle.layers_of(variables)
+        expected = [numpy_score(layers, data, k, BATCH) for k in range(len(sizes))]
+        for devices in (1, 4):
+            execution = fs.make_execution(devices)
+            start = jax.jit(selection.importance(score).init, static_argnums=2)
+            p = start(variables, jax.device_put(data, execution.replicated), execution)
+            np.testing.assert_allclose(p, expected, rtol=1e-5)
+
+
+def drawn(chosen: Any, p: jax.Array, slots: int, draws: int = 30_000) -> np.ndarray:
+    """Clients of every slot, ``int32[draws, S]``."""
+    data = make_federation((1,) * len(p)).data
+    held, every = jnp.zeros(slots, jnp.int32), jnp.ones(slots, bool)
+    draw = jax.jit(jax.vmap(lambda key: chosen.draw(key, p, data, held, every, held)[0]))
+    return np.asarray(draw(jax.random.split(jax.random.key(5), draws)))
+
+
+def pairs_pvalue(cohorts: np.ndarray, p: np.ndarray) -> float:
+    """Of a chi-square test that ordered pairs are drawn one after another, each ∝ p."""
+    n, share = len(p), np.asarray(p, np.float64) / np.sum(p, dtype=np.float64)
+    cells = [(i, j) for i in range(n) for j in range(n) if i != j and share[i] * share[j] > 0]
+    expected = [share[i] * share[j] / (1 - share[i]) for i, j in cells]
+    found = [np.sum((cohorts[:, 0] == i) & (cohorts[:, 1] == j)) for i, j in cells]
+    assert sum(found) == len(cohorts)
+    return float(stats.chisquare(found, np.array(expected) * len(cohorts)).pvalue)
+
+
+def test_draws_are_proportional_to_p() -> None:
+    p = np.array([0.1, 3.0, 0.5, 1.0, 2.0], np.float32)
+    cohorts = drawn(selection.importance(no_score), jnp.asarray(p), 2)
+    assert pairs_pvalue(cohorts, p) > 1e-3
+    assert pairs_pvalue(cohorts, np.ones(5)) < 1e-9  # the test can tell
+
+
+def test_no_update_from_ones_is_uniform() -> None:
+    chosen = selection.importance(no_score, gamma=0.0, initial="ones")
+    data = make_federation((1,) * 5).data
+    p = chosen.init(None, data, None)
+    info = LocalInfo(*jnp.zeros((3, 2)), {"importance": jnp.array([9.0, 7.0])})
+    p = chosen.update(p, jnp.array([0, 3]), info)
+    assert pairs_pvalue(drawn(chosen, p, 2), np.ones(5)) > 1e-3
+
+
+def test_clients_without_a_gradient_come_last() -> None:
+    cohorts = drawn(selection.importance(no_score), jnp.array([0.0, 1.0, 0.0, 1.0]), 3, 200)
+    assert set(cohorts[:, :2].ravel()) == {1, 3}
+    assert set(cohorts[:, 2]) == {0, 2}  # either of them: no rank by number
+
+
+def test_update_is_a_loop_over_who_trained() -> None:
+    clients, scores = np.array([4, 6, 1, 6]), np.array([2.0, np.nan, 8.0, np.nan], np.float32)
+    p = np.arange(1.0, 7.0, dtype=np.float32)
+    expected = p.copy()
+    for k, q in zip(clients, scores, strict=True):
+        if k < len(p):  # 6 is nobody
+            expected[k] = 0.25 * p[k] + 0.75 * q
+    info = LocalInfo(*jnp.zeros((3, 4)), {"importance": jnp.asarray(scores)})
+    update = selection.importance(no_score, gamma=0.75).update
+    np.testing.assert_array_equal(update(jnp.asarray(p), jnp.asarray(clients), info), expected)
+
+
+def no_score(variables: Variables, client: ClientView) -> jax.Array:
+    raise AssertionError("not asked for")
+
+
+# ---- rests ----
+
+
+@pytest.fixture(scope="module")
+def resting(federation: Federation, model: fs.Model) -> Play:
+    """5 models, of which 2 train in a round; aggregated after 4 rounds."""
+    return play(make(model, 5, 4, active_clients=2), model, federation.data, 8)
+
+
+def test_visits_differ_by_at_most_one(resting: Play) -> None:
+    for t, state in enumerate(resting.states):
+        here = np.asarray(state.slots.id) < 5
+        visits = np.asarray(state.slots.visits)[here]
+        assert visits.sum() == 2 * (t % 4 + 1)
+        assert visits.max() - visits.min() <= 1
+        assert int(resting.metrics[t].visits) == int(resting.metrics[t].uploads) == 2
+        assert (np.asarray(state.slots.client) < 8).sum() == 2
+
+
+def test_who_rests_is_chance(resting: Play) -> None:
+    awake = [tuple(np.flatnonzero(by_slot(s, 5) < 8)) for s in resting.states]
+    assert len(set(awake)) > 2
+
+
+def test_a_resting_model_stays(federation: Federation, resting: Play) -> None:
+    for t in (1, 2, 3):
+        before, after = resting.states[t - 1].slots, resting.states[t].slots
+        source = oracle.Oracle(federation.data, None, LR, 0.0, BATCH, EPOCHS).permutation(t, 5)
+        rests = np.flatnonzero(by_slot(resting.states[t], 5) == 8)
+        places = [{int(i): row for row, i in enumerate(np.asarray(s.id))} for s in (before, after)]
+        for slot in rests:
+            rows = [places[0][source[slot]], places[1][slot]]
+            old, new = (
+                jax.tree.map(lambda a, row=row: a[row], s.variables)
+                for s, row in zip((before, after), rows, strict=True)
+            )
+            assert_trees(old, new)
+
+
+def test_all_models_count_equally(resting: Play) -> None:
+    slots = resting.states[3].slots
+    here = (np.asarray(slots.id) < 5).nonzero()[0]
+    mean = jax.tree.map(lambda a: np.asarray(a)[here].mean(axis=0), slots.variables)
+    assert_trees(resting.servers[3], mean, 1e-6, 1e-7)
+
+
+# ---- names ----
+
+
+NAMED: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any]]] = {
+    "radfedi": (radfedi, {"importance": "minibatch"}),
+    "radfedp": (radfedp, {"mu": 0.01}),
+    "radfedm": (radfedm, {"alpha": 0.9}),
+    "radfeda": (radfeda, {"server_optimizer": "adam"}),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_are_options_of_radfed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every parameter arrives; of the defaults only the method's own differ from radfed's."""
+    monkeypatch.setattr(radfed_plus, "radfed", lambda local, **options: (local, options))
+    function, own = NAMED[name]
+    parameters = inspect.signature(function).parameters
+    given = {key: object() for key in parameters if key != "local"}
+    local = object()
+    assert function(local, **given) == (local, given)
+    of_radfed = inspect.signature(radfed).parameters
+    assert own == {
+        key: p.default
+        for key, p in parameters.items()
+        if key != "objective" and p.default != of_radfed[key].default
+    }
+
+
+def test_options_switched_off_are_radfed(
+    federation: Federation, model: fs.Model, watched: Play
+) -> None:
+    """To the bit, like the same parts with probes that only look."""
+    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5)
+    run = play(off, model, federation.data, 5)
+    assert_trees(run.servers, watched.servers[:5])
+
+
+def test_all_at_once_trains(federation: Federation, model: fs.Model) -> None:
+    everything = make(model, 4, 3, active_clients=3, **ALL | {"server_lr": 0.3})
+    result = fs.simulate(
+        everything, model, federation.data, federation.test, rounds=15, classes=3, seeds=(0, 1)
+    )
+    losses = [e.test_loss for e in result.evaluations]
+    assert (losses[-1] < 0.7 * losses[0]).all()
+    assert result.xla_programs <= 4
+
+
+ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no objective": (
+        lambda local: radfed(local, clients_per_round=3, importance="sample"),
+        "objective must be given for importance 'sample', got None",
+    ),
+    "active": (
+        lambda local: radfed(local, clients_per_round=3, active_clients=4),
+        "active_clients must be in 1..3, got 4",
+    ),
+    "optimizer": (
+        lambda local: radfeda(local, clients_per_round=3, server_optimizer="sgd"),  # type: ignore[arg-type]
+        "server_optimizer must be one of adagrad, adam, yogi, got 'sgd'",
+    ),
+    "alpha": (
+        lambda local: radfed(local, clients_per_round=3, server_optimizer="adam", alpha=0),
+        "alpha must be in (0, 1], got 0",
+    ),
+    "rate": (
+        lambda local: radfeda(local, clients_per_round=3, server_lr=0),
+        "server_lr must be positive, got 0",
+    ),
+    "mu": (lambda local: radfedp(local, clients_per_round=3, mu=-1), "mu must be at least 0"),
+    "gamma": (
+        lambda _: selection.importance(no_score, gamma=1.1),
+        "gamma must be in [0, 1], got 1.1",
+    ),
+    "initial": (
+        lambda _: selection.importance(no_score, initial="zeros"),  # type: ignore[arg-type]
+        "initial must be 'gradient' or 'ones', got 'zeros'",
+    ),
+    "none active": (lambda _: selection.uniform(active=0), "active must be at least 1, got 0"),
+    "held": (
+        lambda _: selection.uniform(held=True, active=2),
+        "active must be None where slots keep their clients, got 2",
+    ),
+    "slots": (
+        lambda _: drawn(selection.uniform(active=3), jnp.ones(5), 2, 1),
+        "active must be at most the 2 slots, got 3",
+    ),
+    "kind": (
+        lambda _: squared_gradient(no_objective, 4, "client"),  # type: ignore[arg-type]
+        "kind must be 'minibatch' or 'sample', got 'client'",
+    ),
+    "batch": (
+        lambda _: squared_gradient(no_objective, 0),
+        "batch_size must be at least 1, got 0",
+    ),
+    "unreported": (
+        lambda _: selection.importance(no_score).update(
+            jnp.ones(2), jnp.array([0]), LocalInfo(*jnp.zeros((3, 1)))
+        ),
+        "local must report its clients' importance",
+    ),
+}
+
+
+def no_objective(*_: Any) -> Any:
+    raise AssertionError("not asked for")
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(model: fs.Model, case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(sgd(model))
+
+
+# ---- divergences ----
+
+
+def stack(rows: int) -> Variables:
+    keys = jax.random.split(jax.random.key(2))
+    return Variables(
+        {"a": jax.random.normal(keys[0], (rows, 3, 2)), "b": jax.random.normal(keys[1], (rows, 4))},
+        {"mean": jnp.ones((rows, 4))},
+    )
+
+
+def cohort(clients: list[int], data: ClientData) -> Cohort:
+    return Cohort(None, jnp.array(clients), None, None, (), data)  # type: ignore[arg-type]
+
+
+@jax.jit
+def divergence(models: Variables, where: Cohort) -> jax.Array:
+    measure = probes.model_divergence().measure
+    return measure(None, (), None, models, where)[0]["DL"]
+
+
+def test_model_divergence_is_the_mean_over_pairs(federation: Federation) -> None:
+    data, models = jax.device_put(federation.data), stack(4)
+    flat = np.concatenate([np.asarray(a).reshape(4, -1) for a in models.params.values()], axis=1)
+    pairs = [
+        1 - flat[i] @ flat[j] / (np.linalg.norm(flat[i]) * np.linalg.norm(flat[j]))
+        for i in range(4)
+        for j in range(i)
+    ]
+    ours = divergence(models, cohort([5, 0, 2, 7], data))
+    np.testing.assert_allclose(ours, np.mean(pairs), rtol=1e-5)
+    order = jnp.array([2, 0, 3, 1])
+    shuffled = jax.tree.map(lambda a: a[order], models)
+    np.testing.assert_allclose(divergence(shuffled, cohort([2, 5, 7, 0], data)), ours, rtol=1e-6)
+    absent = jax.tree.map(lambda a: jnp.concatenate([a, a[:1] * jnp.nan]), models)
+    padded = divergence(absent, cohort([5, 0, 2, 7, 8], data))
+    np.testing.assert_allclose(padded, ours, rtol=1e-6)
+    alone = divergence(models, cohort([8, 0, 8, 8], data))
+    assert float(alone) < 1e-12
+    near = jax.tree.map(lambda a: a[:1] + 1e-6 * a, models)
+    flat = np.concatenate(
+        [np.asarray(a, np.float64).reshape(4, -1) for a in near.params.values()], 1
+    )
+    unit = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+    exact = np.sum((unit - unit.mean(axis=0)) ** 2) / 3
+    np.testing.assert_allclose(divergence(near, cohort([0, 1, 2, 3], data)), exact, rtol=0.2)
+
+
+def probed(local: LocalUpdate, m: int, inner: int, **options: Any) -> fs.Algorithm:
+    return compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.delayed(m, inner),
+        redistribution=redistribution.permute,
+        weighting=weighting.equal,
+        probes={"DL": probes.model_divergence(), "DC": probes.central_divergence(local)},
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def watched(federation: Federation, model: fs.Model) -> Play:
+    """5 models, aggregated after 4 rounds, with both probes; 4 devices have 8 places for them."""
+    return play(probed(sgd(model), 5, 4), model, federation.data, 16)
+
+
+def test_divergence_is_a_saw_tooth(watched: Play) -> None:
+    """Every aggregation lowers DL, and the round right after it has the least, over the cycles.
+
+    The first cycle starts from a random model: its first round has no aggregation before it.
+    """
+    found = np.array([float(m.probes["DL"]) for m in watched.metrics]).reshape(-1, 4)
+    assert (found[1:, 0] < found[:-1, -1]).all()
+    assert found[1:].mean(axis=0).argmin() == 0
+    assert all(float(m.probes["DC"]) > 0 for m in watched.metrics)
+
+
+def flattened(layers: oracle.Layers) -> np.ndarray:
+    return np.concatenate([a.ravel() for a in layers])
+
+
+def test_central_divergence_against_numpy(
+    federation: Federation, model: fs.Model, watched: Play
+) -> None:
+    data = federation.data
+    chance = oracle.Oracle(data, None, LR, 0.0, BATCH, EPOCHS)
+    twin = oracle.layers_of(model.init(jax.random.fold_in(jax.random.key(0), 0)))
+    for t, state in enumerate(watched.states[:6]):
+        rows = np.concatenate([rows_of(data, k) for k in sorted(by_slot(state, 5))])
+        twin = numpy_train(chance.key(t, 7), rows, data, twin)  # DC is the second probe
+        federated = state.server
+        if t != 3:  # no aggregation
+            here = np.flatnonzero(np.asarray(state.slots.client) < 8)
+            federated = jax.tree.map(
+                lambda a, here=here: a[here].mean(axis=0), state.slots.variables
+            )
+        gap = flattened(oracle.layers_of(federated)) - flattened(twin)
+        expected = np.linalg.norm(gap) / np.linalg.norm(flattened(twin))
+        np.testing.assert_allclose(watched.metrics[t].probes["DC"], expected, rtol=2e-3)
+
+
+def test_one_client_with_everything_does_not_diverge(model: fs.Model) -> None:
+    """Full batches, so that the order of samples does not matter."""
+    lone = make_federation((20,))
+    run = play(probed(sgd(model, batch_size=20), 1, 2), model, lone.data, 4)
+    for metrics in run.metrics:
+        assert float(metrics.probes["DC"]) < 1e-6
+        assert float(metrics.probes["DL"]) < 1e-12  # a model alone

@@ -1,0 +1,488 @@
+"""Robust aggregators against NumPy, attacks against their definitions, and each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees, make_federation
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+
+import fedjax_sim as fs
+from fedjax_sim import aggregators, attacks, schedule, screens, selection
+from fedjax_sim.algorithms.fltrust import fltrust
+from fedjax_sim.algorithms.robust import robust
+from fedjax_sim.base import Batch, ClientView, Cohort, LocalInfo, Screen, Variables
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+ROWS, WIDTH = 9, 4
+ROBUST = sorted(set(aggregators.AGGREGATORS) - {"mean"})
+
+
+@functools.cache
+def jitted(name: str, *settings: Any) -> Any:
+    rule = getattr(aggregators, name)
+    direct = name in ("mean", "coordinate_median")
+    return jax.jit(rule if direct else rule(*settings))
+
+
+@st.composite
+def stacks(draw: st.DrawFn, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and weights; absent rows are NaN."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    rows = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    weights = rng.uniform(0.5, 20, ROWS).astype(np.float32)
+    absent = rng.permutation(ROWS)[: draw(st.integers(0, ROWS - least))]
+    rows[absent], weights[absent] = np.nan, 0
+    return rows, weights
+
+
+def split(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The same coordinates in two leaves."""
+    return {"a": rows[:, :1], "b": rows[:, 1:].reshape(len(rows), 3, -1)}
+
+
+def joined(model: dict[str, Any]) -> np.ndarray:
+    return np.concatenate([np.ravel(a) for a in model.values()])
+
+
+@few
+@given(stacks())
+def test_coordinate_median(stack: tuple[np.ndarray, np.ndarray]) -> None:
+    rows, weights = stack
+    ours = joined(jitted("coordinate_median")(split(rows), weights))
+    np.testing.assert_allclose(ours, np.median(rows[weights > 0], axis=0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.2, 1 / 3, 0.49])
+@few
+@given(stacks())
+def test_trimmed_mean(beta: float, stack: tuple[np.ndarray, np.ndarray]) -> None:
+    rows, weights = stack
+    ours = joined(jitted("trimmed_mean", beta)(split(rows), weights))
+    present = rows[weights > 0].astype(np.float64)
+    np.testing.assert_allclose(ours, stats.trim_mean(present, beta), rtol=1e-5, atol=1e-6)
+    if beta == 0:
+        equal = jitted("mean")(split(rows), (weights > 0).astype(np.float32))
+        np.testing.assert_allclose(ours, joined(equal), rtol=1e-5, atol=1e-6)
+
+
+def krum_scores(rows: np.ndarray, f: int) -> list[float]:
+    """Blanchard et al., section 4, by loops."""
+    scores = []
+    for i, row in enumerate(rows):
+        others = [float(((row - other) ** 2).sum()) for j, other in enumerate(rows) if j != i]
+        scores.append(sum(sorted(others)[: max(len(rows) - f - 2, 1)]))
+    return scores
+
+
+@pytest.mark.parametrize(("byzantine", "keep"), [(0.0, 1), (0.3, 1), (0.2, 3), (0.2, None)])
+@few
+@given(stacks())
+def test_krum(byzantine: float, keep: int | None, stack: tuple[np.ndarray, np.ndarray]) -> None:
+    rows, weights = stack
+    ours = joined(jitted("multi_krum", byzantine, keep)(split(rows), weights))
+    present = rows[weights > 0].astype(np.float64)
+    f = int(byzantine * len(present) + 1e-9)
+    scores = np.array(krum_scores(present, f))
+    last = np.sort(scores)[min(keep or len(present) - f, len(present)) - 1]
+    chosen = present[scores <= last]
+    np.testing.assert_allclose(ours, chosen.mean(axis=0), rtol=1e-5, atol=1e-6)
+    if len(chosen) == 1:
+        assert (rows == ours).all(axis=1).any()  # one of the rows, to the bit
+    if keep == 1:
+        single = jitted("krum", byzantine)(split(rows), weights)
+        np.testing.assert_array_equal(joined(single), ours)
+
+
+@few
+@given(stacks())
+# The coordinate median is the middle point, and the geometric median is not (an angle of 100°).
+@example((np.array([[0.0, 0], [1, 0.1], [1.05, 1.2]] + [[np.nan] * 2] * 6, np.float32),
+          np.array([1.0, 1, 1, 0, 0, 0, 0, 0, 0], np.float32)))  # fmt: skip
+def test_geometric_median(stack: tuple[np.ndarray, np.ndarray]) -> None:
+    rows, weights = stack
+    rows = np.pad(rows, ((0, 0), (0, WIDTH - rows.shape[1])))
+    present, a = rows[weights > 0].astype(np.float64), weights[weights > 0]
+
+    def total(z: np.ndarray) -> float:
+        return float(a @ np.linalg.norm(present - z, axis=1))
+
+    found = optimize.minimize(total, present.mean(axis=0), method="Nelder-Mead", tol=1e-9)
+    least = min(found.fun, *map(total, present))
+    settled, default = (
+        joined(jitted("geometric_median", *n)(split(rows), weights)) for n in ((300,), ())
+    )
+    assert total(settled) <= least * (1 + 1e-4) + 1e-6
+    assert total(default) <= least * 1.1 + 1e-6
+    offsets = present - settled
+    distance = np.linalg.norm(offsets, axis=1)
+    if distance.min() > 0.1:  # the optimum is no row: a sum of unit vectors that vanishes
+        assert np.linalg.norm((a / distance) @ offsets) < 2e-3 * a.sum()
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_equal_rows_are_returned_to_the_bit(name: str) -> None:
+    row = np.float32(np.random.default_rng(0).normal(size=(1, WIDTH)))
+    model = Variables({"w": row, "h": jnp.asarray(row, jnp.bfloat16)}, {"n": np.int32([[7]])})
+    stack = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a), ROWS, axis=0), model)
+    out = jax.jit(aggregators.AGGREGATORS[name])(stack, jnp.array([3.0, 0, 1, 1, 1, 1, 7, 1, 1]))
+    assert_trees(out, jax.tree.map(lambda a: jnp.asarray(a)[0], model))
+
+
+@pytest.mark.parametrize("bad", [1e6, 1e30, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", [*ROBUST, "mean"])
+def test_a_minority_moves_it_boundedly(name: str, bad: float) -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(10, WIDTH)).astype(np.float32)
+    rows[[2, 7]] = bad * rng.choice([1.0, 2.0], (2, WIDTH))
+    out = joined(_default(name)(split(rows), np.ones(10, np.float32)))
+    honest = np.delete(rows, [2, 7], axis=0)
+    inside = (out >= honest.min(axis=0)) & (out <= honest.max(axis=0))
+    assert inside.all() == (name != "mean")
+
+
+@functools.cache
+def _default(name: str) -> Any:
+    return jax.jit(aggregators.AGGREGATORS[name])
+
+
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "geometric_median"])
+def test_batch_statistics_do_not_decide(name: str) -> None:
+    """Distances are over the parameters; the statistics follow the rows that are chosen."""
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(6, 3)).astype(np.float32)
+    rows[0] = 1e9
+    state = np.array([[1e9], [1], [2], [3], [4], [5]], np.float32)
+    weights = np.ones(6, np.float32)
+    rule = _default(name)
+    out, tilted = (rule(Variables(rows, s), weights) for s in (state, state[[0, 5, 4, 3, 2, 1]]))
+    assert_trees(out.params, tilted.params)
+    assert_trees(out.params, rule(rows, weights))
+    assert 1 <= out.state[0] <= 5.001
+    if name == "krum":
+        assert out.state[0] == state[(rows == np.asarray(out.params)).all(axis=1)][0, 0]
+
+
+def cohort_of(server: Any, client: Any, data: Any = None) -> Cohort:
+    info = LocalInfo(jnp.zeros(len(client)), jnp.ones(len(client), int), jnp.ones(len(client), int))
+    return Cohort(server, jnp.asarray(client, jnp.int32), info.steps, info, (), data)
+
+
+CLIENTS = 8
+MALICIOUS = np.isin(np.arange(CLIENTS), [1, 4, 6])
+PLACES = np.array([4, 0, 1, 8, 7, 6, 2])  # 8 is nobody
+WEIGHTS = np.array([2, 1, 3, 0, 1, 0, 1], np.float32)  # of the malicious 4 and 1 are present
+
+
+def attacked(attack: Screen, rows: np.ndarray, server: np.ndarray, key: int = 0) -> np.ndarray:
+    models = Variables({"w": jnp.asarray(rows)}, {"s": jnp.arange(len(rows), dtype=jnp.float32)})
+    cohort = cohort_of(Variables({"w": jnp.asarray(server)}, {"s": jnp.float32(0)}), PLACES)
+    out, weights, _ = attack.apply(jax.random.key(key), (), models, jnp.asarray(WEIGHTS), cohort)
+    np.testing.assert_array_equal(np.asarray(weights), WEIGHTS)
+    assert_trees(out.state, models.state)
+    changed = np.asarray(out.params["w"])
+    honest = ~np.isin(np.arange(len(rows)), [0, 2])
+    np.testing.assert_array_equal(changed[honest], rows[honest])  # the absent attacker's NaN too
+    return changed[[0, 2]]
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    out = np.random.default_rng(3).normal(size=(len(PLACES), 5)).astype(np.float32)
+    out[[3, 5]] = np.nan
+    return out
+
+
+def test_sign_flip(rows: np.ndarray) -> None:
+    server = np.float32([1, 2, 3, 4, 5])
+    sent = attacked(attacks.sign_flip(MALICIOUS, 3.0), rows, server)
+    np.testing.assert_allclose(sent, server - 3 * (rows[[0, 2]] - server), rtol=1e-6)
+
+
+def test_gaussian(rows: np.ndarray) -> None:
+    wide, server = np.repeat(rows, 400, axis=1), np.full(2000, 7, np.float32)
+    sent, other = (attacked(attacks.gaussian(MALICIOUS, 0.5), wide, server, k) for k in (0, 1))
+    noise = (sent - 7) / 0.5
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(noise)[0, 1]) < 0.1
+    assert (sent != other).all()
+
+
+def test_alie(rows: np.ndarray) -> None:
+    mean, std = rows[[0, 2]].mean(axis=0), rows[[0, 2]].std(axis=0)
+    sent = attacked(attacks.alie(MALICIOUS, 1.5), rows, np.zeros(5, np.float32))
+    np.testing.assert_allclose(sent, np.stack([mean - 1.5 * std] * 2), rtol=1e-5, atol=1e-6)
+
+
+@jax.jit
+def hidden(malicious: jax.Array, weights: jax.Array) -> jax.Array:
+    """What ALIE sends for rows with mean 1 and standard deviation 1."""
+    values = jnp.where(jnp.arange(51) % 2, 2.0, 0.0)[:, None]
+    cohort = cohort_of(Variables(jnp.zeros(1), ()), range(51))
+    return attacks.alie(malicious).apply(None, (), Variables(values, ()), weights, cohort)[0].params
+
+
+@pytest.mark.parametrize(("n", "m"), [(51, 12), (50, 10), (10, 2), (10, 6), (4, 4)])
+def test_alie_hides_among_so_many(n: int, m: int) -> None:
+    number = np.arange(51)
+    sent = np.asarray(hidden(number < m, (number < n).astype(np.float32)))[:m]
+    s = n // 2 + 1 - m
+    share = (n - m - s) / (n - m) if n > m else 1.0
+    np.testing.assert_allclose(sent, 1 - stats.norm.ppf(np.clip(share, 0.5, 0.999)), atol=1e-5)
+
+
+def test_label_flip() -> None:
+    view = functools.partial(ClientView, *(jnp.zeros(1),) * 5, capacity=1)
+    batch = Batch(jnp.zeros(3), jnp.array([0, 2, 9]), jnp.ones(3, bool))
+    flip = attacks.label_flip(MALICIOUS, 10)
+    for client, labels in ((4, [9, 7, 0]), (5, [0, 2, 9]), (None, [0, 2, 9])):
+        got = flip(jax.random.key(0), batch, view(id=None if client is None else jnp.int32(client)))
+        assert got.y.tolist() == labels
+
+
+def test_malicious_clients_are_a_fixed_choice() -> None:
+    chosen = attacks.byzantine(50, 0.2)
+    assert chosen.sum() == 10
+    np.testing.assert_array_equal(chosen, attacks.byzantine(50, 0.2))
+    assert (chosen != attacks.byzantine(50, 0.2, seed=1)).any()
+    shares = np.mean([attacks.byzantine(10, 0.3, seed=s) for s in range(2000)], axis=0)
+    np.testing.assert_allclose(shares, 0.3, atol=0.05)
+
+
+def test_clip(rows: np.ndarray) -> None:
+    server = np.float32([1, 0, 0, 0, 0])
+    rows = rows.copy()
+    rows[4], rows[6] = server, np.inf  # a row that has not moved, a broken one
+    models = Variables({"a": jnp.asarray(rows[:, :2]), "b": jnp.asarray(rows[:, 2:])}, rows[:, 0])
+    parts = Variables({"a": jnp.asarray(server[:2]), "b": jnp.asarray(server[2:])}, server[0])
+    out, weights, _ = screens.clip_norm(1.5).apply(
+        None, (), models, jnp.asarray(WEIGHTS), cohort_of(parts, PLACES)
+    )
+    for k in np.flatnonzero(WEIGHTS):
+        delta = rows[k] - server
+        norm = np.linalg.norm(delta)
+        want = server + min(1, 1.5 / norm) * delta if 0 < norm < np.inf else server
+        got = np.concatenate([out.params["a"][k], out.params["b"][k]])
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.asarray(weights), WEIGHTS)
+    np.testing.assert_array_equal(out.state, rows[:, 0])
+
+
+def with_root(data: fs.ClientData, rows: np.ndarray) -> fs.ClientData:
+    """The server owns these rows of x."""
+    index = np.concatenate([data.index, np.asarray(rows, np.int32)])
+    return dataclasses.replace(
+        data,
+        index=index,
+        root=np.array([len(data.index), len(index)], np.int32),
+        capacity=max(data.capacity, len(rows)),
+    )
+
+
+def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Against Algorithm 2 of FLTrust, client by client."""
+    model = models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
+    owned = federation.data.index[:20]
+    data = jax.device_put(with_root(federation.data, owned))
+    server, key = model.init(jax.random.key(1)), jax.random.key(2)
+    view = ClientView(
+        data.x, data.y, jnp.asarray(owned), jnp.int32(0), jnp.int32(20), data.capacity
+    )
+    own = local.train(key, server, view, local.memory(server), local.shared(server))
+    flat, unravel = jax.flatten_util.ravel_pytree(server.params)
+    w = np.asarray(flat, np.float64)
+    g0 = np.asarray(jax.flatten_util.ravel_pytree(own.variables.params)[0]) - w
+    rng = np.random.default_rng(4)
+    noise = rng.normal(size=(7, len(w))) * np.linalg.norm(g0) / np.sqrt(len(w))
+    deltas = np.array([1, 5, -2, 1, 0.1, 1, 1])[:, None] * (g0 + 0.5 * noise)
+    deltas[[3, 5]] = np.nan  # absent, and present: weight 0 in the end
+    weights = np.array([1, 2, 3, 0, 5, 1, 1], np.float32)
+    screen = screens.trust(local)
+
+    @jax.jit
+    def screened(deltas: jax.Array) -> Any:
+        stack = jax.vmap(lambda d: Variables(unravel(flat + d), server.state))(deltas)
+        cohort = cohort_of(server, range(7), data)
+        rows, scores, _ = screen.apply(key, (), stack, jnp.asarray(weights), cohort)
+        out = aggregators.mean(rows, scores)
+        return scores, jax.flatten_util.ravel_pytree(out.params)[0]
+
+    scores, out = screened(jnp.asarray(deltas, jnp.float32))
+    total, trusted = np.zeros_like(w), []
+    for k in range(7):
+        cosine = g0 @ deltas[k] / np.linalg.norm(g0) / np.linalg.norm(deltas[k])
+        trusted.append(max(cosine, 0) if np.isfinite(cosine) and weights[k] > 0 else 0)
+        if trusted[k] > 0:
+            total += trusted[k] * np.linalg.norm(g0) / np.linalg.norm(deltas[k]) * deltas[k]
+    assert np.count_nonzero(trusted) == 4
+    np.testing.assert_allclose(scores, trusted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(out, w + total / sum(trusted), rtol=1e-4, atol=1e-6)
+
+    scores, out = screened(-jnp.abs(jnp.asarray(deltas[:, :1], jnp.float32)) * g0[None])
+    np.testing.assert_array_equal(scores > 0, weights > 0)
+    np.testing.assert_allclose(out, w, rtol=1e-6, atol=1e-7)  # nobody is trusted
+
+
+FORGED: dict[str, Screen] = {
+    "sign_flip": attacks.sign_flip(MALICIOUS),
+    "gaussian": attacks.gaussian(MALICIOUS, 1.0),
+    "alie": attacks.alie(MALICIOUS),
+}
+
+
+@pytest.mark.parametrize("name", sorted(aggregators.AGGREGATORS))
+def test_every_attack_meets_every_rule_compiled_once(name: str) -> None:
+    """Under jit and a vmap over runs, which do not see each other."""
+    server = Variables({"w": jnp.ones(3), "h": jnp.ones((2, 2), jnp.bfloat16)}, {"m": jnp.zeros(2)})
+
+    def one(key: jax.Array, weights: jax.Array) -> Any:
+        models = jax.tree.map(
+            lambda a: a[None] + jax.random.normal(key, (len(PLACES), *a.shape), a.dtype), server
+        )
+        models = jax.tree.map(lambda a: a.at[3].set(jnp.nan), models)
+        out = {}
+        for attack, screen in FORGED.items():
+            sent, a, _ = screen.apply(key, (), models, weights, cohort_of(server, PLACES))
+            out[attack] = aggregators.AGGREGATORS[name](sent, a)
+        return out
+
+    batched = jax.jit(jax.vmap(one))
+    keys = jax.random.split(jax.random.key(0), 3)
+    weights = jnp.asarray(np.stack([WEIGHTS, 2 * WEIGHTS, np.roll(WEIGHTS, 4) * (PLACES < 8)]))
+    first = batched(keys, weights)
+    second = batched(keys[::-1], weights[::-1])
+    assert batched._cache_size() == 1
+    assert all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(first))
+    assert_trees(first, jax.tree.map(lambda a: a[::-1], second))
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Federation:
+    return make_federation((20,) * 10, seed=5)
+
+
+def trained(
+    model: fs.Model, algorithm: fs.Algorithm, data: fs.ClientData, rounds: int
+) -> Variables:
+    """The server model after some rounds, in one program."""
+
+    @jax.jit
+    def run(data: fs.ClientData) -> Variables:
+        key = jax.random.key(0)
+        state = algorithm.init(key, model.init(key), data)
+        step = lambda t, s: algorithm.step(jax.random.fold_in(key, t), s, data)[0]  # noqa: E731
+        return jax.lax.fori_loop(0, rounds, step, state).server
+
+    return run(data)
+
+
+def accuracy(
+    crowd: Federation, model: fs.Model, algorithm: fs.Algorithm, data: Any = None
+) -> float:
+    variables = trained(model, algorithm, crowd.data if data is None else data, 10)
+    logits, _ = model.apply(variables, jnp.asarray(crowd.test[0]), train=False)
+    return float(np.mean(np.asarray(logits).argmax(axis=1) == crowd.test[1]))
+
+
+def under_attack(model: fs.Model, **parts: Any) -> fs.Algorithm:
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
+    hostile = attacks.sign_flip(attacks.byzantine(10, 0.2))
+    return fs.compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(10),
+        **{**parts, "screens": (hostile, *(s(local) for s in parts.get("screens", ())))},
+    )
+
+
+def test_the_mean_collapses_and_the_others_learn(
+    crowd: Federation, models: dict[str, fs.Model]
+) -> None:
+    model = models["logistic"]
+    collapsed = accuracy(crowd, model, under_attack(model))
+    defended = {
+        name: accuracy(crowd, model, under_attack(model, aggregator=aggregators.AGGREGATORS[name]))
+        for name in ("coordinate_median", "krum")
+    }
+    data = with_root(crowd.data, crowd.data.index[::10])
+    defended["fltrust"] = accuracy(
+        crowd, model, under_attack(model, screens=(screens.trust,)), data
+    )
+    assert collapsed < 0.5  # chance is 1/3
+    assert min(defended.values()) > 0.85, defended
+
+
+def test_robust_with_the_mean_is_fedavg(crowd: Federation, models: dict[str, fs.Model]) -> None:
+    model = models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
+    a, b = (
+        trained(model, algorithm, crowd.data, 2)
+        for algorithm in (
+            fs.fedavg(local, clients_per_round=4),
+            robust(local, clients_per_round=4, aggregator="mean"),
+        )
+    )
+    assert_trees(a, b)
+
+
+def test_one_client_makes_every_rule_its_model(
+    crowd: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Also on four devices, where three places are empty."""
+    model = models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
+    alone = trained(model, fs.fedavg(local, clients_per_round=1), crowd.data, 1)
+    execution = fs.make_execution(devices=4)
+    for rule in ("krum", "geometric_median"):
+        algorithm = robust(local, clients_per_round=1, aggregator=rule, execution=execution)  # type: ignore[arg-type]
+        assert_trees(alone, trained(model, algorithm, crowd.data, 1), rtol=1e-6)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "beta": (lambda: aggregators.trimmed_mean(0.5), "beta must be in [0, 0.5), got 0.5"),
+    "krum": (lambda: aggregators.krum(-0.1), "byzantine must be in [0, 0.5), got -0.1"),
+    "keep": (lambda: aggregators.multi_krum(0.2, 0), "keep must be at least 1, got 0"),
+    "iterations": (lambda: aggregators.geometric_median(0), "iterations must be at least 1, got 0"),
+    "eps": (lambda: aggregators.geometric_median(9, 0), "eps must be positive, got 0"),
+    "limit": (lambda: screens.clip_norm(0), "limit must be positive, got 0"),
+    "fraction": (lambda: attacks.byzantine(9, 1.5), "fraction must be in [0, 1], got 1.5"),
+    "sigma": (lambda: attacks.gaussian(MALICIOUS, -1), "sigma must be at least 0, got -1"),
+    "peers": (
+        lambda: screens.trust(fs.local_sgd(None, optax.sgd(1.0), peers=True)),  # type: ignore[arg-type]
+        "local must do without the other clients' samples for FLTrust, got peers=True",
+    ),
+    "rule": (
+        lambda: robust(None, clients_per_round=1, aggregator="bulyan"),  # type: ignore[arg-type]
+        "aggregator must be one of mean, coordinate_median, trimmed_mean, geometric_median, krum, "
+        "multi_krum, got 'bulyan'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_errors_of_the_data(federation: Federation, models: dict[str, fs.Model]) -> None:
+    local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
+    variables = models["logistic"].init(jax.random.key(0))
+    with pytest.raises(ValueError, match="root of the data must be the server's own samples"):
+        fltrust(local, clients_per_round=2).init(jax.random.key(0), variables, federation.data)
+    hostile = attacks.sign_flip(attacks.byzantine(5, 0.2))
+    with pytest.raises(ValueError, match=re.escape("malicious must be bool[8], one for each")):
+        hostile.init(variables, federation.data)

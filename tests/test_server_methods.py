@@ -1,0 +1,835 @@
+"""Server methods, asynchrony, gossip and fairness, against closed forms and plain NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import Federation, Play, assert_trees, largest_change, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import dispatch, drift, redistribution, screens, server, tree
+from fedjax_sim.algorithms.afl import afl
+from fedjax_sim.algorithms.fedasync import fedasync
+from fedjax_sim.algorithms.gossip import gossip
+from fedjax_sim.algorithms.ozdayi import ozdayi
+from fedjax_sim.algorithms.qffl import qffl
+from fedjax_sim.base import ClientData, Cohort, LocalInfo, LocalUpdate, Screen, Server, Variables
+from fedjax_sim.batches import root_view
+from fedjax_sim.data import take_root
+from fedjax_sim.measured import with_initial_loss
+from fedjax_sim.partition import label_table, partition_from_lists
+
+LR, ROUNDS, BATCH = 0.1, 5, 8
+ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}  # compiles fastest
+quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(scope="module")
+def model(models: dict[str, fs.Model]) -> fs.Model:
+    return models["logistic"]
+
+
+@pytest.fixture(scope="module")
+def local(model: fs.Model) -> LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
+
+
+def slow(data: ClientData, model: fs.Model) -> oracle.Oracle:
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    return oracle.Oracle(data, initial, LR, 0.0, BATCH, 1)
+
+
+def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
+    for layers, variables in zip(theirs, ours, strict=True):
+        for a, b in zip(layers, oracle.layers_of(variables), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def equal(federation: Federation, model: fs.Model, local: LocalUpdate) -> Play:
+    """FedAvg of all clients with equal weights."""
+    algorithm = fs.fedavg(local, clients_per_round=8, equal_weights=True, **ONE)
+    return play(algorithm, model, federation.data, ROUNDS)
+
+
+# --- how the server moves ---------------------------------------------------------------------
+
+
+def pair(params: float, mean: float, count: int) -> Variables:
+    return Variables({"w": jnp.full(2, params)}, {"mean": jnp.float32(mean), "count": count})
+
+
+def moved(part: Server, to: Variables, start: Variables) -> Any:
+    return part.update(jax.random.key(0), to, start, part.init(start), None)[0]  # type: ignore[arg-type]
+
+
+def test_mix_is_a_part_of_the_way_of_weights_and_state() -> None:
+    out = moved(server.mix(0.25), pair(8.0, 4.0, jnp.int32(9)), pair(4.0, 0.0, jnp.int32(4)))
+    assert out.params["w"].tolist() == [5.0, 5.0]
+    assert float(out.state["mean"]) == 1.0
+    assert int(out.state["count"]) == 5
+    assert out.state["count"].dtype == jnp.int32
+
+
+def test_mix_by_one_is_the_aggregate() -> None:
+    w, new = (jax.random.normal(jax.random.key(s), (50,)) for s in (0, 1))
+    assert_trees(moved(server.mix(1.0), Variables(new, ()), Variables(w, ())).params, new)
+
+
+def test_a_chain_hands_on_what_it_made() -> None:
+    start, to = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
+    steps = server.chain(server.optimizer(optax.sgd(0.5, momentum=0.5)), server.mix(0.5))
+    state, velocity = steps.init(start), 0.0
+    w = 0.0
+    for _ in range(3):
+        key, now = jax.random.key(0), Variables(jnp.full(1, w), ())
+        out, state = steps.update(key, to, now, state, None)  # type: ignore[arg-type]
+        velocity = 0.5 * velocity + (1 - w)
+        w += 0.5 * 0.5 * velocity
+        np.testing.assert_allclose(out.params, w, rtol=1e-6)
+        w = float(out.params[0])
+    assert_trees(moved(server.chain(), to, start), to)
+
+
+def test_only_the_last_of_a_chain_encodes() -> None:
+    encoder = server.replace()._replace(download_bytes=lambda variables, updates: 7)
+    after = server.chain(server.mix(0.5), encoder).download_bytes
+    assert after is not None
+    assert after(Variables((), ()), 1) == 7
+    assert server.chain(encoder, server.mix(0.5)).download_bytes is None
+
+
+def with_root(data: ClientData, rows: list[int]) -> ClientData:
+    """These rows of x as the server's own."""
+    edges = np.array([len(data.index), len(data.index) + len(rows)], np.int32)
+    index = np.concatenate([data.index, np.array(rows, np.int32)])
+    return dataclasses.replace(data, index=index, root=edges)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def rooted(federation: Federation) -> ClientData:
+    """The five samples that no client owns, and some that clients own too."""
+    free = np.setdiff1d(np.arange(len(federation.data.x)), federation.data.index)
+    return with_root(federation.data, [*free.tolist(), *range(12)])
+
+
+def test_training_on_root_is_the_local_update(
+    rooted: ClientData, model: fs.Model, local: LocalUpdate
+) -> None:
+    part, key = server.train_on_root(local), jax.random.key(4)
+    start, aggregate = (model.init(jax.random.key(s)) for s in (0, 1))
+    kept = part.init(start)
+    out, after = jax.jit(part.update)(key, aggregate, start, kept, rooted)
+    assert after == kept
+    assert rooted.root is not None
+    rows = np.asarray(rooted.index)[rooted.root[0] : rooted.root[1]]
+    alone = fs.client_data(rooted.x[rows], rooted.y[rows], partition_from_lists([range(len(rows))]))
+    alone = dataclasses.replace(alone, capacity=rooted.capacity, root=alone.start)
+    view = root_view(jax.device_put(alone))
+    theirs = jax.jit(lambda w: local.train(key, w, view, *kept))(aggregate).variables
+    assert_trees(out, theirs)
+    assert largest_change(out, aggregate) > 1e-3
+
+
+def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalUpdate) -> None:
+    beta, theta, rate, m = 0.5, 2.0, 0.8, 3
+
+    class AtServer(oracle.Oracle):
+        """The server's samples are client 1's: the second of the chain has the key's fold 1."""
+
+        def key(self, t: int, use: int) -> Any:
+            return super().key(t, 4 if use == 2 else use)
+
+    assert rooted.root is not None
+    edges = np.array([0, *np.asarray(rooted.root)], np.int32)
+    own = dataclasses.replace(rooted, start=edges)  # type: ignore[arg-type]
+    clients = slow(rooted, model)
+    at_server = AtServer(own, clients.initial, LR, 0.0, BATCH, 2)
+    velocity = oracle.zeros(oracle.layers_of(clients.initial))
+    rounds = iter(range(ROUNDS))
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        nonlocal velocity
+        changes = [oracle.plus(v.layers, w, -1) for v in visits]
+        mean = oracle.average(changes, [float(clients.sizes[k]) for k in cohort])
+        signs = [sum(np.sign(c[i]) for c in changes) for i in range(len(w))]
+        agreed = [np.where(np.abs(s) >= theta, d, 0) for s, d in zip(signs, mean, strict=True)]
+        velocity = oracle.plus(agreed, velocity, beta)
+        return at_server.train(next(rounds), 1, oracle.plus(w, velocity, rate))
+
+    servers, _ = oracle.fedavg(clients, ROUNDS, m, absorb=absorb)
+    algorithm = ozdayi(
+        local,
+        clients_per_round=m,
+        server_lr=rate,
+        server_momentum=beta,
+        threshold=theta,
+        server_epochs=2,
+        **ONE,
+    )
+    check(servers, play(algorithm, model, rooted, ROUNDS).servers)
+
+
+def test_ozdayi_with_everything_off_is_fedavg(
+    federation: Federation, model: fs.Model, local: LocalUpdate
+) -> None:
+    off = ozdayi(
+        local, clients_per_round=3, server_momentum=0.0, threshold=0.0, server_epochs=0.0, **ONE
+    )
+    servers, _ = oracle.fedavg(slow(federation.data, model), 3, 3)
+    check(servers, play(off, model, federation.data, 3).servers)
+
+
+# --- the server's own samples -----------------------------------------------------------------
+
+
+@st.composite
+def dealt(draw: Any) -> tuple[list[int], fs.partition.Partition, int, int]:
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    spare = draw(st.integers(0, 3))
+    labels = draw(
+        st.lists(st.integers(0, 3), min_size=sum(sizes) + spare, max_size=sum(sizes) + spare)
+    )
+    order = draw(st.permutations(range(len(labels))))
+    cuts = np.cumsum(sizes)
+    lists = np.split(np.array(order)[: cuts[-1]], cuts[:-1])
+    return (
+        labels,
+        partition_from_lists(lists),
+        draw(st.integers(1, cuts[-1])),
+        draw(st.integers(0, 5)),
+    )
+
+
+@quick
+@given(dealt())
+def test_take_root(case: Any) -> None:
+    labels, before, size, seed = case
+    y = np.array(labels)
+    classes = np.unique(y[before.index])
+    try:
+        after, root = take_root(labels, before, size, seed=seed)
+    except ValueError:
+        # A class can lose at most one sample of each client to the rule that the last one stays.
+        rarest = min(int(np.sum(y[before.index] == c)) for c in classes)
+        assert rarest < -(-size // len(classes)) + len(before.sizes)
+        return
+    assert len(root) == size
+    assert sorted([*after.index, *root]) == sorted(before.index)
+    assert (after.sizes > 0).all()
+    counts = [int(np.sum(y[root] == c)) for c in classes]
+    assert max(counts) - min(counts) <= 1
+    for kept, had in zip(after.lists, before.lists, strict=True):
+        assert set(kept) == set(had) - set(root)
+    data = fs.client_data(np.zeros((len(y), 2)), y, after, root=root)
+    assert data.root is not None
+    assert sorted(data.index[data.root[0] : data.root[1]]) == sorted(root)
+    assert data.capacity == max(size, after.sizes.max())
+
+
+def test_take_root_is_drawn_by_the_seed() -> None:
+    y = np.arange(60) % 3
+    p = partition_from_lists(np.split(np.arange(60), 6))
+    roots = [take_root(y, p, 6, seed=s)[1].tolist() for s in (0, 0, 1)]
+    assert roots[0] == roots[1] != roots[2]
+    assert label_table(y, partition_from_lists([roots[2]]), 3).tolist() == [[2, 2, 2]]
+
+
+@pytest.fixture(scope="module")
+def two_roots(federation: Federation) -> tuple[Any, Any, list[Any], list[Any]]:
+    x, y = federation.data.x, federation.data.y
+    whole = partition_from_lists(np.split(np.arange(len(y)), [30, 50, 70]))
+    both = [take_root(y, whole, 9, seed=s) for s in (0, 1)]
+    return x, y, [p for p, _ in both], [r for _, r in both]
+
+
+def test_two_runs_with_their_own_roots_are_two_runs(
+    federation: Federation, model: fs.Model, local: LocalUpdate, two_roots: Any
+) -> None:
+    x, y, partitions, roots = two_roots
+    algorithm = ozdayi(local, clients_per_round=4, **ONE)
+
+    data = fs.client_data(x, y, partitions, root=roots)
+    both = fs.simulate(
+        algorithm, model, data, federation.test, rounds=2, classes=3, seeds=(5, 5), **ONE
+    )
+    assert both.xla_programs <= 4
+    one, other = (jax.tree.map(lambda a, i=i: a[i], both.variables) for i in (0, 1))
+    alone = fs.client_data(x, y, partitions[1], root=roots[1])
+    assert_trees(other, play(algorithm, model, alone, 2, seed=5).final, rtol=1e-5, atol=1e-6)
+    assert largest_change(one, other) > 1e-3
+
+
+def test_one_root_for_all_runs(two_roots: Any) -> None:
+    x, y, partitions, roots = two_roots
+    data = fs.client_data(x, y, [partitions[0]] * 2, root=roots[0].tolist())
+    assert data.root is not None
+    assert data.root.shape == (2, 2)
+    for start, end in np.asarray(data.root):
+        assert data.index[start:end].tolist() == roots[0].tolist()
+
+
+# --- sign agreement ---------------------------------------------------------------------------
+
+
+def at_server(
+    screen: Screen,
+    start: Any,
+    rows: Any,
+    weights: Any,
+    tag: Any = (),
+    losses: Any = None,
+    state: Any = (),
+    client: Any = None,
+) -> tuple[Any, np.ndarray, Any]:
+    """A screen applied to rows of parameters alone."""
+    count = len(weights)
+    k = jnp.arange(count, dtype=jnp.int32) if client is None else jnp.asarray(client, jnp.int32)
+    extra = {} if losses is None else {"initial_loss": jnp.asarray(losses, jnp.float32)}
+    info = LocalInfo(
+        jnp.zeros(count), jnp.ones(count, jnp.int32), jnp.ones(count, jnp.int32), extra
+    )
+    cohort = Cohort(Variables(jnp.asarray(start), ()), k, k, info, tag, None)  # type: ignore[arg-type]
+    models = Variables(jnp.asarray(rows), ())
+    out, weights, state = screen.apply(
+        jax.random.key(0), state, models, jnp.asarray(weights, jnp.float32), cohort
+    )
+    return np.asarray(out.params), np.asarray(weights), state
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("theta", [0.0, 1.0, 2.5, 4.0])
+def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(4, 5)).astype(np.float32)
+    rows = start + rng.integers(-1, 2, (6, 4, 5)).astype(np.float32)
+    rows[2] = np.nan
+    weights = np.array([3, 1, 0, 7, 1, 0.5], np.float32)
+    new, after, _ = at_server(screens.sign_agreement(theta, literal=literal), start, rows, weights)
+    assert after.tolist() == weights.tolist()
+    for i, j in np.ndindex(4, 5):
+        total = sum(np.sign(rows[k, i, j] - start[i, j]) for k in (0, 1, 3, 4, 5))
+        moves = (total if literal else abs(total)) >= theta
+        for k in (0, 1, 3, 4, 5):
+            assert new[k, i, j] == (rows[k, i, j] if moves else start[i, j])
+
+
+# --- asynchrony -------------------------------------------------------------------------------
+
+
+def test_the_ring_holds_the_last_models() -> None:
+    most, part = 3, dispatch.stale(3)
+    state, versions = part.init(Variables(jnp.float32(0), ())), [0.0]
+    send = jax.jit(jax.vmap(part.send, in_axes=(0, None, None, None)))
+    absorb = jax.jit(lambda state, w: part.absorb(state, w, None, None, None))
+    keys = jax.random.split(jax.random.key(1), 2000)
+    for t in range(9):
+        now = Variables(jnp.float32(versions[-1]), ())
+        model, age = send(keys, state, now, None)
+        allowed = versions[::-1][: most + 1]
+        assert model.params.tolist() == [allowed[d] for d in age.tolist()]
+        counts = np.bincount(age, minlength=len(allowed))
+        share = 2000 / len(allowed)
+        assert len(counts) == len(allowed)
+        assert (np.abs(counts - share) < 5 * np.sqrt(share)).all()
+        assert part.send(None, state, now, None) == (now, 0)
+        versions.append(t + 1.5)
+        state = absorb(state, Variables(jnp.float32(versions[-1]), ()))
+    assert send._cache_size() == absorb._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("screen", "s"),
+    [
+        (screens.staleness(0.6), lambda d: 1.0),
+        (screens.staleness(0.6, "polynomial"), lambda d: (d + 1) ** -0.5),
+        (screens.staleness(0.6, "polynomial", 2), lambda d: (d + 1) ** -2.0),
+        (screens.staleness(0.6, "hinge"), lambda d: 1.0 if d <= 4 else 1 / (10 * (d - 4) + 1)),
+        (screens.staleness(0.6, "hinge", 2, 1), lambda d: 1.0 if d <= 1 else 1 / (2 * (d - 1) + 1)),
+    ],
+)
+def test_staleness(screen: Screen, s: Callable[[int], float]) -> None:
+    ages = [0, 1, 4, 5, 30]
+    rows = np.array([[5.0]] * 5 + [[np.nan]], np.float32)
+    tag = jnp.array([*ages, 2], jnp.int32)
+    new, *_ = at_server(screen, np.array([1.0], np.float32), rows, [1] * 5 + [0], tag)
+    np.testing.assert_allclose(new[:5, 0], [1 + 4 * 0.6 * s(d) for d in ages], rtol=1e-6)
+
+
+def test_fedasync_against_numpy(
+    federation: Federation, model: fs.Model, local: LocalUpdate
+) -> None:
+    alpha, most, a, b, mu, rounds = 0.6, 3, 2.0, 1.0, 0.3, 8
+    clients = slow(federation.data, model)
+    versions, ages = [oracle.layers_of(clients.initial)], []
+
+    def visit(t: int, k: int, w: oracle.Layers) -> oracle.Visit:
+        key = jax.random.fold_in(jax.random.fold_in(clients.key(t, 2), k), 2**31 - 1)
+        d = int(jax.random.randint(key, (), 0, min(most, t) + 1))
+        old = versions[-1 - d]
+        out = clients.visit(t, k, old, lambda v: [mu * e for e in oracle.plus(v, old, -1)])
+        part = alpha * (1 if d <= b else 1 / (a * (d - b) + 1))
+        ages.append(d)
+        return out._replace(layers=oracle.plus(w, oracle.plus(out.layers, w, -1), part))
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        versions.append(oracle.average([v.layers for v in visits], [1.0] * len(visits)))
+        return versions[-1]
+
+    servers, _ = oracle.fedavg(clients, rounds, 2, visit, absorb)
+    algorithm = fedasync(
+        local,
+        clients_per_round=2,
+        alpha=alpha,
+        max_staleness=most,
+        decay="hinge",
+        slope=a,
+        grace=b,
+        mu=mu,
+        **ONE,
+    )
+    check(servers, play(algorithm, model, federation.data, rounds).servers)
+    assert set(ages) == {0, 1, 2, 3}
+
+
+def test_fedasync_of_fresh_models_is_fedavg(
+    federation: Federation, model: fs.Model, local: LocalUpdate, equal: Play
+) -> None:
+    fresh = fedasync(
+        local, clients_per_round=8, alpha=1.0, max_staleness=0, decay="constant", mu=0.0, **ONE
+    )
+    assert_trees(play(fresh, model, federation.data, 2).servers, equal.servers[:2])
+
+
+# --- gossip -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gossips(
+    federation: Federation, model: fs.Model, local: LocalUpdate
+) -> dict[str, tuple[fs.Algorithm, Play]]:
+    two = fs.make_execution(devices=2)
+    made = {
+        "ring": gossip(local, clients_per_round=8, topology="ring", execution=two),
+        "complete": gossip(local, clients_per_round=8, topology="complete", **ONE),
+    }
+    return {name: (a, play(a, model, federation.data, ROUNDS)) for name, a in made.items()}
+
+
+def test_gossip_on_a_ring_against_numpy(
+    federation: Federation, model: fs.Model, gossips: dict[str, tuple[fs.Algorithm, Play]]
+) -> None:
+    clients = slow(federation.data, model)
+    models = [oracle.layers_of(clients.initial)] * 8
+    ours = gossips["ring"][1]
+    for t in range(ROUNDS):
+        near = [[models[i - 1], models[i], models[(i + 1) % 8]] for i in range(8)]
+        models = [clients.train(t, k, oracle.average(near[k], [1.0] * 3)) for k in range(8)]
+        slots = ours.states[t].slots
+        order = np.argsort(slots.client)
+        check(models, [jax.tree.map(lambda a, i=i: a[i], slots.variables) for i in order])
+    mean = oracle.average(models, [1.0] * 8)
+    check([mean], [ours.final])
+    evaluated = jax.jit(gossips["ring"][0].evaluated)(ours.states[-1], federation.data)
+    assert_trees(evaluated, ours.final, rtol=1e-6, atol=1e-7)
+    assert_trees(ours.servers[-1], ours.servers[0])  # there is no server
+
+
+def test_gossip_of_all_with_all_is_fedavg(
+    equal: Play, gossips: dict[str, tuple[fs.Algorithm, Play]]
+) -> None:
+    ours = gossips["complete"][1]
+    assert_trees(ours.final, equal.final, rtol=1e-4, atol=1e-5)
+    assert largest_change(gossips["ring"][1].final, equal.final) > 1e-4
+
+
+def distance(play: Play) -> float:
+    """Mean squared distance of the models from their mean after the last round."""
+    rows = map(np.asarray, jax.tree.leaves(play.states[-1].slots.variables.params))
+    return sum(float(np.square(a - a.mean(axis=0)).sum()) for a in rows)
+
+
+def test_models_agree_more_the_larger_the_spectral_gap(
+    gossips: dict[str, tuple[fs.Algorithm, Play]],
+) -> None:
+    matrices = {
+        "complete": redistribution.metropolis(redistribution.complete(8)),
+        "ring": redistribution.metropolis(redistribution.ring(8)),
+        "alone": np.eye(8),
+    }
+    gaps = {n: 1 - np.sort(np.abs(np.linalg.eigvalsh(w)))[-2] for n, w in matrices.items()}
+    assert gaps["complete"] > gaps["ring"] > gaps["alone"]
+    apart = {name: distance(run) for name, (_, run) in gossips.items()}
+    assert apart["complete"] < apart["ring"]
+    # One mixing shrinks the distance by the second eigenvalue squared, or more.
+    x = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
+    for name, w in matrices.items():
+        mixed = np.asarray(tree.mix(jnp.asarray(w, jnp.float32), jnp.asarray(x)))
+        np.testing.assert_allclose(mixed.mean(0), x.mean(0), atol=1e-5)
+        shrunk = np.square(mixed - mixed.mean(0)).sum() / np.square(x - x.mean(0)).sum()
+        assert shrunk <= (1 - gaps[name]) ** 2 + 1e-6
+
+
+@pytest.mark.parametrize(("name", "sent"), [("ring", 16), ("complete", 56)])
+def test_gossip_counts_what_goes_between_clients(
+    gossips: dict[str, tuple[fs.Algorithm, Play]], name: str, sent: int
+) -> None:
+    run = gossips[name][1]
+    assert [int(m.uploads) for m in run.metrics] == [0] + [sent] * (ROUNDS - 1)
+    assert [int(m.downloads) for m in run.metrics] == [8] + [sent] * (ROUNDS - 1)
+    assert run.final_uploads == 8
+
+
+@quick
+@given(st.sampled_from([1, 2, 5, 8]), st.data())
+def test_matchings(slots: int, data: Any) -> None:
+    chosen = data.draw(st.lists(st.booleans(), min_size=slots**2, max_size=slots**2))
+    upper = np.triu(np.array(chosen).reshape(slots, slots), 1)
+    edges = upper | upper.T
+    colour = redistribution._coloured(edges)
+    assert ((colour >= 0) == edges).all()
+    for row in colour:
+        used = row[row >= 0].tolist()
+        assert len(set(used)) == len(used)  # no node twice: a matching
+    assert colour.max() < max(1, 2 * edges.sum(0).max() - 1)
+    base = redistribution.metropolis(edges)
+    whole = redistribution.matchings(edges, 1.0)(jax.random.key(0), slots)
+    np.testing.assert_allclose(whole, base, atol=1e-6)
+    seed = data.draw(st.integers(0, 99))
+    w = np.asarray(redistribution.matchings(edges, 0.5)(jax.random.key(seed), slots))
+    on = (w > 0) & ~np.eye(slots, dtype=bool)
+    for matrix in (w, base):
+        np.testing.assert_allclose(matrix, matrix.T, atol=1e-7)
+        np.testing.assert_allclose(matrix.sum(0), 1, atol=1e-6)
+        assert (matrix >= 0).all()
+    assert not (on & ~edges).any()
+    for c in range(colour.max() + 1):
+        assert on[colour == c].all() or not on[colour == c].any()
+
+
+def test_matchings_are_on_as_often_as_asked() -> None:
+    draw = redistribution.matchings(redistribution.ring(4), 0.3)
+    keys = jax.random.split(jax.random.key(0), 1000)
+    on = np.asarray(jax.vmap(lambda key: draw(key, 4))(keys))[:, 0, 1] > 0
+    assert abs(on.mean() - 0.3) < 5 * np.sqrt(0.21 / 1000)
+
+
+def test_a_matrix_mixes_as_given() -> None:
+    w = np.array([[0.2, 0.8], [1.0, 0.0]])
+    np.testing.assert_allclose(redistribution.mix(w)(jax.random.key(0), 2), w, rtol=1e-6)
+    for slots in (1, 2, 3, 7):
+        ring, whole = redistribution.ring(slots), redistribution.complete(slots)
+        assert ring.sum(1).tolist() == [min(slots - 1, 2)] * slots
+        np.testing.assert_allclose(redistribution.metropolis(whole), 1 / slots, atol=1e-6)
+
+
+# --- fairness ---------------------------------------------------------------------------------
+
+
+def test_the_initial_loss_is_that_of_all_samples(
+    federation: Federation, model: fs.Model, local: LocalUpdate
+) -> None:
+    wrapped = with_initial_loss(local, fs.empirical_risk(model)).change(epochs=2)
+    plain = local.change(epochs=2)
+    data, w = jax.device_put(federation.data), model.init(jax.random.key(2))
+    execution = fs.make_execution(devices=1)
+    key, empty = jax.random.key(7), ((), ())
+
+    def both(w: Variables, client: Any) -> Any:
+        return [u.train(key, w, client, empty, empty) for u in (wrapped, plain)]
+
+    ours, theirs = jax.jit(lambda: execution.per_client(both, w, data))()
+    assert_trees(ours.variables, theirs.variables)
+    assert_trees(ours.info._replace(extra={}), theirs.info)
+    for k, loss in enumerate(ours.info.extra["initial_loss"].tolist()):
+        rows = federation.data.index[federation.data.start[k] : federation.data.start[k + 1]]
+        x, y = federation.data.x[rows], federation.data.y[rows]
+        expected, _ = oracle.loss_and_gradient(oracle.layers_of(w), x, y)
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def loss_at(clients: oracle.Oracle, k: int, w: oracle.Layers) -> float:
+    rows = clients.rows(k)
+    return oracle.loss_and_gradient(w, clients.data.x[rows], clients.data.y[rows])[0]
+
+
+def test_qffl_against_numpy(federation: Federation, model: fs.Model, local: LocalUpdate) -> None:
+    clients, q = slow(federation.data, model), 0.5
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        top, bottom = oracle.zeros(w), 0.0
+        for k, v in zip(cohort, visits, strict=True):
+            loss = loss_at(clients, k, w)
+            delta = [d / LR for d in oracle.plus(w, v.layers, -1)]
+            top = oracle.plus(top, delta, loss**q)
+            square = sum(float(np.square(d).sum()) for d in delta)
+            bottom += q * loss ** (q - 1) * square + loss**q / LR
+        return oracle.plus(w, top, -1 / bottom)
+
+    servers, _ = oracle.fedavg(clients, ROUNDS, 4, absorb=absorb)
+    algorithm = qffl(
+        local, clients_per_round=4, objective=fs.empirical_risk(model), lr=LR, q=q, **ONE
+    )
+    check(servers, play(algorithm, model, federation.data, ROUNDS).servers)
+
+
+def test_without_q_or_step_it_is_fedavg_with_equal_weights(
+    federation: Federation, model: fs.Model, local: LocalUpdate, equal: Play
+) -> None:
+    objective = fs.empirical_risk(model)
+    for algorithm in (
+        qffl(local, clients_per_round=8, objective=objective, lr=LR, q=0.0, **ONE),
+        afl(local, clients_per_round=8, objective=objective, step=0.0, **ONE),
+    ):
+        ours = play(algorithm, model, federation.data, 2)
+        assert_trees(ours.servers, equal.servers[:2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 4.0])
+def test_q_fair_is_the_step_of_the_paper(q: float) -> None:
+    rng, lr = np.random.default_rng(5), 0.3
+    start, rows = rng.normal(size=6), rng.normal(size=(4, 6))
+    losses, weights = rng.uniform(0.2, 4, 4), np.array([1, 2, 0, 0.5])
+    new, after, _ = at_server(
+        screens.q_fair(q, lr), np.float32(start), np.float32(rows), weights, losses=losses
+    )
+    top, bottom = np.zeros(6), 0.0
+    for a, loss, row in zip(weights, losses, rows, strict=True):
+        delta = (start - row) / lr
+        top += a * loss**q * delta
+        bottom += a * (q * loss ** (q - 1) * delta @ delta + loss**q / lr)
+    np.testing.assert_allclose(
+        np.average(new, axis=0, weights=after), start - top / bottom, rtol=1e-4
+    )
+
+
+def test_q_fair_where_powers_leave_f32_and_where_a_loss_is_0() -> None:
+    start, rows = np.zeros(1, np.float32), np.array([[1.0], [2.0], [np.nan]], np.float32)
+    new, *_ = at_server(
+        screens.q_fair(20.0, 1.0), start, rows, [1, 1, 0], losses=[100.0, 1000.0, np.nan]
+    )
+    # F^20 of the second is 1e60, of the first 1e40.
+    expected = 2 / (20 * 4 / 1000 + 1)
+    assert float(np.mean(new[:2])) == pytest.approx(expected, rel=1e-5)
+    new, *_ = at_server(screens.q_fair(0.5, 1.0), start, rows, [1, 1, 0], losses=[0.0, 1.0, 1.0])
+    assert np.isfinite(new[:2]).all()
+
+
+def projected(v: np.ndarray) -> np.ndarray:
+    """Onto the simplex: the shift that makes the positive parts sum to 1, by bisection."""
+    low, high = v.min() - 1, v.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(v - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(v - low, 0)
+
+
+@pytest.fixture(scope="module")
+def agnostic(federation: Federation, model: fs.Model, local: LocalUpdate) -> Play:
+    objective = fs.empirical_risk(model)
+    algorithm = afl(local, clients_per_round=4, objective=objective, step=0.4, **ONE)
+    return play(algorithm, model, federation.data, 12)
+
+
+def test_afl_against_numpy(federation: Federation, model: fs.Model, agnostic: Play) -> None:
+    clients = slow(federation.data, model)
+    lam, mixtures = np.full(8, 1 / 8), []
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        nonlocal lam
+        own = [lam[k] for k in cohort]
+        new = oracle.average([v.layers for v in visits], own) if sum(own) > 0 else w
+        gradient = np.zeros(8)
+        gradient[cohort] = [loss_at(clients, k, w) for k in cohort]
+        lam = projected(lam + 0.4 * gradient)
+        mixtures.append(lam)
+        return new
+
+    servers, _ = oracle.fedavg(clients, 12, 4, absorb=absorb)
+    check(servers, agnostic.servers)
+    ours = np.array([state.screens[0] for state in agnostic.states])
+    np.testing.assert_allclose(ours, mixtures, atol=1e-5)
+    np.testing.assert_allclose(ours.sum(1), 1, atol=1e-6)
+    assert (ours >= 0).all()
+    assert (ours == 0).any()  # the projection had to cut
+
+
+def test_afl_favours_the_worst_client() -> None:
+    screen = screens.agnostic(0.05)
+    data = ClientData(None, None, None, jnp.zeros(4, jnp.int32), 1)  # type: ignore[arg-type]
+    lam = screen.init(Variables((), ()), data)
+    rows = np.array([[1.0], [2.0], [3.0], [np.nan]], np.float32)
+    for _ in range(30):
+        _, weights, lam = at_server(
+            screen, np.zeros(1, np.float32), rows, [1, 1, 1, 0],
+            losses=[0.5, 2.0, 1.0, np.nan], state=lam, client=[0, 1, 2, 3],
+        )  # fmt: skip
+    np.testing.assert_allclose(lam, [0, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(weights, [0, 1, 0, 0], atol=1e-6)
+
+
+def test_afl_stays_where_nobody_has_weight() -> None:
+    start, rows = np.array([5.0], np.float32), np.array([[1.0], [2.0], [np.nan]], np.float32)
+    new, weights, lam = at_server(
+        screens.agnostic(0.0), start, rows, [1, 1, 0], losses=[1.0, 1.0, 1.0],
+        state=jnp.array([0.0, 0.0, 1.0]), client=[0, 1, 3],
+    )  # fmt: skip
+    assert weights.tolist() == [1, 1, 0]
+    assert new[:2].tolist() == [[5.0], [5.0]]
+    np.testing.assert_allclose(lam, [0, 0, 1], atol=1e-7)
+
+
+# --- the order of rows, and mistakes ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "screen",
+    [
+        screens.sign_agreement(2),
+        screens.staleness(0.7, "polynomial"),
+        screens.q_fair(2.0, 0.1),
+        screens.agnostic(0.1),
+    ],
+)
+def test_the_order_of_rows_and_absent_rows_do_not_matter(screen: Screen) -> None:
+    rng = np.random.default_rng(3)
+    start, rows = (rng.normal(size=s).astype(np.float32) for s in [(7,), (5, 7)])
+    losses, ages = rng.uniform(0.1, 3, 5).astype(np.float32), np.arange(5, dtype=np.int32)
+    client, weights = np.array([3, 0, 4, 1, 5]), np.array([1, 2, 1, 3, 0], np.float32)
+    rows[4], losses[4] = np.nan, np.nan
+    data = ClientData(None, None, None, jnp.zeros(6, jnp.int32), 1)  # type: ignore[arg-type]
+
+    def mean(order: list[int]) -> np.ndarray:
+        new, after, _ = at_server(
+            screen, start, rows[order], weights[order], tag=jnp.asarray(ages[order]),
+            losses=losses[order], state=screen.init(Variables((), ()), data), client=client[order],
+        )  # fmt: skip
+        return np.asarray(tree.mean(jnp.asarray(new), jnp.asarray(after)))
+
+    first = mean([0, 1, 2, 3])
+    assert np.isfinite(first).all()
+    np.testing.assert_allclose(mean([4, 2, 0, 3, 1]), first, rtol=1e-5, atol=1e-6)
+
+
+def any_local(**options: Any) -> LocalUpdate:
+    risk = fs.empirical_risk(fs.models.logistic((6,), 3))
+    return fs.local_sgd(risk, optax.sgd(0.1), **options)
+
+
+def start_of(part: Server) -> Any:
+    return part.init(fs.models.logistic((6,), 3).init(jax.random.key(0)))
+
+
+def rootless() -> ClientData:
+    return fs.client_data(np.zeros((4, 6)), np.zeros(4, int), partition_from_lists([[0], [1, 2]]))
+
+
+def given_root(root: Any, partitions: Any = None) -> Any:
+    owned = partition_from_lists([[0], [1, 2]]) if partitions is None else partitions
+    return fs.client_data(np.zeros((6, 6)), np.zeros(6, int), owned, root=root)
+
+
+def apply_once(screen: Screen) -> Any:
+    return at_server(screen, np.zeros(1, np.float32), np.zeros((1, 1), np.float32), [1])
+
+
+p3 = partition_from_lists([[0, 1, 2], [3, 4, 5]])
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "mix": (lambda: server.mix(0.0), "alpha must be in (0, 1], got 0.0"),
+    "mix above": (lambda: server.mix(1.5), "alpha must be in (0, 1], got 1.5"),
+    "peers": (lambda: server.train_on_root(any_local(peers=True)), "got peers=True"),
+    "kept": (
+        lambda: start_of(server.train_on_root(any_local(drift=(drift.scaffold(),)))),
+        "local must neither keep nor share anything",
+    ),
+    "no root": (lambda: root_view(rootless()), "root of the data must be the server's own samples"),
+    "owned": (lambda: given_root([3, 1]), "root has 1 rows that clients own, row 1 first"),
+    "outside": (lambda: given_root([3, 6]), "root has rows 3 to 6; allowed: 0 to 5"),
+    "twice": (lambda: given_root([3, 3]), "root has a row more than once"),
+    "empty": (lambda: given_root([]), "root must have a row at least"),
+    "runs": (lambda: given_root([[3], [4]]), "root has 2 lists of rows, one for each run"),
+    "size": (lambda: take_root([0] * 6, p3, 0, seed=0), "size must be in 1..5, got 0"),
+    "all": (lambda: take_root([0] * 6, p3, 6, seed=0), "size must be in 1..5, got 6"),
+    "last": (lambda: take_root([0] * 6, p3, 5, seed=0), "size=5 takes 1 samples of class 0 more"),
+    "class": (
+        lambda: take_root([0, 0, 0, 0, 0, 1], p3, 4, seed=0),
+        "size=4 takes 1 samples of class 1 more",
+    ),
+    "shared": (
+        lambda: take_root([0] * 6, dataclasses.replace(p3, repeats=True), 2, seed=0),
+        "partition must have every sample once",
+    ),
+    "threshold": (lambda: screens.sign_agreement(-1), "threshold must be at least 0, got -1"),
+    "stale": (lambda: dispatch.stale(-1), "most must be at least 0, got -1"),
+    "decay": (
+        lambda: screens.staleness(0.5, "linear"),  # type: ignore[arg-type]
+        "decay must be one of constant, polynomial, hinge, got 'linear'",
+    ),
+    "slope": (lambda: screens.staleness(0.5, "hinge", -1), "slope must be at least 0, got -1"),
+    "grace": (lambda: screens.staleness(0.5, grace=-1), "grace must be at least 0, got -1"),
+    "part": (lambda: screens.staleness(0.0), "alpha must be in (0, 1], got 0.0"),
+    "untagged": (lambda: apply_once(screens.staleness(0.5)), "dispatch must tag models"),
+    "q": (lambda: screens.q_fair(-1, 0.1), "q must be at least 0, got -1"),
+    "lr": (lambda: screens.q_fair(1, 0.0), "lr must be positive, got 0.0"),
+    "step": (lambda: screens.agnostic(-0.1), "step must be at least 0, got -0.1"),
+    "unmeasured": (
+        lambda: apply_once(screens.q_fair(1, 0.1)),
+        "local must report its clients' initial_loss",
+    ),
+    "square": (lambda: redistribution.mix([[1.0, 0.0]]), "matrix must be square, got one of shape"),
+    "sums": (
+        lambda: redistribution.mix([[1.0, 0.0], [0.5, 0.4]]),
+        "matrix must have rows of sum 1, row 1 has 0.9",
+    ),
+    "slots": (
+        lambda: redistribution.mix(np.eye(2))(jax.random.key(0), 3),
+        "matrix must mix the 3 slots, got one of 2",
+    ),
+    "loops": (lambda: redistribution.metropolis(np.eye(2, dtype=bool)), "edges must be symmetric"),
+    "activity": (
+        lambda: redistribution.matchings(redistribution.ring(3), 1.5),
+        "activity must be in [0, 1], got 1.5",
+    ),
+    "graph": (
+        lambda: redistribution.matchings(redistribution.ring(3), 1.0)(jax.random.key(0), 4),
+        "edges must join the 4 slots, got a graph of 3",
+    ),
+    "topology": (
+        lambda: gossip(any_local(), clients_per_round=4, topology="star"),  # type: ignore[arg-type]
+        "topology must be one of ring, complete, got 'star'",
+    ),
+    "staleness": (
+        lambda: fedasync(any_local(), clients_per_round=1, max_staleness=-1),
+        "max_staleness must be at least 0, got -1",
+    ),
+    "server lr": (
+        lambda: ozdayi(any_local(), clients_per_round=2, server_lr=0.0),
+        "server_lr must be positive, got 0.0",
+    ),
+    "server momentum": (
+        lambda: ozdayi(any_local(), clients_per_round=2, server_momentum=1.0),
+        "server_momentum must be in [0, 1), got 1.0",
+    ),
+    "server epochs": (
+        lambda: ozdayi(any_local(), clients_per_round=2, server_epochs=-1.0),
+        "server_epochs must be at least 0, got -1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case: str) -> None:
+    make, message = ERRORS[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
