@@ -15,7 +15,7 @@ from fedjax_sim.base import (
     Screen,
     Variables,
 )
-from fedjax_sim.batches import root_view
+from fedjax_sim.batches import on_root, root_view
 
 
 def trust(local: LocalUpdate) -> Screen:
@@ -57,8 +57,8 @@ def trust(local: LocalUpdate) -> Screen:
         key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         server = cohort.server
-        trained = local.train(
-            key, server, root_view(cohort.data), local.memory(server), local.shared(server)
+        trained = on_root(local)(
+            key, server, cohort.data, local.memory(server), local.shared(server)
         )
         own = jax.tree.map(jnp.subtract, trained.variables.params, server.params)
         change = jax.tree.map(lambda rows, w: rows - w[None], models.params, server.params)
