@@ -48,7 +48,7 @@ class Method(NamedTuple):
         """First author and year."""
         authors, *_ = re.split(r"[,“\"]", self.source, maxsplit=1)
         years = re.findall(r"\b(?:19|20)\d\d\b", self.source)
-        return " ".join([authors.split(" (")[0].strip(), *years[-1:]])
+        return " ".join([authors.split(" (")[0].strip(), *years[:1]])
 
 
 def catalogue() -> list[Method]:
@@ -84,7 +84,7 @@ def page() -> str:
         "",
         "| method | paper | traffic per round |",
         "| --- | --- | --- |",
-        *(f"| [`{m.name}`](#{m.name}) | {m.paper} | {m.traffic} |" for m in methods),
+        *(f"| [`{m.name}`](#{m.name}) | {m.paper} | {_markdown(m.traffic)} |" for m in methods),
     ]
     for m in methods:
         lines += ["", f"## {m.name}", "", m.summary, "", _markdown(m.body)]
@@ -93,7 +93,12 @@ def page() -> str:
         if m.options:
             lines += ["", "| option | |", "| --- | --- |"]
             lines += [f"| `{name}` | {text} |" for name, text in m.options.items()]
-        lines += ["", f"Traffic per round: {m.traffic}.", "", f"Source: {_markdown(m.source)}"]
+        lines += [
+            "",
+            f"Traffic per round: {_markdown(m.traffic)}.",
+            "",
+            f"Source: {_markdown(m.source)}",
+        ]
         if m.note:
             lines += ["", _markdown(m.note)]
     return "\n".join(lines) + "\n"

@@ -192,8 +192,8 @@ def _fill_split(given: dict[str, Any]) -> None:
 def parameters(algorithm: str) -> dict[str, inspect.Parameter]:
     """The keyword parameters of an algorithm that are flags.
 
-    >>> list(parameters("radfed"))
-    ['redistribution_rounds']
+    >>> list(parameters("phase_shift"))
+    ['phases', 'mode']
     """
     return keywords(ALGORITHMS[algorithm], without=COMMON)
 

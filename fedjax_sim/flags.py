@@ -45,9 +45,9 @@ def keywords(
 ) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a function, their annotations as types.
 
-    >>> from fedjax_sim.algorithms import radfed
-    >>> list(keywords(radfed, without=("clients_per_round", "execution")).values())
-    [<Parameter "redistribution_rounds: int = 5">]
+    >>> from fedjax_sim.algorithms import fedavg
+    >>> list(keywords(fedavg, without=("clients_per_round", "execution")).values())
+    [<Parameter "equal_weights: bool = False">]
     """
     hints = typing.get_type_hints(function)
     return {

@@ -118,6 +118,7 @@ def test_one_line_for_each_evaluation_algorithm_and_seed(finished):
         assert ("accuracy_uncollected" in r) == in_flight
 
 
+@pytest.mark.slow
 def test_client_accuracy_uses_the_tables_of_its_own_seed(tmp_path, monkeypatch):
     results = []
 
@@ -156,6 +157,7 @@ def test_no_file_is_left_aside(finished):
     assert config["options"] == {"phase_shift": {"phases": 4}, "fedavg": {}}
 
 
+@pytest.mark.slow
 def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
     argv = [*TINY, "--algo", "radfed", "--redistribution-rounds", "2", "--out", str(tmp_path / "r")]
     assert bench.main([*argv, "--compare", "fedavg", "phase_shift", "radfed"]) == 0
@@ -167,6 +169,7 @@ def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
         assert title in out
 
 
+@pytest.mark.slow
 def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path):
     argv = [*TINY, "--rounds", "10", "--phases", "4", "--mode", "epochs", "--compare", "none"]
     assert bench.main([*argv, "--eval-every", "7", "--out", str(tmp_path / "run")]) == 0
@@ -177,6 +180,7 @@ def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path):
     assert sorted({r["round"] for r in records(tmp_path / "run")}) == [7, 14, 16]
 
 
+@pytest.mark.slow
 def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path):
     argv = [*TINY, "--phases", "1", "--compare", "fedavg", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 0
@@ -187,6 +191,7 @@ def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path):
     assert by_name["phase_shift"] == by_name["fedavg"]
 
 
+@pytest.mark.slow
 def test_saved_partition_serves_all_seeds(tmp_path):
     labels = bench.load_dataset("digits").train_y
     save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
@@ -313,6 +318,7 @@ def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_too_large_learning_rate_stops(tmp_path, capsys):
     argv = [*TINY, "--model", "mlp", "--lr", "1e30", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 1
@@ -334,6 +340,7 @@ def test_interrupt_keeps_what_was_written(tmp_path, capsys, monkeypatch):
     assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_command_uses_several_devices_and_a_quiet_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("XLA_FLAGS", raising=False)

@@ -274,6 +274,7 @@ def regrouped(name: str, start: list[Layers], trained: list[Layers]) -> Groups:
     return best[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_rounds_are_those_of_the_oracle(
     planted: Federation, models: dict[str, fs.Model], played: dict[str, Play], name: str
@@ -379,6 +380,7 @@ def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str,
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ifca", "angle"])
 def test_planted_clusters_are_found(personal_runs: dict[str, fs.Result], name: str) -> None:
     ours, fedavg = (personal_runs[n + "(0, 1)"] for n in (name, "fedavg"))

@@ -136,7 +136,7 @@ def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
     assert result.xla_programs <= 4
 
 
-@settings(few, max_examples=4)
+@settings(few, max_examples=2)
 @given(parts=compositions())
 def test_a_few_compositions(easy: Federation, parts: dict[str, Any]) -> None:
     check_it_learns(easy, parts)

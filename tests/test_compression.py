@@ -371,6 +371,7 @@ def travelled(algorithm: fs.Algorithm, run: Play, data: Any) -> tuple[int, int]:
     return ups * traffic.upload, sum(int(m.downloads) for m in run.metrics) * traffic.download
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["radfed", "phase_shift"])
 def test_mixes(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, name: str

@@ -64,6 +64,7 @@ def test_digits() -> None:
     np.testing.assert_allclose(digits.std, digits.train_x.std(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(KNOWN))
 def test_images_of_tfds(
     name: str, data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch

@@ -218,6 +218,7 @@ def altered(transform: Any, x: np.ndarray, copy: np.ndarray, seed: int = 0) -> n
     return np.asarray(out.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 def test_only_copies_are_altered(channels: int) -> None:
     x, copy = IMAGES[..., :channels], np.arange(6) % 2 == 0
@@ -366,6 +367,7 @@ def test_fedmix_without_mixing_is_fedavg(
     assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_fedmix_passes_the_convolutions_of_the_package() -> None:
     images = make_federation((6, 9), (8, 8, 1), tests=4)
     model = fs.models.fashion_cnn((8, 8, 1), 3)
@@ -414,6 +416,7 @@ def test_label_counts_of_one_run_among_others(federation: Federation) -> None:
     np.testing.assert_array_equal(counts, [table, table])
 
 
+@pytest.mark.slow
 def test_mediators_visit_their_clients_in_turn(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
@@ -537,6 +540,7 @@ def test_errors(case: str) -> None:
         make()
 
 
+@pytest.mark.slow
 def test_two_phase_fedaug_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

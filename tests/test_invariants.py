@@ -92,6 +92,7 @@ def test_client_numbers_are_invisible(federation: Federation, models: dict[str, 
     assert_trees(a.final, b.final, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
     algorithm = fs.fedavg(local_sgd(models["mlp"]), clients_per_round=4)
     runs = [
@@ -140,7 +141,20 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
     return play(algorithm, models["mlp"], federation.data, 4)
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(1, 0), (1, 7), (2, 1), (4, 1), (4, 0), (3, 2)])
+rarely = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("devices", "chunk"),
+    [
+        (1, 0),
+        pytest.param(1, 7, marks=rarely),
+        pytest.param(2, 1, marks=rarely),
+        (4, 1),
+        pytest.param(4, 0, marks=rarely),
+        (3, 2),
+    ],
+)
 def test_chunks_and_devices_are_invisible(
     federation: Federation,
     models: dict[str, fs.Model],
@@ -156,6 +170,7 @@ def test_chunks_and_devices_are_invisible(
     assert all(int(m.executed) >= int(m.steps) for m in other.metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "phase_shift"])
 def test_seeds_are_separate_runs(
     federation: Federation, models: dict[str, fs.Model], name: str
@@ -235,6 +250,7 @@ def test_batch_norm_ignores_padding() -> None:
     )
 
 
+@pytest.mark.slow
 def test_dropout_is_off_in_evaluation() -> None:
     model = fs.models.mnist_cnn((16, 16, 1), 3)
     variables = model.init(jax.random.key(0))

@@ -186,6 +186,7 @@ def numpy_scores(model: fs.Model, variables: Any, examples: EvalSet, run: int) -
     return np.array(found).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_by_client_is_a_loop_over_clients(
     federation: Federation, models: dict[str, fs.Model], devices: int
@@ -223,6 +224,7 @@ def test_by_client_is_a_loop_over_clients(
     assert result.xla_programs <= 4
 
 
+@pytest.mark.slow
 def test_a_test_set_is_the_same_in_any_form(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:

@@ -19,6 +19,7 @@ from conftest import assert_trees, largest_change
 
 import fedjax_sim as fs
 from fedjax_sim import bench, tree
+from fedjax_sim.base import Batch
 from fedjax_sim.models import layers, mobilenet, resnet
 from fedjax_sim.models.lstm import recurrence
 from fedjax_sim.simulate import check_model
@@ -130,7 +131,7 @@ def problem(name: str) -> tuple[Any, Any, tuple[Any, ...]]:
     @jit
     def gradient(variables: Any, x: Any, y: Any, mask: Any) -> Any:
         return jax.value_and_grad(objective, has_aux=True)(
-            *variables, variables.params, x, y, mask, jax.random.key(0)
+            *variables, variables.params, Batch(x, y, mask), jax.random.key(0)
         )
 
     batch = inputs(name, shape, 3), np.arange(3, dtype=np.int32), np.ones(3, bool)
@@ -186,6 +187,7 @@ def test_names(weights_file: Path) -> None:
 WHOLE = {"mobilenet_v2": (lambda: fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS, size=32), IMAGE)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ffn", "lstm", "resnet8", "mobilenet_v2"])
 def test_a_round_of_every_model(name: str) -> None:
     make, shape = (SMALL | WHOLE)[name]
@@ -211,7 +213,9 @@ def test_l2_is_over_kernels_alone() -> None:
 
     @jit
     def with_l2(params: Any) -> Any:
-        return jax.grad(lambda p: objective(p, {}, p, x, y, mask, jax.random.key(0))[0])(params)
+        return jax.grad(lambda p: objective(p, {}, p, Batch(x, y, mask), jax.random.key(0))[0])(
+            params
+        )
 
     _, plain = jax.device_get(gradient(start, x, y, mask))
     wanted = jax.tree.map(lambda g, w: g + 0.3 * w if w.ndim == 2 else g, plain, start.params)
@@ -413,6 +417,7 @@ def test_mobilenet_is_keras(images: np.ndarray) -> None:
     assert np.asarray(ours).std(axis=0).max() > 1e-2  # images differ
 
 
+@pytest.mark.slow
 def test_trunk_and_tail_are_the_whole(images: np.ndarray) -> None:
     whole = fs.models.mobilenet_v2(images.shape[1:], CLASSES, ARRAYS, size=32)
     tail = fs.models.mobilenet_v2_tail(FEATURES, CLASSES, ARRAYS)

@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("net", ["logistic", "mlp"])
+@pytest.mark.parametrize("net", ["logistic", pytest.param("mlp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_server_of_every_round(
     federation: Federation, models: dict[str, fs.Model], case: str, net: str
@@ -78,6 +78,7 @@ def test_server_of_every_round(
     np.testing.assert_allclose(losses, slow.loss, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "refill"])
 @pytest.mark.parametrize(("batch", "epochs"), [(7, 1.5), (40, 2)])
 def test_last_batch(

@@ -34,6 +34,7 @@ PAIRS = [
 SAMPLES = 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "net"), PAIRS)
 def test_a_round(
     name: str, net: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -227,6 +227,7 @@ def test_fine_tuning_leaves_the_run_as_it_is(
         fedavg.series("accuracy", by_client=True, part="personal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 2])
 def test_the_model_that_all_receive_scores_as_the_servers(
     federation: Federation,

@@ -364,6 +364,7 @@ def test_options_switched_off_are_radfed(
     assert_trees(run.servers, watched.servers[:5])
 
 
+@pytest.mark.slow
 def test_all_at_once_trains(federation: Federation, model: fs.Model) -> None:
     everything = make(model, 4, 3, active_clients=3, **ALL | {"server_lr": 0.3})
     result = fs.simulate(

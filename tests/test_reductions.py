@@ -89,6 +89,7 @@ def test_steps(
     assert int(local.train(jax.random.key(1), variables, view, empty, empty).info.steps) == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_batch", ["drop", "refill"])
 def test_last_batch_is_moot_where_batches_fit(models: dict[str, fs.Model], last_batch: Any) -> None:
     even, model = make_federation((8, 16, 24, 8)), models["logistic"]

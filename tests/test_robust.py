@@ -437,6 +437,7 @@ def test_robust_with_the_mean_is_fedavg(crowd: Federation, models: dict[str, fs.
     assert_trees(a, b)
 
 
+@pytest.mark.slow
 def test_one_client_makes_every_rule_its_model(
     crowd: Federation, models: dict[str, fs.Model]
 ) -> None:

@@ -254,6 +254,7 @@ def two_roots(federation: Federation) -> tuple[Any, Any, list[Any], list[Any]]:
     return x, y, [p for p, _ in both], [r for _, r in both]
 
 
+@pytest.mark.slow
 def test_two_runs_with_their_own_roots_are_two_runs(
     federation: Federation, model: fs.Model, local: LocalUpdate, two_roots: Any
 ) -> None:

@@ -216,6 +216,7 @@ def federation_of(x: np.ndarray, y: np.ndarray, seeds: tuple[int, ...]) -> Probl
     return by_clients(population(dataset, "clients"), parts, seeds, 3)
 
 
+@pytest.mark.slow
 def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 300)
@@ -299,6 +300,7 @@ def test_command_by_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert f"{100 * summary['client_accuracy_last']:.2f} ±" in out
 
 
+@pytest.mark.slow
 def test_command_by_holdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extra = ["--split", "holdout", "--test-fraction", "0.3", "--score", "f1"]
     summary, records, config = finished(tmp_path / "run", extra)
@@ -321,6 +323,7 @@ def test_command_scores_tables_by_what_their_papers_report() -> None:
     assert parse([]).folds is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardise", ["global", "local"])
 def test_command_on_natural_clients_of_a_table(
     tmp_path: Path, data_dir: str, standardise: str
