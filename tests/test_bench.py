@@ -305,6 +305,7 @@ def test_used_folder_is_not_touched(tmp_path, capsys):
     assert (tmp_path / "old.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
     argv = [*TINY, "--model", f"{__name__}:nan_later", "--rounds", "9", "--compare", "none"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 1

@@ -391,6 +391,7 @@ def test_planted_clusters_are_found(personal_runs: dict[str, fs.Result], name: s
     assert ours.xla_programs <= 4
 
 
+@pytest.mark.slow
 def test_seeds_together_are_runs_apart(personal_runs: dict[str, fs.Result]) -> None:
     both, alone = personal_runs["angle(0, 1)"], personal_runs["angle(1,)"]
     second = jax.tree.map(lambda a: a[1:], both.variables)

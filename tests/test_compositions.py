@@ -29,12 +29,6 @@ from fedjax_sim import (
 from fedjax_sim.base import LocalUpdate
 
 SLOTS, ROUNDS = 4, 12
-few = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 DRIFTS: dict[str, Any] = {
     "none": (),
@@ -136,14 +130,14 @@ def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
     assert result.xla_programs <= 4
 
 
-@settings(few, max_examples=2)
-@given(parts=compositions())
-def test_a_few_compositions(easy: Federation, parts: dict[str, Any]) -> None:
-    check_it_learns(easy, parts)
-
-
 @pytest.mark.slow
-@settings(few, max_examples=40)
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(parts=compositions())
-def test_many_compositions(easy: Federation, parts: dict[str, Any]) -> None:
+def test_random_compositions_learn(easy: Federation, parts: dict[str, Any]) -> None:
     check_it_learns(easy, parts)

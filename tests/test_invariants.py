@@ -48,7 +48,10 @@ def reordered(groups: int, held: bool) -> Any:
     return plain._replace(draw=draw)
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "radfed", "phase_shift"])
+@pytest.mark.parametrize(
+    "kind",
+    ["fedavg", *(pytest.param(k, marks=pytest.mark.slow) for k in ("radfed", "phase_shift"))],
+)
 def test_cohort_order_is_invisible(
     federation: Federation, models: dict[str, fs.Model], kind: str
 ) -> None:
@@ -141,17 +144,14 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
     return play(algorithm, models["mlp"], federation.data, 4)
 
 
-rarely = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("devices", "chunk"),
     [
         (1, 0),
-        pytest.param(1, 7, marks=rarely),
-        pytest.param(2, 1, marks=rarely),
+        pytest.param(1, 7, marks=pytest.mark.slow),
+        pytest.param(2, 1, marks=pytest.mark.slow),
         (4, 1),
-        pytest.param(4, 0, marks=rarely),
+        pytest.param(4, 0, marks=pytest.mark.slow),
         (3, 2),
     ],
 )

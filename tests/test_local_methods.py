@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any], float, Slow]
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_oracle(federation: Federation, models: dict[str, fs.Model], case: str) -> None:
     """Clients of 1 to 40 samples, so that T_k and the last batch differ."""

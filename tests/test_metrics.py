@@ -97,6 +97,7 @@ def check(scores: Scores, logits: np.ndarray, labels: np.ndarray) -> None:
     assert math.isnan(low) or low - 1e-6 <= scores.auc <= high + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @some
 @given(st.data())

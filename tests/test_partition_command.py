@@ -54,6 +54,7 @@ def test_every_sampler_has_a_request_here():
     assert ALIKE.keys() == SAMPLERS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
 def test_flags_and_text_give_the_same_partition(name, tmp_path):
     flags, text = ALIKE[name]

@@ -166,6 +166,7 @@ def make(model: fs.Model, m: int, inner: int, **options: Any) -> fs.Algorithm:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

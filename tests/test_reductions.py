@@ -136,6 +136,7 @@ def test_epochs_mode(forty: Federation, models: dict[str, fs.Model]) -> None:
     assert one.tempo == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "up", "down", "last"),
     [

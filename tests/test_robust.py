@@ -342,6 +342,7 @@ FORGED: dict[str, Screen] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(aggregators.AGGREGATORS))
 def test_every_attack_meets_every_rule_compiled_once(name: str) -> None:
     """Under jit and a vmap over runs, which do not see each other."""

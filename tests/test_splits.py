@@ -276,6 +276,7 @@ def finished(folder: Path, extra: list[str]) -> tuple[dict, list[dict], dict]:
     )
 
 
+@pytest.mark.slow
 def test_command_by_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary, records, config = finished(tmp_path / "run", ["--split", "clients", "--folds", "3"])
     assert (config["split"], config["folds"], config["score"]) == ("clients", 3, "accuracy")

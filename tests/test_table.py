@@ -50,7 +50,7 @@ def finite(result: fs.Result) -> bool:
     return all(bool(np.isfinite(a).all()) for a in jax.tree.leaves(result.variables))
 
 
-@pytest.mark.parametrize("net", ["logistic", "mlp"])
+@pytest.mark.parametrize("net", ["logistic", pytest.param("mlp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_learns(federation: Federation, models: dict[str, fs.Model], name: str, net: str) -> None:
     result = run(models[net], federation, name, rounds=10)
@@ -131,6 +131,7 @@ USERS: dict[str, Callable[[], fs.Model]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", USERS)
 def test_users_model(federation: Federation, kind: str) -> None:
     model = USERS[kind]()
