@@ -9,57 +9,29 @@ them in words stands beside ours in `benchmarks/results/skew.md`.
 """
 
 import argparse
-import datetime
-import json
-import shlex
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import skew_pictures
 import skew_radfed
 import skew_thesis
-
-from fedjax_sim.report import versions
-
-BENCHMARKS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(BENCHMARKS))
-
-from speed import machine  # noqa: E402
+from common import markdown, parser, write_record
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)")
-    add(
+    made = parser(__doc__, "skew")
+    made.add_argument(
         "--seeds", type=int, default=10, help="partitions of each kind; of Dirichlet ten times more"
     )
-    add("--out", type=Path, default=BENCHMARKS / "results" / "skew", help="folder of the results")
-    return parser.parse_args(argv)
-
-
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Records as a table; numbers with up to three decimals."""
-
-    def cell(value: Any) -> str:
-        return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
-
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(v) for v in r.values()] for r in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return made.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Deal everything, print the tables, write the numbers and the pictures."""
     args = parse(argv)
     started = time.time()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    args.out.mkdir(parents=True, exist_ok=True)
     print("RADFed, Table I", file=sys.stderr)
     rows = skew_radfed.table_1(args.data_dir, args.seeds)
     print("thesis, Figures 3.1 to 3.3", file=sys.stderr)
@@ -77,11 +49,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     stabilised = skew_thesis.stabilised()
     print("\nOf the limit:", ", ".join(f"{k} {100 * v:.0f} %" for k, v in stabilised.items()))
     record = {
-        "date": date,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "seconds": round(time.time() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
         "seeds": args.seeds,
         "Table I": [
             {"name": r.name, "data": r.data, "paper": skew_radfed.PAPER[r.name],
@@ -91,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "stabilised": stabilised,
         **found,
     }  # fmt: skip
-    (args.out / "skew.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_record(args.out / "skew.json", started, **record)
     skew_pictures.draw_table_1(rows, args.out / "radfed_table_1.png")
     skew_pictures.draw_figure_3_1(draws, args.out / "thesis_figure_3_1.png")
     skew_pictures.draw_boxes(draws, args.out / "thesis_figures_3_2_3_3.png")

@@ -7,31 +7,14 @@ from typing import Any
 import numpy as np
 import skew_radfed
 import skew_thesis
+from common import picture, plain
 from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from skew_thesis import ALPHAS, BOXED, CLASSES, CLIENTS, FL_CLIENTS, MISPRINT, K, M
 
 PAPER = {"color": "tab:red", "marker": "D", "linestyle": "none", "markersize": 6, "zorder": 5}
 RING = PAPER | {"fillstyle": "none", "markeredgewidth": 1.5}
 OURS = {"color": "tab:blue", "marker": "o", "linestyle": "none", "markersize": 5, "alpha": 0.55}
-
-
-def picture(width: float, height: float) -> Figure:
-    """An empty picture, in inches."""
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def plain(axes: Sequence[Axes]) -> None:
-    """A light grid and no frame."""
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_table_1(rows: Sequence[skew_radfed.Row], path: Path) -> None:

@@ -1,0 +1,207 @@
+"""What the reproductions share: command line, clients, runs of all seeds, tables and records."""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
+from tqdm import tqdm
+
+from fedjax_sim import simulate
+from fedjax_sim.base import Algorithm, Model
+from fedjax_sim.bench import available_cores
+from fedjax_sim.data import Dataset
+from fedjax_sim.partition import Partition, parse_sampler
+from fedjax_sim.problem import Problem, official
+from fedjax_sim.report import MB, traffic, versions
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(BENCHMARKS))
+
+from speed import machine  # noqa: E402
+
+
+class Arm(NamedTuple):
+    """A curve to be run: an algorithm, its rounds, and the rounds between two evaluations."""
+
+    algorithm: Algorithm
+    rounds: int
+    eval_every: int = 1
+
+
+class Curve(NamedTuple):
+    """A curve that was run.
+
+    Attributes:
+        rounds: Rounds done at each of E evaluations.
+        accuracy: On the test set, in percent, [E, seeds].
+        server: Accuracy at the end before the models in flight were collected, [seeds]; None where
+            none were.
+        mb: What one seed sent, up and down, in 10^6 bytes.
+        seconds: Of the run, compiling included.
+    """
+
+    rounds: list[int]
+    accuracy: NDArray[np.float64]
+    server: NDArray[np.float64] | None
+    mb: float
+    seconds: float
+
+
+def parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """The flags of every command; `name` is the folder of its results."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)")
+    add("--out", type=Path, default=BENCHMARKS / "results" / name, help="folder of the results")
+    return made
+
+
+def parse_sized(
+    made: argparse.ArgumentParser, argv: Sequence[str] | None, full: Any, small: Any, reduced: str
+) -> argparse.Namespace:
+    """Adds `--small` and `--seeds`, and parses.
+
+    Args:
+        made: The parser.
+        argv: None for those of this process.
+        full: The paper's size, of any type with `seeds`.
+        small: The other one.
+        reduced: What it reduces, in words.
+
+    Returns:
+        The arguments, with `size` and `seeds` filled in.
+    """
+    made.add_argument("--small", action="store_true", help=reduced)
+    made.add_argument(
+        "--seeds", type=int, help=f"runs of each (default: {full.seeds}, small {small.seeds})"
+    )
+    args = made.parse_args(argv)
+    args.size = small if args.small else full
+    args.seeds = args.size.seeds if args.seeds is None else args.seeds
+    return args
+
+
+def use_all_cores() -> None:
+    """One JAX device for each core; to be called before anything is computed."""
+    settings: Any = jax.config  # untyped
+    settings.update("jax_num_cpu_devices", available_cores())
+
+
+def fewer(dataset: Dataset, samples: int | None) -> Dataset:
+    """The first training samples of each class, equally many of each; None for all."""
+    if samples is None:
+        return dataset
+    y, each = dataset.train_y, samples // dataset.classes
+    rows = np.sort(np.concatenate([np.flatnonzero(y == c)[:each] for c in range(dataset.classes)]))
+    return dataset._replace(train_x=dataset.train_x[rows], train_y=y[rows])
+
+
+def dealt(dataset: Dataset, sampler: str, clients: int, seeds: int) -> Problem:
+    """Clients of a sampler's text form, another partition for each seed; the official test set."""
+    _, sample = parse_sampler(sampler)
+    partitions: list[Partition] = [sample(dataset.train_y, clients, s) for s in range(seeds)]
+    return official(dataset, partitions, range(seeds))
+
+
+def run(arms: Mapping[str, Arm], model: Model, problem: Problem, classes: int) -> dict[str, Curve]:
+    """Runs one arm after another, each with all seeds as one batch."""
+    curves = {}
+    for name, arm in arms.items():
+        began = time.perf_counter()
+        # disable=None: no bar where stderr is a file.
+        with tqdm(total=arm.rounds, desc=name, unit="round", disable=None) as bar:
+            result = simulate(
+                arm.algorithm,
+                model,
+                problem.data,
+                problem.test,
+                rounds=arm.rounds,
+                classes=classes,
+                seeds=[r["seed"] for r in problem.runs],
+                eval_every=min(arm.eval_every, arm.rounds),
+                on_evaluation=lambda e, bar=bar: bar.update(e.round - bar.n),
+            )
+        last = result.evaluations[-1]
+        server = None if last.uncollected is None else 100 * last.uncollected
+        curves[name] = Curve(
+            [e.round for e in result.evaluations],
+            100 * result.accuracy,
+            server,
+            traffic(last).total / MB,
+            time.perf_counter() - began,
+        )
+        print(f"{name}: {spread(curves[name].accuracy[-1])} %, {curves[name].seconds:.0f} s",
+              file=sys.stderr, flush=True)  # fmt: skip
+    return curves
+
+
+def spread(values: NDArray[np.float64]) -> str:
+    """Mean ± standard deviation over seeds."""
+    return f"{np.mean(values):.2f} ± {np.std(values):.2f}"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Records as a table; numbers with up to three decimals."""
+
+    def cell(value: Any) -> str:
+        return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(v) for v in r.values()] for r in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_record(path: Path, started: float, **content: Any) -> None:
+    """A JSON file of what was found and of what it came from; `started` is a `time.time()`."""
+    date = datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds")
+    record = {
+        "date": date,
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "seconds": round(time.time() - started, 1),
+        "machine": machine(),
+        "versions": versions(),
+        **content,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_listed) + "\n")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.round(4).tolist()
+    raise TypeError(f"no JSON form of {type(value).__name__}")
+
+
+def picture(width: float, height: float) -> Figure:
+    """An empty picture, in inches."""
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(axes: Sequence[Axes]) -> None:
+    """A light grid and no frame."""
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_curve(axis: Axes, x: ArrayLike, values: NDArray[np.float64], **style: Any) -> None:
+    """The mean over seeds of ``values [E, seeds]``, and a band of one standard deviation."""
+    mean, std = np.mean(values, axis=1), np.std(values, axis=1)
+    (line,) = axis.plot(x, mean, **style)
+    axis.fill_between(x, mean - std, mean + std, color=line.get_color(), alpha=0.18, linewidth=0)

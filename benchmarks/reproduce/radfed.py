@@ -1,0 +1,392 @@
+"""Table III and Figures 6 and 7 of RADFed (Xue, Klabjan, Luo).
+
+    python benchmarks/reproduce/radfed.py --data-dir DATA
+    python benchmarks/reproduce/radfed.py --data-dir DATA --small
+
+Table III: RADFed and its variants beside FedAvg, FedProx and FedAdapt, scored by client on five
+folds: test score of the weights that scored best on the validation clients, as a difference to
+FedAvg in percent of it. Figures 6 and 7: DC, the distance from a centralised twin, and DL, how far
+the models in flight point apart. Prints tables in markdown; writes a JSON file and pictures.
+
+Nothing is tuned here. Where the paper or the authors' published commands say it, S, γ, B, E, the
+learning rate and the rounds are theirs; μ, α and the adaptive server's settings are fixed members
+of the paper's grids. FedAsync is left out. Our server model is scored when it has moved; the
+authors score the mean of the models after every local round.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+import radfed_pictures
+from common import markdown, parse_sized, parser, spread, use_all_cores, write_record
+from numpy.typing import NDArray
+from scipy import stats
+from tqdm import tqdm
+
+import fedjax_sim as fs
+from fedjax_sim import probes, redistribution, schedule, selection, weighting
+from fedjax_sim.algorithms.fedopt import fedadam
+from fedjax_sim.algorithms.fedprox import fedprox
+from fedjax_sim.algorithms.radfed_plus import radfeda, radfedi, radfedm, radfedp
+from fedjax_sim.base import LocalUpdate
+from fedjax_sim.bench import load_model
+from fedjax_sim.commands import deal_seeds
+from fedjax_sim.compose import compose
+from fedjax_sim.config import Standardise
+from fedjax_sim.data import DataNotFoundError, Dataset, load_dataset
+from fedjax_sim.metrics import Metric
+from fedjax_sim.partition import parse_sampler
+from fedjax_sim.problem import Problem, by_clients, population
+
+METHODS = ("FedAvg", "FedProx", "FedAdapt", "RADFed", "RADFedi", "RADFeda", "RADFedp", "RADFedm")
+PAPER = {  # FedAvg's score in percent, then differences to it in percent of it
+    "Cifar10": (82.88, 0.84, 0.39, 2.74, 3.03, 2.20, 3.00, 2.28),
+    "Shakespeare": (51.71, 0.33, 0.54, 4.04, 4.51, 3.04, 3.83, 3.96),
+    "COVFEAT-G": (87.61, 0.37, -1.45, 3.23, 2.59, 2.49, 3.37, 1.96),
+    "COVFEAT-L": (78.79, 1.29, -1.50, 5.01, 4.28, 3.96, 4.78, 5.29),
+    "COVCLS-G": (93.87, 0.03, -0.26, 0.16, 0.23, 0.26, 0.26, 0.33),
+    "COVCLS-L": (90.62, 0.38, -0.23, 2.27, 0.09, 2.24, 2.16, 2.32),
+    "MNIST-1": (97.29, 0.13, 0.11, 0.16, 0.23, 0.23, 0.41, 0.47),
+    "MNIST-0.1": (96.95, 0.15, 0.10, 0.24, 0.29, 0.36, 0.20, 0.42),
+    "eICU": (92.21, 0.00, 0.05, 0.11, 0.08, 0.13, 0.11, 0.11),
+}
+ACTIVE = 0.1  # C, the part of the training clients in a round
+FOLDS = 5
+MU, ALPHA = 0.01, 0.9
+ADAPTIVE = {"server_lr": 0.1, "tau": 0.01, "v0": 0.01}
+DRAWN = ("COVFEAT-L", "MNIST-0.1", "Shakespeare")  # the paper draws the first and the last
+
+
+class Training(NamedTuple):
+    """How long and how a row trains.
+
+    Attributes:
+        batch: B.
+        epochs: E.
+        lr: Of plain SGD.
+        inner: S.
+        inner_i: S of RADFedi.
+        rounds: Local rounds.
+        gamma: γ.
+    """
+
+    batch: int
+    epochs: float
+    lr: float
+    inner: int
+    inner_i: int
+    rounds: int
+    gamma: float = 0.9
+
+    @property
+    def eval_every(self) -> int:
+        """The largest proper divisor of S: every aggregation is scored."""
+        return max(d for d in range(1, self.inner) if self.inner % d == 0)
+
+
+class Row(NamedTuple):
+    """A row of Table III.
+
+    Attributes:
+        data: Names to try, in order.
+        model: Key of `MODELS`.
+        metric: The score.
+        full: The paper's size; S and γ of its Table II. Learning rate and rounds are those of the
+            authors' published commands; there is none for eICU.
+        small: The other size; None where it would not finish in minutes.
+        sampler: Deals 100 clients; natural clients are all there are.
+        standardise: Of a table's numeric columns.
+    """
+
+    data: tuple[str, ...]
+    model: str
+    metric: Metric
+    full: Training
+    small: Training | None
+    sampler: str
+    standardise: Standardise = "global"
+
+
+MNIST = Training(10, 10, 0.002, 22, 22, 450), Training(10, 3, 0.02, 10, 10, 60)
+COVCLS = Training(256, 1, 0.2, 22, 22, 20_000), Training(16, 1, 0.05, 10, 10, 200)
+COVFEAT = Training(256, 1, 0.2, 20, 20, 20_000), COVCLS[1]
+CLASSES, FEATURES = "matched(1, 0.1)", "matched(1, 0.1, 0.1)"
+ROWS = {
+    "Cifar10": Row(("cifar10",), "mobilenet_v2", "accuracy",
+                   Training(16, 1, 0.2, 15, 100, 1500), None, CLASSES),
+    "Shakespeare": Row(("shakespeare",), "lstm", "accuracy",
+                       Training(256, 1, 0.5, 15, 100, 1500, 0.8), None, "natural"),
+    "COVFEAT-G": Row(("covertype",), "ffn", "f1", *COVFEAT, FEATURES),
+    "COVFEAT-L": Row(("covertype",), "ffn", "f1", *COVFEAT, FEATURES, "local"),
+    "COVCLS-G": Row(("covertype",), "ffn", "f1", *COVCLS, CLASSES),
+    "COVCLS-L": Row(("covertype",), "ffn", "f1", *COVCLS, CLASSES, "local"),
+    "MNIST-1": Row(("mnist",), "mlp", "accuracy", *MNIST, "matched(1, 1)"),
+    "MNIST-0.1": Row(("mnist",), "mlp", "accuracy",
+                     MNIST[0]._replace(inner=15, inner_i=15), MNIST[1], CLASSES),
+    "eICU": Row(("eicu", "eicu_demo"), "logistic", "auc",
+                Training(256, 1, 0.2, 80, 80, 2000), Training(16, 1, 0.05, 20, 20, 200), "natural"),
+}  # fmt: skip
+
+
+class Size(NamedTuple):
+    """What `--small` reduces, beside each row's `Training`.
+
+    Attributes:
+        seeds: Repetitions of the five folds.
+        images: The most samples of an image data set.
+    """
+
+    seeds: int
+    images: int | None
+
+
+FULL, SMALL = Size(3, None), Size(1, 10_000)
+
+
+class Built(NamedTuple):
+    """What a row trains: the folds of all seeds are the runs of one batch."""
+
+    problem: Problem
+    model: fs.Model
+    classes: int
+    objective: Any
+    local: LocalUpdate
+    cohort: int
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    made = parser(__doc__, "radfed")
+    add = made.add_argument
+    add("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="NAME",
+        help=f"of Table III, any of {', '.join(ROWS)} (default: all)")  # fmt: skip
+    add("--figures", nargs="*", choices=DRAWN, default=list(DRAWN), metavar="NAME",
+        help=f"data sets of Figures 6 and 7, of {', '.join(DRAWN)} (default: all)")  # fmt: skip
+    left_out = ", ".join(name for name, row in ROWS.items() if row.small is None)
+    reduced = f"fewer images, epochs and rounds, shorter S, one seed; without {left_out}"
+    args = parse_sized(made, argv, FULL, SMALL, reduced)
+    if args.small:
+        args.rows, args.figures = ([n for n in names if ROWS[n].small] for names in
+                                   (args.rows, args.figures))  # fmt: skip
+    return args
+
+
+def find(names: Sequence[str], data_dir: str | None) -> Dataset | None:
+    """The first of these data sets that is there."""
+    for name in names:
+        try:
+            return load_dataset(name, data_dir)
+        except DataNotFoundError as error:
+            print(f"not there: {error}", file=sys.stderr)
+    return None
+
+
+def build(row: Row, training: Training, args: argparse.Namespace) -> Built | None:
+    """Clients, folds, model and local update; None without the data."""
+    found = find(row.data, args.data_dir)
+    if found is None:
+        return None
+    dataset = thinned(population(found, "clients"), args.size.images)
+    _, sample = parse_sampler(row.sampler)
+    clients = None if row.sampler == "natural" else 100
+    dealt = deal_seeds(sample, dataset, clients, range(args.seeds), origin=row.sampler, flags=())
+    problem = by_clients(dataset, dealt, range(args.seeds), FOLDS, row.standardise)
+    if problem.scaled:
+        dataset = dataset._replace(mean=None, std=None)
+    model = load_model(row.model, dataset)
+    objective = fs.empirical_risk(model)
+    local = fs.local_sgd(objective, optax.sgd(training.lr), training.batch, training.epochs)
+    training_clients = problem.data.start.shape[-1] - 1
+    cohort = max(int(ACTIVE * training_clients), 1)
+    return Built(problem, model, dataset.classes, objective, local, cohort)
+
+
+def thinned(dataset: Dataset, most: int | None) -> Dataset:
+    """At most so many random images; tables and texts as they are."""
+    n = len(dataset.train_y)
+    if most is None or most >= n or dataset.train_x.ndim != 4:
+        return dataset
+    rows = np.sort(np.random.default_rng(0).choice(n, most, replace=False))
+    return dataset._replace(train_x=dataset.train_x[rows], train_y=dataset.train_y[rows])
+
+
+def methods(built: Built, training: Training) -> dict[str, fs.Algorithm]:
+    """The columns of Table III."""
+    local, common = built.local, {"clients_per_round": built.cohort}
+    delayed = common | {"redistribution_rounds": training.inner}
+    drawn = {"redistribution_rounds": training.inner_i, "gamma": training.gamma}
+    return {
+        "FedAvg": fs.fedavg(local, **common),
+        "FedProx": fedprox(local, mu=MU, **common),
+        "FedAdapt": fedadam(local, **common, **ADAPTIVE),
+        "RADFed": fs.radfed(local, **delayed),
+        "RADFedi": radfedi(local, objective=built.objective, **common, **drawn),
+        "RADFeda": radfeda(local, **delayed, **ADAPTIVE),
+        "RADFedp": radfedp(local, mu=MU, **delayed),
+        "RADFedm": radfedm(local, alpha=ALPHA, **delayed),
+    }
+
+
+def watched(built: Built, inner: int) -> fs.Algorithm:
+    """RADFed with both probes; FedAvg for S = 1."""
+    return compose(
+        built.local,
+        selection=selection.uniform(),
+        schedule=schedule.delayed(built.cohort, inner),
+        redistribution=redistribution.permute,
+        weighting=weighting.equal if inner > 1 else weighting.by_samples,
+        probes={
+            "DL": probes.model_divergence(),
+            "DC": probes.central_divergence(built.local),
+        },
+    )
+
+
+def simulate(
+    name: str, algorithm: fs.Algorithm, built: Built, rounds: int, every: int, auc: bool | None
+) -> fs.Result:
+    """All folds and seeds of one algorithm."""
+    # disable=None: no bar where stderr is a file.
+    with tqdm(total=rounds, desc=name, unit="round", disable=None) as bar:
+        return fs.simulate(
+            algorithm,
+            built.model,
+            built.problem.data,
+            built.problem.test,
+            rounds=rounds,
+            classes=built.classes,
+            seeds=[run["seed"] for run in built.problem.runs],
+            eval_every=every,
+            validation=built.problem.validation,
+            auc=auc,
+            on_evaluation=lambda e: bar.update(e.round - bar.n),
+        )
+
+
+def table_row(name: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Scores of every method on one data set, in percent, [runs]; nothing without the data."""
+    row = ROWS[name]
+    training = row.small if args.small and row.small else row.full
+    built = build(row, training, args)
+    if built is None:
+        return {}
+    scores = {}
+    for method, algorithm in methods(built, training).items():
+        began = time.perf_counter()
+        result = simulate(
+            f"{name}, {method}", algorithm, built, training.rounds, training.eval_every,
+            row.metric == "auc",
+        )  # fmt: skip
+        scores[method] = {
+            "best": 100 * result.validated(row.metric, by_client=True),
+            "last": 100 * result.series(row.metric, by_client=True)[-1],
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        print(f"{name}, {method}: {spread(scores[method]['best'])}, "
+              f"{scores[method]['seconds']:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
+    return {name: scores}
+
+
+def relative(scores: NDArray[np.float64], base: NDArray[np.float64]) -> float:
+    """Difference of the means, in percent of the second."""
+    return float(100 * (np.nanmean(scores) / np.nanmean(base) - 1))
+
+
+def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Two lines for each data set: the paper's and ours, with those of the last round."""
+    rows = []
+    for name, scores in found.items():
+        paper, base = PAPER[name], scores["FedAvg"]
+        rows.append(
+            {"": f"**{name}**, paper", "FedAvg": f"({paper[0]:.2f})"}
+            | {m: f"{v:+.2f}" for m, v in zip(METHODS[1:], paper[1:], strict=True)}
+        )
+        for line, key in (("ours", "best"), ("ours, last round", "last")):
+            cells = {"": line, "FedAvg": f"({spread(base[key])})"}
+            for m in METHODS[1:]:
+                cells[m] = f"{relative(scores[m][key], base[key]):+.2f}"
+                if key == "best":
+                    cells[m] += f" (p {p_value(scores[m][key], base[key]):.2f})"
+            rows.append(cells)
+    return rows
+
+
+def p_value(scores: NDArray[np.float64], base: NDArray[np.float64]) -> float:
+    """Of the Wilcoxon signed-rank test across the runs, two-sided; 1 where none differs."""
+    if np.array_equal(scores, base):
+        return 1.0
+    return float(stats.wilcoxon(scores, base, method="exact").pvalue)
+
+
+def divergences(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """DC and DL of FedAvg and RADFed on one data set, [rounds, runs]; nothing without the data."""
+    row = ROWS[name]
+    training = row.small if args.small and row.small else row.full
+    built = build(row, training, args)
+    if built is None:
+        return {}
+    rounds, curves = min(training.rounds, 10 * training.inner), {}
+    for method, inner in (("FedAvg", 1), ("RADFed", training.inner)):
+        result = simulate(f"{name}, {method}", watched(built, inner), built, rounds, 1, False)
+        curves[method] = {
+            key: np.stack([e.probes[key] for e in result.evaluations]) for key in ("DC", "DL")
+        }
+    return {name: {"inner": training.inner, "curves": curves}}
+
+
+def divergence_table(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the paper says of Figures 6 and 7, in numbers; the first cycle of S rounds left out."""
+    rows = []
+    for name, content in found.items():
+        inner, curves = content["inner"], content["curves"]
+        dl = curves["RADFed"]["DL"][inner:].reshape(-1, inner, curves["RADFed"]["DL"].shape[1])
+        dc = {m: c["DC"][2 * inner - 1 :: inner] for m, c in curves.items()}
+        rows.append(
+            {
+                "": name,
+                "S": inner,
+                "DC FedAvg": float(dc["FedAvg"].mean()),
+                "DC RADFed": float(dc["RADFed"].mean()),
+                "RADFed's below": f"{100 * np.mean(dc['RADFed'] < dc['FedAvg']):.0f} %",
+                "DL RADFed, first of S": float(dl[:, 0].mean()),
+                "last of S": float(dl[:, -1].mean()),
+                "first is the least": f"{100 * np.mean(dl.argmin(axis=1) == 0):.0f} %",
+                "DL FedAvg": float(curves["FedAvg"]["DL"][inner:].mean()),
+            }
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs rows and figures, prints the tables, writes the numbers and the pictures."""
+    args = parse(argv)
+    use_all_cores()
+    started, small, out = time.time(), "_small" if args.small else "", args.out
+    scores: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
+    for names, part, found in (
+        (args.rows, table_row, scores),
+        (args.figures, divergences, curves),
+    ):
+        for name in names:
+            found |= part(name, args)
+            content = {"Table III": scores, "Figures 6 and 7": curves}
+            write_record(
+                out / f"radfed{small}.json", started, seeds=args.seeds, folds=FOLDS, **content
+            )
+    if scores:
+        print(f"\n## Table III\n\n{markdown(table(scores))}")
+        radfed_pictures.draw_table_3(scores, PAPER, METHODS, out / f"table_3{small}.png")
+    if curves:
+        print(f"\n## Figures 6 and 7\n\n{markdown(divergence_table(curves))}")
+        radfed_pictures.draw_divergences(curves, out / f"figures_6_7{small}.png")
+    print(f"\nnumbers and pictures: {out}")
+
+
+if __name__ == "__main__":
+    main()
