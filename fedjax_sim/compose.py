@@ -322,8 +322,10 @@ class _Loop(NamedTuple):
                 n_k = client.size if client.budget is None else client.budget
                 n_k = n_k.astype(jnp.float32)
                 corrected = self.receive.correct(server, samples, model, n_k)
+                # A slot that rests takes nothing: it has no samples to weigh the server's against.
+                stays = jax.tree.map(lambda a, b: jnp.where(n_k > 0, a, b), corrected, model)
                 received, tag = jax.tree.map(
-                    lambda a, b: jnp.where(task.fresh, a, b), (received, tag), (corrected, task.tag)
+                    lambda a, b: jnp.where(task.fresh, a, b), (received, tag), (stays, task.tag)
                 )
             return self.local.train(task.key, received, client, memory, shared), tag
 

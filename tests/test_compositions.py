@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, make_federation
+from conftest import Federation, make_federation, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -128,6 +128,20 @@ def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
     assert np.isfinite(after)
     assert after < 0.9 * before
     assert result.xla_programs <= 4
+
+
+def test_a_slot_that_rests_takes_no_correction(easy: Federation) -> None:
+    """Its client has no samples, and before the first aggregation nor has the server: 0 / 0."""
+    model = fs.models.logistic((6,), easy.classes)
+    algorithm = fs.compose(
+        fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
+        selection=selection.uniform(active=SLOTS - 1),
+        schedule=schedule.delayed(SLOTS, 3),
+        receive=receive.drift_correction(),
+        weighting=weighting.equal,
+    )
+    final = play(algorithm, model, easy.data, 4).final
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final))
 
 
 @pytest.mark.slow
