@@ -158,6 +158,32 @@ def test_padding_is_invisible_and_vmap_too(name: str) -> None:
         assert_trees(gradient(client, x, y, mask), mine, rtol=2e-4, atol=2e-5)
 
 
+def test_padding_of_nan_reaches_no_statistic_and_no_gradient_of_batch_norm() -> None:
+    norm, rng = layers.BatchNorm(), np.random.default_rng(0)
+    x, weight = rng.normal(size=(2, 3, 2, 2, 4)).astype(np.float32)
+    start = norm.init(jax.random.key(0), x, train=True)
+    mask = np.array([True] * 3 + [False] * 2)
+
+    @jax.jit
+    def run(x: Any) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            y, new = norm.apply(
+                start | {"params": params}, x, train=True, mask=mask, mutable=["batch_stats"]
+            )
+            return jnp.sum(y[:3] * weight), (y[:3], new)
+
+        gradient, kept = jax.grad(loss, argnums=(0, 1), has_aux=True)(start["params"], x)
+        return gradient[0], gradient[1][:3], kept
+
+    fill = np.zeros((2, *x.shape[1:]), x.dtype)
+    finite, broken = run(np.concatenate([x, fill + 7])), run(np.concatenate([x, fill + np.nan]))
+    assert np.isfinite(finite[1]).all()
+    assert_trees(finite, broken)
+    np.testing.assert_allclose(
+        finite[2][1]["batch_stats"]["mean"], 0.1 * x.mean(axis=(0, 1, 2)), rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_lowers_the_loss(name: str) -> None:
     start, gradient, batch = problem(name)
@@ -331,19 +357,19 @@ def test_fixup_starts_without_an_opinion() -> None:
         assert f"FixupBlock_{block}/_Conv_0/kernel" not in found
 
 
-WINDOWS = [  # image, zeros around it, stride; in all but the first some edge meets no window
-    ((7, 6), ((1, 1), (1, 1)), 1),
-    ((8, 8), ((0, 1), (0, 1)), 2),
-    ((5, 9), ((2, 0), (1, 2)), 2),
-    ((8, 8), ((0, 0), (0, 0)), 3),
+WINDOWS = [  # image, zeros around it, stride, channels; from the second on an edge meets no window
+    ((7, 6), ((1, 1), (1, 1)), 1, (4, 5)),
+    ((8, 8), ((0, 1), (0, 1)), 2, (4, 5)),
+    ((5, 9), ((2, 0), (1, 2)), 2, (4, 5)),
+    ((8, 8), ((0, 0), (0, 0)), 3, (3, 32)),  # the first layer that is padded to four channels
 ]
 
 
-@pytest.mark.parametrize(("size", "pads", "stride"), WINDOWS)
-def test_strided_convolutions(size: Any, pads: Any, stride: int) -> None:
+@pytest.mark.parametrize(("size", "pads", "stride", "channels"), WINDOWS)
+def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) -> None:
     numbers = ("NHWC", "HWIO", "NHWC")
     rng = np.random.default_rng(0)
-    shapes = [(2, *size, 4), (3, 2, 4, 5), (3, 3, 4)]
+    shapes = [(2, *size, channels[0]), (3, 2, *channels), (3, 3, channels[0])]
     x, dense, single = (rng.normal(size=s).astype(np.float32) for s in shapes)
 
     def lax(x: jax.Array, k: jax.Array, groups: int = 1) -> jax.Array:
@@ -354,7 +380,7 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int) -> None:
     def ways(conv: Any, depthwise: Any) -> Any:
         return lambda x, k, d: jnp.concatenate([conv(x, k).ravel(), depthwise(x, d).ravel()])
 
-    wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], 4))
+    wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], channels[0]))
     for way in ("direct", "im2col"):
         ours = ways(
             lambda x, k, way=way: layers.conv(x, k, pads, way, stride=stride),

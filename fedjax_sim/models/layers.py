@@ -70,33 +70,57 @@ def _nhwc(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _direct(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
-    return _nhwc(x, kernel, padding, stride)
+    return _direct_fwd(x, kernel, padding, stride)[0]
 
 
 def _direct_fwd(
     x: Array, kernel: Array, padding: Padding, stride: int
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _nhwc(x, kernel, padding, stride), (x, kernel)
+    saved = x, kernel
+    if kernel.shape[2:] == (3, 32):
+        # RGB to 32 maps, the usual first layer: with a fourth channel of zeros XLA's CPU backend
+        # takes 0.18 ms instead of 0.55 (10×32×32×3, one core); other widths gain nothing.
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1)))
+        kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    return _nhwc(x, kernel, padding, stride), saved
 
 
 def _direct_bwd(
     padding: Padding, stride: int, saved: tuple[Array, Array], dy: Array
 ) -> tuple[Array, Array]:
     x, kernel = saved
-    back, seen = [], []
+    back = []
     for n, outputs, k, (low, _) in zip(
         x.shape[1:3], dy.shape[1:3], kernel.shape, padding, strict=False
     ):
         last = (outputs - 1) * stride - low  # where the last window begins
         back.append((k - 1 - low, n - 1 - last))
-        seen.append((low, k + last - n))
     # A stride of y is a dilation of dy in both gradients.
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
     dx = _nhwc(dy, turned, back, x_dilation=stride)
-    # The kernel's gradient correlates x with dy over the batch: the batch plays the channels.
-    dy = dy.transpose(1, 2, 0, 3)
-    dk = _nhwc(x.transpose(3, 1, 2, 0), dy, seen, kernel_dilation=stride)
-    return dx, dk.transpose(1, 2, 0, 3)
+    return dx, _kernel_gradient(x, dy, kernel.shape, padding, stride)
+
+
+def _kernel_gradient(
+    x: Array, dy: Array, shape: Sequence[int], padding: Padding, stride: int
+) -> Array:
+    """Correlates x with dy: one convolution along H whose channels are the batch and the width.
+
+    Its sums are long and without gaps in memory: 1.25 to 1.6 times as fast as a convolution whose
+    channels are the batch alone.
+    """
+    (_, rows, cols, o), (h, w, c, _) = dy.shape, shape
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0))).transpose(1, 3, 0, 2)
+    reach = stride * (cols - 1) + 1
+    columns = jnp.stack([x[..., v : v + reach : stride] for v in range(w)], axis=1)
+    unseen = h + stride * (rows - 1) - x.shape[0]  # rows below the last window, negative
+    dk = _nhwc(
+        columns.reshape(1, x.shape[0], w * c, -1),
+        dy.swapaxes(0, 1).reshape(rows, 1, -1, o),
+        ((0, unseen), (0, 0)),
+        kernel_dilation=stride,
+    )
+    return dk.reshape(h, w, c, o)
 
 
 _direct.defvjp(_direct_fwd, _direct_bwd)
@@ -263,8 +287,9 @@ class BatchNorm(nn.Module):
             return x * _wide(factor) + _wide(bias - mean.value * factor)
         real = jnp.ones(x.shape[0], bool) if mask is None else mask
         keep = real.astype(x.dtype)[:, None, None, None]
+        x = jnp.where(keep > 0, x, 0)  # padding may hold NaN
         count = jnp.sum(keep) * (x.shape[1] * x.shape[2])
-        mu = jnp.sum(x * keep, axis=(0, 1, 2)) / count
+        mu = jnp.sum(x, axis=(0, 1, 2)) / count
         centred = x - _wide(mu)
         variance = jnp.sum(jnp.square(centred) * keep, axis=(0, 1, 2)) / count
         if not self.is_initializing():
