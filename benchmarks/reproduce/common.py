@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
-from fedjax_sim import simulate
-from fedjax_sim.base import Algorithm, Model
+import fedjax_sim as fs
+from fedjax_sim.base import LocalUpdate, Transform
 from fedjax_sim.bench import available_cores
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import Partition, parse_sampler
@@ -31,11 +32,15 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from speed import machine  # noqa: E402
 
+# Of Cornelis' thesis.
+NETWORKS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
+MOMENTUM = 0.9
+
 
 class Arm(NamedTuple):
     """A curve to be run: an algorithm, its rounds, and the rounds between two evaluations."""
 
-    algorithm: Algorithm
+    algorithm: fs.Algorithm
     rounds: int
     eval_every: int = 1
 
@@ -117,24 +122,50 @@ def dealt(dataset: Dataset, sampler: str, clients: int, seeds: int) -> Problem:
     return official(dataset, partitions, range(seeds))
 
 
-def run(arms: Mapping[str, Arm], model: Model, problem: Problem, classes: int) -> dict[str, Curve]:
-    """Runs one arm after another, each with all seeds as one batch."""
+def thesis_update(
+    model: fs.Model, epochs: float, lr: float = 0.001, transforms: Sequence[Transform] = ()
+) -> LocalUpdate:
+    """Local training by Table 4.2 of Cornelis' thesis."""
+    optimizer = optax.sgd(lr, momentum=MOMENTUM)
+    objective = fs.empirical_risk(model)
+    return fs.local_sgd(objective, optimizer, batch_size=16, epochs=epochs, transforms=transforms)
+
+
+def simulate(
+    name: str,
+    arm: Arm,
+    model: fs.Model,
+    problem: Problem,
+    classes: int,
+    *,
+    auc: bool | None = None,
+) -> fs.Result:
+    """All seeds, or all folds of all seeds, of one arm as one batch, behind a progress bar."""
+    # disable=None: no bar where stderr is a file.
+    with tqdm(total=arm.rounds, desc=name, unit="round", disable=None) as bar:
+        return fs.simulate(
+            arm.algorithm,
+            model,
+            problem.data,
+            problem.test,
+            rounds=arm.rounds,
+            classes=classes,
+            seeds=[r["seed"] for r in problem.runs],
+            eval_every=min(arm.eval_every, arm.rounds),
+            validation=problem.validation,
+            auc=auc,
+            on_evaluation=lambda e: bar.update(e.round - bar.n),
+        )
+
+
+def run(
+    arms: Mapping[str, Arm], model: fs.Model, problem: Problem, classes: int
+) -> dict[str, Curve]:
+    """Runs one arm after another."""
     curves = {}
     for name, arm in arms.items():
         began = time.perf_counter()
-        # disable=None: no bar where stderr is a file.
-        with tqdm(total=arm.rounds, desc=name, unit="round", disable=None) as bar:
-            result = simulate(
-                arm.algorithm,
-                model,
-                problem.data,
-                problem.test,
-                rounds=arm.rounds,
-                classes=classes,
-                seeds=[r["seed"] for r in problem.runs],
-                eval_every=min(arm.eval_every, arm.rounds),
-                on_evaluation=lambda e, bar=bar: bar.update(e.round - bar.n),
-            )
+        result = simulate(name, arm, model, problem, classes)
         last = result.evaluations[-1]
         server = None if last.uncollected is None else 100 * last.uncollected
         curves[name] = Curve(
@@ -177,6 +208,28 @@ def write_record(path: Path, started: float, **content: Any) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_listed) + "\n")
+
+
+def write_curves(
+    path: Path,
+    started: float,
+    dataset: Dataset,
+    args: argparse.Namespace,
+    table: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Curve],
+    **content: Any,
+) -> None:
+    """A record of the table and the curves of one data set, and of what else there is."""
+    write_record(
+        path,
+        started,
+        dataset=dataset.name,
+        training_samples=len(dataset.train_y),
+        seeds=args.seeds,
+        **content,
+        table=table,
+        curves={name: curve._asdict() for name, curve in curves.items()},
+    )
 
 
 def _listed(value: Any) -> Any:

@@ -4,10 +4,11 @@
     python benchmarks/reproduce/fedaug.py --data-dir DATA --small
 
 Figures 5.2 to 5.4: the highest accuracy of FedAvg and of FedAug to EMD 0, 0.4 and 0.8, on clients
-of EMD 0.4 to 1.4 (20 clients, E = 4); Table 5.3: the share of unaltered samples. Figure 6.1 and
-Table 6.1: two-phase FedAug to 0.8, FedAvg, FedProx and FedNova after 108 epochs at EMD 1.4. Prints
-tables in markdown; writes a JSON file and a picture for each data set and figure. The thesis prints
-bars without numbers: the tables have the differences that its text states.
+of EMD 0.4 to 1.4 (20 clients, E = 4); Table 5.3: the share of unaltered samples. On MNIST FedAug
+is also run without mirror images, which digits do not have. Figure 6.1 and Table 6.1: two-phase
+FedAug to 0.8, FedAvg, FedProx and FedNova after 108 epochs at EMD 1.4. Prints tables in markdown;
+writes a JSON file and a picture for each data set and figure. The thesis prints bars without
+numbers: the tables have the differences that its text states.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import optax
 from common import (
+    MOMENTUM,
+    NETWORKS,
     Arm,
     Curve,
     fewer,
@@ -30,26 +32,29 @@ from common import (
     plain,
     run,
     spread,
+    thesis_update,
     use_all_cores,
-    write_record,
+    write_curves,
 )
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms.fednova import fednova
 from fedjax_sim.algorithms.fedprox import fedprox
 from fedjax_sim.augment import thesis
+from fedjax_sim.base import LocalUpdate
 from fedjax_sim.bench import load_model
 from fedjax_sim.data import Dataset, fedaug
 from fedjax_sim.partition import Partition, parse_sampler
 from fedjax_sim.problem import official
 
-MODELS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
 FIGURE = {"fashion_mnist": "5.2", "mnist": "5.3", "cifar10": "5.4"}
 ROUNDS = {"mnist": 8, "fashion_mnist": 10, "cifar10": 40}  # captions of the figures
-CLIENTS, MOMENTUM = 20, 0.9
+CLIENTS = 20
 EMDS = (0.4, 0.8, 1.2, 1.4)
 TARGETS = (0.0, 0.4, 0.8)
+MIRRORS = dict.fromkeys(NETWORKS, (True,)) | {"mnist": (True, False)}
 UNALTERED = {  # Table 5.3
     (0.4, 0.0): "0.6 ± 0.1", (0.8, 0.0): "0.5 ± 0.1", (0.8, 0.4): "0.7 ± 0.1",
     (1.2, 0.0): "0.2 ± 0.1", (1.2, 0.4): "0.5 ± 0.1", (1.2, 0.8): "0.7 ± 0.1",
@@ -70,12 +75,13 @@ CHANGE = {  # points over FedAvg, by data set, EMD and target (5.4.2 to 5.4.4)
     ("cifar10", 1.2, 0.8): "gains",
     ("cifar10", 1.4, 0.8): "+10",
 }
+TWO_AND_FEDAUG = "two phases, FedAug-0.8"
 COMBINED = {  # points over FedAvg in Figure 6.1 (6.4)
-    ("mnist", "2P-FedAug-0.8"): "gains",
+    ("mnist", TWO_AND_FEDAUG): "gains",
     ("mnist", "FedNova"): "gains",
-    ("fashion_mnist", "2P-FedAug-0.8"): "gains",
+    ("fashion_mnist", TWO_AND_FEDAUG): "gains",
     ("fashion_mnist", "FedNova"): "-7",
-    ("cifar10", "2P-FedAug-0.8"): "+13",
+    ("cifar10", TWO_AND_FEDAUG): "+13",
     ("cifar10", "FedNova"): "+7",
     ("cifar10", "FedProx"): "-1",
 }
@@ -97,15 +103,36 @@ class Size(NamedTuple):
     lr: float
 
 
-FULL = Size(dict.fromkeys(MODELS), 4, EMDS, 0.001)
+FULL = Size(dict.fromkeys(NETWORKS), 4, EMDS, 0.001)
 SMALL = Size({"mnist": 4000, "fashion_mnist": 2000, "cifar10": 2000}, 2, (0.8, 1.4), 0.01)
+
+
+class Setting(NamedTuple):
+    """A bar of Figures 5.2 to 5.4.
+
+    Attributes:
+        emd: Of the clients.
+        target: EMD*; None for FedAvg.
+        mirror: Whether copies may be mirrored.
+    """
+
+    emd: float
+    target: float | None = None
+    mirror: bool = True
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+        if self.target is None:
+            return "FedAvg"
+        return f"FedAug-{self.target:g}{'' if self.mirror else ', no mirror images'}"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     made = parser(__doc__, "fedaug")
     add = made.add_argument
-    add("--datasets", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
+    add("--datasets", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
     add("--figures", nargs="+", choices=("5", "6.1"), default=["5", "6.1"], metavar="NUMBER",
         help="5 for that of 5.2 to 5.4, or 6.1 (default: both)")  # fmt: skip
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
@@ -126,62 +153,63 @@ def clients(dataset: Dataset, distance: float, target: float | None, seed: int) 
 
 
 def local_update(
-    model: fs.Model, dataset: Dataset, epochs: float, lr: float
-) -> fs.base.LocalUpdate:
+    model: fs.Model, dataset: Dataset, epochs: float, lr: float, *, mirror: bool = True
+) -> LocalUpdate:
     """Table 4.2; copies are altered in every step, where there are any."""
-    return fs.local_sgd(
-        fs.empirical_risk(model),
-        optax.sgd(lr, momentum=MOMENTUM),
-        batch_size=16,
-        epochs=epochs,
-        transforms=(thesis(dataset.train_x.shape[1:]),),
-    )
+    altered = thesis(dataset.train_x.shape[1:], mirror=mirror)
+    return thesis_update(model, epochs, lr, [altered])
+
+
+def settings(name: str, emds: Sequence[float]) -> list[Setting]:
+    """The bars of a data set, from left to right."""
+    made = []
+    for distance in emds:
+        made.append(Setting(distance))
+        targets = [t for t in TARGETS if t < distance]
+        made += [Setting(distance, t, mirror) for t in targets for mirror in MIRRORS[name]]
+    return made
 
 
 def augmentation(
     dataset: Dataset, name: str, args: argparse.Namespace
-) -> tuple[list[dict[str, Any]], dict[str, Curve], dict[tuple[float, float | None], Any]]:
-    """Figures 5.2 to 5.4 and Table 5.3; all settings and seeds are one batch of runs."""
-    model = load_model(MODELS[name], dataset)
-    settings: list[tuple[float, float | None]] = [
-        (distance, target)
-        for distance in args.size.emds
-        for target in (None, *TARGETS)
-        if target is None or target < distance
-    ]
-    seeds = range(args.seeds)
-    parts = [clients(dataset, *setting, seed) for setting in settings for seed in seeds]
-    problem = official(dataset, parts, [*seeds] * len(settings))
-    arm = Arm(
-        fs.fedavg(local_update(model, dataset, 4, args.size.lr), clients_per_round=CLIENTS),
-        ROUNDS[name],
-    )
-    curve = run({"FedAvg and FedAug": arm}, model, problem, dataset.classes)["FedAvg and FedAug"]
-    best = dict(zip(settings, curve.accuracy.max(axis=0).reshape(-1, args.seeds), strict=True))
-    unaltered = np.array([np.mean(p.index < len(dataset.train_y)) for p in parts])
-    share = dict(zip(settings, unaltered.reshape(-1, args.seeds), strict=True))
+) -> tuple[list[dict[str, Any]], dict[str, Curve], dict[Setting, NDArray[np.float64]]]:
+    """Figures 5.2 to 5.4 and Table 5.3; settings and seeds with one augmentation are one batch."""
+    model, seeds = load_model(NETWORKS[name], dataset), range(args.seeds)
+    bars = settings(name, args.size.emds)
+    curves: dict[str, Curve] = {}
+    best, unaltered = {}, {}
+    for mirror in MIRRORS[name]:
+        chosen = [s for s in bars if s.mirror == mirror]
+        parts = [clients(dataset, s.emd, s.target, seed) for s in chosen for seed in seeds]
+        problem = official(dataset, parts, [*seeds] * len(chosen))
+        local = local_update(model, dataset, 4, args.size.lr, mirror=mirror)
+        title = "FedAvg and FedAug" if mirror else "FedAug, no mirror images"
+        arm = Arm(fs.fedavg(local, clients_per_round=CLIENTS), ROUNDS[name])
+        curves |= run({title: arm}, model, problem, dataset.classes)
+        highest = curves[title].accuracy.max(axis=0).reshape(-1, args.seeds)
+        share = np.reshape([np.mean(p.index < len(dataset.train_y)) for p in parts], highest.shape)
+        best |= dict(zip(chosen, highest, strict=True))
+        unaltered |= dict(zip(chosen, share, strict=True))
     rows = [
         {
-            "EMD": distance,
-            "": "FedAvg" if target is None else f"FedAug-{target:g}",
-            "unaltered": spread(share[distance, target]),
-            "thesis, Table 5.3": "" if target is None else UNALTERED[distance, target],
-            "highest accuracy %": spread(best[distance, target]),
-            "change": "" if target is None else spread(
-                best[distance, target] - best[distance, None]
-            ),
-            "thesis": "" if target is None else CHANGE.get((name, distance, target), ""),
+            "EMD": s.emd,
+            "": s.method,
+            "unaltered": spread(unaltered[s]),
+            "thesis, Table 5.3": UNALTERED.get((s.emd, s.target), ""),
+            "highest accuracy %": spread(best[s]),
+            "change": "" if s.target is None else spread(best[s] - best[Setting(s.emd)]),
+            "thesis": CHANGE.get((name, s.emd, s.target), "") if s.mirror else "",
         }
-        for distance, target in settings
-    ]  # fmt: skip
-    return rows, {"FedAvg and FedAug": curve}, best
+        for s in bars
+    ]
+    return rows, curves, {s: best[s] for s in bars}
 
 
 def combined(
     dataset: Dataset, name: str, args: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, Curve]]:
-    """Figure 6.1 with the settings of Table 6.1, and the two halves of 2P-FedAug alone."""
-    model, seeds = load_model(MODELS[name], dataset), range(args.seeds)
+    """Figure 6.1 with the settings of Table 6.1, and the two halves of two-phase FedAug alone."""
+    model, seeds = load_model(NETWORKS[name], dataset), range(args.seeds)
     plain_parts, raised = (
         official(dataset, [clients(dataset, 1.4, target, s) for s in seeds], seeds)
         for target in (None, 0.8)
@@ -195,15 +223,15 @@ def combined(
         "FedAvg": one,
         "FedProx": Arm(fedprox(local, adaptive=True, **common), rounds),
         "FedNova": Arm(fednova(local, lr=args.size.lr, momentum=MOMENTUM, **common), rounds),
-        "2P": two,
+        "two phases": two,
     }
     curves = run(arms, model, plain_parts, dataset.classes)
-    curves |= run({"FedAug-0.8": one, "2P-FedAug-0.8": two}, model, raised, dataset.classes)
+    curves |= run({"FedAug-0.8": one, TWO_AND_FEDAUG: two}, model, raised, dataset.classes)
     base = curves["FedAvg"].accuracy[-1]
     rows = [
         {
             "": key,
-            "E": 9 if key.startswith("2P") else 12,
+            "E": 9 if key.startswith("two phases") else 12,
             "rounds": c.rounds[-1],
             "MB": c.mb,
             "accuracy %": spread(c.accuracy[-1]),
@@ -215,50 +243,61 @@ def combined(
     return rows, curves
 
 
-def draw_augmentation(
-    best: Mapping[tuple[float, float | None], NDArray[np.float64]], title: str, path: Path
-) -> None:
-    """Bars by EMD; a line of one standard deviation, every seed a point."""
+def draw_augmentation(best: Mapping[Setting, NDArray[np.float64]], title: str, path: Path) -> None:
+    """Dots by EMD, and a dashed line at FedAvg's mean."""
     figure = picture(6.5, 4.2)
     axis = figure.subplots()
-    emds = sorted({distance for distance, _ in best})
-    for i, target in enumerate((None, *TARGETS)):
-        found = [(x, best[d, target]) for x, d in enumerate(emds) if (d, target) in best]
-        place = np.array([x for x, _ in found]) + 0.2 * (i - 1.5)
-        values = np.array([v for _, v in found])
-        label = "FedAvg" if target is None else f"FedAug to {target:g}"
-        axis.bar(
-            place, values.mean(axis=1), 0.18, yerr=values.std(axis=1), color=f"C{i}",
-            alpha=0.75, label=label, error_kw={"elinewidth": 1},
-        )  # fmt: skip
-        axis.plot(np.repeat(place, values.shape[1]), values.ravel(), ".", color="black", ms=3)
-    everything = np.concatenate(list(best.values()))
-    low, high = everything.min(), everything.max()
-    axis.set_ylim(low - 0.3 * (high - low), high + 0.1 * (high - low))
+    emds = sorted({s.emd for s in best})
+    kinds = list(dict.fromkeys((s.method, s.target, s.mirror) for s in best))
+    width = 0.8 / len(kinds)
+    for i, (method, target, mirror) in enumerate(kinds):
+        found = [(x, Setting(d, target, mirror)) for x, d in enumerate(emds)]
+        found = [(x, s) for x, s in found if s in best]
+        place = np.array([x for x, _ in found]) + width * (i - (len(kinds) - 1) / 2)
+        colour = f"C{(None, *TARGETS).index(target)}"
+        face = colour if mirror else "white"
+        draw_dots(axis, place, np.array([best[s] for _, s in found]), colour, face, method)
+    averages = [best[Setting(d)].mean() for d in emds]
+    axis.hlines(averages, np.arange(len(emds)) - 0.45, np.arange(len(emds)) + 0.45,
+                colors="C0", linestyles="dashed", linewidth=0.8)  # fmt: skip
     axis.set_xticks(range(len(emds)), [f"EMD {d:g}" for d in emds])
     axis.set_ylabel("highest test accuracy (%)")
     axis.set_title(title, fontsize=10)
-    axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, -0.2))
+    axis.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.08))
     plain([axis])
     figure.savefig(path)
 
 
-def draw_combined(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Figure 6.1: a bar for each method."""
+def draw_combined(accuracy: Mapping[str, NDArray[np.float64]], title: str, path: Path) -> None:
+    """Figure 6.1: a dot for each method, and a dashed line at FedAvg's mean."""
     figure = picture(6.5, 4.2)
     axis = figure.subplots()
-    last = np.array([c.accuracy[-1] for c in curves.values()])
-    place = np.arange(len(curves))
-    colours = ["C7" if key in ("2P", "FedAug-0.8") else "C0" for key in curves]
-    axis.bar(place, last.mean(axis=1), 0.7, yerr=last.std(axis=1), color=colours, alpha=0.75)
-    axis.plot(np.repeat(place, last.shape[1]), last.ravel(), ".", color="black", ms=4)
-    low, high = last.min(), last.max()
-    axis.set_ylim(low - 0.3 * (high - low), high + 0.1 * (high - low))
-    axis.set_xticks(place, list(curves), fontsize=8)
+    for i, (key, values) in enumerate(accuracy.items()):
+        colour = "C7" if key in ("two phases", "FedAug-0.8") else "C0"
+        draw_dots(axis, np.array([i]), values[None], colour, colour, key)
+    axis.axhline(accuracy["FedAvg"].mean(), color="C0", linestyle="dashed", linewidth=0.8)
+    names = [key.replace(", ", ",\n") for key in accuracy]
+    axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.set_ylabel("test accuracy after the last round (%)")
     axis.set_title(f"{title}\n(grey: not in the thesis)", fontsize=10)
     plain([axis])
     figure.savefig(path)
+
+
+def draw_dots(
+    axis: Axes,
+    place: NDArray[np.float64],
+    values: NDArray[np.float64],
+    colour: str,
+    face: str,
+    label: str,
+) -> None:
+    """Means of ``values [places, seeds]``, a line of one standard deviation, every seed a point."""
+    axis.errorbar(
+        place, values.mean(axis=1), values.std(axis=1), fmt="o", color=colour, mfc=face, ms=6,
+        elinewidth=1.2, label=label,
+    )  # fmt: skip
+    axis.plot(np.repeat(place, values.shape[1]), values.ravel(), ".", color="black", ms=3)
 
 
 def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace) -> None:
@@ -275,19 +314,11 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
         draw_augmentation(best, title, stem.with_suffix(".png"))
     else:
         rows, curves = combined(dataset, name, args)
-        draw_combined(curves, title, stem.with_suffix(".png"))
+        last = {key: c.accuracy[-1] for key, c in curves.items()}
+        draw_combined(last, title, stem.with_suffix(".png"))
     print(f"\n## {title}\n\n{markdown(rows)}\n", flush=True)
-    write_record(
-        stem.with_suffix(".json"),
-        started,
-        figure=number,
-        dataset=name,
-        training_samples=len(dataset.train_y),
-        seeds=args.seeds,
-        lr=args.size.lr,
-        table=rows,
-        curves={key: c._asdict() for key, c in curves.items()},
-    )
+    path = stem.with_suffix(".json")
+    write_curves(path, started, dataset, args, rows, curves, figure=number, lr=args.size.lr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ from common import (
     run,
     spread,
     use_all_cores,
-    write_record,
+    write_curves,
 )
 
 import fedjax_sim as fs
@@ -230,16 +230,8 @@ def reproduce(dataset: Dataset, name: str, args: argparse.Namespace) -> None:
     )
     print(f"\n## {title}\n\n{markdown(rows)}\n")
     stem = args.out / f"{name}{'_small' if args.small else ''}"
-    write_record(
-        stem.with_suffix(".json"),
-        started,
-        dataset=name,
-        model=size.model,
-        training_samples=len(dataset.train_y),
-        seeds=args.seeds,
-        table=rows,
-        curves={key: c._asdict() for key, c in curves.items()},
-    )
+    path = stem.with_suffix(".json")
+    write_curves(path, started, dataset, args, rows, curves, model=size.model)
     draw(curves, title, stem.with_suffix(".png"))
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import optax
 from common import (
+    NETWORKS,
     Arm,
     Curve,
     dealt,
@@ -32,15 +32,15 @@ from common import (
     plain,
     run,
     spread,
+    thesis_update,
     use_all_cores,
-    write_record,
+    write_curves,
 )
 
 import fedjax_sim as fs
 from fedjax_sim.bench import load_model
 from fedjax_sim.data import Dataset
 
-MODELS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
 TOTAL = {8: 120, 16: 128}  # epochs in all, by E (section 4.5.1)
 DOUBLED_TOTAL = 64  # of Figure 4.2
 FIGURES = {"4.2": None, "4.9": 8, "4.10": 16}  # and E
@@ -82,7 +82,7 @@ class Size(NamedTuple):
     epochs: tuple[int, ...]
 
 
-FULL = Size(dict.fromkeys(MODELS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16))
+FULL = Size(dict.fromkeys(NETWORKS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16))
 SMALL = Size({"mnist": 4000, "fashion_mnist": 2000, "cifar10": 1000}, 2, (4, 20), (1, 4, 16))
 
 
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     made = parser(__doc__, "phase_shift")
     add = made.add_argument
-    add("--datasets", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
+    add("--datasets", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
     add("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NUMBER",
         help=f"of {', '.join(FIGURES)} (default: all); 4.7 and 4.8 are drawn with 4.9")  # fmt: skip
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
@@ -101,17 +101,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parse_sized(made, argv, FULL, SMALL, reduced)
 
 
-def local_update(model: fs.Model, epochs: float) -> fs.base.LocalUpdate:
-    """Table 4.2."""
-    optimizer = optax.sgd(0.001, momentum=0.9)
-    return fs.local_sgd(fs.empirical_risk(model), optimizer, batch_size=16, epochs=epochs)
-
-
 def doubled(model: fs.Model, size: Size, clients: int = 20) -> dict[str, Arm]:
     """Figure 4.2."""
     return {
         f"E = {e}": Arm(
-            fs.fedavg(local_update(model, e), clients_per_round=clients),
+            fs.fedavg(thesis_update(model, e), clients_per_round=clients),
             DOUBLED_TOTAL // e,
             max(1, 4 // e),
         )
@@ -121,7 +115,7 @@ def doubled(model: fs.Model, size: Size, clients: int = 20) -> dict[str, Arm]:
 
 def compared(model: fs.Model, epochs: int, size: Size, clients: int = 40) -> dict[str, Arm]:
     """Figures 4.9 and 4.10, and 4.7 and 4.8: a further method is a further line here."""
-    total, local = TOTAL[epochs], local_update(model, epochs)
+    total, local = TOTAL[epochs], thesis_update(model, epochs)
     arms = {"FedAvg": Arm(fs.fedavg(local, clients_per_round=clients), total // epochs)}
     for n in size.phases:
         shifted = fs.phase_shift(local, clients_per_round=clients, phases=n)
@@ -238,7 +232,7 @@ def draw_compared(curves: Mapping[str, Curve], title: str, path: Path) -> None:
 def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace) -> None:
     """One figure on one data set: runs, tables, record and pictures."""
     started, epochs = time.time(), FIGURES[figure]
-    model = load_model(MODELS[name], dataset)
+    model = load_model(NETWORKS[name], dataset)
     if epochs is None:
         problem, arms = dealt(dataset, "emd(1.0)", 20, args.seeds), doubled(model, args.size)
     else:
@@ -249,16 +243,8 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     title = f"{name}, {len(dataset.train_y):,} training samples, {args.seeds} seeds"
     print(f"\n## Figure {figure}: {title}\n\n{markdown(rows)}\n")
     stem = args.out / f"{name}{'_small' if args.small else ''}_{figure.replace('.', '_')}"
-    write_record(
-        stem.with_suffix(".json"),
-        started,
-        figure=figure,
-        dataset=name,
-        training_samples=len(dataset.train_y),
-        seeds=args.seeds,
-        table=rows,
-        curves={key: c._asdict() for key, c in curves.items()},
-    )
+    path = stem.with_suffix(".json")
+    write_curves(path, started, dataset, args, rows, curves, figure=figure)
     if epochs is None:
         draw_doubled(curves, title, stem.with_suffix(".png"))
     else:

@@ -23,10 +23,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 import radfed_pictures
-from common import markdown, parse_sized, parser, spread, use_all_cores, write_record
+from common import (
+    Arm,
+    markdown,
+    parse_sized,
+    parser,
+    simulate,
+    spread,
+    use_all_cores,
+    write_record,
+)
 from numpy.typing import NDArray
 from scipy import stats
-from tqdm import tqdm
 
 import fedjax_sim as fs
 from fedjax_sim import probes, redistribution, schedule, selection, weighting
@@ -247,27 +255,6 @@ def watched(built: Built, inner: int) -> fs.Algorithm:
     )
 
 
-def simulate(
-    name: str, algorithm: fs.Algorithm, built: Built, rounds: int, every: int, auc: bool | None
-) -> fs.Result:
-    """All folds and seeds of one algorithm."""
-    # disable=None: no bar where stderr is a file.
-    with tqdm(total=rounds, desc=name, unit="round", disable=None) as bar:
-        return fs.simulate(
-            algorithm,
-            built.model,
-            built.problem.data,
-            built.problem.test,
-            rounds=rounds,
-            classes=built.classes,
-            seeds=[run["seed"] for run in built.problem.runs],
-            eval_every=every,
-            validation=built.problem.validation,
-            auc=auc,
-            on_evaluation=lambda e: bar.update(e.round - bar.n),
-        )
-
-
 def table_row(name: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Scores of every method on one data set, in percent, [runs]; nothing without the data."""
     row = ROWS[name]
@@ -279,8 +266,8 @@ def table_row(name: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for method, algorithm in methods(built, training).items():
         began = time.perf_counter()
         result = simulate(
-            f"{name}, {method}", algorithm, built, training.rounds, training.eval_every,
-            row.metric == "auc",
+            f"{name}, {method}", Arm(algorithm, training.rounds, training.eval_every),
+            built.model, built.problem, built.classes, auc=row.metric == "auc",
         )  # fmt: skip
         scores[method] = {
             "best": 100 * result.validated(row.metric, by_client=True),
@@ -332,7 +319,10 @@ def divergences(name: str, args: argparse.Namespace) -> dict[str, Any]:
         return {}
     rounds, curves = min(training.rounds, 10 * training.inner), {}
     for method, inner in (("FedAvg", 1), ("RADFed", training.inner)):
-        result = simulate(f"{name}, {method}", watched(built, inner), built, rounds, 1, False)
+        arm = Arm(watched(built, inner), rounds)
+        result = simulate(
+            f"{name}, {method}", arm, built.model, built.problem, built.classes, auc=False
+        )
         curves[method] = {
             key: np.stack([e.probes[key] for e in result.evaluations]) for key in ("DC", "DL")
         }
