@@ -1,23 +1,37 @@
-"""The named methods as tables: ``--list`` of the command, and ``docs/algorithms.md``.
+"""The named methods as a list and as a page: ``--list`` of the command, ``docs/algorithms.md``.
 
 ``python -m fedjax_sim.catalogue`` prints the page. Everything in it is read from the methods
-themselves: the docstring, and the arguments of the one ``compose`` that each of them is.
+themselves: their docstrings, their parameters, and the parts of the one ``compose`` that each is.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
+from fedjax_sim.composition import Part, parts_of
 from fedjax_sim.flags import documented, flag, keywords
 
 SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
+HEAD = """\
+# Methods
+
+Generated from the docstrings by `python -m fedjax_sim.catalogue > docs/algorithms.md`.
+
+There are N clients. In a round the cohort U of m clients (`--clients-per-round`) trains: client k,
+which has n_k samples of M classes, receives the server model w and makes w_k of it in T_k minibatch
+steps, E epochs in batches of B at learning rate η. F_k is its mean loss, F_b that of a minibatch.
+
+Each method is one `compose(...)`. Its parts are shown where they are not FedAvg's; `...` stands for
+a part in a row below, and *or* marks a part that an option puts in the place of the one above.
+FedDyn, MOON, FedBN and FedRep are not there.
+
+| method | what it does | paper |
+| --- | --- | --- |"""
 
 
 class Method(NamedTuple):
@@ -27,9 +41,10 @@ class Method(NamedTuple):
         name: the key in ``ALGORITHMS``.
         summary: the docstring's first line.
         body: the paragraphs after it, with the mathematics.
-        parts: what ``compose`` is given, by keyword, in Python; "local" where it is changed.
+        parts: what ``compose`` is given; none where another method is called.
+        another: the method that is called, and the options it gets; "" for none.
+        options: by flag, its default ("" for all clients) and what it is.
         traffic: per round, a sentence.
-        options: by flag, what it is and its default.
         source: the paper.
         note: what else should be known, such as what other frameworks compute; "" for nothing.
     """
@@ -37,70 +52,74 @@ class Method(NamedTuple):
     name: str
     summary: str
     body: str
-    parts: dict[str, str]
+    parts: list[Part]
+    another: tuple[str, dict[str, Any]]
+    options: dict[str, tuple[str, str]]
     traffic: str
-    options: dict[str, str]
     source: str
     note: str
 
     @property
     def paper(self) -> str:
-        """First author and year."""
-        authors, *_ = re.split(r"[,“\"]", self.source, maxsplit=1)
-        years = re.findall(r"\b(?:19|20)\d\d\b", self.source)
-        return " ".join([authors.split(" (")[0].strip(), *years[:1]])
+        """Authors and year.
+
+        >>> [m.paper for m in catalogue() if m.name in ("phase_shift", "fedyogi", "robust")]
+        ['Cornelis 2022', 'Reddi et al. 2021', 'Yin et al. 2018']
+        """
+        authors, *_ = re.split(r",? [\"(\d]", self.source, maxsplit=1)
+        first, *others = authors.split(", ")
+        if len(others) == 1 and "et al." not in first:
+            first += f" and {others[0]}"
+        elif others and "et al." not in first:
+            first += " et al."
+        return " ".join([first, *re.findall(r"\b(?:19|20)\d\d\b", self.source)[:1]])
 
 
 def catalogue() -> list[Method]:
     """All named methods, in the order of ``ALGORITHMS``.
 
-    >>> [m.parts for m in catalogue() if m.name == "fedavg"][0]["selection"]
-    'selection.uniform()'
+    >>> [m.parts[0].code for m in catalogue() if m.name == "fedavg"]
+    ['selection.uniform()']
     """
     return [_method(name, function) for name, function in ALGORITHMS.items()]
 
 
 def listing() -> str:
-    """The table of ``--list``: method, paper, parts, traffic per round."""
-    plain = set(_method("fedavg", ALGORITHMS["fedavg"]).parts.values())
-    rows = [("method", "paper", "traffic per round", "parts beside FedAvg's")]
+    """The text of ``--list``: what each method does, its paper, parts, flags and traffic."""
+    lines = []
     for m in catalogue():
-        new = [_names(value) for value in m.parts.values() if value not in plain]
-        traffic, *_ = re.split(r"[.;] ", m.traffic, maxsplit=1)
-        rows.append((m.name, m.paper, traffic, ", ".join(dict.fromkeys(chain(*new)))))
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        flags = (f"{name} {default}" for name, (default, _) in m.options.items() if default)
+        rows = {
+            m.name: f"{m.summary} [{m.paper}]",
+            "  parts": "; ".join(map(_in_line, _own(m).values())) or _calls(m),
+            "  flags": ", ".join(flags),
+            "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
+        }
+        lines += [line for key, text in rows.items() if text for line in _wrapped(key, text)]
+    lines += [
+        "",
+        "m (--clients-per-round) of N clients train in a round; client k has n_k samples.",
+        "Parts are those beside FedAvg's, traffic is that of a round, flags have their defaults:",
+        "--help says what they mean, docs/algorithms.md has mathematics and sources.",
+    ]
+    return "\n".join(lines)
 
 
 def page() -> str:
     """``docs/algorithms.md``."""
     methods = catalogue()
-    lines = [
-        "# Methods",
-        "",
-        "Generated from the docstrings by `python -m fedjax_sim.catalogue > docs/algorithms.md`.",
-        "Each method is one `compose(...)`; parts that are not named are FedAvg's.",
-        "",
-        "| method | paper | traffic per round |",
-        "| --- | --- | --- |",
-        *(f"| [`{m.name}`](#{m.name}) | {m.paper} | {_markdown(m.traffic)} |" for m in methods),
-    ]
+    lines = [HEAD]
+    lines += [_row(f"[`{m.name}`](#{m.name})", _markdown(m.summary), m.paper) for m in methods]
     for m in methods:
-        lines += ["", f"## {m.name}", "", m.summary, "", _markdown(m.body)]
-        lines += ["", "| part | |", "| --- | --- |"]
-        lines += [f"| {part} | `{value}` |" for part, value in m.parts.items()]
-        if m.options:
-            lines += ["", "| option | |", "| --- | --- |"]
-            lines += [f"| `{name}` | {text} |" for name, text in m.options.items()]
+        lines += ["", f"## {m.name}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
+        lines += ["", *(_parts_table(m) or [f"Parts: those of [`{_calls(m)}`](#{m.another[0]})."])]
+        lines += ["", "| option | default | |", "| --- | --- | --- |"]
         lines += [
-            "",
-            f"Traffic per round: {_markdown(m.traffic)}.",
-            "",
-            f"Source: {_markdown(m.source)}",
+            _row(f"`{name}`", default or "all", text) for name, (default, text) in m.options.items()
         ]
-        if m.note:
-            lines += ["", _markdown(m.note)]
+        lines += ["", f"Traffic per round: {_markdown(m.traffic)}."]
+        lines += ["", f"Source: {_markdown(m.source)}"]
+        lines += ["", _markdown(m.note)] if m.note else []
     return "\n".join(lines) + "\n"
 
 
@@ -109,81 +128,84 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     summary, _, rest = text.partition("\n")
     pieces = re.split(rf"^({'|'.join(SECTIONS)}):[ \n]", rest, flags=re.M)
     sections = dict(zip(pieces[1::2], map(textwrap.dedent, pieces[2::2]), strict=True))
-    texts = documented(function)
+    texts = {key: value.replace("%%", "%") for key, value in documented(function).items()}
     returns = " ".join(sections.get("Returns", "").split())
-    traffic = returns.partition("Traffic per round: ")[2].rstrip(".")
+    parts, called = parts_of(function)
+    own = keywords(function, without=COMMON)
     return Method(
         name=name,
         summary=summary,
         body=pieces[0].strip(),
-        parts=_parts(function),
-        traffic=traffic,
-        options={
-            flag(key): f"{texts.get(key, '')} (default: {p.default})".replace("%%", "%")
-            for key, p in keywords(function, without=COMMON).items()
-        },
+        parts=parts,
+        another=("", {}) if called is None else (called.__name__, _differing(function, called)),
+        options={flag("clients_per_round"): ("", texts["clients_per_round"])}
+        | {flag(key): (str(p.default), texts[key]) for key, p in own.items()},
+        traffic=returns.partition("Traffic per round: ")[2].rstrip("."),
         source=" ".join(sections.get("Source", "").split()),
         note=sections.get("Note", "").strip(),
     )
 
 
-def _parts(function: Callable[..., Any]) -> dict[str, str]:
-    """The arguments of the function's ``compose``, as written; of another method that it calls."""
-    source = _Inlined().visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    calls = [
-        node
-        for node in ast.walk(source)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if node.func.id == "compose" or node.func.id in ALGORITHMS
-    ]
-    if len(calls) != 1:
-        raise ValueError(f"{function.__name__} must be one composition, it has {len(calls)}")
-    (call,) = calls
-    assert isinstance(call.func, ast.Name)
-    first = ast.unparse(call.args[0])
-    given = {k.arg: ast.unparse(k.value) for k in call.keywords if k.arg is not None}
-    parts = ({} if first == "local" else {"local": first}) | given
-    if call.func.id in ALGORITHMS:
-        parts = {"method": f"algorithms.{call.func.id}"} | parts
-    return {part: value for part, value in parts.items() if part != "execution"}
+def _differing(function: Callable[..., Any], called: Callable[..., Any]) -> dict[str, Any]:
+    """The options whose defaults are not those of the method that is called."""
+    theirs = keywords(called)
+    own = keywords(function, without=COMMON)
+    return {key: p.default for key, p in own.items() if p.default != theirs[key].default}
 
 
-class _Inlined(ast.NodeTransformer):
-    """Writes an expression that has a name where the name is used."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, ast.expr] = {}
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        self.generic_visit(node)
-        match node.targets:
-            case [ast.Name(id=name)]:
-                self.values[name] = node.value
-                return None
-        return node
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self.values.get(node.id, node)
+def _own(method: Method) -> dict[str, list[Part]]:
+    """The parts by role, without those that are FedAvg's."""
+    plain, _ = parts_of(ALGORITHMS["fedavg"])
+    roles = dict.fromkeys(part.role for part in method.parts)
+    by_role = {role: [part for part in method.parts if part.role == role] for role in roles}
+    return {
+        role: parts
+        for role, parts in by_role.items()
+        if method.name == "fedavg" or parts != [part for part in plain if part.role == role]
+    }
 
 
-def _names(value: str) -> list[str]:
-    """The parts that an expression names, and the settings of the local update that it changes.
+def _in_line(parts: Iterable[Part]) -> str:
+    """Parts of one role as a phrase."""
+    words = ((" or " if part.otherwise else ", ") + _short(part.code) for part in parts)
+    return "".join(words).removeprefix(", ")
 
-    >>> _names("local.change(drift=(drift.proximal(mu),), max_steps=1)")
-    ['max_steps=1', 'proximal']
+
+def _short(code: str) -> str:
+    """A part without the arguments that come from the options.
+
+    >>> _short("selection.uniform(held=True)"), _short("screens.q_fair(q, lr)")
+    ('selection.uniform(held=True)', 'screens.q_fair')
     """
-    nodes = list(ast.walk(ast.parse(value, mode="eval")))
-    settings = [
-        f"{n.arg}={n.value.value!r}"
-        for n in nodes
-        if isinstance(n, ast.keyword) and isinstance(n.value, ast.Constant)
-    ]
-    return settings + [
-        n.attr
-        for n in nodes
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-        if n.value.id not in ("local", "jnp", "np", "optax")
-    ]
+    name, _, arguments = code.partition("(")
+    fixed = re.fullmatch(r"\w+=(True|False|\d+|'\w+')\)", arguments)
+    return code if fixed or name == "local.change" else name
+
+
+def _calls(method: Method) -> str:
+    """The other method that it is, and the options that it sets."""
+    name, options = method.another
+    return f"{name}(" + ", ".join(f"{key}={value!r}" for key, value in options.items()) + ")"
+
+
+def _wrapped(key: str, text: str) -> list[str]:
+    """A row of the list, within 100 columns."""
+    return textwrap.wrap(
+        text, 100, initial_indent=f"{key:20}", subsequent_indent=" " * 20, break_on_hyphens=False
+    )
+
+
+def _parts_table(method: Method) -> list[str]:
+    lines = ["| part | | |", "| --- | --- | --- |"] if method.parts else []
+    for role, parts in _own(method).items():
+        for i, part in enumerate(parts):
+            first = role if i == 0 else "*or*" if part.otherwise else ""
+            lines.append(_row(first, f"`{part.code}`", _markdown(part.meaning)))
+    return lines
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _markdown(text: str) -> str:

@@ -1,6 +1,7 @@
 """Flags of the commands, made from the signature and the docstring of a function."""
 
 import argparse
+import difflib
 import inspect
 import math
 import re
@@ -16,8 +17,13 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ValueErrors of one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises it."""
-        raise ValueError(message.removeprefix("argument "))
+        """Raises it; of a flag that is unknown, with those that are spelt nearly so."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        close = (
+            difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else ()
+        )
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise ValueError(message.removeprefix("argument ") + hint)
 
 
 def flag(name: str) -> str:
@@ -81,15 +87,15 @@ def kind(hint: Any) -> dict[str, Any]:
 def documented(function: Callable[..., Any]) -> dict[str, str]:
     """The entries of a docstring's "Args", by name.
 
-    >>> from fedjax_sim.algorithms import radfed
-    >>> documented(radfed)["redistribution_rounds"]
-    'S; 1 is FedAvg with equal weights, bit for bit'
+    >>> from fedjax_sim.algorithms import robust
+    >>> documented(robust)["aggregator"]
+    'the rule, see fedjax_sim.aggregators'
     """
     section = re.search(r"^Args:\n(.*?)(?:\n\n|\Z)", inspect.getdoc(function) or "", re.M | re.S)
     entries = re.split(r"^ {2,4}(\w+): ", section[1], flags=re.M)[1:] if section else []
     pairs = zip(entries[::2], entries[1::2], strict=True)
-    plain = str.maketrans({"`": None, "%": "%%"})  # argparse formats help texts with %
-    return {name: " ".join(text.split()).rstrip(".").translate(plain) for name, text in pairs}
+    texts = {name: re.sub(r":\w+:(?=`)|`", "", " ".join(text.split())) for name, text in pairs}
+    return {name: t.rstrip(".").replace("%", "%%") for name, t in texts.items()}  # for argparse
 
 
 def number(
