@@ -67,15 +67,15 @@ def sign_flip(malicious: Malicious, scale: float = 4.0) -> Screen:
     distributed learning from heterogeneous datasets", AAAI 2019, section 5 (s = 4).
     """
 
-    def flipped(key: Array, rows: PyTree, server: PyTree, hostile: Array, present: Array) -> PyTree:
+    def flipped(key: Array, rows: PyTree, start: PyTree, hostile: Array, present: Array) -> PyTree:
         del key, hostile, present
-        return jax.tree.map(lambda a, w: w[None] - scale * (a - w[None]), rows, server)
+        return jax.tree.map(lambda a, w: w - scale * (a - w), rows, start)
 
     return _on_models(malicious, flipped)
 
 
 def gaussian(malicious: Malicious, sigma: float) -> Screen:
-    r"""Sends noise around the server model, :math:`w_k \leftarrow w + N(0, \sigma^2 I)`.
+    r"""Sends noise around the model that was received, :math:`w_k \leftarrow w + N(0, \sigma^2 I)`.
 
     Args:
         malicious: ``bool[N]``.
@@ -92,15 +92,15 @@ def gaussian(malicious: Malicious, sigma: float) -> Screen:
     if not sigma >= 0:
         raise ValueError(f"sigma must be at least 0, got {sigma}")
 
-    def noisy(key: Array, rows: PyTree, server: PyTree, hostile: Array, present: Array) -> PyTree:
+    def noisy(key: Array, rows: PyTree, start: PyTree, hostile: Array, present: Array) -> PyTree:
         del hostile, present
         leaves, structure = jax.tree.flatten(rows)
         keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
         return jax.tree.map(
-            lambda k, a, w: w[None] + sigma * jax.random.normal(k, a.shape, a.dtype),
+            lambda k, a, w: w + sigma * jax.random.normal(k, a.shape, a.dtype),
             keys,
             rows,
-            server,
+            start,
         )
 
     return _on_models(malicious, noisy)
@@ -128,8 +128,8 @@ def alie(malicious: Malicious, z: float | None = None) -> Screen:
     learning", NeurIPS 2019, Algorithm 3 (the paper's own, not omniscient, variant).
     """
 
-    def shifted(key: Array, rows: PyTree, server: PyTree, hostile: Array, present: Array) -> PyTree:
-        del key, server
+    def shifted(key: Array, rows: PyTree, start: PyTree, hostile: Array, present: Array) -> PyTree:
+        del key, start
         n, m = (jnp.sum(a, dtype=jnp.int32) for a in (present, hostile))
         shift = _hidden_shift(n, m) if z is None else jnp.float32(z)
         who = hostile.astype(jnp.float32)
@@ -173,7 +173,7 @@ def label_flip(malicious: Malicious, classes: int) -> Transform:
 
 
 Forge = Callable[[Array, PyTree, PyTree, Array, Array], PyTree]
-"""``(key, rows [P, *p], server [*p], hostile bool[P], present bool[P]) -> rows [P, *p]``."""
+"""``(key, rows [P, *p], start [P or 1, *p], hostile bool[P], present bool[P]) -> rows``."""
 
 
 def _on_models(malicious: Malicious, forge: Forge) -> Screen:
@@ -193,7 +193,7 @@ def _on_models(malicious: Malicious, forge: Forge) -> Screen:
     ) -> tuple[Variables, Array, PyTree]:
         present = weights > 0
         hostile = present & jnp.append(malicious, False)[cohort.client]
-        forged = forge(key, models.params, cohort.server.params, hostile, present)
+        forged = forge(key, models.params, cohort.received.params, hostile, present)
         params = tree.select_rows(hostile, forged, models.params)
         return Variables(params, models.state), weights, state
 

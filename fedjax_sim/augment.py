@@ -62,7 +62,7 @@ def altered_copies(changes: Sequence[Change], white: float = 255.0) -> Transform
     return transform
 
 
-def thesis(shape: Sequence[int], white: float = 255.0) -> Transform:
+def thesis(shape: Sequence[int], white: float = 255.0, *, mirror: bool = True) -> Transform:
     """The augmentations of FedAug.
 
     Grey images: horizontal flip, rotation by -20 to 20 degrees, perspective, noise. Colour images
@@ -72,6 +72,11 @@ def thesis(shape: Sequence[int], white: float = 255.0) -> Transform:
     Args:
         shape: (H, W, C) of an image, C 1 or 3.
         white: the largest value of a pixel.
+        mirror: whether the flip is among them, as in the thesis, though few digits and letters
+            have a mirror image of the same class.
+
+    Returns:
+        A transform, see :func:`altered_copies`.
 
     Raises:
         ValueError: if the shape is no such image's.
@@ -80,9 +85,10 @@ def thesis(shape: Sequence[int], white: float = 255.0) -> Transform:
     """
     if len(shape) != 3 or shape[-1] not in (1, 3):
         raise ValueError(f"augmentations are for images [H, W, 1] or [H, W, 3], got {list(shape)}")
-    motions = [sometimes(0.5, m) for m in (flip, rotation(20.0), perspective(0.2))]
+    motions = [*([flip] if mirror else []), rotation(20.0), perspective(0.2)]
+    moved = warped(*(sometimes(0.5, motion) for motion in motions))
     colours = [sometimes(0.5, colour_jitter()), sometimes(0.1, greyscale)]
-    changes = [warped(*motions), *(colours if shape[-1] == 3 else []), sometimes(0.5, noise(0.05))]
+    changes = [moved, *(colours if shape[-1] == 3 else []), sometimes(0.5, noise(0.05))]
     return altered_copies(changes, white)
 
 

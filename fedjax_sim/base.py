@@ -181,7 +181,8 @@ class LocalInfo(NamedTuple):
         loss: ``f32[]``, mean training loss over the samples visited.
         steps: ``int32[]``, T_k, the minibatches it took.
         samples: ``int32[]``, the samples it visited.
-        extra: ``f32[]`` by name, what wrappers of a local update measured.
+        extra: ``f32[]`` by name, what wrappers of a local update measured. It leaves the client,
+          and counts as traffic, where a selection or screen ``reads`` it.
     """
 
     loss: Array
@@ -206,6 +207,18 @@ class Trained(NamedTuple):
     info: LocalInfo
 
 
+class Opening(NamedTuple):
+    """What travels once, before the first round.
+
+    Attributes:
+        up: bytes sent by all clients together.
+        down: bytes sent to them.
+    """
+
+    up: int
+    down: int
+
+
 class LocalUpdate(NamedTuple):
     """Trains one model on one client; ``compose`` batches it over a cohort.
 
@@ -222,12 +235,16 @@ class LocalUpdate(NamedTuple):
           round; a row of 0 samples (n_k) is absent; ``clients`` is N.
         change: ``(**settings) -> LocalUpdate``, the same with some settings of
           :func:`fedjax_sim.local.local_sgd` replaced, but ``drift`` and ``transforms`` added at the
-          end. A wrapper changes what it wraps and wraps it again.
+          end; ``drift`` None drops the terms that are there. A wrapper changes what it wraps and
+          wraps it again.
         upload_bytes: ``(variables, visits: int) -> int``, bytes of a model on its way up, after so
-          many visits to the client that sends it since it left the server.
+          many visits to the client that sends it since it left the server. It is asked where the
+          server knows what the client received; other clients, who do not, are sent all of it.
         epochs: E.
         batch_size: B.
         peers: whether ``train`` needs ``ClientView.starts``.
+        opening: ``(variables, data) -> Opening``, of shapes and one run's ``start`` (concrete);
+          None: nothing.
     """
 
     memory: Callable[[Variables], PyTree]
@@ -239,6 +256,7 @@ class LocalUpdate(NamedTuple):
     epochs: float
     batch_size: int
     peers: bool = False
+    opening: Callable[[Variables, ClientData], Opening] | None = None
 
 
 class Drift(NamedTuple):
@@ -248,7 +266,8 @@ class Drift(NamedTuple):
         memory: ``(params) -> pytree``, what each client keeps, at the start; () for nothing.
         shared: ``(params) -> pytree``, what the server keeps and sends, at the start.
         gradient: ``(params, received, memory, shared) -> [*p]``, the term.
-        finish: ``(params, received, memory, shared, done: Done) -> (memory, message)``.
+        finish: ``(params, received, memory, shared, done: Done) -> (memory, message)``, always two:
+          what the client keeps, as ``memory`` has it, and what it sends, () for nothing.
         absorb: ``(shared, messages [P, *], samples int32[P], clients: int) -> shared``; see
           :class:`LocalUpdate`.
         path: whether ``finish`` needs ``Done.path``.
@@ -296,6 +315,8 @@ class Cohort(NamedTuple):
 
     Attributes:
         server: the server model w_t, as it was at the start of the round.
+        received: ``[P, *p]`` or ``[1, *p]``, what the models' changes are measured from: the server
+          model, or what each slot left the server with where that may be another one.
         client: ``int32[P]``, k; N where nobody was visited.
         samples: ``int32[P]``, n_k; 0 of nobody.
         info: ``[P]``, the clients' reports.
@@ -304,6 +325,7 @@ class Cohort(NamedTuple):
     """
 
     server: Variables
+    received: Variables
     client: Array
     samples: Array
     info: LocalInfo
@@ -321,10 +343,13 @@ class Screen(NamedTuple):
         init: ``(variables, data) -> state``.
         apply: ``(key, state, models [P, *p], weights f32[P], cohort: Cohort) ->
           (models, weights, state)``; a row of weight 0 is absent, even if it holds NaN.
+        reads: the numbers of ``LocalInfo`` or its ``extra`` that it needs, by name: 4 bytes each in
+          every visit. n_k is not one of them: it does not change, and the server knows it.
     """
 
     init: Callable[[Variables, ClientData], PyTree]
     apply: Callable[..., tuple[PyTree, Array, PyTree]]
+    reads: tuple[str, ...] = ()
 
 
 class Selection(NamedTuple):
@@ -340,6 +365,9 @@ class Selection(NamedTuple):
         update: ``(state, client int32[P], info: LocalInfo [P]) -> state``, after the visits; client
           N is nobody.
         spare: whether there may be more slots than clients; some rest in every round then.
+        active: the clients that train in a round, on average, where slots rest; None: one a slot.
+        reads: what ``update`` needs of a client's report, see :class:`Screen`.
+        opening: ``(variables, data) -> Opening``, see :class:`LocalUpdate`.
     """
 
     init: Callable[..., PyTree]
@@ -347,6 +375,9 @@ class Selection(NamedTuple):
     held: bool
     update: Callable[[PyTree, Array, LocalInfo], PyTree] = lambda state, client, info: state
     spare: bool = False
+    active: float | None = None
+    reads: tuple[str, ...] = ()
+    opening: Callable[[Variables, ClientData], Opening] | None = None
 
 
 class Dispatch(NamedTuple):
@@ -356,16 +387,20 @@ class Dispatch(NamedTuple):
         init: ``(variables) -> state``.
         send: ``(key, state, server, client: ClientView) -> (variables, tag)``, for one client;
           ``key`` None asks for the model without chance, to evaluate it.
-        absorb: ``(state, server, models [P, *p], weights f32[P], cohort: Cohort) -> state``, after
-          the server has moved to ``server``; a row of weight 0 is absent.
-        offered: ``(state) -> int32[]``, the models that are sent to a client for the one that it
-          starts from, where it makes the choice (counted as traffic).
+        absorb: ``(state, server, models [P, *p], weights f32[P], cohort: Cohort, aggregator) ->
+          state``, after the server has moved to ``server``; a row of weight 0 is absent.
+        offered: ``(state) -> int32[]``, where the client makes the choice: how many models of the
+          dispatch's own it is sent, all of them whole; it tells its choice in 4 bytes. None: it is
+          sent one, the server's of now or before.
+        several: whether slots that leave together may start from different models; screens then
+          cost a stack more, of what each received.
     """
 
     init: Callable[[Variables], PyTree]
     send: Callable[..., tuple[Variables, PyTree]]
     absorb: Callable[..., PyTree]
-    offered: Callable[[PyTree], Array | int] = lambda state: 1
+    offered: Callable[[PyTree], Array] | None = None
+    several: bool = False
 
 
 class Personal(Protocol):
@@ -463,6 +498,7 @@ class Slots(NamedTuple):
         seen: ``int32[P]``, the sum of their n_k.
         info: ``[P]``, the last client's report.
         tag: ``[P]``, the dispatch's.
+        received: ``[P, *p]``, what they left the server with; () where nothing asks for it.
     """
 
     variables: Variables
@@ -472,6 +508,7 @@ class Slots(NamedTuple):
     seen: Array
     info: LocalInfo
     tag: PyTree
+    received: PyTree
 
 
 class FedState(NamedTuple):
@@ -510,8 +547,8 @@ class Traffic(NamedTuple):
     Attributes:
         upload: of a model sent by a client.
         download: of a model sent to a client.
-        message: of what a client sends besides, in every round in which it trains (the change of
-          SCAFFOLD's control variate).
+        message: of what a client sends besides, in every round in which it trains: the change of
+          SCAFFOLD's control variate, the numbers that a part ``reads``.
         shared: of what the server sends it besides, in every such round.
     """
 
@@ -551,10 +588,11 @@ class Algorithm(NamedTuple):
     Attributes:
         init: ``(key, variables, data) -> FedState``.
         step: ``(key, state, data) -> (FedState, Metrics)``, one local round.
-        collect: ``(state, data) -> (Variables, uploads int32[])``: every model still in flight is
-          uploaded and aggregated; the last act of a run.
-        evaluated: ``(state, data) -> Variables``, the model that is evaluated.
+        collect: ``(key, state, data) -> (Variables, uploads int32[])``: every model still in flight
+          is uploaded and aggregated; the last act of a run.
+        evaluated: ``(key, state, data) -> Variables``, the model that is evaluated.
         traffic: ``(variables, data) -> Traffic``; takes shapes and gives Python integers.
+        opening: ``(variables, data) -> Opening``; needs one run's ``start`` besides.
         slots: S, the models in flight.
         personal: ``(key, state, data, score, constants, tasks) -> [N, ...]``: calls
           ``score(constants, variables, task)`` with each client's own model; None where all
@@ -565,8 +603,9 @@ class Algorithm(NamedTuple):
     init: Any
     step: Any
     collect: Any
-    evaluated: Callable[[FedState, ClientData], Variables]
+    evaluated: Callable[[Array, FedState, ClientData], Variables]
     traffic: Callable[[Variables, ClientData], Traffic]
+    opening: Callable[[Variables, ClientData], Opening]
     slots: int
     personal: Any = None
     tempo: float = 1.0

@@ -7,7 +7,7 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedjax_sim import report, tree
+from fedjax_sim import privacy, report, tree
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.augment import thesis
-from fedjax_sim.base import Algorithm, MissingRootError, Model, Transform
-from fedjax_sim.commands import complain, new_folder
-from fedjax_sim.config import Config, parse
+from fedjax_sim.base import Algorithm, ClientData, MissingRootError, Model, Transform
+from fedjax_sim.commands import complain, enter, new_folder
+from fedjax_sim.config import Config, parameters, parse
 from fedjax_sim.data import Dataset, cache_dir, load_dataset
 from fedjax_sim.execution import Execution, make_execution
+from fedjax_sim.experiment import trace_round
 from fedjax_sim.flags import flag, flagged, keywords
 from fedjax_sim.local import local_sgd
 from fedjax_sim.metrics import mean_known
@@ -69,6 +70,11 @@ class Setup:
         """N."""
         return len(self.tables[0])
 
+    @property
+    def emd(self) -> float:
+        """Measured, mean over seeds."""
+        return float(np.mean([emd(table) for table in self.tables]))
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
@@ -77,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: its arguments; None for those of this process.
 
     Returns:
-        The exit status: 0, 1 for a loss that diverged, 2 for bad input, 130 for Ctrl-C.
+        The exit status: 0, 1 if a loss diverged, 2 for bad input, 130 for Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: report.RunFolder | None = None
@@ -87,30 +93,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             start_jax(config)
             setup = build(config)
             folder = open_folder(config, setup)
+        except BrokenPipeError:
+            raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
-        run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
-    except MissingRootError as error:
-        return complain(PROGRAM, f"error: --server-fraction must be given: {error}", 2)
-    except DivergedError as error:
-        return complain(PROGRAM, f"error: {error}{_kept(folder)}", 1)
+        diverged = run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
+        for name, message in diverged.items():
+            complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
     except KeyboardInterrupt:
         return complain(PROGRAM, f"stopped{_kept(folder)}", 130)
     finally:
         if folder is not None:
             folder.close()
-    return 0
+    return 1 if diverged else 0
 
 
 def _kept(folder: report.RunFolder | None) -> str:
-    return "" if folder is None else f"; the records so far are in {folder.path}"
+    if folder is None or not folder.recorded:
+        return "; nothing was recorded"
+    return f"; the records so far are in {folder.path}"
 
 
 def start_jax(config: Config) -> None:
-    """Sets what must be set before JAX starts; where it has, its devices stay as they are."""
+    """Sets what must be set before JAX starts; where it has, its devices stay as they are.
+
+    No more devices than cores: they would wait for each other.
+    """
     settings: Any = jax.config  # untyped
+    cores = available_cores()
     with suppress(RuntimeError):
-        settings.update("jax_num_cpu_devices", config.devices or available_cores())
+        settings.update("jax_num_cpu_devices", min(config.devices or cores, cores))
     if config.cache and settings.jax_compilation_cache_dir is None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -140,6 +152,7 @@ def build(config: Config) -> Setup:
         problem = make_problem(config, dataset, partitions)
     except ValueError as error:
         raise flagged(error, ["clients", "folds", "standardise"]) from error
+    check_steps(config, problem.data)
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
     model = load_model(config.model, dataset)
@@ -156,16 +169,43 @@ def build(config: Config) -> Setup:
         tables=tables if len(tables) > 1 else tables * len(config.seeds),
         problem=problem,
         execution=execution,
-        algorithms=make_algorithms(config, model, dataset, per_round, execution),
+        algorithms=make_algorithms(config, model, dataset, problem.data, per_round, execution),
         clients_per_round=per_round,
         model_bytes=tree.num_bytes(variables),
     )
 
 
+def check_steps(config: Config, data: ClientData) -> None:
+    """Raises ValueError if no client would take a step."""
+    largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
+    spare = 0 if config.last_batch == "drop" else config.batch_size - 1
+    batches = (largest + spare) // config.batch_size
+    if not batches:
+        raise ValueError(
+            f"--batch-size {config.batch_size} leaves --last-batch drop no minibatch: the largest "
+            f"client has {largest} samples"
+        )
+    if round(config.epochs * batches) < 1:
+        raise ValueError(
+            f"--epochs {config.epochs:g} is no step for any client: one of the largest client is "
+            f"{1 / batches:.2g} epochs"
+        )
+
+
 def make_algorithms(
-    config: Config, model: Model, dataset: Dataset, per_round: int, execution: Execution
+    config: Config,
+    model: Model,
+    dataset: Dataset,
+    data: ClientData,
+    per_round: int,
+    execution: Execution,
 ) -> dict[str, Algorithm]:
-    """The algorithms by name, all with one local update."""
+    """The algorithms by name, all with one local update, each checked against the clients' data.
+
+    Raises:
+        ValueError: if a setting is out of range, or the data lack what an algorithm needs; names
+          the flag.
+    """
     objective = empirical_risk(model, l2=config.l2)
     local = local_sgd(
         objective,
@@ -188,8 +228,13 @@ def make_algorithms(
         options |= {"clients_per_round": per_round, "execution": execution}
         try:
             made[name] = function(local, **options)
+            trace_round(made[name], model, data)
+        except MissingRootError as error:
+            raise ValueError(
+                f"{name}: --server-fraction must be given: it needs samples of the server's own"
+            ) from error
         except ValueError as error:
-            message = str(flagged(error, options))
+            message = str(flagged(error, keywords(function)))
             given = [f"{flag(key)} {value}" for key, value in config.options[name].items()]
             where = [name] if message.startswith("--") else [name, *given]
             raise ValueError(f"{' '.join(where)}: {message}") from error
@@ -211,7 +256,7 @@ def augmentations(config: Config, dataset: Dataset) -> tuple[Transform, ...]:
             f"{flag(asked[0])} is for images, uint8 [n, H, W, 1 or 3]; {dataset.name} has "
             f"{x.dtype} {list(x.shape)}"
         )
-    return (thesis(x.shape[1:], white=float(x.max())),)
+    return (thesis(x.shape[1:], white=float(x.max()), mirror=config.mirror),)
 
 
 def load_model(name: str, dataset: Dataset) -> Model:
@@ -262,69 +307,145 @@ def _imported(name: str) -> Any:
 
 
 def open_folder(config: Config, setup: Setup) -> report.RunFolder:
-    """Makes the run folder, with the settings and the picture of the clients."""
+    """Makes the run folder, with the settings."""
     path = new_folder(config.dataset, config.algo) if config.out is None else Path(config.out)
-    settings = dataclasses.asdict(config) | {
+    settings = dataclasses.asdict(config)
+    del settings["data_dir"], settings["out"]  # places on this machine say nothing of the run
+    settings |= {
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
     }
-    folder = report.RunFolder(path, settings)
+    return report.RunFolder(path, settings)
+
+
+def draw_clients(config: Config, setup: Setup, path: Path) -> None:
+    """Draws who has how many samples of each class, for up to four seeds."""
     shown = setup.tables[: min(4, len(setup.partitions))]
     one_for_all = len(setup.partitions) < len(config.seeds)
     titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in config.seeds[: len(shown)]]
-    draw_partition(shown, path / "clients.png", titles)
-    return folder
+    draw_partition(shown, path, titles)
 
 
-def run(config: Config, setup: Setup, folder: report.RunFolder, command: str) -> None:
-    """Runs every algorithm, records it and prints the table."""
-    distance = float(np.mean([emd(t) for t in setup.tables]))
-    devices = [str(d) for d in setup.execution.devices]
-    kind = setup.execution.devices[0].device_kind
-    # FedAvg's cohort travels down and up once in each of its rounds.
-    fedavg_bytes = 2.0 * setup.clients_per_round * config.rounds * setup.model_bytes
+def run(config: Config, setup: Setup, folder: report.RunFolder, command: str) -> dict[str, str]:
+    """Runs every algorithm, records it and prints the table.
+
+    Returns:
+        The algorithms whose loss diverged, and what is to be said of each.
+    """
+    draw_clients(config, setup, folder.path / "clients.png")
+    common = {
+        "versions": report.versions(),
+        "devices": [str(d) for d in setup.execution.devices],
+        "command": command,
+    }
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
+    diverged: dict[str, str] = {}
     for name in config.algorithms:
-        result = run_one(name, config, setup, folder)
-        results[name] = result
-        summaries[name] = report.summarise(
-            result,
-            score=config.score,
-            seeds=len(config.seeds),
-            fedavg_bytes=fedavg_bytes,
-            clients=setup.clients,
-            emd=distance,
-        )
-        common = {"versions": report.versions(), "devices": devices, "command": command}
+        try:
+            results[name] = run_one(name, config, setup, folder)
+        except DivergedError as error:
+            diverged[name] = str(error)
+            summaries[name] = {"diverged": diverged[name]}
+        else:
+            summaries[name] = summarise(name, results[name], config, setup)
         folder.summarise({**summaries, **common}, results, config.score)
+    if results:
+        show(config, setup, summaries)
+        print(f"\nrecords and pictures: {folder.path}")
+    return diverged
+
+
+def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[str, Any]:
+    """What ``summary.json`` says of one algorithm; of DP-FedAvg ε and δ too."""
+    summary = report.summarise(
+        result,
+        score=config.score,
+        seeds=len(config.seeds),
+        # FedAvg's cohort travels down and up once in each of its rounds.
+        fedavg_bytes=2.0 * setup.clients_per_round * config.rounds * setup.model_bytes,
+        clients=setup.clients,
+        emd=setup.emd,
+    )
+    if name == "dp_fedavg":
+        summary |= privacy_spent(config, setup, summary["rounds"])
+    return summary
+
+
+def privacy_spent(config: Config, setup: Setup, rounds: int) -> dict[str, Any]:
+    """ε of a client's privacy in one run of DP-FedAvg at δ = 1/N, or why it is not known."""
+    settings = {key: p.default for key, p in parameters("dp_fedavg").items()}
+    settings |= config.options["dp_fedavg"]
+    clients = setup.problem.data.start.shape[-1] - 1
+    try:
+        spent = privacy.epsilon(
+            settings["noise_multiplier"],
+            clients=clients,
+            clients_per_round=setup.clients_per_round,
+            rounds=rounds,
+            delta=1 / clients,
+            sampling=settings["sampling"],
+        )
+    except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
+        return {"epsilon_unknown": str(error)}
+    return {"epsilon": spent, "delta": 1 / clients}
+
+
+def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints what has run and the table."""
+    devices = setup.execution.devices
     print(
         f"{config.dataset}, {config.model}: {setup.clients} clients, {setup.clients_per_round} a "
-        f"round, EMD {distance:.2f}; {config.rounds} rounds, {config.epochs:g} epochs, "
-        f"{len(config.seeds)} seeds; {len(devices)} x {kind}"
-        f"\nscore: {config.score}, {setup.problem.scored}{_prepared(setup)}\n"
+        f"round, EMD {setup.emd:.2f}; {config.rounds} rounds, {config.epochs:g} epochs, "
+        f"{len(config.seeds)} seeds; {len(devices)} x {devices[0].device_kind}"
+        f"\nscore: {config.score}, {setup.problem.scored}{_prepared(config, setup)}\n"
     )
     print(report.table(summaries))
+    for name, s in summaries.items():
+        if "epsilon" in s:
+            print(
+                f"\n{name}: a run is (ε, δ)-private for each client, ε = {s['epsilon']:.3g} at "
+                f"δ = 1/N = {s['delta']:.3g}"
+            )
+        elif "epsilon_unknown" in s:
+            print(f"\n{name}: ε is not known: {s['epsilon_unknown']}")
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
     if personal and config.split != "holdout":
         print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
-    print(f"\nrecords and pictures: {folder.path}")
 
 
-def _prepared(setup: Setup) -> str:
-    """A line on the clients' training samples where they are shared or copied."""
+def _prepared(config: Config, setup: Setup) -> str:
+    """What became of the clients' training samples where they are shared or copied."""
     data, trained = setup.problem.data, setup.problem.trained
     if not any(p.repeats for p in trained):
         return ""
     tables = [label_table(data.y, p, setup.classes) for p in trained]
-    copied = np.mean([np.mean(p.index >= len(data.y)) for p in trained])
+    copied = float(np.mean([np.mean(p.index >= len(data.y)) for p in trained]))
+    shared = float(np.mean([_common(p, len(data.y)) for p in trained]))
     lacking = np.mean([np.sum(t == 0) for t in tables])
-    return (
-        f"\nclients train at EMD {np.mean([emd(t) for t in tables]):.2f}: "
-        f"{100 * copied:.0f} % of their samples are copies; classes that clients lack: {lacking:g}"
-    )
+    reached = np.mean([emd(t) for t in tables])
+    lines = [
+        f"\nclients train at EMD {reached:.2f}: {_percent(copied)} of their samples are copies, "
+        f"{_percent(shared)} are shared",
+        f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
+        "seeds)",
+    ]
+    if config.fedaug is not None and not copied:
+        lines.append(f"no copies: no client above --fedaug {config.fedaug:g} has samples to copy")
+    return "\n".join(lines)
+
+
+def _common(partition: Partition, samples: int) -> float:
+    """The part of the clients' samples that another client has too."""
+    own = partition.index[partition.index < samples]
+    return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))
+
+
+def _percent(part: float) -> str:
+    """Two digits at least, unless it is nothing."""
+    return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
 
 
 def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -> Result:
@@ -361,4 +482,4 @@ def run_one(name: str, config: Config, setup: Setup, folder: report.RunFolder) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import tree
 from fedjax_sim.base import (
+    Aggregator,
     Array,
     Batch,
     ClientView,
@@ -49,7 +50,9 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
               \theta_j \leftarrow
               \sum_{k: \hat\jmath_k = j} \frac{a_k}{\sum_{i: \hat\jmath_i = j} a_i} w_k
 
-    with the weights a_k of the round, after its screens. A model that nobody chose stays as it is.
+    with the weights a_k of the round, after its screens, and the aggregator of the composition in
+    the place of the mean; its server moves the model of all, not these. A model that nobody chose
+    stays as it is.
     The first model is the server model's initial one; the others have the entries of each of its
     weight arrays in another random order: where an initialiser draws them independently, as good a
     random start as the first, and another one for every seed.
@@ -94,15 +97,21 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
         return Models(jax.tree.map(lambda *a: jnp.stack(a), *models), jnp.int32(clusters))
 
     def absorb(
-        state: Models, server: Variables, models: Variables, weights: Array, cohort: Cohort
+        state: Models,
+        server: Variables,
+        models: Variables,
+        weights: Array,
+        cohort: Cohort,
+        aggregator: Aggregator,
     ) -> Models:
-        return state._replace(variables=_means(state, models, weights, cohort.tag))
+        return state._replace(variables=_reduced(aggregator, state, models, weights, cohort.tag))
 
     return Dispatch(
         init=init,
         send=_lowest_loss(objective, batch_size),
         absorb=absorb,
         offered=lambda state: state.used,
+        several=True,
     )
 
 
@@ -115,7 +124,7 @@ def dynamic(
               W \leftarrow \Bigl\{ \sum_{k \in G} \frac{a_k}{\sum_{i \in G} a_i} w_k :
               G \in \mathrm{Cluster}_C \Bigr\}
 
-    with the weights a_k of the round, after its screens. Every pair of a group is within C: the
+    with weights and aggregator as :func:`ifca` has them. Every pair of a group is within C: the
     angle between their updates :math:`c_k = w_k - w_k^0`, or the Euclidean distance of their
     weights :math:`w_k`. No grouping has fewer groups where at most ``EXACT`` models meet; of more,
     the groups are those of :func:`first_fit`. Which of several smallest groupings is taken follows
@@ -137,9 +146,9 @@ def dynamic(
     Raises:
         ValueError: if a setting is out of range.
 
-    Source: Vo, Rakotobe, "Federated learning with non-IID data: a review", Algorithm 4; it prints
-    plain means, which equal weights give, and adds to W without end, where here the groups of a
-    round replace those before.
+    Source: Vo, Rakotobe, "How to deal with non-IID data in federated learning", Algorithm 4; it
+    prints plain means, which equal weights give, and adds to W without end, where here the groups
+    of a round replace those before.
     """
     if by not in ("angle", "distance"):
         raise ValueError(f"by must be 'angle' or 'distance', got {by!r}")
@@ -151,7 +160,12 @@ def dynamic(
     _check_at_least_one(slots=slots, batch_size=batch_size)
 
     def absorb(
-        state: Models, server: Variables, models: Variables, weights: Array, cohort: Cohort
+        state: Models,
+        server: Variables,
+        models: Variables,
+        weights: Array,
+        cohort: Cohort,
+        aggregator: Aggregator,
     ) -> Models:
         # By client: neither the result nor its order may depend on places. Absent rows come last.
         row = jnp.argsort(jnp.where(weights > 0, cohort.client, 2**31 - 1))[:slots]
@@ -163,15 +177,15 @@ def dynamic(
         else:
             near = _distances_within(models.params, limit)
         group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
-        return Models(
-            _means(state, models, weights, group), jnp.where(count > 0, count, state.used)
-        )
+        reduced = _reduced(aggregator, state, models, weights, group)
+        return Models(reduced, jnp.where(count > 0, count, state.used))
 
     return Dispatch(
         init=lambda variables: Models(tree.stack_copies(variables, slots), jnp.int32(1)),
         send=_lowest_loss(objective, batch_size),
         absorb=absorb,
         offered=lambda state: state.used,
+        several=True,
     )
 
 
@@ -297,15 +311,20 @@ def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[V
     return send
 
 
-def _means(state: Models, models: Variables, weights: Array, group: Array) -> Variables:
-    """The weighted mean of each group's rows; the old model where a group has none."""
+def _reduced(
+    aggregator: Aggregator, state: Models, models: Variables, weights: Array, group: Array
+) -> Variables:
+    """Each group's rows aggregated; the old model where a group has none."""
     room = len(jax.tree.leaves(state.variables)[0])
-    member = group[None] == jnp.arange(room, dtype=jnp.int32)[:, None]
-    shares = jnp.where(member & (weights > 0)[None], weights[None], 0)
-    total = jnp.sum(shares, axis=1, keepdims=True)
-    rows = jax.tree.map(lambda a: jnp.where(tree.expand(weights, a) > 0, a, 0), models)
-    new = tree.mix(shares / jnp.where(total > 0, total, 1), rows)
-    return tree.select_rows(total[:, 0] > 0, new, state.variables)
+
+    # One group after another: a stack for each would be room times the models in flight.
+    def of(task: tuple[Array, Variables]) -> Variables:
+        number, old = task
+        own = jnp.where(group == number, weights, 0)
+        new = aggregator(models, own)
+        return jax.tree.map(lambda a, b: jnp.where(jnp.any(own > 0), a, b), new, old)
+
+    return jax.lax.map(of, (jnp.arange(room, dtype=jnp.int32), state.variables))
 
 
 def _angles_within(updates: PyTree, degrees: float) -> Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fedjax_sim.data import Dataset, parse_dataset
 from fedjax_sim.data.sources import FORMS
@@ -93,6 +94,23 @@ def new_folder(dataset: str, what: str) -> Path:
     """
     plain = re.sub(r"[^\w.]+", "_", dataset).strip("_")
     return Path("runs") / f"{plain}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def enter(main: Callable[[], int]) -> NoReturn:
+    """Ends the process with the status that a command returns, or 141 if nobody reads its output.
+
+    Args:
+        main: the command.
+    """
+    try:
+        try:
+            status = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        status = 141  # as a shell says of a process that SIGPIPE ended
+    sys.exit(status)
 
 
 def complain(program: str, message: str, status: int) -> int:

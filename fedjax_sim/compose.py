@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from fedjax_sim.base import (
     LocalInfo,
     LocalUpdate,
     Metrics,
+    Opening,
     Personal,
     Probe,
     PyTree,
@@ -49,6 +50,8 @@ from fedjax_sim.execution import (
     visits,
 )
 from fedjax_sim.weighting import by_samples
+
+_Part = TypeVar("_Part")
 
 
 def compose(
@@ -94,18 +97,22 @@ def compose(
 
     Returns:
         An :class:`fedjax_sim.base.Algorithm` of pure functions.
+
+    Raises:
+        ValueError: if a part is of the wrong kind; in the first round, if the aggregate has not the
+            model's shapes.
     """
     loop = _Loop(
-        local,
-        selection,
-        schedule,
-        dispatch or dispatches.latest(),
+        _a(LocalUpdate, local=local),
+        _a(Selection, selection=selection),
+        _a(Schedule, schedule=schedule),
+        _a(Dispatch, dispatch=dispatch or dispatches.latest()),
         redistribution,
-        receive or receives.nothing(),
+        _a(Receive, receive=receive or receives.nothing()),
         weighting,
-        tuple(screens),
+        tuple(_a(Screen, screens=screen) for screen in screens),
         aggregator,
-        server or servers.replace(),
+        _a(Server, server=server or servers.replace()),
         dict(probes or {}),
         personal,
         execution or make_execution(),
@@ -116,9 +123,19 @@ def compose(
         collect=loop.collect,
         evaluated=loop.evaluated,
         traffic=loop.traffic,
+        opening=loop.opening,
         slots=loop.slots,
         personal=None if personal is None else loop.personally,
     )
+
+
+def _a(kind: type[_Part], **named: _Part) -> _Part:
+    """The part, if it is of its kind and not, say, the function that makes one."""
+    ((name, part),) = named.items()
+    if not isinstance(part, kind):
+        article = "a sequence of" if name == "screens" else "a"
+        raise ValueError(f"{name} must be {article} {kind.__name__}, got {part!r}")
+    return part
 
 
 class _Task(NamedTuple):
@@ -157,6 +174,17 @@ class _Loop(NamedTuple):
         """Whether models are in flight from one round to the next."""
         return self.schedule.period > 1
 
+    @property
+    def recalls(self) -> bool:
+        """Whether the slots remember what they left the server with."""
+        return self.dispatch.several and bool(self.screens)
+
+    @property
+    def wander(self) -> bool:
+        """Whether models go from client to client."""
+        kept = self.selection.held and self.redistribution is redistributions.keep
+        return self.carried and not kept
+
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         del key
         if _clients(data) < self.slots and not self.selection.spare:
@@ -193,6 +221,7 @@ class _Loop(NamedTuple):
             seen=none,
             info=info,
             tag=tag,
+            received=tree.stack_copies(state.server, places) if self.recalls else (),
         )
 
     def _first_visit(self, state: FedState, data: ClientData) -> tuple[PyTree, LocalInfo, PyTree]:
@@ -207,10 +236,11 @@ class _Loop(NamedTuple):
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         slots, fresh, chosen, exchanged = self._place(key, state, data)
-        trained, tag = self._train(key, state, data, slots, fresh)
+        trained, tag, received = self._train(key, state, data, slots, fresh)
         memory, shared = self._learnt(state, data, slots.client, trained)
         visited = slots.client < _clients(data)
-        slots = self._moved(slots, fresh, visited, trained, tag, client_sizes(data, slots.client))
+        slots = slots._replace(tag=tag, received=received)
+        slots = self._moved(slots, fresh, visited, trained, client_sizes(data, slots.client))
         due = self.schedule.due(state.round)[slots.id] & (slots.id < self.slots)
         cohort = self._cohort(state, slots, data)
         new = self._absorb(key, state, slots, cohort, due)
@@ -226,7 +256,8 @@ class _Loop(NamedTuple):
         }
         moved = visited & (not self.selection.held)
         sent_down = visited & (fresh | moved | self.receive.downloads)
-        offered = jnp.where(fresh, self.dispatch.offered(state.dispatch), 1)
+        choice = self.dispatch.offered
+        offered = 1 if choice is None else jnp.where(fresh, choice(state.dispatch), 1)
         samples = trained.info.samples.astype(jnp.float32)
         metrics = Metrics(
             # Nobody visits a sample where every last batch is dropped: that is no divergence.
@@ -278,13 +309,17 @@ class _Loop(NamedTuple):
             jnp.where(fresh, 0, counts),
         )
         # The order in which a cohort was drawn must not show, not even in the last bit of a sum;
-        # a slot that is to rest rests.
+        # a slot that is to rest rests. Models in flight meet the next clients by chance: in the
+        # order of their numbers, a slot that keeps its model would meet low or high ones only.
         group = jnp.asarray(self.schedule.group)
-        awake = jnp.lexsort((clients == nobody, group))
+        luck = jnp.where(fresh, 0, jax.random.uniform(jax.random.fold_in(key, 2**30), (count,)))
+        if not self.carried or self.selection.held:
+            luck = jnp.zeros(count)
+        awake = jnp.lexsort((luck, clients == nobody, group))
         clients = clients.at[awake].set(clients[jnp.lexsort((clients, group))])
         order = self.execution.seats(client_sizes(data, clients))
         if state.slots is None:
-            carry = Slots((), order, order, order, order, (), ())  # type: ignore[arg-type]
+            carry = Slots((), order, order, order, order, (), (), ())  # type: ignore[arg-type]
         elif mixed:
             by_slot = tree.take(state.slots, seat)
             models = tree.mix(source, by_slot.variables)
@@ -309,34 +344,39 @@ class _Loop(NamedTuple):
 
     def _train(
         self, key: Array, state: FedState, data: ClientData, slots: Slots, fresh: Array
-    ) -> tuple[Trained, PyTree]:
-        """One local update per place, ``[P]``, and the dispatch's tags."""
+    ) -> tuple[Trained, PyTree, PyTree]:
+        """One local update per place, ``[P]``, the dispatch's tags, and what they started from."""
 
         def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
             server, samples, sent, shared = common
-            model, memory = own
+            model, memory, left_with = own
             client = task.visit.view(pixels, data)
             send_key = jax.random.fold_in(task.key, 2**31 - 1)
             received, tag = self.dispatch.send(send_key, sent, server, client)
+            origin = received if self.recalls else ()
             if self.carried:
                 n_k = client.size if client.budget is None else client.budget
                 n_k = n_k.astype(jnp.float32)
                 corrected = self.receive.correct(server, samples, model, n_k)
                 # A slot that rests takes nothing: it has no samples to weigh the server's against.
                 stays = jax.tree.map(lambda a, b: jnp.where(n_k > 0, a, b), corrected, model)
-                received, tag = jax.tree.map(
-                    lambda a, b: jnp.where(task.fresh, a, b), (received, tag), (stays, task.tag)
+                received, tag, origin = jax.tree.map(
+                    lambda a, b: jnp.where(task.fresh, a, b),
+                    (received, tag, origin),
+                    (stays, task.tag, left_with),
                 )
-            return self.local.train(task.key, received, client, memory, shared), tag
+            return self.local.train(task.key, received, client, memory, shared), tag, origin
 
         local_key = jax.random.fold_in(key, 2)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
         tasks = _Task(keys, visits(data, slots.client, peers=self.local.peers), fresh, slots.tag)
         common = (state.server, state.server_samples, state.dispatch, state.shared)
-        own = (slots.variables, tree.take(state.memory, slots.client))
-        return self.execution.run(
+        own = (slots.variables, tree.take(state.memory, slots.client), slots.received)
+        trained, tag, received = self.execution.run(
             visit, samples_of(data), common, own, self.execution.replicate(tasks)
         )
+        # Every device needs the reports of all, for the metrics at least.
+        return trained._replace(info=self.execution.gather(trained.info)), tag, received
 
     def _learnt(
         self, state: FedState, data: ClientData, client: Array, trained: Trained
@@ -356,7 +396,6 @@ class _Loop(NamedTuple):
         fresh: Array,
         visited: Array,
         trained: Trained,
-        tag: PyTree,
         sizes: Array,
     ) -> Slots:
         """The slots after training."""
@@ -364,19 +403,18 @@ class _Loop(NamedTuple):
         info = trained.info
         if self.carried:  # a slot that rested keeps its last report
             info = tree.select_rows(visited, info, slots.info)
-        return Slots(
+        return slots._replace(
             variables=trained.variables,
-            id=slots.id,
-            client=slots.client,
             visits=since * slots.visits + visited.astype(jnp.int32),
             seen=since * slots.seen + sizes,
             info=info,
-            tag=tag,
         )
 
     def _cohort(self, state: FedState, slots: Slots, data: ClientData) -> Cohort:
+        everywhere = jax.tree.map(lambda w: w[None], state.server)
         return Cohort(
             server=state.server,
+            received=slots.received if self.recalls else everywhere,
             client=slots.client,
             samples=client_sizes(data, slots.client),
             info=slots.info,
@@ -399,30 +437,37 @@ class _Loop(NamedTuple):
                 screen_key = jax.random.fold_in(jax.random.fold_in(key, 3), i)
                 models, weights, kept = screen.apply(screen_key, kept, models, weights, cohort)
                 screened.append(kept)
+            anyone = jnp.any(weights > 0)
+            aggregate = self.aggregator(models, weights)
+            _check_shapes(aggregate, state.server)
             moved, opt_state = self.server.update(
                 jax.random.fold_in(key, 4),
-                self.aggregator(models, weights),
+                aggregate,
                 state.server,
                 state.opt_state,
                 cohort.data,
             )
-            return state._replace(
+            sent = self.dispatch.absorb(
+                state.dispatch, moved, models, weights, cohort, self.aggregator
+            )
+            new = state._replace(
                 server=moved,
                 server_samples=jnp.sum(jnp.where(counted, cohort.samples, 0)).astype(jnp.float32),
                 opt_state=opt_state,
-                dispatch=self.dispatch.absorb(state.dispatch, moved, models, weights, cohort),
+                dispatch=sent,
                 screens=tuple(screened),
             )
+            # A cohort of nobody (Poisson's, say) moves nothing.
+            return jax.tree.map(lambda a, b: jnp.where(anyone, a, b), new, state)
 
         if not self.carried:
             return take_due(None)
         return jax.lax.cond(jnp.any(due), take_due, lambda _: state, None)
 
-    def collect(self, state: FedState, data: ClientData) -> tuple[Variables, Array]:
+    def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
         if state.slots is None:
             return state.server, jnp.int32(0)
         slots, due = state.slots, self.schedule.due(state.round - 1)
-        key = jax.random.fold_in(jax.random.key(0), state.round)
         everyone = jax.lax.cond(
             jnp.all(due),  # then the server has just absorbed them all
             lambda: state.server,
@@ -434,9 +479,9 @@ class _Loop(NamedTuple):
         )
         return everyone, jnp.sum(~due & self.selection.held, dtype=jnp.int32)
 
-    def evaluated(self, state: FedState, data: ClientData) -> Variables:
+    def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
         """The mean of all models where there is no server, else the server's."""
-        return self.collect(state, data)[0] if self.schedule.never else state.server
+        return self.collect(key, state, data)[0] if self.schedule.never else state.server
 
     def personally(
         self,
@@ -467,7 +512,7 @@ class _Loop(NamedTuple):
         out = execution.run(
             one,
             (samples_of(data), constants),
-            (self.evaluated(state, data), state.dispatch),
+            (self.evaluated(key, state, data), state.dispatch),
             tree.take(state.memory, place),
             self.execution.replicate(own),
         )
@@ -483,20 +528,45 @@ class _Loop(NamedTuple):
             return self._first_visit(state, data)[0], state.shared
 
         message, shared = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
-        visits = self.schedule.period if self.selection.held else 1
-        up = self.local.upload_bytes(variables, visits)
-        return Traffic(up, self._download_bytes(variables, _clients(data)), message, shared)
+        reads = {*self.selection.reads, *(name for part in self.screens for name in part.reads)}
+        told = len(reads) + (self.dispatch.offered is not None)
+        return Traffic(
+            self._upload_bytes(variables),
+            self._download_bytes(variables, _clients(data)),
+            message + 4 * told,
+            shared,
+        )
+
+    def _upload_bytes(self, variables: Variables) -> int:
+        """To a server that knows what the client received, or whole to other clients."""
+        held = self.selection.held
+        if self.schedule.never or (held and self.wander):
+            return tree.num_bytes(variables)
+        return self.local.upload_bytes(variables, self.schedule.period if held else 1)
 
     def _download_bytes(self, variables: Variables, clients: int) -> int:
-        """To a client that comes back after N/S rounds, the mean where no slot rests."""
-        stays = not self.carried or (
-            self.selection.held and self.redistribution is redistributions.keep
-        )
-        if self.server.download_bytes is None or not stays:
-            return tree.num_bytes(variables)  # a model that wanders is none of the server's
-        per_period = len(set(self.schedule.group.tolist()))
-        updates = clients * per_period / (self.slots * self.schedule.period)
-        return self.server.download_bytes(variables, math.ceil(updates))
+        """To a client that has the server model of its last download, the mean time ago."""
+        others = self.wander or self.dispatch.offered is not None  # than the server's models
+        if self.server.download_bytes is None or others:
+            return tree.num_bytes(variables)
+        active = self.selection.active or self.slots
+        every_round = self.receive.downloads or not self.carried
+        downloads = active * (self.schedule.period if every_round else 1)  # in a period
+        updates = len(set(self.schedule.group.tolist()))
+        return self.server.download_bytes(variables, math.ceil(clients * updates / downloads))
+
+    def opening(self, variables: Variables, data: ClientData) -> Opening:
+        parts = (self.local.opening, self.selection.opening)
+        sent = [part(variables, data) for part in parts if part is not None]
+        return Opening(sum(o.up for o in sent), sum(o.down for o in sent))
+
+
+def _check_shapes(aggregate: PyTree, server: Variables) -> None:
+    got, wanted = (
+        jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (aggregate, server)
+    )
+    if got != wanted:
+        raise ValueError(f"aggregator must return what the server holds, {wanted}, got {got}")
 
 
 def _clients(data: ClientData) -> int:

@@ -23,7 +23,11 @@ from fedjax_sim.base import (
 )
 
 CHANCE = 2**31 - 3
-"""Folded into a key for the code, so that what it wraps has the same chance as without it."""
+"""Folded into a key for the code, so that what it wraps has the same chance as without it.
+
+Of a client's key for a round others take -1 (the dispatch's choice), -2 (whole gradients) and -4
+(the initial loss); the epochs count from 0.
+"""
 
 
 class Compressor(NamedTuple):
@@ -179,9 +183,11 @@ def compressed(local: LocalUpdate, compressor: Compressor, *, feedback: bool = T
     The client keeps its residual :math:`r_k` (n floats) until its next visit. What is sent is also
     what goes on where a model stays in flight: under redistribution the next client receives it,
     and a client that keeps its model for several rounds (phase shift) trains on from it and uploads
-    one message for each. The receiver must know what the client had received, as a server does;
-    neighbours of a gossip do not. The other variables (BatchNorm statistics) go whole, and are
-    counted. A personal model wraps this one: it is never sent.
+    one message for each (also counted of the first and last groups, which train for fewer). The
+    receiver must know what the client had received, as a server does, and RADFed's through which
+    models pass on; a model that goes from client to client (gossip) or comes down goes whole. The
+    other variables (BatchNorm statistics) go whole. Put this around a personal model's wrapper
+    (``compressed(ditto(local))``), whose own model is never sent.
 
     Args:
         local: what trains.
@@ -232,8 +238,10 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
               w_{t+1} = w_t + \tilde\Delta
 
     with Δ the step of the wrapped server. A client that returns after τ updates needs all τ
-    messages, or the model whole if that is less. τ is taken as N/m, the mean time between two
-    visits: for other times with this mean, traffic is at most that.
+    messages, or the model whole if that is less. τ is taken as the mean number of updates between
+    two downloads, N/m where m clients a round are sent the server model: for other numbers with
+    this mean, traffic is at most that. The first model is taken as known, drawn from a seed. A
+    model that is not the server's (redistributed, of a cluster) goes whole.
 
     Args:
         server: what moves.

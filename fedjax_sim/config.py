@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import inspect
 import typing
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ class Config:
         share_alpha: its α; None for all of the shared set.
         rebalance: α of :func:`fedjax_sim.data.rebalance`; None for none.
         fedaug: EMD* of :func:`fedjax_sim.data.fedaug`; None for none.
+        mirror: whether augmented copies may be mirrored, see :func:`fedjax_sim.augment.thesis`.
         seeds: one run for each.
         split: what is scored, see :mod:`fedjax_sim.problem`.
         folds: of ``clients``, else None.
@@ -114,6 +116,7 @@ class Config:
     share_alpha: float | None
     rebalance: float | None
     fedaug: float | None
+    mirror: bool
     seeds: tuple[int, ...]
     split: Split
     folds: int | None
@@ -161,17 +164,24 @@ def parse(argv: Sequence[str]) -> Config:
     _fill_split(given)
     if given["share_alpha"] is not None and given["share_beta"] is None:
         raise ValueError("--share-alpha is for --share-beta")
+    if not given["mirror"] and given["fedaug"] is None and given["rebalance"] is None:
+        raise ValueError("--no-mirror is for --fedaug or --rebalance")
     default = DEFAULTS[parse_dataset(given["dataset"])[0]]
     for key in default._fields:
         given[key] = getattr(default, key) if given[key] is None else given[key]
     if given["partition"] is None:
         given["partition"] = f"emd({given['emd']:g})"
-    if given["clients"] is None and not given["partition"].startswith("natural"):
+    if given["clients"] is None and not _has_clients(given["partition"]):
         given["clients"] = 40
     names = {f.name for f in dataclasses.fields(Config)}
     settings = {key: value for key, value in given.items() if key in names}
     settings |= {"compare": compare, "options": options, "seeds": tuple(range(given["seeds"]))}
     return Config(**settings)
+
+
+def _has_clients(partition: str) -> bool:
+    """Whether a partition's text fixes the number of clients."""
+    return partition.startswith("natural") or partition.endswith(".npz")
 
 
 def _fill_split(given: dict[str, Any]) -> None:
@@ -184,8 +194,8 @@ def _fill_split(given: dict[str, Any]) -> None:
             given[name] = default
     if split == "official" and given["standardise"] == "local":
         raise ValueError(
-            "--standardise local is for --split clients or holdout: the official test set has no "
-            "clients whose statistics could scale it"
+            "--standardise local is for --split clients or holdout: a data set's own test set has "
+            "no clients whose statistics could scale it"
         )
 
 
@@ -220,6 +230,40 @@ def _parser() -> Parser:
     return parser
 
 
+def _algorithm(text: str) -> str:
+    """The key in ``ALGORITHMS``; case, dashes and underscores do not count.
+
+    >>> _algorithm("FedAvg"), _algorithm("phase-shift")
+    ('fedavg', 'phase_shift')
+    >>> _algorithm("gossipp")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
+    >>> _algorithm("krum")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 'krum' is no algorithm; use robust --aggregator krum
+    """
+    keys = {_plain(name): name for name in ALGORITHMS}
+    if _plain(text) in keys:
+        return keys[_plain(text)]
+    for name in ALGORITHMS:
+        for key, parameter in parameters(name).items():
+            if text in kind(parameter.annotation).get("choices", ()):
+                raise argparse.ArgumentTypeError(
+                    f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
+                )
+    close = [keys[found] for found in difflib.get_close_matches(_plain(text), keys)]
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise argparse.ArgumentTypeError(f"{text!r} is no algorithm; {hint}--list shows all")
+
+
+def _algorithm_or_none(text: str) -> str:
+    return text if text == "none" else _algorithm(text)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
 class _List(argparse.Action):
     """Prints the catalogue and ends."""
 
@@ -233,11 +277,11 @@ def _add_algorithms(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(ALGORITHMS)
     group = parser.add_argument_group("algorithm")
     group.add_argument(
-        "--algo", choices=ALGORITHMS, default="phase_shift", metavar="NAME",
+        "--algo", type=_algorithm, default="phase_shift", metavar="NAME",
         help=f"one of {known} (default: phase_shift)",
     )  # fmt: skip
     group.add_argument(
-        "--compare", nargs="+", choices=(*ALGORITHMS, "none"), default=["fedavg"], metavar="NAME",
+        "--compare", nargs="+", type=_algorithm_or_none, default=["fedavg"], metavar="NAME",
         help="algorithms to run beside it, or none (default: fedavg)",
     )  # fmt: skip
     group.add_argument(
@@ -265,7 +309,7 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     add_data_flags(group.add_argument)
     group.add_argument(
         "--clients", type=count, metavar="N",
-        help="how many in all (default: 40, of natural clients all)",
+        help="how many in all (default: 40, of natural clients and those of a file all)",
     )  # fmt: skip
     group.add_argument(
         "--clients-per-round", type=count, metavar="N", help="active at once (default: all)"
@@ -275,7 +319,8 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--seeds", type=count, default=4, metavar="N",
-        help="repetitions, seeds 0 to N-1: partition, initial weights, shuffles (default: 4)",
+        help="repetitions, seeds 0 to N-1: partition, initial weights, shuffles; the table's ± is "
+        "their standard deviation, dividing by N (default: 4)",
     )  # fmt: skip
     group.add_argument(
         "--eval-every", type=count, default=1, metavar="N",
@@ -311,6 +356,10 @@ def _add_data_side(parser: argparse.ArgumentParser) -> None:
         "of X-th power, 1 to the mean (default: no augmentation)",
     )  # fmt: skip
     group.add_argument(
+        "--no-mirror", dest="mirror", action="store_false",
+        help="augmented copies are never mirrored: for digits and letters",
+    )  # fmt: skip
+    group.add_argument(
         "--share-beta", type=number(float, above=0, below=1), metavar="X",
         help="share of all training samples that becomes a common balanced set (default: none)",
     )  # fmt: skip
@@ -324,9 +373,9 @@ def _add_scores(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("scores")
     group.add_argument(
         "--split", choices=typing.get_args(Split), default="official", metavar="NAME",
-        help="what is scored: the official test set; clients: all data are dealt, clients are cut "
-        "into folds and in turn one fold is scored, one chooses the best round, the others train; "
-        "holdout: a share of each client's own samples (default: official)",
+        help="what is scored: official: the data set's own test set; clients: all data are dealt, "
+        "clients are cut into folds and in turn one fold is scored, one chooses the best round, "
+        "the others train; holdout: a share of each client's own samples (default: official)",
     )  # fmt: skip
     group.add_argument(
         "--folds", type=number(int, at_least=3), metavar="N",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree
-from fedjax_sim.base import Array, ClientView, Cohort, Dispatch, Variables
+from fedjax_sim.base import Aggregator, Array, ClientView, Cohort, Dispatch, Variables
 
 
 def latest() -> Dispatch:
@@ -16,7 +16,7 @@ def latest() -> Dispatch:
     return Dispatch(
         init=lambda variables: (),
         send=lambda key, state, server, client: (server, ()),
-        absorb=lambda state, server, models, weights, cohort: state,
+        absorb=lambda state, server, models, weights, cohort, aggregator: state,
     )
 
 
@@ -50,7 +50,7 @@ def stale(most: int) -> Dispatch:
     simulates staleness like this; RADFed, section IV-E.
 
     >>> part = stale(2)
-    >>> sent = part.absorb(part.init(jnp.float32(0)), jnp.float32(1), None, None, None)
+    >>> sent = part.absorb(part.init(jnp.float32(0)), jnp.float32(1), None, None, None, None)
     >>> draw = lambda seed: part.send(jax.random.key(seed), sent, jnp.float32(1), None)
     >>> sorted({(float(model), int(d)) for model, d in map(draw, range(9))})
     [(0.0, 1), (1.0, 0)]
@@ -69,9 +69,14 @@ def stale(most: int) -> Dispatch:
         return tree.take(past.models, (past.updates - age) % rows), age
 
     def absorb(
-        past: Past, server: Variables, models: Variables, weights: Array, cohort: Cohort
+        past: Past,
+        server: Variables,
+        models: Variables,
+        weights: Array,
+        cohort: Cohort,
+        aggregator: Aggregator,
     ) -> Past:
-        del models, weights, cohort
+        del models, weights, cohort, aggregator
         updates = past.updates + 1
         kept = jax.tree.map(lambda a, w: a.at[updates % rows].set(w), past.models, server)
         return Past(kept, updates)
@@ -80,4 +85,5 @@ def stale(most: int) -> Dispatch:
         init=lambda variables: Past(tree.stack_copies(variables, rows), jnp.int32(0)),
         send=send,
         absorb=absorb,
+        several=True,
     )

@@ -59,6 +59,20 @@ class Execution:
             return values
         return jax.lax.with_sharding_constraint(values, self.replicated)
 
+    def gather(self, values: PyTree) -> PyTree:
+        """:meth:`replicate` for many stacks of 32-bit numbers ``[P]``, in one collective.
+
+        >>> ours = make_execution(devices=2)
+        >>> values = jnp.array([0.5, 2.0]), jnp.array([-1, 7], jnp.int32)
+        >>> [a.tolist() for a in jax.jit(ours.gather)(values)]
+        [[0.5, 2.0], [-1, 7]]
+        """
+        leaves, structure = jax.tree.flatten(values)
+        bits = jnp.stack([jax.lax.bitcast_convert_type(a, jnp.int32) for a in leaves], axis=-1)
+        columns = jnp.unstack(self.replicate(bits), axis=-1)
+        back = map(jax.lax.bitcast_convert_type, columns, (a.dtype for a in leaves))
+        return jax.tree.unflatten(structure, back)
+
     def places(self, count: int) -> int:
         """Places for ``count`` tasks: as many on every device, so that some may stay empty."""
         return -(-count // len(self.devices)) * len(self.devices)

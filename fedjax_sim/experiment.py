@@ -107,8 +107,7 @@ class Experiment:
         self._execution, self._runs, self._every = execution, runs, eval_every
         self._advance: Any = None
         self._data, self._sets = self._placed((data, sets))
-        own = _axis(data.start)
-        self._data_axes = _axes(data, index=None, start=own, budget=own, root=own)
+        self._data_axes = _client_axes(data)
         # The round is common to all runs: unbatched, it keeps branches on it real branches.
         axes: list[Any] = [0 if name != "round" else None for name in FedState._fields]
         self._state_axes = FedState(*axes)
@@ -173,11 +172,8 @@ class Experiment:
     def _rounds(
         self, run: Run, data: ClientData, sets: Sets, todo: Array
     ) -> tuple[Run, Metrics, Scored]:
-        def one(key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-            return self._algorithm.step(jax.random.fold_in(key, state.round), state, data)
-
         step = self._over_runs(
-            one,
+            _at_round(self._algorithm.step),
             in_axes=(0, self._state_axes, self._data_axes),
             out_axes=(self._state_axes, 0),
         )
@@ -194,10 +190,10 @@ class Experiment:
 
         state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
         evaluated = self._over_runs(
-            self._algorithm.evaluated, in_axes=(self._state_axes, self._data_axes)
+            _at_round(self._algorithm.evaluated), in_axes=(0, self._state_axes, self._data_axes)
         )
         after = Run(run.keys, state)
-        return after, rows, self._scored(evaluated(state, data), after, data, sets)
+        return after, rows, self._scored(evaluated(run.keys, state, data), after, data, sets)
 
     def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
         counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
@@ -227,9 +223,9 @@ class Experiment:
 
         def collect(run: Run, data: ClientData, sets: Sets) -> Collected:
             gather = self._over_runs(
-                self._algorithm.collect, in_axes=(self._state_axes, self._data_axes)
+                _at_round(self._algorithm.collect), in_axes=(0, self._state_axes, self._data_axes)
             )
-            variables, uploads = gather(run.state, data)
+            variables, uploads = gather(run.keys, run.state, data)
             run = Run(run.keys, run.state._replace(server=variables))
             return Collected(variables, uploads, self._scored(variables, run, data, sets))
 
@@ -244,6 +240,47 @@ class Experiment:
         compiled = jitted.lower(*args).compile()
         self.compile_seconds += time.perf_counter() - began
         return compiled
+
+
+def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn(key, state, data)`` with the key of the round, of the run's."""
+    return lambda key, state, data: fn(jax.random.fold_in(key, state.round), state, data)
+
+
+def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
+    """Traces the start and a round of one run, in a fraction of a second; computes nothing.
+
+    Args:
+        algorithm: what would run.
+        model: the model that its local update trains.
+        data: the clients; ``start`` may have a leading axis of runs.
+
+    Raises:
+        ValueError: if the algorithm does not fit the data, say lacks samples of the server's.
+
+    >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
+    >>> import optax
+    >>> from fedjax_sim.objective import empirical_risk
+    >>> model = models.logistic((3,), 2)
+    >>> data = ClientData(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.arange(2),
+    ...                   jnp.array([0, 1, 2]), capacity=1)
+    >>> algorithm = fedavg(local_sgd(empirical_risk(model), optax.sgd(0.1)), clients_per_round=5)
+    >>> trace_round(algorithm, model, data)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: clients_per_round must be at most the 2 clients, got 5...
+    """
+    axes = _client_axes(data)
+
+    def begin(key: Array, data: ClientData) -> tuple[FedState, Metrics]:
+        one = _at_axes(lambda a: a[0], data, axes)
+        return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
+
+    jax.eval_shape(begin, jax.random.key(0), data)
+
+
+def _client_axes(data: ClientData) -> Any:
+    own = _axis(data.start)
+    return _axes(data, index=None, start=own, budget=own, root=own)
 
 
 def _axes(arrays: Any, **axes: int | None) -> Any:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import tree
-from fedjax_sim.base import Array, Batch, ClientView, Objective, PyTree, Transform
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    ClientData,
+    ClientView,
+    Objective,
+    Opening,
+    PyTree,
+    Transform,
+    Variables,
+)
 from fedjax_sim.batches import rows_at
 from fedjax_sim.losses import masked_mean
 
@@ -66,6 +78,38 @@ def peer_means(mix_samples: int) -> Transform:
         return batch._replace(peer=Peer(mean, rows.y, rows.mask))
 
     return transform
+
+
+def exchange(mix_samples: int) -> Callable[[Variables, ClientData], Opening]:
+    r"""The traffic of :func:`peer_means`: every client sends its means to all others.
+
+    .. math:: \text{up} = 4 \sum_k \Bigl( d \Bigl\lceil \frac{n_k}{M_k} \Bigr\rceil + n_k \Bigr),
+              \qquad \text{down} = (N - 1) \cdot \text{up}
+
+    for inputs of d numbers: a mean goes as d floats, and the labels behind it, which say their mean
+    and how many they are, in 32 bits each.
+
+    Args:
+        mix_samples: M_k.
+
+    Returns:
+        The ``opening`` of a local update.
+
+    Example:
+        >>> start = np.array([0, 2, 7])
+        >>> data = ClientData(np.zeros((7, 2)), np.zeros(7, int), np.arange(7), start, capacity=5)
+        >>> exchange(3)(None, data)  # 1 + 2 means of 2 floats each, 7 labels
+        Opening(up=52, down=52)
+    """
+
+    def opening(variables: Variables, data: ClientData) -> Opening:
+        del variables
+        sizes = np.diff(np.asarray(data.start)).tolist()
+        width = math.prod(data.x.shape[1:])
+        up = 4 * sum(width * math.ceil(n / mix_samples) + n for n in sizes)
+        return Opening(up, (len(sizes) - 1) * up)
+
+    return opening
 
 
 def fedmix(objective: Objective, mix_ratio: float) -> Objective:

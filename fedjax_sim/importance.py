@@ -94,6 +94,8 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
 def with_importance(local: LocalUpdate, score: Score) -> LocalUpdate:
     """Reports the client's score at the weights that it has just trained, as ``importance``.
 
+    Where local compresses, those are the weights as they are sent, from which others go on.
+
     Args:
         local: the local update.
         score: e.g. :func:`squared_gradient`; one more pass over the client's samples.

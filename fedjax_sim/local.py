@@ -57,7 +57,8 @@ def local_sgd(
     Args:
         objective: see :mod:`fedjax_sim.objective`.
         optimizer: an ``optax.GradientTransformation``; it is given ``key``, the step's own, as an
-            extra argument.
+            extra argument. A schedule counts the steps in the optimiser's state: it restarts at
+            every visit unless ``optimizer_state`` is "keep" or "average".
         batch_size: B.
         epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
         last_batch: what becomes of the short last minibatch: ``keep`` it (its loss is the mean over
@@ -78,7 +79,7 @@ def local_sgd(
         A :class:`fedjax_sim.base.LocalUpdate`.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: if a setting is out of range or not of its kind.
 
     Source: McMahan et al. 2017, Algorithm 1 (ClientUpdate); Vo, Rakotobe, Algorithm 2 (γ).
 
@@ -93,6 +94,8 @@ def local_sgd(
         >>> int(local.train(key, model.init(key), client, ((), ()), ((), ())).info.steps)
         6
     """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"optimizer must be an optax.GradientTransformation, got {optimizer!r}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if not epochs > 0:
@@ -115,8 +118,8 @@ def local_sgd(
         last_batch,
         max_steps,
         optimizer_state,
-        tuple(drift),
-        tuple(transforms),
+        _terms(drift),
+        _functions(transforms),
         peers,
         inexactness,
     )
@@ -153,12 +156,17 @@ class _SGD:
         )
 
     def change(
-        self, *, drift: Sequence[Drift] = (), transforms: Sequence[Transform] = (), **settings: Any
+        self,
+        *,
+        drift: Sequence[Drift] | None = (),
+        transforms: Sequence[Transform] = (),
+        **settings: Any,
     ) -> LocalUpdate:
+        """``drift`` None drops the terms that are there."""
         mine = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         mine |= {
-            "drift": (*self.drift, *drift),
-            "transforms": (*self.transforms, *transforms),
+            "drift": () if drift is None else self.drift + _terms(drift),
+            "transforms": self.transforms + _functions(transforms),
         }
         return local_sgd(**(mine | settings))
 
@@ -322,3 +330,16 @@ class _SGD:
 
         limit = self.inexactness * slope(received)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)
+
+
+def _terms(drift: Sequence[Drift]) -> tuple[Drift, ...]:
+    # A Drift alone is a sequence too, of its functions.
+    if not isinstance(drift, Sequence) or not all(isinstance(term, Drift) for term in drift):
+        raise ValueError(f"drift must be a sequence of Drift, such as (scaffold(),), got {drift!r}")
+    return tuple(drift)
+
+
+def _functions(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
+        raise ValueError(f"transforms must be a sequence of functions, got {transforms!r}")
+    return tuple(transforms)

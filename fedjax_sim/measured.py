@@ -44,7 +44,7 @@ def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
         key: Array, variables: Variables, client: ClientView, memory: PyTree, shared: PyTree
     ) -> Trained:
         params, state = variables
-        dropout = jax.random.fold_in(key, 2**31 - 3)
+        dropout = jax.random.fold_in(key, 2**31 - 4)
 
         def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
             number, total = carry

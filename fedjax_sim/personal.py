@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     ClientView,
@@ -31,10 +32,17 @@ def fine_tuned(local: LocalUpdate) -> Personal:
     Args:
         local: how; it starts as at a client's first visit, and nothing of it is kept.
 
+    Returns:
+        The personal model.
+
+    Raises:
+        ValueError: when it first tunes, if local compresses.
+
     Source: Wang et al., "Federated evaluation of on-device personalization", 2019.
     """
 
     def tune(key: Array, received: Variables, client: ClientView, memory: PyTree) -> Variables:
+        _refuse_compressed(local, received)
         start = local.memory(received), local.shared(received)
         return local.train(key, received, client, *start).variables
 
@@ -60,19 +68,20 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
 
     At each visit v_k goes on from where it was, towards the w_t that the client has just received;
     w_k is trained, sent and reported as without it. v_k starts as the server's first model and
-    never leaves the client. Wrap what changes the message (compression, noise) around this.
+    never leaves the client. Wrap what changes the message (compression) around this. The terms that
+    local adds to w_k's gradients against drift are no part of h_k and do not act on v_k.
 
     Args:
         local: trains w_k.
         lam: λ; 0 trains v_k on the client's samples alone.
-        own: trains v_k; None: as w_k, on the same minibatches. Its optimiser starts anew at each
-          visit.
+        own: trains v_k, with drift terms of its own if it has any; None: as w_k, on the same
+          minibatches, without w_k's drift terms. Its optimiser starts anew at each visit.
 
     Returns:
         The local update; its memory has a model for every client.
 
     Raises:
-        ValueError: if lam is negative.
+        ValueError: if lam is negative; when the state is initialised, if v_k would be compressed.
 
     Source: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
     personalization", ICML 2021, Algorithm 1.
@@ -92,7 +101,11 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
     """
     if not lam >= 0:
         raise ValueError(f"lam must be at least 0, got {lam}")
-    solver = (own or local).change(drift=(_towards_received(lam),))
+    solver = (own or local.change(drift=None)).change(drift=(_towards_received(lam),))
+
+    def memory(variables: Variables) -> Kept:
+        _refuse_compressed(solver, variables)
+        return Kept(variables, local.memory(variables))
 
     def train(
         key: Array, variables: Variables, client: ClientView, memory: Kept, shared: PyTree
@@ -107,7 +120,7 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
         return ditto(local.change(**settings), lam, own and own.change(**settings))
 
     return local._replace(
-        memory=lambda variables: Kept(variables, local.memory(variables)),
+        memory=memory,
         train=train,
         change=change,
         peers=local.peers or solver.peers,
@@ -128,6 +141,14 @@ def kept() -> Personal:
         return found[0].own
 
     return own
+
+
+def _refuse_compressed(local: LocalUpdate, variables: Variables) -> None:
+    if local.upload_bytes(variables, 1) < tree.num_bytes(variables):
+        raise ValueError(
+            "a personal model is never sent, so what trains it must not compress it: write "
+            "compressed(ditto(local)), or fine_tuned(local) beside compressed(local)"
+        )
 
 
 def _towards_received(lam: float) -> Drift:

@@ -6,14 +6,22 @@ Two data sets are neighbours if they differ in all samples of one client.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from scipy import stats
 
 from fedjax_sim import tree
-from fedjax_sim.base import Array, ClientData, Cohort, PyTree, Screen, Selection, Variables
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    LocalUpdate,
+    PyTree,
+    Screen,
+    Selection,
+    Variables,
+)
 
 Sampling = Literal["poisson", "fixed"]
 
@@ -32,9 +40,10 @@ def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: 
     this: absent ones become :math:`w_t`, and all weigh 1. A round without any client is noise. An
     update that is not finite counts as 0, so that the bound holds for whatever is sent.
 
-    The server's models are private; the losses that the simulator reports, and rows of single
-    clients, are not. The noise is drawn by JAX's generator in floating point: right for
-    experiments, not hardened against an attacker who exploits either.
+    The server's models are private as long as nothing else leaves the clients: a composition of
+    your own needs :func:`unshared` around its local update. The losses that the simulator reports,
+    and rows of single clients, are not. The noise is drawn by JAX's generator in floating point:
+    right for experiments, not hardened against an attacker who exploits either.
 
     Args:
         clip: C, the largest L2 norm of an update over all parameters.
@@ -73,7 +82,11 @@ def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: 
     def apply(
         key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
     ) -> tuple[PyTree, Array, PyTree]:
-        server = jax.tree.map(lambda w: w[None], cohort.server.params)
+        if jax.tree.leaves(cohort.tag):
+            raise ValueError(
+                "dispatch must be latest() to be private: the noise is for one server model"
+            )
+        server = cohort.received.params
         updates = jax.tree.map(jnp.subtract, models.params, server)
         norms = jax.vmap(tree.norm)(updates)
         counted = (weights > 0) & jnp.isfinite(norms)
@@ -89,6 +102,44 @@ def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: 
         return models._replace(params=params), jnp.ones_like(weights), state
 
     return Screen(init, apply)
+
+
+def unshared(local: LocalUpdate) -> LocalUpdate:
+    """The same local update, refused if more than its model would leave a client.
+
+    What is shared through the server (SCAFFOLD's variates, the losses behind an adaptive μ, a mean
+    ``optimizer_state``) is neither clipped nor noisy, and samples that other clients train on
+    (FedMix) are in more updates than one: :func:`epsilon` is void with either.
+
+    Args:
+        local: the local update.
+
+    Returns:
+        The local update.
+
+    Raises:
+        ValueError: if local needs the other clients' samples; when the state is initialised, if it
+            shares anything.
+    """
+    if local.peers or local.opening is not None:
+        raise ValueError(
+            "local must do without the other clients' samples to be private, got "
+            f"peers={local.peers}, opening={local.opening}"
+        )
+
+    def shared(variables: Variables) -> PyTree:
+        state = local.shared(variables)
+        if jax.tree.leaves(state):
+            raise ValueError(
+                "local must share nothing through the server to be private: it has a drift "
+                "(SCAFFOLD, an adaptive mu) or an optimizer_state='average' that does"
+            )
+        return state
+
+    def change(**settings: Any) -> LocalUpdate:
+        return unshared(local.change(**settings))
+
+    return local._replace(shared=shared, change=change)
 
 
 def poisson(clients_per_round: float) -> Selection:
@@ -130,7 +181,7 @@ def poisson(clients_per_round: float) -> Selection:
         joined = jnp.where(coin[first] <= jnp.uint32(heads), first, clients)
         return jnp.pad(joined, (0, slots - len(first)), constant_values=clients), state
 
-    return Selection(init=init, draw=draw, held=False, spare=True)
+    return Selection(init=init, draw=draw, held=False, spare=True, active=clients_per_round)
 
 
 def slots_for(clients_per_round: float) -> int:
@@ -143,6 +194,8 @@ def slots_for(clients_per_round: float) -> int:
     """
     # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean
     # (Anderson, Samuels 1967).
+    from scipy import stats  # half a second, which only this is worth
+
     return int(stats.poisson.isf(OVERFLOW, clients_per_round))
 
 
@@ -156,6 +209,8 @@ def epsilon(
     sampling: Sampling = "poisson",
 ) -> float:
     r"""ε of (ε, δ) differential privacy for one client's data, of all models that a run shows.
+
+    It holds where nothing but updates leaves the clients, see :func:`unshared`.
 
     "poisson": neighbours differ by a client that is there or not, of sensitivity C; the privacy
     loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up to its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from fedjax_sim.base import (
     PyTree,
     Variables,
 )
+from fedjax_sim.batches import root_view
 
 
 def model_divergence() -> Probe:
@@ -39,7 +41,7 @@ def model_divergence() -> Probe:
 
     Example:
         >>> models = Variables({"w": jnp.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])}, {})
-        >>> cohort = Cohort(None, jnp.array([0, 1, 2]), None, None, (), ClientData(
+        >>> cohort = Cohort(None, None, jnp.array([0, 1, 2]), None, None, (), ClientData(
         ...     None, None, None, jnp.zeros(4, jnp.int32), 0))
         >>> values, _ = model_divergence().measure(None, (), None, models, cohort)
         >>> round(float(values["DL"]), 4)  # (1 + 0 + 1) / 3
@@ -93,9 +95,17 @@ def central_divergence(local: LocalUpdate) -> Probe:
     Returns:
         A probe that reports ``DC``, ``f32[]``, over the trainable weights.
 
+    Raises:
+        ValueError: if local needs the other clients' samples: the twin has no other clients.
+
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", section V-B; Zhao et al.,
     "Federated learning with non-IID data", 2018, eq. 1.
     """
+    if local.peers:
+        raise ValueError(
+            "local must do without the other clients' samples for the centralised twin, got "
+            "peers=True"
+        )
 
     def init(variables: Variables, data: ClientData) -> _Twin:
         del data
@@ -104,7 +114,7 @@ def central_divergence(local: LocalUpdate) -> Probe:
     def measure(
         key: Array, twin: _Twin, server: Variables, models: Variables, cohort: Cohort
     ) -> tuple[dict[str, Array], _Twin]:
-        everyone = _union(cohort, peers=local.peers)
+        everyone = _union(cohort)
         trained = local.train(key, twin.variables, everyone, twin.memory, twin.shared)
         message = jax.tree.map(lambda a: a[None], trained.message)
         shared = local.absorb(twin.shared, message, everyone.size[None], 1)
@@ -125,8 +135,8 @@ def _global(server: Variables, models: Variables, cohort: Cohort) -> PyTree:
     return jax.tree.map(lambda w, w_mean: jnp.where(moved, w, w_mean), server.params, mean)
 
 
-def _union(cohort: Cohort, *, peers: bool) -> ClientView:
-    """One client who owns all samples of the cohort's clients.
+def _union(cohort: Cohort) -> ClientView:
+    """All samples of the cohort's clients, as if they were the server's own.
 
     In order of clients, so that it does not depend on the places of the models.
     """
@@ -140,20 +150,12 @@ def _union(cohort: Cohort, *, peers: bool) -> ClientView:
     owner = jnp.searchsorted(ends, place, side="right").astype(jnp.int32)
     # Past the end the owner is P, which clamps too; no batch looks there.
     rows = data.index[begin[owner] + place - (ends[owner] - sizes[owner])]
-    budget = None
-    if data.budget is not None:
-        budget = jnp.sum(jnp.where(sizes > 0, data.budget[clients], 0), dtype=jnp.int32)
-    return ClientView(
-        x=data.x,
-        y=data.y,
-        index=rows,
-        start=jnp.int32(0),
-        size=ends[-1],
-        capacity=most,
-        budget=budget,
-        starts=data.start if peers else None,
-        copies=data.copies,
-    )
+    edges = jnp.stack([jnp.zeros_like(ends[-1]), ends[-1]])
+    union = root_view(dataclasses.replace(data, index=rows, root=edges, capacity=most))
+    if data.budget is None:
+        return union
+    budget = jnp.sum(jnp.where(sizes > 0, data.budget[clients], 0), dtype=jnp.int32)
+    return dataclasses.replace(union, budget=budget)
 
 
 def _present(cohort: Cohort) -> Array:

@@ -78,8 +78,10 @@ def make_partitions(config: Config, dataset: Dataset) -> list[Partition]:
     text = config.partition
     try:
         if text.endswith(".npz"):
-            partition = load_partition(text)
+            name = f"{dataset.name} in --split {config.split}"
+            partition = load_partition(text, dataset.train_y, name)
             validate_partition(partition, len(dataset.train_y))
+            _check_clients(config.clients, partition)
             return [partition]
         _, sample = parse_sampler(text)
     except (OSError, ValueError) as error:
@@ -92,6 +94,11 @@ def make_partitions(config: Config, dataset: Dataset) -> list[Partition]:
         origin=f"--partition {text}",
         flags=["clients", "emd"],
     )
+
+
+def _check_clients(asked: int | None, partition: Partition) -> None:
+    if asked not in (None, found := len(partition.sizes)):
+        raise ValueError(f"the file has {found} clients, --clients is {asked}: leave it out")
 
 
 def population(dataset: Dataset, split: Split) -> Dataset:
@@ -182,7 +189,7 @@ def official(
         validation=None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=False,
-        scored="on the official test set",
+        scored=f"on {dataset.test_set}",
     )
 
 

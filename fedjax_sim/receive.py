@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import jax
-
+from fedjax_sim import tree
 from fedjax_sim.base import Array, PyTree, Receive
 
 
@@ -19,12 +18,14 @@ def drift_correction() -> Receive:
 
     Source: Cornelis, listing 3 line 8.
 
-    >>> float(drift_correction().correct(0.0, 30.0, 4.0, 10.0))
+    >>> import numpy as np
+    >>> server, local = np.float32(0), np.float32(4)
+    >>> float(drift_correction().correct(server, 30.0, local, 10.0))
     1.0
     """
 
     def correct(server: PyTree, server_samples: Array, local: PyTree, samples: Array) -> PyTree:
         pull = server_samples / (samples + server_samples)
-        return jax.tree.map(lambda w, w_k: pull * w + (1 - pull) * w_k, server, local)
+        return tree.interpolate(local, server, pull)
 
     return Receive(correct=correct, downloads=True)

@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,8 @@ from fedjax_sim.metrics import Metric, SetScores, client_accuracy, mean_known, s
 from fedjax_sim.simulate import Evaluation, Result
 
 MB = 1e6
+UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
+FILES = ("config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png")
 
 
 class Traffic(NamedTuple):
@@ -38,6 +41,16 @@ def traffic(evaluation: Evaluation) -> Traffic:
     return Traffic(float(evaluation.bytes_up.mean()), float(evaluation.bytes_down.mean()))
 
 
+def byte_unit(sizes: Iterable[float]) -> tuple[str, float]:
+    """The largest unit of which the smallest size above 0 is at least one.
+
+    >>> byte_unit([0, 41_600, 265e6])
+    ('kB', 1000.0)
+    """
+    smallest = min((size for size in sizes if size > 0), default=MB)
+    return next(((name, unit) for name, unit in UNITS.items() if smallest >= unit), ("B", 1.0))
+
+
 class RunFolder:
     """The folder of one run; each record is on disk as soon as it is known.
 
@@ -45,17 +58,24 @@ class RunFolder:
         path: a folder that is new or empty.
         config: the settings, for ``config.json``.
 
+    Attributes:
+        recorded: whether it has a record yet.
+
     Raises:
-        ValueError: if the folder holds something, or is none.
+        ValueError: if the folder holds something, is none or cannot be made.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         """Makes the folder and ``config.json``."""
-        self.path = path
-        check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
-        _write_json(path / "config.json", config)
-        self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+        self.path, self.recorded = path, False
+        try:
+            check_free(path)
+            self._made = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            _write_json(path / "config.json", config)
+            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--out {path}: {error.strerror or error}") from error
 
     def log(
         self,
@@ -96,17 +116,26 @@ class RunFolder:
                 record["accuracy_uncollected"] = evaluation.uncollected[i]
             self._metrics.write(json.dumps(_plain(record)) + "\n")
         self._metrics.flush()
+        self.recorded = True
 
     def summarise(
         self, summary: Mapping[str, Any], results: Mapping[str, Result], score: Metric
     ) -> None:
-        """Writes ``summary.json`` and ``curves.png`` of the algorithms that have finished."""
+        """Writes ``summary.json``, and ``curves.png`` of the algorithms that have finished."""
         _write_json(self.path / "summary.json", summary)
-        draw_curves(results, self.path / "curves.png", score)
+        if results:
+            draw_curves(results, self.path / "curves.png", score)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files; without a record removes them, and the folder if it was new."""
         self._metrics.close()
+        if self.recorded:
+            return
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        if self._made:
+            with suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
 
 
 def check_free(path: Path) -> None:
@@ -127,13 +156,13 @@ def _scores(scores: SetScores, run: int) -> dict[str, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """As JSON knows it: NaN, a score that does not exist, as null."""
+    """As JSON knows it: null for NaN, a score that does not exist, and for infinity."""
     if isinstance(content, Mapping):
         return {key: _plain(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [_plain(value) for value in content]
     if isinstance(content, float):
-        return None if math.isnan(content) else float(content)
+        return float(content) if math.isfinite(content) else None
     return content
 
 
@@ -235,9 +264,12 @@ def versions() -> dict[str, str]:
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
     """Two aligned tables: the score and traffic, speed and memory.
 
-    The column "personal" has the last score of the clients' own models.
+    Of several runs a score is the mean ± the standard deviation of a population (divided by their
+    number). The column "personal" has the last score of the clients' own models. An algorithm whose
+    summary says "diverged" has no numbers; one at least must have.
     """
-    first = next(iter(summaries.values()))
+    finished = {name: s for name, s in summaries.items() if "diverged" not in s}
+    first = next(iter(finished.values()))
     moments = [m for m in ("last", "validated", "best", "mean") if f"{first['score']}_{m}" in first]
 
     def percent(s: Mapping[str, Any], name: str) -> str:
@@ -248,17 +280,23 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
     columns = {f"{moment} %": f"{first['score']}_{moment}" for moment in moments}
     own = f"personal_{first['score'].removeprefix('client_')}_last"
-    if any(own in s for s in summaries.values()):
+    if any(own in s for s in finished.values()):
         columns["personal %"] = own
-    scores = [["algorithm", *columns, "MB up", "MB down", "traffic/FedAvg"]]
+    sent = [s[way] for s in finished.values() for way in ("bytes_up", "bytes_down")]
+    size, unit = byte_unit(sent)
+    digits = 0 if size == "B" else 1
+    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg"]]
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
     ]  # fmt: skip
     for name, s in summaries.items():
+        if "diverged" in s:
+            scores.append([name, "diverged", *"-" * (len(scores[0]) - 2)])
+            continue
         scores.append(
             [name, *(percent(s, key) for key in columns.values()),
-             f"{s['bytes_up'] / MB:,.1f}", f"{s['bytes_down'] / MB:,.1f}",
+             *(f"{s[way] / unit:,.{digits}f}" for way in ("bytes_up", "bytes_down")),
              f"{s['traffic_ratio']:.3f}"]
         )  # fmt: skip
         speeds.append(
@@ -293,12 +331,13 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> Non
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     by_client = next(iter(results.values())).evaluations[-1].test.by_client is not None
+    size, unit = byte_unit(traffic(r.evaluations[-1]).total for r in results.values())
     for i, (name, result) in enumerate(results.items()):
         values = 100 * result.series(score, by_client=by_client)
         mean, std = values.mean(axis=1), values.std(axis=1)
         rounds = [e.round for e in result.evaluations]
-        sent = [traffic(e).total / MB for e in result.evaluations]
-        label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} MB"
+        sent = [traffic(e).total / unit for e in result.evaluations]
+        label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} {size}"
         # The one that was asked for lies on top.
         style: dict[str, Any] = {"color": f"C{i}", "zorder": 3 - i / 10}
         marker: dict[str, Any] = {"marker": "o", "markersize": 3.5, "markevery": [-1]}
@@ -310,7 +349,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> Non
     left.set_ylabel(label + (f", mean ± std of {runs} runs" if runs > 1 else ""))
     left.set_xlabel("rounds")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.set_xlabel("MB sent, up and down")
+    right.set_xlabel(f"{size} sent, up and down")
     for axis in (left, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

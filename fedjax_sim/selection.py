@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     ClientData,
     ClientView,
     LocalInfo,
+    Opening,
     PyTree,
     Selection,
     Variables,
@@ -58,7 +60,9 @@ def uniform(*, held: bool = False, active: int | None = None) -> Selection:
         rank = jnp.cumsum(vacant, dtype=jnp.int32) - 1
         return jnp.where(vacant, queue[jnp.maximum(rank, 0)], clients), state
 
-    return Selection(init=lambda variables, data, execution: (), draw=draw, held=held)
+    return Selection(
+        init=lambda variables, data, execution: (), draw=draw, held=held, active=active
+    )
 
 
 def importance(
@@ -84,7 +88,8 @@ def importance(
           (:func:`fedjax_sim.importance.squared_gradient`).
         gamma: γ, the weight of the newest score.
         initial: p at the start: "gradient" is each client's score at :math:`w_1`, which costs a
-          pass over all samples; "ones" draws uniformly until scores are known.
+          pass over all samples, and a model to every client; "ones" draws uniformly until scores
+          are known.
         active: see :func:`uniform`.
 
     Returns:
@@ -128,7 +133,19 @@ def importance(
         new = (1 - gamma) * p[client] + gamma * info.extra["importance"]
         return p.at[client].set(new, mode="drop")  # nobody has no row
 
-    return Selection(init=init, draw=draw, held=False, update=update)
+    def opening(variables: Variables, data: ClientData) -> Opening:
+        clients = data.start.shape[0] - 1
+        return Opening(4 * clients, clients * tree.num_bytes(variables))
+
+    return Selection(
+        init=init,
+        draw=draw,
+        held=False,
+        update=update,
+        active=active,
+        reads=("importance",),
+        opening=opening if initial == "gradient" else None,
+    )
 
 
 def _check_active(active: int | None) -> None:

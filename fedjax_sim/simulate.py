@@ -35,7 +35,8 @@ class Evaluation(NamedTuple):
         uploads: ``int64[R]``, models sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
         bytes_up: ``int64[R]``, what clients have sent so far: models, compressed or not, and what
-          a method sends besides.
+          a method sends besides, before the first round too. Not counted: how many samples each
+          client has, and what makes the data (shared samples).
         bytes_down: ``int64[R]``, what they have received so far.
         probes: the probes of the last round, ``f64[R]`` by name.
         uncollected: accuracy ``f64[R]`` before the models still in flight were collected, at the
@@ -148,7 +149,7 @@ def simulate(
     *,
     rounds: int,
     classes: int,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | NDArray[np.integer[Any]] = (0,),
     eval_every: int = 1,
     validation: tuple[Any, Any] | EvalSet | None = None,
     auc: bool | None = None,
@@ -206,11 +207,10 @@ def simulate(
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     if eval_every < 1:
         raise ValueError(f"eval_every must be at least 1, got {eval_every}")
-    if not seeds:
-        raise ValueError("seeds must not be empty")
+    seeds = _checked_seeds(seeds)
     check_model(model, data.x, classes)
     given = {"test": test} if validation is None else {"test": test, "validation": validation}
-    sets = {name: s if isinstance(s, EvalSet) else eval_set(*s) for name, s in given.items()}
+    sets = {name: _as_set(name, s) for name, s in given.items()}
     ranked = classes == 2 if auc is None else auc
     _check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
     began = time.perf_counter()
@@ -230,6 +230,7 @@ def simulate(
         evaluations: list[Evaluation] = []
         run = programs.start(seeds)
         totals = _Totals(*np.zeros((len(_Totals._fields), len(seeds)), np.int64))
+        opening = _opening(algorithm, model, data, len(seeds))
         done = 0
         while done < rounds:
             todo = min(eval_every, rounds - done)
@@ -238,14 +239,16 @@ def simulate(
             _check_finite(rows.loss, done, seeds)
             totals = totals.plus(rows)
             done += todo
-            evaluation = _evaluation(done, counts, rows, totals, programs.traffic)
+            evaluation = _evaluation(done, counts, rows, totals, programs.traffic, opening)
             final = run.state.server
             collected = programs.finish(run) if done == rounds else None
             if collected is not None:
                 final = collected.variables
                 totals = totals._replace(uploads=totals.uploads + np.asarray(collected.uploads))
                 accuracy = evaluation.accuracy
-                evaluation = _evaluation(done, collected.counts, rows, totals, programs.traffic)
+                evaluation = _evaluation(
+                    done, collected.counts, rows, totals, programs.traffic, opening
+                )
                 evaluation = evaluation._replace(uncollected=accuracy)
             _check_finite(evaluation.test_loss[:, None], done - 1, seeds)
             if evaluation.personal is not None:
@@ -266,6 +269,29 @@ def simulate(
     )
 
 
+def _checked_seeds(seeds: Any) -> list[int]:
+    given = np.asarray(seeds)
+    if given.ndim == 1 and not given.size:
+        raise ValueError("seeds must not be empty")
+    whole = given.dtype.kind in "iu" and given.ndim == 1
+    if not whole or given.min() < 0 or given.max() >= 2**32:
+        raise ValueError(
+            f"seeds must be whole numbers from 0 to 2**32 - 1, one for each run, got {seeds!r}"
+        )
+    return given.tolist()
+
+
+def _as_set(name: str, given: Any) -> EvalSet:
+    if isinstance(given, EvalSet):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        size = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+        raise ValueError(
+            f"{name} must be a pair (x, y) or made by eval_set, got {type(given).__name__}{size}"
+        )
+    return eval_set(*given)
+
+
 def check_model(model: Model, x: Any, classes: int) -> None:
     """Raises ValueError if the model's output on ``x [n, *feature]`` is not ``[B, classes]``."""
     sample = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
@@ -279,6 +305,8 @@ def check_model(model: Model, x: Any, classes: int) -> None:
         logits = jax.eval_shape(both_ways, jax.eval_shape(lambda: jax.random.key(0)), sample)
     except Exception as e:  # whatever the network raises: flax has errors of its own
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        if isinstance(e, ZeroDivisionError):
+            reason += ", as where its layers leave nothing of an input so small"
         raise ValueError(f"the model rejects inputs of shape {x.shape[1:]}: {reason}") from e
     if logits.shape != (2, classes):
         raise ValueError(
@@ -330,11 +358,25 @@ class _Totals(NamedTuple):
         return _Totals(*(a + b for a, b in zip(self, new, strict=True)))
 
 
+def _opening(algorithm: Algorithm, model: Model, data: ClientData, runs: int) -> NDArray[np.int64]:
+    """Bytes up and down before the first round, ``[2, R]``."""
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    starts = np.broadcast_to(np.asarray(data.start), (runs, data.start.shape[-1]))
+    each = [algorithm.opening(variables, dataclasses.replace(data, start=s)) for s in starts]
+    return np.array(each, np.int64).T
+
+
 def _evaluation(
-    done: int, scored: Scored, rows: Metrics, totals: _Totals, traffic: Traffic
+    done: int,
+    scored: Scored,
+    rows: Metrics,
+    totals: _Totals,
+    traffic: Traffic,
+    opening: NDArray[np.int64],
 ) -> Evaluation:
     counts, personal = jax.tree.map(np.asarray, scored)
     test, *validation = map(set_scores, counts)
+    up, down = opening
     return Evaluation(
         round=done,
         correct=counts[0].pooled.correct,
@@ -345,8 +387,8 @@ def _evaluation(
         train_loss=np.asarray(rows.loss[:, -1], np.float64),
         uploads=totals.uploads,
         downloads=totals.downloads,
-        bytes_up=totals.uploads * traffic.upload + totals.visits * traffic.message,
-        bytes_down=totals.downloads * traffic.download + totals.visits * traffic.shared,
+        bytes_up=up + totals.uploads * traffic.upload + totals.visits * traffic.message,
+        bytes_down=down + totals.downloads * traffic.download + totals.visits * traffic.shared,
         probes={name: np.asarray(a[:, -1], np.float64) for name, a in rows.probes.items()},
     )
 
@@ -357,7 +399,7 @@ def _check_finite(loss: NDArray[Any], done: int, seeds: Sequence[int]) -> None:
         where, seed = bad[0]
         raise DivergedError(
             f"the loss became {loss[seed, where]} in round {done + where + 1} "
-            f"(seed {seeds[seed]}): lower the learning rate or clip gradients"
+            f"(seed {seeds[seed]}): lower the learning rate, the clients' or the server's"
         )
 
 

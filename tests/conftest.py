@@ -115,7 +115,7 @@ def play(
         state, report = step(jax.random.fold_in(run_key, t), state, data)
         states.append(state)
         metrics.append(report)
-    final, uploads = jax.jit(algorithm.collect)(state, data)
+    final, uploads = jax.jit(algorithm.collect)(jax.random.fold_in(run_key, rounds), state, data)
     return Play(states, metrics, final, int(uploads))
 
 

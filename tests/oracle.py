@@ -102,8 +102,20 @@ class Oracle:
     def permutation(self, t: int, count: int) -> list[int]:
         return [int(i) for i in _permute(self.key(t, 1), count)]
 
+    def dealt(self, t: int, cohort: list[int]) -> list[int]:
+        """The clients that models in flight meet: of a round in which no model is fresh."""
+        luck = np.asarray(jax.random.uniform(self.key(t, 2**30), len(cohort)))
+        return [cohort[i] for i in np.argsort(np.argsort(luck))]
+
     def rows(self, client: int) -> np.ndarray:
         return self.data.index[self.data.start[client] : self.data.start[client + 1]]
+
+    def minibatch(
+        self, layers: Layers, client: int, mine: np.ndarray, key: Any
+    ) -> tuple[float, Layers]:
+        """Loss and gradient of a step on the rows ``mine`` of x; ``key`` is the step's chance."""
+        del client, key
+        return loss_and_gradient(layers, self.data.x[mine], self.data.y[mine])
 
     def train(self, t: int, client: int, layers: Layers) -> Layers:
         return self.visit(t, client, layers).layers
@@ -129,9 +141,8 @@ class Oracle:
         velocity = zeros(layers) if velocity is None else velocity
         total, before = zeros(layers), self.steps
         for e in range(math.ceil(self.epochs)):
-            order = np.asarray(_shuffled(_fold_in(key, e), jnp.int32(n), self.data.capacity))[
-                :n
-            ].tolist()
+            epoch_key = _fold_in(key, e)
+            order = np.asarray(_shuffled(epoch_key, jnp.int32(n), self.data.capacity))[:n].tolist()
             for i in range(per_epoch):
                 if budget == 0:
                     break
@@ -139,7 +150,7 @@ class Oracle:
                 while self.last_batch == "refill" and len(chosen) < b:
                     chosen = chosen + order[: b - len(chosen)]
                 mine = rows[chosen]
-                loss, grads = loss_and_gradient(layers, self.data.x[mine], self.data.y[mine])
+                loss, grads = self.minibatch(layers, client, mine, _fold_in(epoch_key, i + 1))
                 total = plus(total, grads)
                 grads = plus(grads, term(layers)) if term else grads
                 velocity = [self.momentum * v + g for v, g in zip(velocity, grads, strict=True)]
@@ -300,6 +311,7 @@ def radfed(oracle: Oracle, rounds: int, m: int, inner: int) -> tuple[list[Layers
     for t in range(rounds):
         slots = [server] * m if t % inner == 0 else [slots[j] for j in oracle.permutation(t, m)]
         cohort = sorted(oracle.draw(t, m, []))
+        cohort = cohort if t % inner == 0 else oracle.dealt(t, cohort)
         slots = [oracle.train(t, k, w) for k, w in zip(cohort, slots, strict=True)]
         if t % inner == inner - 1:
             server = average(slots, [1.0] * m)

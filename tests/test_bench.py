@@ -1,6 +1,7 @@
 """The command: what it prints and writes, and what it says to bad input."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
-from fedjax_sim import bench, models
-from fedjax_sim.base import Model, Variables
+from fedjax_sim import bench, models, privacy
+from fedjax_sim.base import Batch, Model, Variables
 from fedjax_sim.config import Config, parse
 from fedjax_sim.partition import (
     iid,
@@ -21,7 +23,7 @@ from fedjax_sim.partition import (
     partition_hash,
     save_partition,
 )
-from fedjax_sim.simulate import simulate
+from fedjax_sim.simulate import DivergedError, simulate
 
 BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache"]
 TINY = [*BASE, "--emd", "0.9"]
@@ -96,6 +98,14 @@ def test_settings_have_the_fingerprint_of_each_partition(finished):
     assert settings["partitions"] == [p.name for p in made]
 
 
+def test_records_name_places_of_the_machine_in_the_command_alone(finished):
+    settings = json.loads((finished / "config.json").read_text())
+    assert settings.keys().isdisjoint({"data_dir", "out"})
+    for path in finished.glob("*.json*"):
+        told = [line for line in path.read_text().splitlines() if str(finished) in line]
+        assert all(line.lstrip().startswith('"command": ') for line in told)
+
+
 def test_traffic_is_that_counted_by_hand(finished):
     summary = json.loads((finished / "summary.json").read_text())
     fedavg, shift = summary["fedavg"], summary["phase_shift"]
@@ -163,9 +173,10 @@ def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
     assert bench.main([*argv, "--compare", "fedavg", "phase_shift", "radfed"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines()[:-1])) <= 110
+    assert "score: accuracy, on a fixed random fifth of each class" in out
     for name in ("radfed", "fedavg", "phase_shift"):
         assert sum(line.startswith(name) for line in out.splitlines()) == 2
-    for title in ("last %", "MB up", "traffic/FedAvg", "samples/s", "utilisation", "peak MB"):
+    for title in ("last %", "kB up", "traffic/FedAvg", "samples/s", "utilisation", "peak MB"):
         assert title in out
 
 
@@ -196,6 +207,7 @@ def test_saved_partition_serves_all_seeds(tmp_path):
     labels = bench.load_dataset("digits").train_y
     save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
     argv = [*BASE, "--compare", "none", "--partition", str(tmp_path / "p.npz"), "--phases", "5"]
+    argv += ["--clients", "5"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["phase_shift"]
     assert summary["clients"] == 5
@@ -218,7 +230,7 @@ def test_help_documents_every_flag(capsys):
         bench.main(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--redistribution-rounds N S; 1 is FedAvg with equal weights" in text
+    assert "--redistribution-rounds N S, the local rounds from one aggregation to the next" in text
     assert "learning rate of SGD (default: digits 0.02, mnist 0.001" in text
 
 
@@ -226,13 +238,29 @@ BAD = {
     "phases 0": (["--phases", "0"], "--phases"),
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
     "phases text": (["--phases", "two"], "--phases"),
-    "algo": (["--algo", "nope"], "--algo"),
-    "compare": (["--compare", "nope"], "--compare"),
+    "algo": (["--algo", "nope"], "--algo: 'nope' is no algorithm; --list shows all"),
+    "close": (["--algo", "FedPro"], "did you mean fedprox or "),
+    "rule": (["--algo", "krum"], "use robust --aggregator krum"),
+    "compare": (["--compare", "nope"], "--compare: 'nope' is no algorithm"),
     "mode": (["--mode", "nope"], "--mode"),
     "other's flag": (["--redistribution-rounds", "3"], "--phases, --mode"),
-    "redistribution": (["--algo", "radfed", "--redistribution-rounds", "0"], "--redistribution-r"),
+    "redistribution": (
+        ["--algo", "radfed", "--redistribution-rounds", "0"],
+        "radfed: --redistribution-rounds must be at least 1, got 0",
+    ),
+    "no root": (["--algo", "fltrust"], "fltrust: --server-fraction must be given"),
+    "no root to train on": (["--compare", "ozdayi"], "ozdayi: --server-fraction must be given"),
+    "no copies": (["--no-mirror"], "--no-mirror is for --fedaug or --rebalance"),
     "abbreviation": (["--phase", "4"], "--phase"),
     "emd": (["--emd", "1.95"], "--emd=1.95"),
+    "byzantine": (
+        ["--algo", "robust", "--byzantine", "0.5"],
+        "robust: --byzantine must be in [0, 0.5), got 0.5",
+    ),
+    "no limit": (
+        ["--algo", "dynamic_clustering", "--cluster-by", "distance"],
+        "--cluster-limit must be given where cluster_by is 'distance'",
+    ),
     "emd and partition": (["--emd", "1", "--partition", "iid"], "--partition"),
     "sampler": (["--partition", "nope(3)"], "dirichlet(alpha"),
     "no partition": (["--partition", "nowhere.npz"], "--partition"),
@@ -243,13 +271,22 @@ BAD = {
     "attribute": (["--model", f"{__name__}:absent"], "absent"),
     "five classes": (["--model", f"{__name__}:five_classes"], "[batch, 10]"),
     "no model": (["--model", f"{__name__}:no_model"], "str"),
-    "small input": (["--model", "mnist_cnn"], "--model mnist_cnn"),
+    "small input": (["--model", "mnist_cnn"], "its layers leave nothing of an input so small"),
     "cohort": (["--clients-per-round", "9"], "1..8"),
     "cohort 0": (["--clients-per-round", "0"], "at least 1"),
     "clients": (["--clients", "100000"], "--clients"),
     "rounds": (["--rounds", "0"], "--rounds"),
     "seeds": (["--seeds", "0"], "--seeds"),
     "epochs": (["--epochs", "0"], "--epochs"),
+    # 1,438 / 8 samples in batches of 16 are 12 steps; half a step is rounded to none.
+    "no step": (
+        ["--epochs", "0.04"],
+        "--epochs 0.04 is no step for any client: one of the largest",
+    ),
+    "no batch": (
+        ["--last-batch", "drop", "--batch-size", "181"],
+        "the largest client has 180 samp",
+    ),
     "lr": (["--lr", "-1"], "--lr"),
     "lr nan": (["--lr", "nan"], "--lr"),
     "momentum": (["--momentum", "1"], "--momentum"),
@@ -259,6 +296,8 @@ BAD = {
     "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
     "unknown": (["--nope"], "--nope"),
+    "mistyped": (["--round", "3"], "did you mean --rounds"),
+    "no folder": (["--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),
 }
 
 
@@ -276,6 +315,26 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_method_that_does_not_use_samples_of_the_server_needs_none():
+    config = parse([*TINY, "--algo", "ozdayi", "--server-epochs", "0", "--compare", "none"])
+    assert bench.build(config).algorithms.keys() == {"ozdayi"}
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-mirror"]])
+def test_copies_are_mirrored_unless_told_not_to(flags):
+    """Images that are white on the left stay so, turned and tilted as they are."""
+    config = parse(["--fedaug", "0.8", *flags])
+    (transform,) = bench.augmentations(config, bench.load_dataset("digits"))
+    x = np.zeros((64, 8, 8, 1), np.uint8)
+    x[:, :, :4] = 16
+    ones = jnp.ones(64, bool)
+    batch = Batch(jnp.asarray(x), jnp.zeros(64, jnp.int32), ones, ones)
+    out = np.asarray(jax.jit(lambda b: transform(jax.random.key(0), b, None).x)(batch), int)
+    left, right = out[:, :, :4].sum(axis=(1, 2, 3)), out[:, :, 4:].sum(axis=(1, 2, 3))
+    mirrored = np.mean(left < right)
+    assert mirrored == 0 if flags else 0.3 < mirrored < 0.7
+
+
 def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
     def give_up(*args):
         raise RuntimeError("the solver stopped: MaxIterations")
@@ -286,6 +345,42 @@ def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
     wanted = "--partition matched(1, 0.1): the solver stopped: MaxIterations"
     assert capsys.readouterr().err == f"fedjax_sim.bench: error: {wanted}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", ["--dataset=synthetic(0, 0)", "--split=clients"])
+def test_partition_of_other_samples_is_refused(other, tmp_path, capsys):
+    labels = bench.load_dataset("digits").train_y
+    save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3), labels, "digits")
+    argv = ["--partition", str(tmp_path / "p.npz"), other, "--out", str(tmp_path / "run")]
+    assert bench.main(argv) == 2
+    found = {"--dataset=synthetic(0, 0)": "4,833 of synthetic(0, 0) in --split official",
+             "--split=clients": "1,797 of digits in --split clients"}[other]  # fmt: skip
+    assert f"deals the 1,438 samples of digits, not the {found}\n" in capsys.readouterr().err
+
+
+def test_clients_of_a_file_are_its_own(tmp_path, capsys):
+    save_partition(tmp_path / "p.npz", iid(bench.load_dataset("digits").train_y, 5, seed=3))
+    argv = ["--algo", "fedavg", "--model", "logistic", "--partition", str(tmp_path / "p.npz")]
+    assert parse(argv).clients is None
+    assert bench.build(parse([*argv, "--clients", "5"])).clients == 5
+    assert bench.main([*argv, "--clients", "6"]) == 2
+    assert "the file has 5 clients, --clients is 6" in capsys.readouterr().err
+
+
+def test_each_data_set_says_what_its_test_set_is():
+    scored = {
+        name: bench.build(parse(["--dataset", name, "--model", "logistic"])).problem.scored
+        for name in ("digits", "synthetic(0, 0)")
+    }
+    assert scored == {
+        "digits": "on a fixed random fifth of each class",
+        "synthetic(0, 0)": "on the last tenth of each device's samples",
+    }
+
+
+def test_names_are_found_whatever_their_case_and_dashes():
+    config = parse(["--algo", "Phase-Shift", "--compare", "FedAvg", "dpfedavg", "STC"])
+    assert config.algorithms == ("phase_shift", "fedavg", "dp_fedavg", "stc")
 
 
 def test_client_without_samples(tmp_path, capsys):
@@ -316,7 +411,8 @@ def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
     assert [(r["round"], r["seed"]) for r in records(tmp_path / "run")] == [
         (t, s) for t in range(1, 5) for s in (0, 1)
     ]
-    assert not (tmp_path / "run" / "summary.json").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["phase_shift"].keys() == {"diverged"}
 
 
 @pytest.mark.slow
@@ -324,7 +420,40 @@ def test_too_large_learning_rate_stops(tmp_path, capsys):
     argv = [*TINY, "--model", "mlp", "--lr", "1e30", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 1
     assert "the loss became" in capsys.readouterr().err
-    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()  # before the first record
+
+
+def test_divergence_of_one_leaves_the_others(tmp_path, capsys):
+    argv = [*TINY, "--seeds", "1", "--algo", "fedadam", "--server-lr", "1e30"]
+    assert bench.main([*argv, "--compare", "fedavg", "--out", str(tmp_path / "run")]) == 1
+    out, err = capsys.readouterr()
+    assert err.startswith(
+        "fedjax_sim.bench: error: fedadam: the loss became nan in round 2 (seed 0)"
+    )
+    assert err.count("\n") == 1
+    (first,) = (line.split() for line in out.splitlines() if line.startswith("fedadam"))
+    assert (first[1], set(first[2:])) == ("diverged", {"-"})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["fedadam"].keys() == {"diverged"}
+    assert summary["fedavg"]["rounds"] == 2
+    assert [(r["algorithm"], r["round"]) for r in records(tmp_path / "run")] == [
+        ("fedadam", 1), ("fedavg", 1), ("fedavg", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("the loss became nan")])
+def test_folder_without_a_record_is_removed(there, error, tmp_path, capsys, monkeypatch):
+    def stopped(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(bench, "simulate", stopped)
+    if there:
+        (tmp_path / "run").mkdir()
+    status = 130 if error is KeyboardInterrupt else 1
+    assert bench.main([*TINY, "--out", str(tmp_path / "run")]) == status
+    assert capsys.readouterr().err.endswith("; nothing was recorded\n")
+    assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
 
 
 def test_interrupt_keeps_what_was_written(tmp_path, capsys, monkeypatch):
@@ -341,7 +470,100 @@ def test_interrupt_keeps_what_was_written(tmp_path, capsys, monkeypatch):
     assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
 
 
+def test_differential_privacy_is_told(tmp_path, capsys):
+    """Every client in every round: T Gaussian mechanisms are one of noise z / sqrt(T)."""
+    argv = [*TINY, "--seeds", "1", "--rounds", "4", "--algo", "dp_fedavg", "--compare", "none"]
+    argv += ["--noise-multiplier", "3", "--eval-every", "4"]
+    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["dp_fedavg"]
+    spent, noise = summary["epsilon"], 3 / np.sqrt(4)
+    tail = stats.norm.sf
+    delta = tail(spent * noise - 0.5 / noise) - np.exp(spent) * tail(spent * noise + 0.5 / noise)
+    assert summary["delta"] == 1 / 8
+    assert delta == pytest.approx(1 / 8, rel=1e-3)
+    assert f"ε = {spent:.3g} at δ = 1/N = 0.125\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_privacy_follows_how_cohorts_are_drawn(sampling):
+    flags = ["--sampling", sampling, "--clients-per-round", "2", "--noise-multiplier", "0.7"]
+    config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none", *flags])
+    wanted = privacy.epsilon(
+        0.7, clients=8, clients_per_round=2, rounds=5, delta=1 / 8, sampling=sampling
+    )
+    assert bench.privacy_spent(config, bench.build(config), 5) == {
+        "epsilon": wanted,
+        "delta": 1 / 8,
+    }
+
+
+def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none"])
+    told = bench.privacy_spent(config, bench.build(config), 5)
+    assert told == {
+        "epsilon_unknown": "epsilon needs dp-accounting: pip install 'fedjax-sim[privacy]'"
+    }
+
+
+def shown(capsys, *flags):
+    base = BASE if "--partition" in flags else TINY
+    config = parse([*base, "--algo", "fedavg", "--compare", "none", *flags])
+    setup = bench.build(config)
+    numbers = {"score": "accuracy", "score_last_per_run": [0], "accuracy_last": 0, "bytes_up": 140,
+               "bytes_down": 41_600, "traffic_ratio": 0, "rounds": 1, "samples_per_second": 0,
+               "compile_seconds": 0, "run_seconds": 0, "utilisation": 1, "xla_programs": 1,
+               "peak_memory_mb": 1}  # fmt: skip
+    bench.show(config, setup, {"fedavg": numbers})
+    return capsys.readouterr().out, setup
+
+
+def test_what_became_of_the_samples_is_told(capsys):
+    out, setup = shown(capsys, "--share-beta", "0.02", "--seeds", "1")
+    (partition,) = setup.problem.trained
+    _, often = np.unique(partition.index, return_counts=True)
+    shared = 100 * often[often > 1].sum() / len(partition.index)
+    assert f": 0 % of their samples are copies, {shared:.0f} % are shared\n" in out
+    assert (
+        "pairs of client and class without a sample: 0 of 80 (mean over seeds)\n" in out
+    )  # each has common ones
+    out, setup = shown(capsys, "--fedaug", "0.3", "--partition", "dirichlet(0.1)")
+    lacking = np.mean([(table == 0).sum() for table in setup.tables])
+    assert lacking > 10
+    assert f"pairs of client and class without a sample: {lacking:g} of 80 (mean" in out
+    out, _ = shown(capsys, "--fedaug", "1.9")
+    assert "no copies: no client above --fedaug 1.9 has samples to copy" in out
+
+
+def test_small_traffic_has_a_small_unit(capsys):
+    out, _ = shown(capsys)
+    head, _, row = out.split("\n\n")[1].splitlines()
+    assert head.split() == ["algorithm", "last", "%", "B", "up", "B", "down", "traffic/FedAvg"]
+    assert row.split() == ["fedavg", "0.00", "140", "41,600", "0.000"]
+
+
+ENTRY = [sys.executable, "-m", "fedjax_sim.bench"]
+
+
+def test_reader_that_goes_away_is_no_error():
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*ENTRY, "--list"], text=True, **pipe) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_more_devices_than_cores_are_refused_at_once(tmp_path):
+    cores = bench.available_cores()
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    argv = [*ENTRY, *TINY, "--devices", "99", "--out", str(tmp_path / "run")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100, env=env)
+    assert done.returncode == 2
+    assert f"--devices must be in 1..{cores} on this machine, got 99" in done.stderr
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(bench.available_cores() < 2, reason="needs two cores")
 def test_command_uses_several_devices_and_a_quiet_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("XLA_FLAGS", raising=False)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oracle import Layers, Oracle, average, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
-from fedjax_sim import clustering, personal, schedule, selection
+from fedjax_sim import clustering, personal, schedule, selection, tree
 from fedjax_sim.algorithms.dynamic_clustering import dynamic_clustering
 from fedjax_sim.algorithms.ifca import ifca
 from fedjax_sim.base import Cohort
@@ -122,8 +122,9 @@ def absorbing(kind: str, slots: int = ROWS, limit: float | None = None) -> Calla
     part = dispatch(kind, slots, limit)
 
     def absorb(state: Models, models: Any, weights: Any, tag: Any, client: Any) -> Models:
-        cohort = Cohort(None, client, None, None, tag, None)  # type: ignore[arg-type]
-        return part.absorb(state, None, fs.Variables(models, ()), weights, cohort)
+        cohort = Cohort(None, None, client, None, None, tag, None)  # type: ignore[arg-type]
+        rows = fs.Variables(models, ())
+        return part.absorb(state, None, rows, weights, cohort, tree.mean)
 
     return jax.jit(absorb)
 

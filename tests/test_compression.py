@@ -32,6 +32,7 @@ from fedjax_sim.algorithms.fedavg_qsgd import fedavg_qsgd
 from fedjax_sim.algorithms.fedavg_top_k import fedavg_top_k
 from fedjax_sim.algorithms.stc import stc
 from fedjax_sim.base import ClientView, LocalUpdate
+from fedjax_sim.measured import with_initial_loss
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 KEY = jax.random.key(0)
@@ -143,6 +144,30 @@ def lone() -> tuple[LocalUpdate, fs.Variables, ClientView]:
     )
     variables = fs.Variables({"w": jnp.ones(12), "b": jnp.ones((2, 3))}, {"steps": jnp.float32(0)})
     return fs.local_sgd(quadratic, optax.sgd(0.1), batch_size=8), variables, client
+
+
+def test_the_code_and_the_initial_loss_have_chances_of_their_own() -> None:
+    """Both keys are derived from the client's; neither is to lead to the other's."""
+
+    def bits(key: jax.Array) -> jax.Array:
+        return (jax.random.key_data(key)[0] >> 8).astype(jnp.float32)  # 24 bits are exact
+
+    plain, variables, client = lone()
+    variables = jax.tree.map(jnp.zeros_like, variables)
+    # The minibatches of the initial loss number their keys from 0.
+    telling = compression.Compressor(
+        lambda key, x: jnp.full_like(x, bits(jax.random.fold_in(key, 0))), lambda n: 4 * n
+    )
+    local = compression.compressed(
+        with_initial_loss(
+            plain.change(batch_size=20), lambda params, state, _, batch, key: (bits(key), state)
+        ),
+        telling,
+    )
+    out = jax.jit(local.train)(KEY, variables, client, local.memory(variables), ((), ()))
+    seen = float(out.info.extra["initial_loss"])
+    assert seen > 0
+    assert seen != float(out.variables.params["w"][0])
 
 
 @pytest.mark.parametrize("kind", SPARSE)

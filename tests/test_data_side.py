@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, assert_trees, largest_change, make_federation, play
+from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -367,6 +368,104 @@ def test_fedmix_without_mixing_is_fedavg(
     assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
 
 
+@dataclasses.dataclass
+class Mixing(oracle.Oracle):
+    """FedMix's clients, eq. 4 with a block of another client."""
+
+    ratio: float = 0.0
+    each: int = 1
+
+    def minibatch(
+        self, layers: oracle.Layers, client: int, mine: np.ndarray, key: Any
+    ) -> tuple[float, oracle.Layers]:
+        blocks = []  # of every sample of the others, the one that it is in
+        for k in range(len(self.sizes)):
+            rows = self.rows(k)
+            for i in range(len(rows) if k != client else 0):
+                first = i - i % self.each
+                blocks.append(rows[first : first + self.each])
+        chosen = blocks[int(jax.random.randint(jax.random.fold_in(key, 1), (), 0, len(blocks)))]
+        mean = self.data.x[chosen].astype(np.float64).mean(axis=0)
+        x, y = (1 - self.ratio) * self.data.x[mine].astype(np.float64), self.data.y[mine]
+        loss, grads = 0.0, oracle.zeros(layers)
+
+        def add(weight: float, x: np.ndarray, y: np.ndarray) -> None:
+            nonlocal loss, grads
+            part, slopes = oracle.loss_and_gradient(layers, x, y)
+            loss, grads = loss + weight * part, oracle.plus(grads, slopes, weight)
+
+        add(1 - self.ratio, x, y)
+        for label in self.data.y[chosen]:
+            add(self.ratio / len(chosen), x, np.full_like(y, label))
+        h = 1e-5  # the derivative along the mean, of the loss and of its gradient
+        add(self.ratio / (2 * h), x + h * mean, y)
+        add(-self.ratio / (2 * h), x - h * mean, y)
+        return loss, grads
+
+
+def slow(kind: Any, data: Any, model: fs.Model, **own: Any) -> Any:
+    """The oracle of the runs below."""
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    return kind(data, initial, 0.05, 0.5, 8, 2, **own)
+
+
+def agree(
+    clients: oracle.Oracle, theirs: tuple[list[oracle.Layers], oracle.Layers], ours: Play
+) -> None:
+    """Servers of all rounds, the final model, and what the clients reported."""
+    models = [*zip(theirs[0], ours.servers, strict=True), (theirs[1], ours.final)]
+    for layers, variables in models:
+        for a, b in zip(layers, oracle.layers_of(variables), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    assert clients.visited == sum(int(m.samples) for m in ours.metrics)
+    assert clients.steps == sum(int(m.steps) for m in ours.metrics)
+    losses = sum(float(m.loss) * int(m.samples) for m in ours.metrics)
+    np.testing.assert_allclose(losses, clients.loss, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_fedmix_against_numpy(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Blocks of 7, of clients with 1 to 40 samples: most have a shorter last one."""
+    risk = fs.empirical_risk(models["mlp"])
+    local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.5), batch_size=8, epochs=2)
+    algorithm = fedmix(local, objective=risk, clients_per_round=5, mix_ratio=0.2, mix_samples=7)
+    clients = slow(Mixing, federation.data, models["mlp"], ratio=0.2, each=7)
+    theirs = oracle.fedavg(clients, 4, 5)
+    agree(clients, theirs, play(algorithm, models["mlp"], federation.data, 4))
+    plain = oracle.fedavg(slow(oracle.Oracle, federation.data, models["mlp"]), 4, 5)
+    assert largest_change(plain[1], theirs[1]) > 0.01
+
+
+@pytest.mark.slow
+def test_means_are_counted_for_each_run(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Two runs whose clients differ: means of 3, with 6 floats and the labels."""
+    data, samples = federation.data, len(federation.data.index)
+    cuts = [[4, 10, samples], [6, 12, samples]]
+    partitions = [partition_from_lists(np.split(data.index, c[:2])) for c in cuts]
+    clients = fs.client_data(data.x, data.y, partitions)
+    local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.05), max_steps=1)
+    algorithm = fedmix(
+        local, objective=fs.empirical_risk(models["logistic"]), clients_per_round=1, mix_samples=3
+    )
+    out = fs.simulate(
+        algorithm,
+        models["logistic"],
+        clients,
+        federation.test,
+        rounds=2,
+        classes=3,
+        seeds=(0, 1),
+    )
+    rest = -(-(samples - 10) // 3), -(-(samples - 12) // 3)
+    means = np.array([2 + 2 + rest[0], 2 + 2 + rest[1]]) * 6 * 4 + samples * 4
+    assert means[0] != means[1]
+    for t, evaluation in enumerate(out.evaluations, 1):
+        np.testing.assert_array_equal(evaluation.bytes_up, means + t * out.model_bytes)
+        np.testing.assert_array_equal(evaluation.bytes_down, 2 * means + t * out.model_bytes)
+
+
 @pytest.mark.slow
 def test_fedmix_passes_the_convolutions_of_the_package() -> None:
     images = make_federation((6, 9), (8, 8, 1), tests=4)
@@ -416,40 +515,43 @@ def test_label_counts_of_one_run_among_others(federation: Federation) -> None:
     np.testing.assert_array_equal(counts, [table, table])
 
 
+def in_turn(
+    clients: oracle.Oracle, counts: np.ndarray, rounds: int, slots: int, each: int, epochs: int
+) -> tuple[list[oracle.Layers], oracle.Layers]:
+    """Astraea, mediator by mediator: the server after every round, and the final mean."""
+    server, servers = oracle.layers_of(clients.initial), []
+    groups: list[list[int]] = []
+    models: list[oracle.Layers] = []
+    visits = 0
+    for t in range(rounds):
+        if t % (each * epochs) == 0:
+            drawn = jax.random.permutation(clients.key(t, 0), len(clients.sizes))
+            groups = greedy(counts, sorted(drawn[: slots * each].tolist()), each)
+            models, visits = [server] * slots, 0
+        now = [group[visits % each] for group in groups]
+        models = [clients.train(t, k, w) for k, w in zip(now, models, strict=True)]
+        visits += 1
+        if visits == each * epochs:
+            samples = [float(clients.sizes[group].sum()) for group in groups]
+            server = oracle.average(models, samples)
+        servers.append(server)
+    seen = [float(sum(clients.sizes[g[i % each]] for i in range(visits))) for g in groups]
+    return servers, oracle.average(models, seen)
+
+
 @pytest.mark.slow
-def test_mediators_visit_their_clients_in_turn(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    """Against Algorithm 1 of Astraea, mediator by mediator, in NumPy."""
-    model, lr = models["logistic"], 0.05
-    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
-    algorithm = astraea(local, clients_per_round=6, classes=3, mediator_size=3, mediator_epochs=2)
-    out = play(algorithm, model, federation.data, 12)
-    assert algorithm.tempo == 3
-    seen = [np.asarray(s.slots.client)[np.argsort(s.slots.id)][:2] for s in out.states]
-    counts = label_table(
-        federation.data.y, Partition(federation.data.index, federation.data.start), 3
+def test_astraea_against_numpy(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Two flights of 6 visits; the third is cut short, with models of unequal clients."""
+    local = fs.local_sgd(
+        fs.empirical_risk(models["mlp"]), optax.sgd(0.05, momentum=0.5), batch_size=8, epochs=2
     )
-    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
-    theirs = oracle.Oracle(federation.data, initial, lr, 0.0, 8, 1.0)
-    server = oracle.layers_of(initial)
-    for flight in (0, 6):
-        cohort = sorted({int(k) for s in seen[flight : flight + 3] for k in s})
-        groups = greedy(counts, cohort, 3)
-        assert len(cohort) == 6
-        visited = [[int(s[i]) for s in seen[flight : flight + 6]] for i in range(2)]
-        assert visited == [group * 2 for group in groups]
-        trained = []
-        for group in groups:
-            layers = server
-            for s, k in enumerate(group * 2):
-                layers = theirs.train(flight + s, k, layers)
-            trained.append(layers)
-        server = oracle.average(trained, [float(federation.sizes[group].sum()) for group in groups])
-        ours = oracle.layers_of(out.servers[flight + 5])
-        for a, b in zip(ours, server, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert set(seen[0]) != set(seen[6])
+    algorithm = astraea(local, clients_per_round=6, classes=3, mediator_size=3, mediator_epochs=2)
+    assert algorithm.tempo == 3
+    clients = slow(oracle.Oracle, federation.data, models["mlp"])
+    partition = Partition(federation.data.index, federation.data.start)
+    counts = label_table(federation.data.y, partition, 3)
+    theirs = in_turn(clients, counts, rounds=16, slots=2, each=3, epochs=2)
+    agree(clients, theirs, play(algorithm, models["mlp"], federation.data, 16))
 
 
 def test_one_client_a_mediator_is_fedavg_of_everyone(

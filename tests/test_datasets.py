@@ -22,6 +22,7 @@ from fedjax_sim.data import (
     DATASETS,
     DataNotFoundError,
     Dataset,
+    client_data,
     covertype,
     download_dataset,
     eicu,
@@ -34,7 +35,7 @@ from fedjax_sim.data import (
     tiny_shakespeare,
 )
 from fedjax_sim.models import logistic
-from fedjax_sim.partition import emd, label_table, partition_from_lists
+from fedjax_sim.partition import emd, iid, label_table, partition_from_lists
 
 
 @pytest.fixture
@@ -118,6 +119,23 @@ def test_from_arrays_names_the_bad_argument(case: str) -> None:
     arguments, message = BAD_ARRAYS[case]
     with pytest.raises(ValueError, match=f"^{message}"):
         from_arrays("mine", **({"x": X, "y": Y} | arguments))
+
+
+@pytest.mark.parametrize("case", ["float y", "negative y"])
+def test_client_data_refuses_the_labels_that_from_arrays_refuses(case: str) -> None:
+    arguments, message = BAD_ARRAYS[case]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        client_data(X, arguments["y"], iid(Y, 2, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("partitions", "kinds"),
+    [([[0, 1], [2, 3]], "list"), ([], "none"), ([iid(Y, 2, seed=0), None], "NoneType, Partition")],
+)
+def test_client_data_says_what_a_partition_is(partitions: Any, kinds: str) -> None:
+    message = f"partitions must be a Partition or a list of them.*{kinds}.*partition_from_lists"
+    with pytest.raises(ValueError, match=message):
+        client_data(X, Y, partitions)
 
 
 def test_pooled_has_all_samples_and_no_test_set() -> None:

@@ -254,6 +254,20 @@ def test_fednova_on_slopes(momentum: float, mu: float) -> None:
     np.testing.assert_allclose(moved, 0.1 * (SHARE @ a) * direction, rtol=1e-4)
 
 
+def test_fednova_starts_momenta_anew() -> None:
+    """a_k counts on it: a momentum that lives on would go further than that."""
+    ends = [
+        play(
+            fednova(
+                on_bowls(0.05, 0.9, epochs=3, optimizer_state=kind),
+                clients_per_round=4, lr=0.05, momentum=0.9, execution=ONE,
+            ), point(), quadratics(), 2,
+        ).servers
+        for kind in ("reset", "keep")
+    ]  # fmt: skip
+    assert_trees(*ends)
+
+
 def test_fednova_on_bowls() -> None:
     local = on_bowls(0.05, epochs=3)
     nova = fednova(local, clients_per_round=4, lr=0.05, momentum=0.0, execution=ONE)
@@ -602,7 +616,7 @@ def normalised(
     count = jnp.array(steps, jnp.int32)
     info = LocalInfo(jnp.zeros(len(steps)), count, count)
     server = fs.Variables(jnp.zeros((1, 1)), jnp.zeros(1))
-    cohort = Cohort(server, count, count, info, (), None)  # type: ignore[arg-type]
+    cohort = Cohort(server, tree.stack_copies(server, 1), count, count, info, (), None)  # type: ignore[arg-type]
     rows = jnp.ones((len(steps), 1, 1)) if models is None else models
     stacked = fs.Variables(rows, jnp.full((len(steps), 1), 7.0))
     screen = screens.normalise(**{"lr": 0.1, **options})
@@ -659,6 +673,11 @@ def test_change_is_checked_like_a_new_one() -> None:
         local.change(stride=2)
 
 
+def test_drift_terms_are_dropped_by_none() -> None:
+    local = on_bowls(drift=(drift.scaffold(),)).change(drift=None)
+    assert local.memory(point().init(jax.random.key(0)))[1] == ()
+
+
 def test_two_seeds_are_two_runs() -> None:
     """Everything at once, under vmap: drifts, memory, normalisation, an adaptive server."""
     local = on_bowls(0.05, epochs=3).change(
@@ -698,6 +717,26 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "step": (lambda: drift.adaptive_proximal(step=0), "step must be positive, got 0"),
     "patience": (lambda: drift.adaptive_proximal(patience=0), "patience must be at least 1, got 0"),
     "option": (lambda: drift.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
+    "optimizer": (
+        lambda: fs.local_sgd(over_samples(bowl), 0.1),  # type: ignore[arg-type]
+        "optimizer must be an optax.GradientTransformation, got 0.1",
+    ),
+    "a drift alone": (
+        lambda: on_bowls(drift=drift.proximal(1.0)),
+        "drift must be a sequence of Drift, such as (scaffold(),), got Drift(memory=<function",
+    ),
+    "a drift not called": (
+        lambda: on_bowls().change(drift=(drift.scaffold,)),
+        "drift must be a sequence of Drift, such as (scaffold(),), got (<function scaffold",
+    ),
+    "a transform alone": (
+        lambda: on_bowls().change(transforms=lambda key, batch, client: batch),
+        "transforms must be a sequence of functions, got <function",
+    ),
+    "no transform": (
+        lambda: on_bowls(transforms=(0.5,)),
+        "transforms must be a sequence of functions, got (0.5,)",
+    ),
     "radius": (lambda: optimizers.project_l2_ball(0), "radius must be positive, got 0"),
     "no params": (
         lambda: optimizers.project_l2_ball(1).update(jnp.ones(1), ()),

@@ -10,16 +10,29 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from conftest import assert_trees
 
 import fedjax_sim as fs
-from fedjax_sim import catalogue
+from fedjax_sim import (
+    catalogue,
+    clustering,
+    compression,
+    receive,
+    redistribution,
+    schedule,
+    screens,
+    selection,
+    server,
+)
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.flags import keywords
+from fedjax_sim.measured import with_initial_loss
 from fedjax_sim.models import layers
+from fedjax_sim.privacy import poisson
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5
 
@@ -41,6 +54,16 @@ TOP_K = math.ceil((POSITIONS + 32 * TENTH) / 8)
 QSGD = math.ceil((8 * PARAMETERS + 32) / 8)  # 255 codes fit in 8 bits
 
 
+SIZES = [5, 17, 33, 9, 24, 16, 40, 12]
+CLIENTS = len(SIZES)
+# Of each 6 samples, the last ones fewer: an image of 64 floats and a label for each sample.
+MEANS = sum(math.ceil(n / 6) * 64 * 4 + n * 4 for n in SIZES)
+
+
+def and_a_number(size: int) -> int:
+    return ROUNDS * COHORT * (size + 4)
+
+
 def times(factor: float) -> Callable[[int], int]:
     return lambda size: round(factor * ROUNDS * COHORT * size)
 
@@ -54,13 +77,18 @@ METHODS: dict[str, Sent] = {
     # Two groups of 2: one uploads in each round, and in the end so does the other.
     "phase_shift": Sent({"phases": 2}, up=lambda size: (ROUNDS + 1) * 2 * size),
     "radfed": Sent({"redistribution_rounds": 2}),
-    "radfedi": Sent({"redistribution_rounds": 2}),
+    # All are sent the first model for a score of it; every visit gives another.
+    "radfedi": Sent(
+        {"redistribution_rounds": 2},
+        up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * (size + 4),
+        down=lambda size: (CLIENTS + ROUNDS * COHORT) * size,
+    ),
     "radfedp": Sent({"redistribution_rounds": 2}),
     "radfedm": Sent({"redistribution_rounds": 2}),
     "radfeda": Sent({"redistribution_rounds": 2}),
     "fedprox": Sent({"mu": 0.1}),
     "scaffold": Sent(up=times(2), down=times(2)),
-    "fednova": Sent(),
+    "fednova": Sent(up=and_a_number),  # T_k
     "mfl": Sent(up=times(2), down=times(2)),  # a momentum is as large as a model
     "parallel_sgd": Sent(),
     "fedavgm": Sent(),
@@ -75,8 +103,8 @@ METHODS: dict[str, Sent] = {
         up=lambda size: ((ROUNDS - 1) * 2 + 1) * COHORT * size,
         down=lambda size: (1 + (ROUNDS - 1) * 2) * COHORT * size,
     ),
-    "qffl": Sent(),
-    "afl": Sent(),
+    "qffl": Sent(up=and_a_number),  # F_k
+    "afl": Sent(up=and_a_number),
     "robust": Sent(),
     "fltrust": Sent(),
     # 8 clients, 4 a round: a client comes back after two updates.
@@ -84,13 +112,24 @@ METHODS: dict[str, Sent] = {
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
     "fedavg_qsgd": Sent({"levels": 127}, up=each(QSGD)),
     "dp_fedavg": Sent({"sampling": "fixed"}),
-    "ifca": Sent({"clusters": 3}, down=times(3)),  # a client tries all models
-    "dynamic_clustering": Sent({"cluster_limit": 180.0}),  # one cluster
+    # A client tries all models, and says which it took.
+    "ifca": Sent({"clusters": 3}, up=and_a_number, down=times(3)),
+    "dynamic_clustering": Sent({"cluster_limit": 180.0}, up=and_a_number),  # one cluster
     "ditto": Sent(),
     "fine_tuned": Sent(),
-    "fedmix": Sent(),
-    # Two mediators, each of whose models goes to a client and back in every round.
-    "astraea": Sent({"mediator_size": 2}, up=times(0.5), down=times(0.5)),
+    # The means of all clients first go to the server, and from there to the others.
+    "fedmix": Sent(
+        {"mix_samples": 6},
+        up=lambda size: MEANS + ROUNDS * COHORT * size,
+        down=lambda size: (CLIENTS - 1) * MEANS + ROUNDS * COHORT * size,
+    ),
+    # All say how many samples of each digit they have. Two mediators, each of whose models goes to
+    # a client and back in every round.
+    "astraea": Sent(
+        {"mediator_size": 2},
+        up=lambda size: CLIENTS * 10 * 4 + ROUNDS * 2 * size,
+        down=times(0.5),
+    ),
 }
 
 
@@ -109,11 +148,10 @@ def digits() -> tuple[fs.ClientData, tuple[np.ndarray, np.ndarray]]:
     """Few digits at unequal clients, one of them with less than a minibatch."""
     images = fs.load_dataset("digits")
     x = images.train_x.astype(np.float32) / 16
-    sizes = [5, 17, 33, 9, 24, 16, 40, 12]
     partition = fs.partition.Partition(
-        np.arange(sum(sizes), dtype=np.int32), np.cumsum([0, *sizes]).astype(np.int32)
+        np.arange(sum(SIZES), dtype=np.int32), np.cumsum([0, *SIZES]).astype(np.int32)
     )
-    root = np.arange(sum(sizes), sum(sizes) + 20)  # the server's own
+    root = np.arange(sum(SIZES), sum(SIZES) + 20)  # the server's own
     test = (images.test_x[:100].astype(np.float32) / 16, images.test_y[:100])
     return fs.client_data(x, images.train_y, partition, root=root), test
 
@@ -180,10 +218,91 @@ def test_method_with_batchnorm(name: str, digits: Any) -> None:
     assert result.xla_programs <= 4
 
 
+def no_risk(params: Any, state: Any, *_: Any) -> Any:
+    return jnp.float32(0), state
+
+
+WHOLE = 4 * PARAMETERS
+HELD = selection.uniform(held=True)
+# Parts besides compressed uploads and a compressed server, of 8 clients and 4 slots; the messages
+# in a model up and in one down, None: it goes whole.
+COMPRESSED: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
+    "every client comes back after 2 rounds": ({}, 1, 2),
+    "half of the slots rest": ({"selection": selection.uniform(active=2)}, 1, 4),
+    "a cohort of 2, by coins": ({"selection": poisson(2)}, 1, 4),
+    # From here on a slot keeps its client for 2 rounds and sends what both gave.
+    "4 downloads in 2 rounds, an update": (
+        {"selection": HELD, "schedule": schedule.delayed(COHORT, 2)}, 2, 2,
+    ),
+    "4 downloads in 2 rounds, 2 updates": (
+        {"selection": HELD, "schedule": schedule.staggered(COHORT, 2)}, 2, 4,
+    ),
+    "8 downloads in 2 rounds, 2 updates": (
+        {
+            "selection": HELD,
+            "schedule": schedule.staggered(COHORT, 2),
+            "receive": receive.drift_correction(),
+        }, 2, 2,
+    ),
+    # The server takes a message of what it sent, and sends on another client's model.
+    "redistributed by the server": (
+        {"schedule": schedule.delayed(COHORT, 3), "redistribution": redistribution.permute},
+        1, None,
+    ),
+    "redistributed by the clients": (
+        {
+            "selection": HELD,
+            "schedule": schedule.delayed(COHORT, 3),
+            "redistribution": redistribution.permute,
+        }, None, None,
+    ),
+    "gossip": (
+        {
+            "selection": HELD,
+            "schedule": schedule.never(COHORT),
+            "redistribution": redistribution.matchings(redistribution.ring(COHORT), 1.0),
+        }, None, None,
+    ),
+    "the clusters' own models": ({"dispatch": clustering.ifca(2, no_risk)}, 1, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_compressed_models(case: str, digits: Any) -> None:
+    parts, up, down = COMPRESSED[case]
+    model, code = networks()["mlp"], compression.top_k(0.1)
+    variables = model.init(jax.random.key(0))
+    local = compression.compressed(fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR)), code)
+    defaults = {"selection": selection.uniform(), "schedule": schedule.every_round(COHORT)}
+    encoder = compression.compress_server(server.replace(), code)
+    algorithm = fs.compose(local, server=encoder, **(defaults | parts))
+    traffic = algorithm.traffic(variables, digits[0])
+    assert traffic.upload == (WHOLE if up is None else up * TOP_K)
+    assert traffic.download == (WHOLE if down is None else down * TOP_K)
+
+
+def test_what_nobody_reads_is_not_sent(digits: Any) -> None:
+    """A loss that the clients report; only q-FFL's server needs it."""
+    model = networks()["mlp"]
+    risk = fs.empirical_risk(model)
+    local = with_initial_loss(fs.local_sgd(risk, optax.sgd(LR)), risk)
+    variables = model.init(jax.random.key(0))
+    screened = fs.compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(COHORT),
+        screens=(screens.q_fair(1.0, LR), screens.agnostic(0.1)),
+    )
+    plain = fs.fedavg(local, clients_per_round=COHORT)
+    assert plain.traffic(variables, digits[0]).message == 0
+    assert screened.traffic(variables, digits[0]).message == 4
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_method_is_one_composition_and_documented(name: str) -> None:
     method = next(m for m in catalogue.catalogue() if m.name == name)
-    assert method.parts
+    assert method.parts or method.another[0] in ALGORITHMS
+    assert all(part.meaning for part in method.parts)
     assert method.traffic
     assert method.source
     texts = inspect.getdoc(ALGORITHMS[name]) or ""

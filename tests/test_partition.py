@@ -233,13 +233,28 @@ def test_save_load_hash_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["p.npz"]  # nothing is left aside
 
 
+def test_file_knows_its_labels(tmp_path: Path) -> None:
+    partition, path = iid(BALANCED, 7, seed=5), tmp_path / "p.npz"
+    other = np.roll(BALANCED, 1)
+    save_partition(path, partition, BALANCED, "mine")
+    assert partition_hash(load_partition(path, BALANCED.tolist())) == partition_hash(partition)
+    load_partition(path)
+    n = f"{len(BALANCED):,}"
+    with pytest.raises(ValueError, match=f"deals the {n} samples of mine, not the {n} of yours"):
+        load_partition(path, other, "yours")
+    save_partition(path, partition)  # says nothing of its labels
+    load_partition(path, other)
+    np.savez(path, index=partition.index, start=partition.start, name="as of before")
+    assert load_partition(path, other).name == "as of before"
+
+
 def test_load_refuses_what_is_no_partition(tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     with pytest.raises(FileNotFoundError):
         load_partition(path)
     for content in (b"", b"not a zip"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="holds no partition"):
+        with pytest.raises(ValueError, match=r"holds no partition that save_partition wrote$"):
             load_partition(path)
     np.savez(path, other=np.arange(3))
     with pytest.raises(ValueError, match="holds no partition"):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_folder_holds_partitions_report_and_pictures(tmp_path, capsys):
     }  # fmt: skip
     assert (found["options"], found["clients"], found["seeds"]) == ({"alpha": 0.5}, 20, 3)
     assert "--alpha 0.5" in found["command"]
+    assert found.keys().isdisjoint({"data_dir", "out"})  # the command tells where
     y = load_dataset("digits").train_y
     for seed, report in enumerate(found["reports"]):
         partition = load_partition(tmp_path / "run" / f"seed{seed}.npz")
@@ -144,6 +146,11 @@ def test_the_bench_takes_the_file(pool, tmp_path, capsys):
     setup = bench.build(bench.parse([*words, "--model", "logistic", "--no-cache"]))
     assert setup.clients == 6
     assert sum(table.sum() for table in setup.tables[:1]) == samples
+    name = "digits (training and test)" if pool else "digits"
+    with pytest.raises(
+        ValueError, match=re.escape(f"deals the {samples:,} samples of {name}, not")
+    ):
+        bench.build(bench.parse([*words, "--dataset", "synthetic(0, 0)"]))
 
 
 def test_features_reach_the_sampler_if_theta_is_given(tmp_path, data_dir):
@@ -208,6 +215,13 @@ def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
     wanted = "matched: the solver stopped: MaxIterations\n"
     assert capsys.readouterr().err.endswith(f"fedjax_sim.partition: error: --sampler {wanted}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "run"
+    assert command.main([*BASE, "--out", str(out)]) == 2
+    assert capsys.readouterr().err.startswith(f"fedjax_sim.partition: error: --out {out}: ")
 
 
 def test_used_folder_is_not_touched(tmp_path, capsys):

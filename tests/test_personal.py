@@ -19,7 +19,7 @@ from oracle import layers_of, loss_and_gradient
 from sklearn import metrics as sk
 
 import fedjax_sim as fs
-from fedjax_sim import personal, report, schedule, selection
+from fedjax_sim import compression, drift, personal, report, schedule, selection
 from fedjax_sim.algorithms.ditto import ditto
 from fedjax_sim.algorithms.fine_tuned import fine_tuned
 from fedjax_sim.base import ClientView, LocalUpdate
@@ -105,22 +105,73 @@ def ditto_local(model: fs.Model, **options: Any) -> LocalUpdate:
     return personal.ditto(local_sgd(model, **options), 0.1)
 
 
-def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None:
-    model = models["logistic"]
+def two_models(local: LocalUpdate, model: fs.Model) -> tuple[fs.Variables, fs.Variables]:
+    """The model that a client sends, and its own, after a visit."""
     variables = model.init(jax.random.key(0))
     client = ClientView(
         jnp.ones((20, 6)), jnp.zeros(20, jnp.int32), jnp.arange(20, dtype=jnp.int32),
         jnp.int32(0), jnp.int32(20), 20, jnp.int32(0),
     )  # fmt: skip
+    memory, shared = local.memory(variables), local.shared(variables)
+    out = jax.jit(local.train)(jax.random.key(1), variables, client, memory, shared)
+    nothing: Any = None
+    return out.variables, personal.kept()(nothing, variables, nothing, out.memory)
 
-    def trained(local: LocalUpdate) -> Any:
-        memory, shared = local.memory(variables), local.shared(variables)
-        out = jax.jit(local.train)(jax.random.key(1), variables, client, memory, shared)
-        return out.variables, out.memory.own
 
-    changed = trained(ditto_local(model).change(epochs=2, batch_size=20))
-    assert_trees(changed, trained(ditto_local(model, epochs=2, batch_size=20)))
-    assert largest_change(changed, trained(ditto_local(model, batch_size=20))) > 1e-3
+def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None:
+    model = models["logistic"]
+    changed = two_models(ditto_local(model).change(epochs=2, batch_size=20), model)
+    assert_trees(changed, two_models(ditto_local(model, epochs=2, batch_size=20), model))
+    assert largest_change(changed, two_models(ditto_local(model, batch_size=20), model)) > 1e-3
+
+
+@pytest.mark.parametrize("lam", [0.0, LAM])
+def test_drift_terms_of_the_shared_model_do_not_move_the_own(
+    models: dict[str, fs.Model], lam: float
+) -> None:
+    """h_k has the client's loss and the pull of λ, whatever holds w_k back."""
+    model = models["logistic"]
+    plain = local_sgd(model)
+    held = local_sgd(model, drift=(drift.proximal(5.0),))
+    sent, own = two_models(personal.ditto(plain, lam), model)
+    for local in (
+        personal.ditto(held, lam),
+        personal.ditto(plain, lam).change(drift=(drift.proximal(5.0),)),
+    ):
+        sent_held, own_held = two_models(local, model)
+        assert_trees(own_held, own)
+        assert largest_change(sent_held, sent) > 1e-3
+    _, own_held = two_models(personal.ditto(plain, lam, own=held), model)
+    assert largest_change(own_held, own) > 1e-3  # asked for
+
+
+def test_compression_of_the_shared_model_does_not_touch_the_own(
+    models: dict[str, fs.Model],
+) -> None:
+    model, code = models["logistic"], compression.top_k(0.1)
+    plain = local_sgd(model)
+    sent, own = two_models(personal.ditto(plain, LAM), model)
+    for local in (
+        compression.compressed(personal.ditto(plain, LAM), code),
+        personal.ditto(compression.compressed(plain, code), LAM, own=plain),
+    ):
+        coded, untouched = two_models(local, model)
+        assert_trees(untouched, own)
+        assert largest_change(coded, sent) > 1e-3
+
+
+def test_own_models_that_would_be_compressed_are_refused(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model = models["logistic"]
+    local = compression.compressed(local_sgd(model), compression.top_k(0.1))
+    variables = model.init(jax.random.key(0))
+    message = "a personal model is never sent, so what trains it must not compress it"
+    with pytest.raises(ValueError, match=message):
+        ditto(local, clients_per_round=2).init(jax.random.key(0), variables, federation.data)
+    nothing: Any = None
+    with pytest.raises(ValueError, match=message):
+        personal.fine_tuned(local)(jax.random.key(0), variables, nothing, ())
 
 
 # Scores.

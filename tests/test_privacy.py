@@ -18,7 +18,7 @@ from conftest import SIZES, Federation, Play, assert_trees, largest_change, play
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import privacy, schedule, tree
+from fedjax_sim import compression, drift, privacy, schedule, tree
 from fedjax_sim.algorithms.dp_fedavg import dp_fedavg
 from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Variables
 
@@ -31,7 +31,8 @@ N = len(SIZES)
 def cohort_of(server: Any, rows: int) -> Cohort:
     none = jnp.zeros(rows, jnp.int32)
     info = LocalInfo(jnp.zeros(rows), none, none)
-    return Cohort(Variables(server, {}), none, none, info, (), None)  # type: ignore[arg-type]
+    w = Variables(server, {})
+    return Cohort(w, tree.stack_copies(w, 1), none, none, info, (), None)  # type: ignore[arg-type]
 
 
 def private_mean(
@@ -296,9 +297,12 @@ def spend(**change: Any) -> float:
     return privacy.epsilon(settings.pop("noise_multiplier", 1.0), **settings)
 
 
-def private(**settings: Any) -> fs.Algorithm:
-    local = fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1))
-    return dp_fedavg(local, **{"clients_per_round": 3, **settings})
+def flat() -> LocalUpdate:
+    return fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1, momentum=0.9))
+
+
+def private(local: LocalUpdate | None = None, **settings: Any) -> fs.Algorithm:
+    return dp_fedavg(local or flat(), **{"clients_per_round": 3, **settings})
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -310,6 +314,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "none": (lambda: private(clients_per_round=0), "clients_per_round must be positive, got 0"),
     "nobody": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
+    "peers": (
+        lambda: private(flat().change(peers=True)),
+        "local must do without the other clients' samples to be private, got peers=True",
+    ),
+    "peers of a changed one": (
+        lambda: privacy.unshared(flat()).change(peers=True),
+        "local must do without the other clients' samples to be private, got peers=True",
+    ),
     "sampling": (
         lambda: private(sampling="all"),
         "sampling must be 'poisson' or 'fixed', got 'all'",
@@ -339,6 +351,34 @@ def test_statistics_are_refused(federation: Federation) -> None:
     model = Variables({"w": jnp.zeros(2)}, {"mean": jnp.zeros(2)})
     with pytest.raises(ValueError, match="model must have no non-trainable variables"):
         private().init(KEY, model, federation.data)
+
+
+WEIGHTS = Variables({"w": jnp.zeros(2)}, ())
+SHARED: dict[str, dict[str, Any]] = {
+    "variates": {"drift": (drift.scaffold(),)},
+    "losses behind mu": {"drift": (drift.proximal(0.1), drift.adaptive_proximal())},
+    "momenta": {"optimizer_state": "average"},
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_what_is_shared_through_the_server_is_refused(federation: Federation, case: str) -> None:
+    """It would leave the clients unclipped and without noise, and make epsilon void."""
+    message = "local must share nothing through the server to be private"
+    for algorithm in (
+        private(flat().change(**SHARED[case])),
+        fs.fedavg(privacy.unshared(flat()).change(**SHARED[case]), clients_per_round=3),
+    ):
+        with pytest.raises(ValueError, match=message):
+            algorithm.init(KEY, WEIGHTS, federation.data)
+
+
+def test_what_stays_at_the_client_is_not_refused(federation: Federation) -> None:
+    local = flat().change(drift=(drift.proximal(0.1),), optimizer_state="keep")
+    local = compression.compressed(local, compression.top_k(0.5))
+    state = private(local).init(KEY, WEIGHTS, federation.data)
+    assert jax.tree.leaves(state.memory)
+    assert not jax.tree.leaves(state.shared)
 
 
 def test_too_few_clients_are_refused(federation: Federation) -> None:

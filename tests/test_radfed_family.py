@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, make_federation, play
+from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
 from scipy import stats
 
 import fedjax_sim as fs
@@ -23,7 +23,15 @@ from fedjax_sim import probes, redistribution, schedule, selection, weighting
 from fedjax_sim.algorithms import radfed_plus
 from fedjax_sim.algorithms.radfed import radfed
 from fedjax_sim.algorithms.radfed_plus import radfeda, radfedi, radfedm, radfedp
-from fedjax_sim.base import ClientData, ClientView, Cohort, LocalInfo, LocalUpdate, Variables
+from fedjax_sim.base import (
+    Batch,
+    ClientData,
+    ClientView,
+    Cohort,
+    LocalInfo,
+    LocalUpdate,
+    Variables,
+)
 from fedjax_sim.compose import compose
 from fedjax_sim.importance import Kind, squared_gradient, with_importance
 
@@ -393,6 +401,14 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda local: radfed(local, clients_per_round=3, server_optimizer="adam", alpha=0),
         "alpha must be in (0, 1], got 0",
     ),
+    "rounds": (
+        lambda local: radfed(local, clients_per_round=3, redistribution_rounds=0),
+        "redistribution_rounds must be at least 1, got 0",
+    ),
+    "peers": (
+        lambda local: probes.central_divergence(local._replace(peers=True)),
+        "local must do without the other clients' samples for the centralised twin",
+    ),
     "rate": (
         lambda local: radfeda(local, clients_per_round=3, server_lr=0),
         "server_lr must be positive, got 0",
@@ -455,7 +471,7 @@ def stack(rows: int) -> Variables:
 
 
 def cohort(clients: list[int], data: ClientData) -> Cohort:
-    return Cohort(None, jnp.array(clients), None, None, (), data)  # type: ignore[arg-type]
+    return Cohort(None, None, jnp.array(clients), None, None, (), data)  # type: ignore[arg-type]
 
 
 @jax.jit
@@ -551,3 +567,38 @@ def test_one_client_with_everything_does_not_diverge(model: fs.Model) -> None:
     for metrics in run.metrics:
         assert float(metrics.probes["DC"]) < 1e-6
         assert float(metrics.probes["DL"]) < 1e-12  # a model alone
+
+
+def test_the_twin_alters_copies_and_trains_within_the_budgets(
+    federation: Federation, model: fs.Model
+) -> None:
+    """On the two clients' lists, one behind the other, as a client of its own would."""
+    total = len(federation.data.x)
+    data = dataclasses.replace(
+        jax.device_put(federation.data),
+        index=jnp.array([0, 1, 2, total + 1, total + 2, 3, 4, total + 3], jnp.int32),
+        start=jnp.array([0, 5, 8], jnp.int32),
+        budget=jnp.array([3, 2], jnp.int32),
+        capacity=5,
+        copies=True,
+    )
+
+    def negative(key: jax.Array, batch: Batch, client: ClientView) -> Batch:
+        return batch._replace(x=jnp.where(batch.copy[:, None], -batch.x, batch.x))
+
+    local, key = sgd(model, batch_size=2, transforms=(negative,)), jax.random.key(3)
+    start = model.init(jax.random.key(0))
+    models = jax.tree.map(lambda a: jnp.stack([a, a, a * jnp.nan]), start)
+    here = Cohort(start, None, jnp.array([1, 0, 2]), None, None, (), data)  # type: ignore[arg-type]
+    probe = probes.central_divergence(local)
+    _, twin = jax.jit(probe.measure)(key, probe.init(start, data), start, models, here)
+
+    def trained(**fields: Any) -> Variables:
+        own = {"start": jnp.int32(0), "size": jnp.int32(8), "capacity": 8, "copies": True}
+        own |= {"budget": jnp.int32(5), **fields}
+        client = ClientView(data.x, data.y, data.index, **own)
+        kept = local.memory(start), local.shared(start)
+        return jax.jit(local.train)(key, start, client, *kept).variables
+
+    assert_trees(twin.variables, trained())
+    assert largest_change(twin.variables, trained(budget=None)) > 1e-3

@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import pytest
-from conftest import Federation, assert_trees, make_federation
+from conftest import Federation, assert_trees, make_federation, play
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import aggregators, attacks, schedule, screens, selection
+from fedjax_sim import aggregators, attacks, schedule, screens, selection, tree
 from fedjax_sim.algorithms.fltrust import fltrust
 from fedjax_sim.algorithms.robust import robust
 from fedjax_sim.base import Batch, ClientView, Cohort, LocalInfo, Screen, Variables
@@ -176,7 +177,8 @@ def test_batch_statistics_do_not_decide(name: str) -> None:
 
 def cohort_of(server: Any, client: Any, data: Any = None) -> Cohort:
     info = LocalInfo(jnp.zeros(len(client)), jnp.ones(len(client), int), jnp.ones(len(client), int))
-    return Cohort(server, jnp.asarray(client, jnp.int32), info.steps, info, (), data)
+    received = tree.stack_copies(server, 1)
+    return Cohort(server, received, jnp.asarray(client, jnp.int32), info.steps, info, (), data)
 
 
 CLIENTS = 8
@@ -333,6 +335,55 @@ def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
     scores, out = screened(-jnp.abs(jnp.asarray(deltas[:, :1], jnp.float32)) * g0[None])
     np.testing.assert_array_equal(scores > 0, weights > 0)
     np.testing.assert_allclose(out, w, rtol=1e-6, atol=1e-7)  # nobody is trusted
+
+
+class AtServer(oracle.Oracle):
+    """The server's samples are client 0's: its chance is the first screen's."""
+
+    def key(self, t: int, use: int) -> Any:
+        return super().key(t, 3 if use == 2 else use)
+
+
+def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Whole runs; two of the clients have learnt other labels, and are not trusted."""
+    model, settings = models["logistic"], (0.1, 0.5, 8, 2)
+    y = np.array(federation.data.y)
+    flipped = {2, 4}
+    free = np.setdiff1d(np.arange(len(y)), federation.data.index)
+    lists = np.split(federation.data.index, federation.data.start[1:-1])
+    for k in flipped:
+        y[lists[k]] = (y[lists[k]] + 1) % 3
+    data = with_root(
+        dataclasses.replace(federation.data, y=y), np.concatenate([free, lists[3], lists[7]])
+    )
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    clients = oracle.Oracle(data, initial, *settings)
+    at_server = AtServer(dataclasses.replace(data, start=data.root), initial, *settings)
+    rounds, trusted = iter(range(5)), []
+
+    def flat(layers: oracle.Layers) -> np.ndarray:
+        return np.concatenate([np.ravel(a) for a in layers])
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        own = oracle.plus(at_server.train(next(rounds), 0, w), w, -1)
+        length, sums, total = np.linalg.norm(flat(own)), oracle.zeros(w), 0.0
+        for k, visit in zip(cohort, visits, strict=True):
+            delta = oracle.plus(visit.layers, w, -1)
+            norm = np.linalg.norm(flat(delta))
+            score = max(float(flat(delta) @ flat(own)) / (norm * length), 0.0)
+            trusted.append((k in flipped, score > 0))
+            sums, total = oracle.plus(sums, delta, score * length / norm), total + score
+        return oracle.plus(w, sums, 1 / total)
+
+    servers, _ = oracle.fedavg(clients, 5, 5, absorb=absorb)
+    local = fs.local_sgd(
+        fs.empirical_risk(model), optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2
+    )
+    ours = play(fltrust(local, clients_per_round=5), model, data, 5)
+    for layers, variables in zip(servers, ours.servers, strict=True):
+        for a, b in zip(layers, oracle.layers_of(variables), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    assert {(True, False), (False, True)} <= set(trusted)
 
 
 FORGED: dict[str, Screen] = {

@@ -301,7 +301,8 @@ def at_server(
     info = LocalInfo(
         jnp.zeros(count), jnp.ones(count, jnp.int32), jnp.ones(count, jnp.int32), extra
     )
-    cohort = Cohort(Variables(jnp.asarray(start), ()), k, k, info, tag, None)  # type: ignore[arg-type]
+    w = Variables(jnp.asarray(start), ())
+    cohort = Cohort(w, tree.stack_copies(w, 1), k, k, info, tag, None)  # type: ignore[arg-type]
     models = Variables(jnp.asarray(rows), ())
     out, weights, state = screen.apply(
         jax.random.key(0), state, models, jnp.asarray(weights, jnp.float32), cohort
@@ -333,7 +334,7 @@ def test_the_ring_holds_the_last_models() -> None:
     most, part = 3, dispatch.stale(3)
     state, versions = part.init(Variables(jnp.float32(0), ())), [0.0]
     send = jax.jit(jax.vmap(part.send, in_axes=(0, None, None, None)))
-    absorb = jax.jit(lambda state, w: part.absorb(state, w, None, None, None))
+    absorb = jax.jit(lambda state, w: part.absorb(state, w, None, None, None, None))
     keys = jax.random.split(jax.random.key(1), 2000)
     for t in range(9):
         now = Variables(jnp.float32(versions[-1]), ())
@@ -442,7 +443,8 @@ def test_gossip_on_a_ring_against_numpy(
         check(models, [jax.tree.map(lambda a, i=i: a[i], slots.variables) for i in order])
     mean = oracle.average(models, [1.0] * 8)
     check([mean], [ours.final])
-    evaluated = jax.jit(gossips["ring"][0].evaluated)(ours.states[-1], federation.data)
+    evaluate = jax.jit(gossips["ring"][0].evaluated)
+    evaluated = evaluate(jax.random.key(0), ours.states[-1], federation.data)
     assert_trees(evaluated, ours.final, rtol=1e-6, atol=1e-7)
     assert_trees(ours.servers[-1], ours.servers[0])  # there is no server
 

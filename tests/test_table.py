@@ -202,6 +202,14 @@ SIMULATE: dict[str, tuple[dict[str, Any], str]] = {
     "rounds": ({"rounds": 0}, "rounds must be at least 1, got 0"),
     "every": ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
     "seeds": ({"seeds": ()}, "seeds must not be empty"),
+    "one seed": ({"seeds": 3}, "seeds must be whole numbers from 0 to 2**32 - 1, one for each run"),
+    "fraction": ({"seeds": (0.5,)}, "one for each run, got (0.5,)"),
+    "negative": ({"seeds": (-1,)}, "one for each run, got (-1,)"),
+    "labels": (
+        {"test": np.ones((2, 6))},
+        "test must be a pair (x, y) or made by eval_set, got nda",
+    ),
+    "one thing": ({"validation": (1,)}, "validation must be a pair (x, y) or made by eval_set"),
     "classes": ({"classes": 4}, "[batch, 4], one per class; for a batch of 2 it returns [2, 3]"),
     "cohort": ({"clients_per_round": 9}, "clients_per_round must be at most the 8 clients, got 9"),
     "shape": (
@@ -215,10 +223,19 @@ SIMULATE: dict[str, tuple[dict[str, Any], str]] = {
 def test_simulate_errors(federation: Federation, case: str) -> None:
     change, message = SIMULATE[case]
     options: dict[str, Any] = {"rounds": 1, "classes": 3, **change}
-    model = options.pop("model", handwritten())
+    model, test = options.pop("model", handwritten()), options.pop("test", federation.test)
     algorithm = fs.fedavg(local(), clients_per_round=options.pop("clients_per_round", 4))
     with pytest.raises(ValueError, match=re.escape(message)):
-        fs.simulate(algorithm, model, federation.data, federation.test, **options)
+        fs.simulate(algorithm, model, federation.data, test, **options)
+
+
+def test_seeds_may_be_an_array(federation: Federation) -> None:
+    algorithm = fs.fedavg(local(), clients_per_round=4)
+    result = fs.simulate(
+        algorithm, handwritten(), federation.data, federation.test,
+        rounds=1, classes=3, seeds=np.arange(2),
+    )  # fmt: skip
+    assert result.accuracy.shape == (1, 2)
 
 
 def test_divergence_names_the_round(federation: Federation, models: dict[str, fs.Model]) -> None:

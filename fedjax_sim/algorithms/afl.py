@@ -32,7 +32,8 @@ def afl(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         objective: F, that of the local update.
-        step: γ, the step of λ for each unit of loss; 0 is FedAvg with equal weights.
+        step: γ, the step of λ, the clients' weights, for each unit of loss; 0 is FedAvg with equal
+          weights.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

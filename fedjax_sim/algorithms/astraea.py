@@ -32,17 +32,17 @@ def astraea(
 
     Args:
         local: the local update.
-        clients_per_round: c, the clients that take part in an aggregation.
-        classes: M.
-        mediator_size: γ, the clients of a mediator, which divides c; 1 is FedAvg.
+        clients_per_round: m, the clients that take part in an aggregation.
+        classes: M, the number of classes.
+        mediator_size: γ, the clients of a mediator; must divide clients_per_round. 1 is FedAvg.
         mediator_epochs: how often a mediator's model goes round its clients before it is
           aggregated.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; one step is a visit of each mediator's model to one client, and a round of
-        FedAvg is worth γ steps (``tempo``). Traffic per round: c/γ models down, c/γ up (a mediator
-        is at the server's side).
+        FedAvg is worth γ steps (``tempo``). Traffic per round: m/γ models down, m/γ up (a mediator
+        is at the server's side); before the first, all clients' M counts of labels.
 
     Raises:
         ValueError: if mediator_size does not divide clients_per_round, or mediator_epochs is not

@@ -24,7 +24,7 @@ def ditto(
     model is FedAvg's, bit for bit; a client's personal model is v_k, as its last visit left it.
 
     Args:
-        local: the local update, of w_k and of v_k.
+        local: the local update, of w_k and, without its drift terms, of v_k; uncompressed.
         clients_per_round: m, the cohort drawn without replacement.
         lam: λ, the pull of the shared model; 0 is training alone.
         equal_weights: weigh clients equally, not by n_k.
@@ -34,7 +34,7 @@ def ditto(
         The algorithm. Traffic per round: m models down, m up. Memory: a model for every client.
 
     Raises:
-        ValueError: if lam is negative.
+        ValueError: if lam is negative, or local compresses.
 
     Source: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
     personalization", ICML 2021, Algorithm 1.

@@ -23,7 +23,8 @@ def dp_fedavg(
               \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + \mathcal{N}(0, z^2 C^2 I)\Bigr)
 
     Clients weigh the same. :func:`fedjax_sim.privacy.epsilon` tells what a run spends. A model
-    with BatchNorm is refused: its statistics would leave without noise.
+    with BatchNorm is refused, its statistics would leave without noise; and so is a local update
+    that sends anything beside the model.
 
     Args:
         local: the local update.
@@ -39,7 +40,8 @@ def dp_fedavg(
         The algorithm. Traffic per round: m models down, m up (on average).
 
     Raises:
-        ValueError: if a setting is out of range, or the model has non-trainable variables.
+        ValueError: if a setting is out of range, the model has non-trainable variables, or local
+            shares state through the server or needs the other clients' samples.
 
     Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
     models", ICLR 2018, Algorithm 1.
@@ -64,7 +66,7 @@ def dp_fedavg(
     by_coin = sampling == "poisson"
     slots = privacy.slots_for(clients_per_round) if by_coin else clients_per_round
     return compose(
-        local,
+        privacy.unshared(local),
         selection=privacy.poisson(clients_per_round) if by_coin else selection.uniform(),
         schedule=schedule.every_round(slots),
         weighting=weighting.equal,

@@ -34,18 +34,19 @@ def dynamic_clustering(
         objective: F_k, by which clients choose.
         cluster_by: what is within the limit for every pair of a group: the "angle" between updates,
           or the "distance" between weights.
-        cluster_limit: C; of angles in degrees, where 180 is FedAvg (None: 90); of distances it must
-          be given.
-        equal_weights: weigh clients equally, not by n_k.
+        cluster_limit: C, the limit; of angles in degrees, where 180 is FedAvg (None: 90); of
+          distances it must be given.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: m copies of W down, m models up.
+        The algorithm. Traffic per round: m copies of W, the groups' models, down, m models up, and
+        a number with each.
 
     Raises:
         ValueError: if cluster_limit or cluster_by is out of range.
 
-    Source: Vo, Rakotobe, "Federated learning with non-IID data: a review", Algorithm 4.
+    Source: Vo, Rakotobe, "How to deal with non-IID data in federated learning", Algorithm 4.
 
     Example:
         >>> import optax
@@ -57,6 +58,8 @@ def dynamic_clustering(
         >>> dynamic_clustering(local, clients_per_round=10, objective=risk).slots
         10
     """
+    if cluster_limit is None and cluster_by == "distance":
+        raise ValueError("cluster_limit must be given where cluster_by is 'distance', got None")
     return compose(
         local,
         selection=selection.uniform(),

@@ -38,7 +38,8 @@ def fedasync(
         clients_per_round: m, the arrivals of a round; 1 in the paper.
         alpha: α, the part of the way to a fresh model that the server goes.
         max_staleness: the oldest that a model can be, in updates; the server keeps so many.
-        decay: how the part falls with staleness.
+        decay: how the part falls with the staleness d: not at all, as (d + 1)^-a, or as a hinge, 1
+          up to b and 1 / (a (d - b) + 1) from there.
         slope: a of the decay; None: 0.5 of the polynomial, 10 of the hinge. The constant has none.
         grace: b of the hinge, the staleness that is forgiven.
         mu: μ of the proximal term (ρ in the paper).

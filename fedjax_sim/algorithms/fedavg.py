@@ -22,7 +22,7 @@ def fedavg(
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
-        equal_weights: weigh clients equally, not by n_k.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -24,7 +24,7 @@ def fedavg_top_k(
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
-        sparsity: p, the share of entries that is sent; 1 is FedAvg, to rounding.
+        sparsity: p, the share of a change's entries that is sent; 1 is FedAvg, to rounding.
         feedback: keep what was not sent for the next visit; else it is lost.
         execution: devices and chunks; None for this machine's default.
 

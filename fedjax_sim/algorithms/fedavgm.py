@@ -27,7 +27,7 @@ def fedavgm(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         server_lr: η, the server's learning rate.
-        server_momentum: β; 0 with a server_lr of 1 is FedAvg.
+        server_momentum: β, the server's momentum; 0 with a server_lr of 1 is FedAvg.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -37,9 +37,9 @@ def fedmix(
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up. Before the first round, not counted:
-        every client sends :math:`\lceil n_k / M_k \rceil` means, each an input and a distribution
-        of labels, and receives those of all.
+        The algorithm. Traffic per round: m models down, m up; before the first, every client sends
+        its ⌈n_k / M_k⌉ means, each an input and the labels behind it, to all others
+        (:func:`fedjax_sim.fedmix.exchange`).
 
     Raises:
         ValueError: if mix_ratio or mix_samples is out of range.
@@ -61,7 +61,7 @@ def fedmix(
             objective=mixing.fedmix(objective, mix_ratio),
             transforms=(mixing.peer_means(mix_samples),),
             peers=True,
-        ),
+        )._replace(opening=mixing.exchange(mix_samples)),
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
         execution=execution,

@@ -25,15 +25,17 @@ def fednova(
     with a_k after T_k local steps as in :func:`fedjax_sim.screens.normalise`: T_k for plain SGD.
 
     Args:
-        local: the local update; SGD with this lr and momentum, starting anew in every round.
+        local: the local update; SGD, whose momentum starts anew in every round (a_k counts on it),
+            whatever its optimizer_state.
         clients_per_round: m, the cohort drawn without replacement.
-        lr: η of the clients' SGD.
-        momentum: ρ of the clients' SGD.
+        lr: η of the clients' SGD; must be that of local's optimiser, which cannot be checked (the
+            command gives its --lr to both).
+        momentum: ρ of the clients' SGD; likewise (--momentum).
         mu: μ of a proximal term, without momentum only; 0: none.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up (T_k, like n_k, is not counted).
+        The algorithm. Traffic per round: m models down, m up, and T_k with each.
 
     Raises:
         ValueError: if momentum or mu is out of range, or both are positive.
@@ -51,7 +53,7 @@ def fednova(
         10
     """
     return compose(
-        local.change(drift=(drift.proximal(mu),) if mu else ()),
+        local.change(optimizer_state="reset", drift=(drift.proximal(mu),) if mu else ()),
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
         screens=(screens.normalise(lr, momentum, mu),),

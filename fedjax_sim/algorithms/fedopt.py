@@ -38,8 +38,9 @@ def fedadagrad(
         server_lr: η, the server's learning rate.
         beta1: β1, of the first moment; the paper's Adagrad has 0, optax's no other.
         tau: τ, added to the root of the second moment (optax's Adagrad adds it inside).
-        v0: v before the first round; None for τ² (optax has its own).
-        variant: "reddi" for the paper's rule, "optax" for ``optax.adagrad``.
+        v0: v, the second moment, at the start; None for τ² (optax has its own).
+        variant: "reddi" for the rule of the paper (Reddi et al.), "optax" for optax's own: here
+            ``optax.adagrad``.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -101,9 +102,9 @@ def fedadam(
         beta1: β1, of the first moment.
         beta2: β2, of the second moment.
         tau: τ, added to the root of the second moment.
-        v0: v before the first round; None for τ² (optax has its own).
-        variant: "reddi" for the paper's rule, "optax" for ``optax.adam``, which corrects the bias
-            of both moments.
+        v0: v, the second moment, at the start; None for τ² (optax has its own).
+        variant: "reddi" for the rule of the paper, "optax" for ``optax.adam``, which corrects the
+            bias of both moments.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -162,9 +163,9 @@ def fedyogi(
         beta1: β1, of the first moment.
         beta2: β2, of the second moment.
         tau: τ, added to the root of the second moment.
-        v0: v before the first round; None for τ² (optax has its own).
-        variant: "reddi" for the paper's rule, "optax" for ``optax.yogi``, which corrects the bias
-            of both moments.
+        v0: v, the second moment, at the start; None for τ² (optax has its own).
+        variant: "reddi" for the rule of the paper, "optax" for ``optax.yogi``, which corrects the
+            bias of both moments.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -24,11 +24,13 @@ def fedprox(
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
-        mu: μ; if adaptive that of the first round. None: 0.01, or 0 if adaptive.
+        mu: μ of the proximal term; if adaptive that of the first round. None: 0.01, or 0 if
+          adaptive.
         adaptive: μ rises by 0.1 when the training loss rises and sinks by 0.1 after 5 falls in a
           row, see :func:`fedjax_sim.drift.adaptive_proximal`.
-        inexactness: γ; a client stops after the epoch that brings the gradient of its h to γ times
-          its norm at the start, or less. None: what the local update has.
+        inexactness: γ; a client stops after the epoch that brings the gradient of its h, the loss
+          with the proximal term, to γ times its norm at the start, or less. None: what the local
+          update has.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

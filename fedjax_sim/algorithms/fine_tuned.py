@@ -24,7 +24,7 @@ def fine_tuned(
     and nothing of it is kept.
 
     Args:
-        local: the local update; fine-tuning differs in its epochs alone.
+        local: the local update, uncompressed; fine-tuning differs in its epochs alone.
         clients_per_round: m, the cohort drawn without replacement.
         fine_tuning_epochs: epochs that a client fine-tunes for.
         equal_weights: weigh clients equally, not by n_k.
@@ -34,7 +34,8 @@ def fine_tuned(
         The algorithm. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if fine_tuning_epochs is not positive.
+        ValueError: if fine_tuning_epochs is not positive; in the first evaluation, if local
+            compresses.
 
     Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of on-device
     personalization", 2019.

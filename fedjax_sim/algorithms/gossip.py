@@ -46,9 +46,10 @@ def gossip(
         ValueError: if topology or activity is out of range.
 
     Source: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform
-    centralized algorithms?", NeurIPS 2017, Algorithm 1, with local updates in the place of single
-    steps; Wang, Sahu, Yang, Joshi, Kar, "MATCHA: speeding up decentralized SGD via matching
-    decomposition sampling" (activity).
+    centralized algorithms?", NeurIPS 2017; their Algorithm 1 takes the gradient at the model before
+    it is averaged. Here the averaged model is trained, for a whole local update: the order of Wang,
+    Sahu, Yang, Joshi, Kar, "MATCHA: speeding up decentralized SGD via matching decomposition
+    sampling", 2019, which also has activity.
 
     Example:
         >>> import optax

@@ -30,12 +30,12 @@ def ifca(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         objective: F_k, by which clients choose.
-        clusters: K, models at the server; 1 is FedAvg.
-        equal_weights: weigh clients equally, not by n_k.
+        clusters: K, the models at the server; 1 is FedAvg.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: K m models down, m up.
+        The algorithm. Traffic per round: K m models down, m up, and a number with each.
 
     Source: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated
     learning", NeurIPS 2020, Algorithm 1 (model averaging).

@@ -38,10 +38,11 @@ def ozdayi(
         local: the local update, of the clients and of the server.
         clients_per_round: m, the cohort drawn without replacement.
         server_lr: η, the server's learning rate.
-        server_momentum: β; 0 is none.
-        threshold: θ, the sum of signs from which a coordinate moves; 0 moves all.
-        literal_signs: θ against the sum of signs as printed, without its absolute value, which
-            stops what all agree to decrease.
+        server_momentum: β, the server's momentum; 0 is none.
+        threshold: θ; a coordinate moves where the signs of the clients' changes add up to θ or
+            more, in absolute value; 0 moves all.
+        literal_signs: compare θ with the sum of signs itself, as printed, not with its absolute
+            value; what all agree to decrease then stops.
         server_epochs: epochs on the server's own samples; 0 needs none of them.
         execution: devices and chunks; None for this machine's default.
 

@@ -32,9 +32,10 @@ def phase_shift(
     Args:
         local: the local update, with the E of the FedAvg that it is compared with.
         clients_per_round: n·m, the clients active at once; all of them for full participation.
-        phases: n, which divides it; 1 is FedAvg, bit for bit.
-        mode: "communication" keeps E and saves traffic; "epochs" keeps the traffic of FedAvg and
-          runs E (n+1)/2n epochs for 2n/(n+1) times as many rounds (``tempo``).
+        phases: n, the groups; must divide clients_per_round. 1 is FedAvg, bit for bit.
+        mode: "communication" keeps the epochs E of a round and saves traffic; "epochs" keeps the
+          traffic of FedAvg and runs E (n+1)/2n epochs for 2n/(n+1) times as many rounds
+          (``tempo``), with n phases.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -43,8 +44,8 @@ def phase_shift(
     Raises:
         ValueError: if phases does not divide clients_per_round, or the mode is unknown.
 
-    Source: Cornelis, "Federated learning on non-IID data" (thesis), chapter 4, listings 2 and 3;
-    eq. 4.2 and 4.3 for the two modes.
+    Source: Cornelis, "Federated learning from non-IID data", thesis, TU Delft 2022, chapter 4,
+    listings 2 and 3; eq. 4.2 and 4.3 for the two modes.
 
     Example:
         >>> import optax

@@ -29,7 +29,8 @@ def qffl(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         objective: F, that of the local update.
-        lr: η of the clients' SGD.
+        lr: η of the clients' SGD; must be that of local's optimiser, which cannot be checked (the
+            command gives its --lr to both).
         q: the power; 0 is FedAvg with equal weights, the larger the fairer.
         execution: devices and chunks; None for this machine's default.
 

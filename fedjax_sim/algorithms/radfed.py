@@ -70,28 +70,31 @@ def radfed(
     Args:
         local: the local update.
         clients_per_round: m, the models in flight.
-        redistribution_rounds: S; 1 is FedAvg with equal weights, bit for bit.
-        active_clients: where fewer than m clients can train in a round, how many: the models least
-          trained since the last aggregation go first, the others rest. None: m.
+        redistribution_rounds: S, the local rounds from one aggregation to the next; 1 is FedAvg
+          with equal weights, bit for bit.
+        active_clients: where fewer clients than models (clients_per_round) can train in a round,
+          how many: the models least trained since the last aggregation go first, the others rest.
+          None: as many as models.
         importance: draws clients by their mean squared gradient at the models they trained, over
           minibatches or over samples; None draws uniformly.
-        gamma: γ, the weight of a client's newest importance.
+        gamma: γ, the weight of a client's newest importance in its running mean.
         initial_scores: importance at the start, of the gradient at the initial weights (a pass over
             all samples) or all ones.
-        mu: μ of the proximal term.
+        mu: μ of the proximal term μ/2 ‖w - w_recv‖², w_recv the model that was received; 0: none.
         alpha: α, the part of the way to the models' mean that the server goes.
         server_optimizer: adaptive optimiser of the server; None: none.
         server_lr: η, the server's learning rate.
-        beta1: β1 of the server's optimiser.
-        beta2: β2 of the server's optimiser; adagrad has none.
-        tau: τ, the adaptivity of the server's optimiser.
-        v0: v of the server's optimiser at the start; None: τ².
+        beta1: β1, the decay of the first moment of the server's optimiser.
+        beta2: β2, the decay of the second moment of the server's optimiser; adagrad has none.
+        tau: τ, which the server's optimiser adds to the root of the second moment.
+        v0: the second moment of the server's optimiser at the start; None: τ².
         objective: what importance is scored by: that of the local update.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; one step is one local (inner) round. Traffic per round: m models down, m up
-        (a redistributed model travels as the server model would); with active_clients as many.
+        (a redistributed model travels as the server model would), with active_clients as many; with
+        importance also a number up with each, and the first scores as in ``radfedi``.
 
     Raises:
         ValueError: if a setting is out of range, or importance has no objective.
@@ -108,6 +111,8 @@ def radfed(
         >>> radfed(local, clients_per_round=10, redistribution_rounds=5).slots
         10
     """
+    if redistribution_rounds < 1:
+        raise ValueError(f"redistribution_rounds must be at least 1, got {redistribution_rounds}")
     if active_clients is not None and not 1 <= active_clients <= clients_per_round:
         raise ValueError(f"active_clients must be in 1..{clients_per_round}, got {active_clients}")
     draws = selection.uniform(active=active_clients)

@@ -33,15 +33,16 @@ def radfedi(
         local: the local update.
         clients_per_round: m, the models in flight.
         objective: what the gradients are of: that of the local update.
-        redistribution_rounds: S.
+        redistribution_rounds: S, the local rounds from one aggregation to the next.
         importance: mean over minibatches or over samples.
-        gamma: γ, the weight of a client's newest importance.
+        gamma: γ, the weight of a client's newest importance in its running mean.
         initial_scores: importance at the start, of the gradient at the initial weights (a pass over
             all samples, as in the authors' code) or all ones.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up, and a number with each.
+        The algorithm. Traffic per round: m models down, m up, and a number with each; before the
+        first, for initial scores of the gradient, a model to each of the N clients and a number up.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -87,7 +88,7 @@ def radfedp(
     Args:
         local: the local update.
         clients_per_round: m, the models in flight.
-        redistribution_rounds: S.
+        redistribution_rounds: S, the local rounds from one aggregation to the next.
         mu: μ of the proximal term; 0 is RADFed.
         execution: devices and chunks; None for this machine's default.
 
@@ -132,7 +133,7 @@ def radfedm(
     Args:
         local: the local update.
         clients_per_round: m, the models in flight.
-        redistribution_rounds: S.
+        redistribution_rounds: S, the local rounds from one aggregation to the next.
         alpha: α, the part of the way to the models' mean that the server goes; 1 is RADFed.
         execution: devices and chunks; None for this machine's default.
 
@@ -186,13 +187,14 @@ def radfeda(
     Args:
         local: the local update.
         clients_per_round: m, the models in flight.
-        redistribution_rounds: S.
+        redistribution_rounds: S, the local rounds from one aggregation to the next.
         server_optimizer: adaptive optimiser of the server.
         server_lr: η, the server's learning rate.
-        beta1: β1 of the server's optimiser; FedAdagrad's paper has 0.
-        beta2: β2 of the server's optimiser; adagrad has none.
-        tau: τ, the adaptivity of the server's optimiser.
-        v0: v of the server's optimiser at the start; None: τ².
+        beta1: β1, the decay of the first moment of the server's optimiser; FedAdagrad's paper
+          has 0.
+        beta2: β2, the decay of the second moment of the server's optimiser; adagrad has none.
+        tau: τ, which the server's optimiser adds to the root of the second moment.
+        v0: the second moment of the server's optimiser at the start; None: τ².
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -31,7 +31,7 @@ def robust(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         aggregator: the rule, see :mod:`fedjax_sim.aggregators`.
-        byzantine: the part of the cohort that may be malicious: β of the trimmed mean, f/n of Krum
+        byzantine: the part of the cohort that may be malicious: β of the trimmed mean, f/m of Krum
             and multi-Krum; the other rules need no such bound.
         clip: C, the largest norm of a client's change, which is scaled down to it; None: no limit.
         execution: devices and chunks; None for this machine's default.
@@ -54,6 +54,8 @@ def robust(
         >>> robust(local, clients_per_round=10, aggregator="krum").slots
         10
     """
+    if not 0 <= byzantine < 0.5:
+        raise ValueError(f"byzantine must be in [0, 0.5), got {byzantine}")
     rules = {
         "mean": aggregators.mean,
         "coordinate_median": aggregators.coordinate_median,

@@ -30,8 +30,9 @@ def scaffold(
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
-        option: of the new variate: 1, the client's whole gradient at the model that it received; 2,
-          the mean of the gradients along its steps (see :func:`fedjax_sim.drift.scaffold`).
+        option: what a client's new control variate is: 1, its whole gradient at the model that it
+          received; 2, the mean of the gradients along its steps (see
+          :func:`fedjax_sim.drift.scaffold`).
         server_lr: η_g, the server's learning rate.
         execution: devices and chunks; None for this machine's default.
 

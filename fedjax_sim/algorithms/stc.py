@@ -31,8 +31,8 @@ def stc(
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
-        sparsity: p, the share of entries that is sent.
-        equal_weights: weigh clients equally, as the paper does, not by n_k.
+        sparsity: p, the share of a change's entries that is sent.
+        equal_weights: weigh clients equally, as the paper does, not by n_k, their samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import ClientData
+from fedjax_sim.data.dataset import class_labels
 from fedjax_sim.partition.table import Partition, validate_partition
 
 
@@ -23,7 +24,7 @@ def client_data(
 
     Args:
         x: ``[n_total, *feature]``; the dtype is kept.
-        y: ``int[n_total]``, class labels.
+        y: ``int[n_total]``, class labels in 0 … M - 1.
         partitions: one, or R of equally many clients: then ``start`` is ``int32[R, N + 1]`` into
           one list of integers; samples are never copied. With copies, as of
           :func:`fedjax_sim.data.fedaug`, n_k and an epoch are those of the other samples.
@@ -34,9 +35,9 @@ def client_data(
         NumPy-backed :class:`fedjax_sim.base.ClientData`.
 
     Raises:
-        ValueError: if a partition does not fit the samples or has a client without one, or the
-          partitions differ in their number of clients; if root does not fit the samples, or is
-          not the server's alone.
+        ValueError: if y are no labels or partitions no partitions; if a partition does not fit the
+          samples or has a client without one, or the partitions differ in their number of clients;
+          if root does not fit the samples, or is not the server's alone.
 
     Example:
         >>> from fedjax_sim import partition
@@ -106,10 +107,18 @@ def as_runs(
         all.
 
     Raises:
-        ValueError: if x and y differ in length.
+        ValueError: if x and y differ in length, y are no labels, or partitions no partitions.
     """
     if len(x) != len(y):
         raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
+    class_labels(np.asarray(y), len(x), None)
     if isinstance(partitions, Partition):
         return [partitions], 0
-    return list(partitions), slice(None)
+    many = list(partitions)
+    if not all(isinstance(p, Partition) for p in many) or not many:
+        kinds = ", ".join(sorted({type(p).__name__ for p in many})) or "none"
+        raise ValueError(
+            "partitions must be a Partition or a list of them, one for each run, got a list of "
+            f"{kinds}; partition_from_lists makes one of each client's rows"
+        )
+    return many, slice(None)

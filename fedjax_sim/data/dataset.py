@@ -36,6 +36,7 @@ class Dataset(NamedTuple):
         test_features: Those of the test samples.
         numeric: Columns of x that standardisation touches, bool [F]; None for all.
         class_names: Names of the M classes, where the data has them.
+        test_set: What the test set is, in words.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Dataset(NamedTuple):
     test_features: Features = NO_FEATURES
     numeric: NDArray[np.bool_] | None = None
     class_names: tuple[str, ...] = ()
+    test_set: str = "the test set"
 
 
 def from_arrays(
@@ -67,6 +69,7 @@ def from_arrays(
     scale: bool = True,
     classes: int | None = None,
     class_names: tuple[str, ...] = (),
+    test_set: str = "the test set",
 ) -> Dataset:
     """A data set from any arrays.
 
@@ -83,6 +86,7 @@ def from_arrays(
         scale: Whether models get standardised inputs: False for tokens.
         classes: Number of classes M; None for the largest label plus 1.
         class_names: Names of the M classes.
+        test_set: What `test` is, in words.
 
     Returns:
         The data set; samples keep their order in each part, clients and categories are numbered
@@ -97,7 +101,7 @@ def from_arrays(
     ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
     inputs = _inputs(np.asarray(x), scale)
-    labels = _labels(np.asarray(y), len(inputs), classes)
+    labels = class_labels(np.asarray(y), len(inputs), classes)
     columns = None if numeric is None else _flags("numeric", numeric, inputs.shape[-1])
     held_out = _random_fifth(labels) if test is None else _flags("test", test, len(labels))
     kept = ~held_out
@@ -122,6 +126,7 @@ def from_arrays(
         test_features=MappingProxyType({key: value[held_out] for key, value in coded.items()}),
         numeric=columns,
         class_names=class_names,
+        test_set="a fixed random fifth of each class" if test is None else test_set,
     )
 
 
@@ -186,10 +191,15 @@ def _inputs(x: NDArray[Any], scale: bool) -> NDArray[Any]:
     return x
 
 
-def _labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.int32]:
+def class_labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.int32]:
+    """The labels, if there is one in 0 … M - 1 for each sample.
+
+    Raises:
+        ValueError: Labels that are no integers, of another number or out of range.
+    """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
         raise ValueError(f"y must be integers [{samples}], got {y.dtype} {list(y.shape)}")
-    if y.min() < 0 or (classes is not None and y.max() >= classes):
+    if samples and (y.min() < 0 or (classes is not None and y.max() >= classes)):
         largest = "M - 1" if classes is None else classes - 1
         raise ValueError(f"y must be in 0 … {largest}, got {y.min()} … {y.max()}")
     return y.astype(np.int32)

@@ -38,7 +38,8 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
 
     .. math:: L = \frac{2ks_{M-k} - EMD^* s_{M-k} M}{2kM + EMD^* kM - 2k^2}
 
-    of the thesis, which has no answer where a class lies between L and the mean.
+    of the thesis. Where a class lies between L and the mean, the thesis' value is too small, and
+    the client stays above EMD*.
 
     Args:
         counts: ``[M]``, samples of each class, or parts of them.

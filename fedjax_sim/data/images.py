@@ -75,7 +75,10 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
         return from_arrays(name, x, y, classes=classes, class_names=names)
     test_x, test_y = arrays[test]["x"], arrays[test]["y"]
     statistics = channel_statistics(x)
-    return Dataset(name, x, y, test_x, test_y, classes, *statistics, class_names=names)
+    official = f"the official {test} set"
+    return Dataset(
+        name, x, y, test_x, test_y, classes, *statistics, class_names=names, test_set=official
+    )
 
 
 def _check_kind(name: str, info: Any) -> None:

@@ -66,6 +66,7 @@ def synthetic(
         client=np.repeat(np.arange(clients), sizes),
         scale=False,
         classes=CLASSES,
+        test_set="the last tenth of each device's samples",
     )
 
 

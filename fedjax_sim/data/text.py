@@ -146,6 +146,7 @@ def by_role(name: str, texts: Mapping[str, str], roles: int | None, seed: int) -
         test_client=np.repeat(client, tests),
         client_names=tuple(names),
         class_names=tuple(map(chr, alphabet)),
+        test_set="the last fifth of each role's text",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.commands import add_data_flags, complain, deal_seeds, new_folder
+from fedjax_sim.commands import add_data_flags, complain, deal_seeds, enter, new_folder
 from fedjax_sim.data import Dataset, load_dataset, pooled
 from fedjax_sim.flags import Parser, documented, flag, flagged, keywords, kind, number
 from fedjax_sim.partition.draw import draw_partition, draw_skew
@@ -68,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             dataset = pooled(dataset)
         partitions = make_partitions(request, dataset)
         reports = [skew_report(dataset.train_y, p, dataset.classes) for p in partitions]
-        write_folder(request, partitions, reports, shlex.join(["python", "-m", PROGRAM, *argv]))
+        command = shlex.join(["python", "-m", PROGRAM, *argv])
+        try:
+            write_folder(request, dataset, partitions, reports, command)
+        except OSError as error:
+            raise ValueError(f"--out {request.out}: {error.strerror or error}") from error
     except (ValueError, OSError, ImportError) as error:
         return complain(PROGRAM, f"error: {error}", 2)
     except KeyboardInterrupt:
@@ -243,23 +247,29 @@ def over_seeds(reports: Sequence[SkewReport]) -> str:
 
 
 def write_folder(
-    request: Request, partitions: Sequence[Partition], reports: Sequence[SkewReport], command: str
+    request: Request,
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    reports: Sequence[SkewReport],
+    command: str,
 ) -> None:
     """Write the folder: whole, or not at all."""
+    settings = request._asdict()
+    del settings["data_dir"], settings["out"]  # places on this machine say nothing of the run
     record = {
         "command": command,
         "versions": versions(),
-        **request._asdict(),
-        "out": str(request.out),
+        **settings,
         "reports": [report.as_dict() for report in reports],
     }
     tables, titles = [r.table for r in reports], [f"seed {i}" for i in range(len(reports))]
+    name = f"{dataset.name} (training and test)" if request.pool else dataset.name
     request.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request.out.parent, prefix=".") as aside:
         folder = Path(aside) / request.out.name
         folder.mkdir()
         for i, partition in enumerate(partitions):
-            save_partition(folder / f"seed{i}.npz", partition)
+            save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
         (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
         draw_partition(tables[:DRAWN], folder / "clients.png", titles[:DRAWN])
         draw_skew(tables, folder / "skew.png", titles)
@@ -269,4 +279,4 @@ def write_folder(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(main)

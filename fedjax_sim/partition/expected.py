@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from scipy import fft
-from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv
 
 CELLS = 2**14
@@ -188,6 +187,8 @@ def dirichlet_alpha(emd: float, classes: int, clients: int) -> float:
             f"emd={emd} is out of reach of dirichlet(alpha) with {classes} classes for {clients} "
             f"clients: allowed {least:.2g} to {most:.4g}"
         )
+    from scipy.optimize import brentq  # a fifth of a second, which only this is worth
+
     return math.exp(brentq(excess, low, high, xtol=1e-4))
 
 

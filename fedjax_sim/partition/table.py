@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+LABELS = ("labels", "samples", "dataset")  # what a file says of the labels that it deals
+
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -136,12 +138,19 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
     return np.bincount(cell, minlength=clients * classes).reshape(clients, classes)
 
 
-def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
+def save_partition(
+    path: str | os.PathLike[str],
+    partition: Partition,
+    labels: ArrayLike | None = None,
+    dataset: str = "",
+) -> None:
     """Write a partition as .npz; another process sees the old file or the whole new one.
 
     Args:
         path: Written exactly there; its folder is made.
         partition: What to write.
+        labels: int [n], the labels of the pooled training arrays: the file then knows them again.
+        dataset: Their name, for the message where others are met.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -159,29 +168,59 @@ def save_partition(path: str | os.PathLike[str], partition: Partition) -> None:
             start=partition.start,
             name=np.array(partition.name),
             repeats=np.array(partition.repeats),
+            labels=np.array("" if labels is None else _labels_hash(labels)),
+            samples=np.array(0 if labels is None else np.size(labels)),
+            dataset=np.array(dataset),
         )
     aside.replace(path)
 
 
-def load_partition(path: str | os.PathLike[str]) -> Partition:
+def load_partition(
+    path: str | os.PathLike[str], labels: ArrayLike | None = None, dataset: str = ""
+) -> Partition:
     """Read a partition that `save_partition` wrote.
 
     Args:
         path: The .npz file.
+        labels: int [n], those to be dealt: they must be those that the file was saved with, if it
+            was saved with any.
+        dataset: Their name, for the message.
 
     Returns:
         The partition, bit for bit.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: The file is not a partition.
+        ValueError: The file is not a partition, or is one of other labels.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]]), [5, 6], "mine")
+    ...     load_partition(f"{folder}/p.npz", [5, 6, 5], "yours")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: path=...p.npz' deals the 2 samples of mine, not the 3 of yours
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             repeats = "repeats" in stored and bool(stored["repeats"])
-            return Partition(stored["index"], stored["start"], str(stored["name"]), repeats)
+            partition = Partition(stored["index"], stored["start"], str(stored["name"]), repeats)
+            known = [str(stored[key]) if key in stored else "" for key in LABELS]
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"path={os.fspath(path)!r} holds no partition ({error})") from error
+        # NumPy's own text is about pickles.
+        raise ValueError(
+            f"path={os.fspath(path)!r} holds no partition that save_partition wrote"
+        ) from error
+    fingerprint, samples, theirs = known
+    if labels is not None and fingerprint not in ("", _labels_hash(labels)):
+        raise ValueError(
+            f"path={os.fspath(path)!r} deals the {int(samples):,} samples of "
+            f"{theirs or 'other data'}, not the {np.size(labels):,} of {dataset or 'these'}"
+        )
+    return partition
+
+
+def _labels_hash(labels: ArrayLike) -> str:
+    return hashlib.sha256(np.asarray(labels, "<i4").tobytes()).hexdigest()
 
 
 def partition_hash(partition: Partition) -> str:

@@ -30,7 +30,7 @@ def clip_norm(limit: float) -> Screen:
     section 4.
 
     >>> w, k = Variables(jnp.zeros(2), ()), jnp.zeros(1, jnp.int32)
-    >>> cohort = Cohort(w, k, k, None, (), None)
+    >>> cohort = Cohort(w, tree.stack_copies(w, 1), k, k, None, (), None)
     >>> rows = Variables(jnp.array([[3.0, 4.0]]), ())
     >>> clip_norm(1.0).apply(None, (), rows, jnp.ones(1), cohort)[0].params.round(3).tolist()
     [[0.6000000238418579, 0.800000011920929]]
@@ -42,15 +42,15 @@ def clip_norm(limit: float) -> Screen:
         key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         del key
-        change = jax.tree.map(lambda rows, w: rows - w[None], models.params, cohort.server.params)
+        change = jax.tree.map(jnp.subtract, models.params, cohort.received.params)
         norm = jax.vmap(tree.norm)(change)
         factor = jnp.minimum(1, limit / norm)  # of an unchanged row 1: C / 0 is infinite
 
         def clipped(w: Array, delta: Array) -> Array:
             by = tree.expand(factor, delta).astype(delta.dtype)
-            return w[None] + jnp.where(tree.expand(jnp.isfinite(norm), delta), by * delta, 0)
+            return w + jnp.where(tree.expand(jnp.isfinite(norm), delta), by * delta, 0)
 
-        params = jax.tree.map(clipped, cohort.server.params, change)
+        params = jax.tree.map(clipped, cohort.received.params, change)
         return Variables(params, models.state), weights, state
 
     return Screen(init=lambda variables, data: (), apply=apply)

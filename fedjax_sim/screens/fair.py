@@ -40,7 +40,8 @@ def q_fair(q: float, lr: float) -> Screen:
         >>> from fedjax_sim.base import LocalInfo
         >>> k = jnp.arange(2)
         >>> info = LocalInfo(k, k, k, {"initial_loss": jnp.array([1.0, 3.0])})
-        >>> cohort = Cohort(Variables(jnp.zeros(1), ()), k, k, info, (), None)
+        >>> w = Variables(jnp.zeros(1), ())
+        >>> cohort = Cohort(w, tree.stack_copies(w, 1), k, k, info, (), None)
         >>> rows = Variables(jnp.array([[-1.0], [1.0]]), ())
         >>> rows, weights, _ = q_fair(1.0, 1.0).apply(None, (), rows, jnp.ones(2), cohort)
         >>> round(float(tree.mean(rows, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
@@ -63,19 +64,21 @@ def q_fair(q: float, lr: float) -> Screen:
         scale = power / lr
         if q > 0:
             change = jax.tree.map(
-                lambda rows, w: (w[None] - rows) / jnp.asarray(lr, w.dtype),
+                lambda rows, w: (w - rows) / jnp.asarray(lr, w.dtype),
                 models.params,
-                cohort.server.params,
+                cohort.received.params,
             )
             square = jnp.square(jax.vmap(tree.norm)(change))
             scale = scale + q * power / loss * square
         total = jnp.sum(jnp.where(present, weights * scale, 0))
         factor = jnp.sum(weights) * power / lr / total
-        part = jax.vmap(tree.interpolate, in_axes=(None, 0, 0))
-        params = part(cohort.server.params, models.params, factor)
+        start = jax.tree.map(
+            lambda w, rows: jnp.broadcast_to(w, rows.shape), cohort.received.params, models.params
+        )
+        params = jax.vmap(tree.interpolate)(start, models.params, factor)
         return Variables(params, models.state), weights, state
 
-    return Screen(init=lambda variables, data: (), apply=apply)
+    return Screen(init=lambda variables, data: (), apply=apply, reads=("initial_loss",))
 
 
 def agnostic(step: float) -> Screen:
@@ -125,7 +128,7 @@ def agnostic(step: float) -> Screen:
         after = _onto_simplex(moved)
         return rows, jnp.where(jnp.any(weighed), own, weights), after
 
-    return Screen(init=init, apply=apply)
+    return Screen(init=init, apply=apply, reads=("initial_loss",))
 
 
 def _onto_simplex(v: Array) -> Array:

@@ -47,7 +47,8 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> Screen:
         >>> from fedjax_sim.base import LocalInfo
         >>> steps = jnp.array([1, 3])
         >>> info = LocalInfo(jnp.zeros(2), steps, steps)
-        >>> cohort = Cohort(Variables(jnp.zeros(1), ()), steps, steps, info, (), None)
+        >>> w = Variables(jnp.zeros(1), ())
+        >>> cohort = Cohort(w, tree.stack_copies(w, 1), steps, steps, info, (), None)
         >>> models = Variables(jnp.array([[1.0], [9.0]]), ())
         >>> rows, *_ = normalise(0.1).apply(None, (), models, jnp.ones(2), cohort)
         >>> rows.params.tolist()  # 1 and 3 a step, two steps each
@@ -88,13 +89,11 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> Screen:
         def scaled(rows: Array, start: Array) -> Array:
             return start + tree.expand(ratio, rows).astype(rows.dtype) * (rows - start)
 
-        params = jax.tree.map(
-            lambda rows, start: scaled(rows, start[None]), models.params, cohort.server.params
-        )
+        params = jax.tree.map(scaled, models.params, cohort.received.params)
         return Variables(params, models.state), weights, state
 
     def init(variables: Variables, data: ClientData) -> PyTree:
         del variables, data
         return ()
 
-    return Screen(init=init, apply=apply)
+    return Screen(init=init, apply=apply, reads=("steps",))

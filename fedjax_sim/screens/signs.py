@@ -42,7 +42,7 @@ def sign_agreement(threshold: float, *, literal: bool = False) -> Screen:
     Example:
         >>> w, k = Variables(jnp.zeros(3), ()), jnp.arange(2)
         >>> rows = Variables(jnp.array([[1.0, -1.0, 2.0], [3.0, -5.0, -2.0]]), ())
-        >>> cohort = Cohort(w, k, k, None, (), None)
+        >>> cohort = Cohort(w, tree.stack_copies(w, 1), k, k, None, (), None)
         >>> sign_agreement(2).apply(None, (), rows, jnp.ones(2), cohort)[0].params.tolist()
         [[1.0, -1.0, 0.0], [3.0, -5.0, 0.0]]
     """
@@ -55,12 +55,12 @@ def sign_agreement(threshold: float, *, literal: bool = False) -> Screen:
         del key
 
         def agreed(rows: Array, start: Array) -> Array:
-            signs = jnp.sign(rows - start[None])
+            signs = jnp.sign(rows - start)
             total = jnp.sum(jnp.where(tree.expand(weights, rows) > 0, signs, 0), axis=0)
             enough = (total if literal else jnp.abs(total)) >= threshold
-            return jnp.where(enough[None], rows, start[None])
+            return jnp.where(enough[None], rows, start)
 
-        params = jax.tree.map(agreed, models.params, cohort.server.params)
+        params = jax.tree.map(agreed, models.params, cohort.received.params)
         return Variables(params, models.state), weights, state
 
     return Screen(init=lambda variables, data: (), apply=apply)

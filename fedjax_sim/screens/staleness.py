@@ -50,7 +50,7 @@ def staleness(
 
     Example:
         >>> w, k = Variables(jnp.zeros(1), ()), jnp.arange(3)
-        >>> cohort = Cohort(w, k, k, None, jnp.array([0, 4, 5]), None)
+        >>> cohort = Cohort(w, None, k, k, None, jnp.array([0, 4, 5]), None)
         >>> rows = Variables(jnp.ones((3, 1)), ())
         >>> rows, *_ = staleness(0.5, "hinge", slope=3).apply(None, (), rows, jnp.ones(3), cohort)
         >>> rows.params[:, 0].tolist()  # of the last 1 / (3 · 1 + 1) of a half

@@ -61,7 +61,7 @@ def trust(local: LocalUpdate) -> Screen:
             key, server, cohort.data, local.memory(server), local.shared(server)
         )
         own = jax.tree.map(jnp.subtract, trained.variables.params, server.params)
-        change = jax.tree.map(lambda rows, w: rows - w[None], models.params, server.params)
+        change = jax.tree.map(jnp.subtract, models.params, cohort.received.params)
         norm = jax.vmap(tree.norm)(change)
         along = jax.vmap(_dot, in_axes=(0, None))(change, own)
         # Not a number, of an absent or broken row, is not greater than 0 either.
@@ -72,9 +72,9 @@ def trust(local: LocalUpdate) -> Screen:
 
         def fitted(w: Array, delta: Array) -> Array:
             by = tree.expand(factor, delta).astype(delta.dtype)
-            return w[None] + jnp.where(tree.expand(trusted, delta), by * delta, 0)
+            return w + jnp.where(tree.expand(trusted, delta), by * delta, 0)
 
-        params = jax.tree.map(fitted, server.params, change)
+        params = jax.tree.map(fitted, cohort.received.params, change)
         kept = tree.stack_copies(server.state, len(weights))
         rows = Variables(params, tree.select_rows(trusted, models.state, kept))
         return rows, jnp.where(jnp.any(trusted), score, weights), state

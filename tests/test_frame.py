@@ -1,0 +1,195 @@
+"""What the loop promises to every composition."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees, make_federation, play
+
+import fedjax_sim as fs
+from fedjax_sim import (
+    aggregators,
+    attacks,
+    clustering,
+    dispatch,
+    receive,
+    redistribution,
+    schedule,
+    screens,
+    selection,
+    tree,
+)
+from fedjax_sim.base import Cohort
+from fedjax_sim.privacy import poisson
+
+
+def local_of(model: fs.Model) -> fs.LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=16)
+
+
+RING = redistribution.mix(redistribution.metropolis(redistribution.ring(3)))
+
+
+@pytest.mark.parametrize("moved", [redistribution.keep, RING])
+def test_a_model_that_keeps_its_slot_meets_every_client(models: Any, moved: Any) -> None:
+    """Not only those of low or high numbers."""
+    clients = 10
+    algorithm = fs.compose(
+        local_of(models["logistic"]),
+        selection=selection.uniform(),
+        schedule=schedule.never(3),
+        redistribution=moved,
+        execution=fs.make_execution(devices=2),
+    )
+    data = make_federation([4] * clients).data
+    seen: list[set[int]] = [set(), set(), set()]
+    for state in play(algorithm, models["logistic"], data, rounds=40).states:
+        for slot, client in zip(state.slots.id, state.slots.client, strict=True):
+            if slot < 3:
+                seen[slot].add(int(client))
+    # A slot misses a client in all 40 rounds with probability 0.7^40, below 1e-6.
+    assert seen == [set(range(clients))] * 3
+
+
+SCREENS = {
+    "clip": lambda: screens.clip_norm(0.01),
+    "normalise": lambda: screens.normalise(0.1),
+    "signs": lambda: screens.sign_agreement(1),
+    "flip": lambda: attacks.sign_flip(attacks.byzantine(8, 0.25)),
+}
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("name", SCREENS)
+def test_screens_measure_from_what_was_received(
+    federation: Federation, models: Any, name: str, rounds: int
+) -> None:
+    """Remembered for every slot or the server's for all: the same where all received the same."""
+
+    def run(part: fs.base.Dispatch) -> Any:
+        algorithm = fs.compose(
+            local_of(models["logistic"]),
+            selection=selection.uniform(),
+            schedule=schedule.delayed(5, rounds),
+            redistribution=redistribution.permute,
+            dispatch=part,
+            screens=[SCREENS[name]()],
+            execution=fs.make_execution(devices=2),
+        )
+        return play(algorithm, models["logistic"], federation.data, rounds=2 * rounds).final
+
+    assert_trees(run(dispatch.stale(0)), run(dispatch.latest()), rtol=1e-6, atol=1e-7)
+
+
+def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> None:
+    model, limit = models["logistic"], 1e-3
+    local, risk = local_of(model), fs.empirical_risk(model)
+    algorithm = fs.compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(8),
+        dispatch=clustering.ifca(2, risk),
+        screens=[screens.clip_norm(limit)],
+        execution=fs.make_execution(devices=2),
+    )
+    states = play(algorithm, model, federation.data, rounds=3).states
+    before = jax.tree.map(np.asarray, states[0].dispatch.variables.params)
+    after = states[-1].dispatch.variables.params
+    for j in range(2):
+        moved = tree.norm(jax.tree.map(lambda a, b, j=j: a[j] - b[j], after, before))
+        assert float(moved) <= 2 * limit * 1.001  # two rounds of changes of at most C
+    assert float(tree.norm(jax.tree.map(lambda a: a[0] - a[1], after))) > 10 * limit
+
+
+def test_clusters_are_reduced_by_the_aggregator() -> None:
+    def risk(*_: Any) -> Any:
+        raise AssertionError
+
+    rows = fs.Variables(jnp.array([1.0, 2.0, 30.0, 5.0, jnp.nan]), ())
+    weights, tag = jnp.array([1.0, 1, 1, 1, 0]), jnp.array([0, 0, 0, 1, 1])
+    cohort = Cohort(None, None, jnp.arange(5), None, None, tag, None)  # type: ignore[arg-type]
+    part = clustering.ifca(3, risk)  # type: ignore[arg-type]
+    start = part.init(fs.Variables(jnp.float32(7), ()))
+    median = aggregators.coordinate_median
+    new = part.absorb(start, None, rows, weights, cohort, median).variables.params
+    assert new.tolist() == [2.0, 5.0, 7.0]  # nobody chose the third
+
+
+def test_a_cohort_of_nobody_moves_nothing(models: Any) -> None:
+    """Nor does it make the model NaN."""
+    algorithm = fs.compose(
+        local_of(models["logistic"]),
+        selection=poisson(0.5),
+        schedule=schedule.every_round(4),
+        server=fs.server.optimizer(optax.sgd(0.5, momentum=0.9)),
+        execution=fs.make_execution(devices=2),
+    )
+    ours = play(algorithm, models["logistic"], make_federation([5] * 8).data, rounds=12)
+    empty = [int(m.visits) == 0 for m in ours.metrics]
+    assert any(empty)
+    assert not all(empty)
+    for t in range(1, 12):
+        if empty[t]:
+            assert_trees(ours.states[t].server, ours.states[t - 1].server)
+            assert_trees(ours.states[t].opt_state, ours.states[t - 1].opt_state)
+        else:
+            assert float(jnp.abs(tree.norm(ours.states[t].server.params))) > 0
+
+
+def test_the_last_collection_draws_by_the_run(federation: Federation, models: Any) -> None:
+    noise = attacks.gaussian(np.ones(8, bool), sigma=1.0)
+    algorithm = fs.compose(
+        local_of(models["logistic"]),
+        selection=selection.uniform(),
+        schedule=schedule.delayed(5, rounds=3),
+        screens=[noise],
+        execution=fs.make_execution(devices=2),
+    )
+    model, data = models["logistic"], jax.device_put(federation.data)
+    state = algorithm.init(jax.random.key(0), model.init(jax.random.key(0)), data)
+    state, _ = jax.jit(algorithm.step)(jax.random.key(1), state, data)
+    collect = jax.jit(algorithm.collect)
+    one, same, other = (collect(jax.random.key(k), state, data)[0] for k in (2, 2, 3))
+    assert_trees(one, same)
+    assert float(tree.norm(jax.tree.map(jnp.subtract, one.params, other.params))) > 0.1
+
+
+def test_corrections_keep_the_dtype() -> None:
+    half = {"w": jnp.full(2, 4, jnp.bfloat16), "n": jnp.int32(3)}
+    server = {"w": jnp.zeros(2, jnp.bfloat16), "n": jnp.int32(3)}
+    new = receive.drift_correction().correct(server, jnp.float32(30), half, jnp.float32(10))
+    wanted = {"w": jnp.ones(2, jnp.bfloat16), "n": jnp.int32(3)}
+    assert [a.dtype for a in jax.tree.leaves(new)] == [a.dtype for a in jax.tree.leaves(wanted)]
+    assert_trees(new, wanted)
+
+
+def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) -> None:
+    local, clip = local_of(models["logistic"]), screens.clip_norm(1.0)
+    every, uniform = schedule.every_round(3), selection.uniform()
+    with pytest.raises(ValueError, match="selection must be a Selection, got <function uniform"):
+        fs.compose(local, selection=selection.uniform, schedule=every)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="screens must be a sequence of Screen, got <function"):
+        fs.compose(local, selection=uniform, schedule=every, screens=clip)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="server must be a Server, got Gradient"):
+        rule: Any = optax.sgd(1.0)
+        fs.compose(local, selection=uniform, schedule=every, server=rule)
+    unreduced = fs.compose(
+        local, selection=uniform, schedule=every, aggregator=lambda stacked, weights, /: stacked
+    )
+    with pytest.raises(ValueError, match=r"aggregator must return what the server holds"):
+        play(unreduced, models["logistic"], federation.data, rounds=1)
+
+
+def test_importing_is_light() -> None:
+    """Each of these takes a tenth of a second to seconds; whoever needs one imports it."""
+    heavy = ["scipy.stats", "scipy.optimize", "sklearn", "matplotlib", "PIL", "tensorflow_datasets"]
+    code = f"import sys, fedjax_sim; print([name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
