@@ -177,8 +177,8 @@ def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) 
         fs.compose(local, selection=selection.uniform, schedule=every)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="screens must be a sequence of Screen, got <function"):
         fs.compose(local, selection=uniform, schedule=every, screens=clip)  # type: ignore[arg-type]
+    rule: Any = optax.sgd(1.0)
     with pytest.raises(ValueError, match="server must be a Server, got Gradient"):
-        rule: Any = optax.sgd(1.0)
         fs.compose(local, selection=uniform, schedule=every, server=rule)
     unreduced = fs.compose(
         local, selection=uniform, schedule=every, aggregator=lambda stacked, weights, /: stacked
