@@ -360,7 +360,7 @@ def test_fixup_starts_without_an_opinion() -> None:
 WINDOWS = [  # image, zeros around it, stride, channels; from the second on an edge meets no window
     ((7, 6), ((1, 1), (1, 1)), 1, (4, 5)),
     ((8, 8), ((0, 1), (0, 1)), 2, (4, 5)),
-    ((5, 9), ((2, 0), (1, 2)), 2, (4, 5)),
+    ((5, 9), ((2, 0), (1, 2)), 2, (4, 64)),  # from 64 maps on the kernel's gradient is another
     ((8, 8), ((0, 0), (0, 0)), 3, (3, 32)),  # the first layer that is padded to four channels
 ]
 

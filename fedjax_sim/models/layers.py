@@ -104,20 +104,26 @@ def _direct_bwd(
 def _kernel_gradient(
     x: Array, dy: Array, shape: Sequence[int], padding: Padding, stride: int
 ) -> Array:
-    """Correlates x with dy: one convolution along H whose channels are the batch and the width.
+    """Correlates x with dy over the batch: one convolution whose channels are the batch.
 
-    Its sums are long and without gaps in memory: 1.25 to 1.6 times as fast as a convolution whose
-    channels are the batch alone.
+    From 64 maps on the width joins the batch: the sums are longer and without gaps in memory, 1.1
+    to 1.4 times as fast; with fewer maps up to 3 times as slow.
     """
     (_, rows, cols, o), (h, w, c, _) = dy.shape, shape
-    x = jnp.pad(x, ((0, 0), *padding, (0, 0))).transpose(1, 3, 0, 2)
+    sizes = zip(x.shape[1:3], dy.shape[1:3], (h, w), padding, strict=True)
+    # Behind the last window, negative where an edge meets none.
+    seen = [(low, k + stride * (m - 1) - low - n) for n, m, k, (low, _) in sizes]
+    if o < 64:
+        dy = dy.transpose(1, 2, 0, 3)
+        dk = _nhwc(x.transpose(3, 1, 2, 0), dy, seen, kernel_dilation=stride)
+        return dk.transpose(1, 2, 0, 3)
+    x = jnp.pad(x, ((0, 0), (0, 0), padding[1], (0, 0))).transpose(1, 3, 0, 2)
     reach = stride * (cols - 1) + 1
     columns = jnp.stack([x[..., v : v + reach : stride] for v in range(w)], axis=1)
-    unseen = h + stride * (rows - 1) - x.shape[0]  # rows below the last window, negative
     dk = _nhwc(
         columns.reshape(1, x.shape[0], w * c, -1),
         dy.swapaxes(0, 1).reshape(rows, 1, -1, o),
-        ((0, unseen), (0, 0)),
+        (seen[0], (0, 0)),
         kernel_dilation=stride,
     )
     return dk.reshape(h, w, c, o)
