@@ -560,6 +560,7 @@ def test_central_divergence_against_numpy(
         np.testing.assert_allclose(watched.metrics[t].probes["DC"], expected, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_one_client_with_everything_does_not_diverge(model: fs.Model) -> None:
     """Full batches, so that the order of samples does not matter."""
     lone = make_federation((20,))

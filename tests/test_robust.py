@@ -459,6 +459,7 @@ def under_attack(model: fs.Model, **parts: Any) -> fs.Algorithm:
     )
 
 
+@pytest.mark.slow
 def test_the_mean_collapses_and_the_others_learn(
     crowd: Federation, models: dict[str, fs.Model]
 ) -> None:
