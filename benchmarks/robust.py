@@ -10,31 +10,25 @@ they show is told in `benchmarks/results/robust.md`.
 
 import argparse
 import dataclasses
-import datetime
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from speed import machine
+from script import use_all_cores, write_record
 
 from fedjax_sim import aggregators, attacks, models, partition, schedule, screens, selection
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Screen, Transform
-from fedjax_sim.bench import available_cores
 from fedjax_sim.compose import compose
 from fedjax_sim.data import Dataset, client_data, load_dataset
 from fedjax_sim.local import local_sgd
 from fedjax_sim.objective import empirical_risk
-from fedjax_sim.report import versions
 from fedjax_sim.simulate import DivergedError, simulate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "robust"
@@ -184,27 +178,18 @@ def draw(tables: dict[str, Table], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run every cell, print the tables, write the numbers and the picture."""
     args = parse(argv)
-    jax.config.update("jax_num_cpu_devices", available_cores())  # type: ignore[no-untyped-call]
+    use_all_cores()
     started = time.time()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     names = ["digits"] if args.small else ["digits", "mnist"]
     tables = {name: measure(name, args) for name in names}
     for name, table in tables.items():
         print(f"\n## {name}\n\n{markdown(table)}")
-    record = {
-        "date": date,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "seconds": round(time.time() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
-        "partition": args.partition,
-        "accuracy by seed": {
-            name: {rule: {k: a.tolist() for k, a in row.items()} for rule, row in table.items()}
-            for name, table in tables.items()
-        },
+    seeds = {
+        name: {rule: {k: a.tolist() for k, a in row.items()} for rule, row in table.items()}
+        for name, table in tables.items()
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "robust.json").write_text(json.dumps(record, indent=1) + "\n")
+    record = {"partition": args.partition, "accuracy by seed": seeds}
+    write_record(args.out / "robust.json", started, **record)
     draw(tables, args.out / "robust.png")
     print(f"\nnumbers and picture: {args.out}")
 

@@ -321,8 +321,7 @@ def _reduced(
     def of(task: tuple[Array, Variables]) -> Variables:
         number, old = task
         own = jnp.where(group == number, weights, 0)
-        new = aggregator(models, own)
-        return jax.tree.map(lambda a, b: jnp.where(jnp.any(own > 0), a, b), new, old)
+        return tree.select(jnp.any(own > 0), aggregator(models, own), old)
 
     return jax.lax.map(of, (jnp.arange(room, dtype=jnp.int32), state.variables))
 

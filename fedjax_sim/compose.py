@@ -236,10 +236,9 @@ class _Loop(NamedTuple):
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         slots, fresh, chosen, exchanged = self._place(key, state, data)
-        trained, tag, received = self._train(key, state, data, slots, fresh)
+        trained, slots = self._train(key, state, data, slots, fresh)
         memory, shared = self._learnt(state, data, slots.client, trained)
         visited = slots.client < _clients(data)
-        slots = slots._replace(tag=tag, received=received)
         slots = self._moved(slots, fresh, visited, trained, client_sizes(data, slots.client))
         due = self.schedule.due(state.round)[slots.id] & (slots.id < self.slots)
         cohort = self._cohort(state, slots, data)
@@ -312,10 +311,11 @@ class _Loop(NamedTuple):
         # a slot that is to rest rests. Models in flight meet the next clients by chance: in the
         # order of their numbers, a slot that keeps its model would meet low or high ones only.
         group = jnp.asarray(self.schedule.group)
-        luck = jnp.where(fresh, 0, jax.random.uniform(jax.random.fold_in(key, 2**30), (count,)))
-        if not self.carried or self.selection.held:
-            luck = jnp.zeros(count)
-        awake = jnp.lexsort((luck, clients == nobody, group))
+        by: tuple[Array, ...] = clients == nobody, group
+        if self.carried and not self.selection.held:
+            luck = jax.random.uniform(jax.random.fold_in(key, 2**30), (count,))
+            by = jnp.where(fresh, 0, luck), *by
+        awake = jnp.lexsort(by)
         clients = clients.at[awake].set(clients[jnp.lexsort((clients, group))])
         order = self.execution.seats(client_sizes(data, clients))
         if state.slots is None:
@@ -344,8 +344,8 @@ class _Loop(NamedTuple):
 
     def _train(
         self, key: Array, state: FedState, data: ClientData, slots: Slots, fresh: Array
-    ) -> tuple[Trained, PyTree, PyTree]:
-        """One local update per place, ``[P]``, the dispatch's tags, and what they started from."""
+    ) -> tuple[Trained, Slots]:
+        """One local update per place, ``[P]``, and the slots with what the dispatch gave them."""
 
         def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
             server, samples, sent, shared = common
@@ -359,11 +359,9 @@ class _Loop(NamedTuple):
                 n_k = n_k.astype(jnp.float32)
                 corrected = self.receive.correct(server, samples, model, n_k)
                 # A slot that rests takes nothing: it has no samples to weigh the server's against.
-                stays = jax.tree.map(lambda a, b: jnp.where(n_k > 0, a, b), corrected, model)
-                received, tag, origin = jax.tree.map(
-                    lambda a, b: jnp.where(task.fresh, a, b),
-                    (received, tag, origin),
-                    (stays, task.tag, left_with),
+                stays = tree.select(n_k > 0, corrected, model)
+                received, tag, origin = tree.select(
+                    task.fresh, (received, tag, origin), (stays, task.tag, left_with)
                 )
             return self.local.train(task.key, received, client, memory, shared), tag, origin
 
@@ -376,7 +374,8 @@ class _Loop(NamedTuple):
             visit, samples_of(data), common, own, self.execution.replicate(tasks)
         )
         # Every device needs the reports of all, for the metrics at least.
-        return trained._replace(info=self.execution.gather(trained.info)), tag, received
+        trained = trained._replace(info=self.execution.gather(trained.info))
+        return trained, slots._replace(tag=tag, received=received)
 
     def _learnt(
         self, state: FedState, data: ClientData, client: Array, trained: Trained
@@ -437,7 +436,6 @@ class _Loop(NamedTuple):
                 screen_key = jax.random.fold_in(jax.random.fold_in(key, 3), i)
                 models, weights, kept = screen.apply(screen_key, kept, models, weights, cohort)
                 screened.append(kept)
-            anyone = jnp.any(weights > 0)
             aggregate = self.aggregator(models, weights)
             _check_shapes(aggregate, state.server)
             moved, opt_state = self.server.update(
@@ -458,7 +456,7 @@ class _Loop(NamedTuple):
                 screens=tuple(screened),
             )
             # A cohort of nobody (Poisson's, say) moves nothing.
-            return jax.tree.map(lambda a, b: jnp.where(anyone, a, b), new, state)
+            return tree.select(jnp.any(weights > 0), new, state)
 
         if not self.carried:
             return take_due(None)

@@ -117,7 +117,7 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
         mu = jnp.where(relax, jnp.maximum(mu - step, 0), mu)
         new = Mu(mu, loss, jnp.where(relax, 0, falls))
         # Where nobody visited a sample, there is no loss to follow.
-        return jax.tree.map(lambda a, b: jnp.where(jnp.any(weights > 0), a, b), new, last)
+        return tree.select(jnp.any(weights > 0), new, last)
 
     return Drift(
         memory=lambda params: (),
@@ -174,7 +174,7 @@ def scaffold(option: Option = 2) -> Drift:
     ) -> tuple[PyTree, PyTree]:
         del params, received, common
         new = done.gradient() if option == 1 else done.path
-        new = jax.tree.map(lambda a, b: jnp.where(done.info.steps > 0, a, b), new, own)
+        new = tree.select(done.info.steps > 0, new, own)
         return new, jax.tree.map(jnp.subtract, new, own)
 
     def absorb(common: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:

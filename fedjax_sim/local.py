@@ -182,8 +182,7 @@ class _SGD:
         states, terms = messages
         if self.optimizer_state == "average":
             mean = tree.mean(states, samples.astype(jnp.float32))
-            anyone = jnp.any(samples > 0)
-            states = jax.tree.map(lambda new, old: jnp.where(anyone, new, old), mean, shared[0])
+            states = tree.select(jnp.any(samples > 0), mean, shared[0])
         parts = zip(self.drift, shared[1], terms, strict=True)
         return states, tuple(d.absorb(c, sent, samples, clients) for d, c, sent in parts)
 

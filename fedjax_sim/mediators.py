@@ -18,7 +18,7 @@ def mediators(slots: int, clients_each: int, classes: int) -> Selection:
     .. math:: \arg\min_k D_{KL}\bigl(P_{\text{mediator} \cup k} \,\Vert\, U\bigr),
 
     the first of equals. All slots must leave the server together, and no two share a group of the
-    schedule: clients of the same group are dealt in the order of their numbers. Every client tells
+    schedule: clients of the same group may be dealt to any of its slots. Every client tells
     its samples of each class once, before the first round, in 32 bits each.
 
     Args:

@@ -192,10 +192,10 @@ def slots_for(clients_per_round: float) -> int:
     >>> slots_for(100)
     151
     """
-    # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean
-    # (Anderson, Samuels 1967).
     from scipy import stats  # half a second, which only this is worth
 
+    # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean
+    # (Anderson, Samuels 1967).
     return int(stats.poisson.isf(OVERFLOW, clients_per_round))
 
 

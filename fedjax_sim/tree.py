@@ -27,6 +27,15 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a[rows], tree)
 
 
+def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """One tree or the other, by ``condition bool[]``; NaN in the other does no harm.
+
+    >>> select(jnp.array(True), {"w": jnp.float32(1)}, {"w": jnp.float32(2)})["w"].item()
+    1.0
+    """
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
+
+
 def select_rows(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
     """Row-wise choice between two stacks: ``bool[S]``, ``[S, *p]``, ``[S, *p]``."""
     return jax.tree.map(lambda a, b: jnp.where(expand(mask, a), a, b), on_true, on_false)

@@ -1,16 +1,12 @@
 """What the reproductions share: command line, clients, runs of all seeds, tables and records."""
 
 import argparse
-import datetime
-import json
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import optax
 from matplotlib.axes import Axes
@@ -21,16 +17,15 @@ from tqdm import tqdm
 
 import fedjax_sim as fs
 from fedjax_sim.base import LocalUpdate, Transform
-from fedjax_sim.bench import available_cores
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import Partition, parse_sampler
 from fedjax_sim.problem import Problem, official
-from fedjax_sim.report import MB, traffic, versions
+from fedjax_sim.report import MB, traffic
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BENCHMARKS))
 
-from speed import machine  # noqa: E402
+from script import write_record  # noqa: E402
 
 # Of Cornelis' thesis.
 NETWORKS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
@@ -98,12 +93,6 @@ def parse_sized(
     args.size = small if args.small else full
     args.seeds = args.size.seeds if args.seeds is None else args.seeds
     return args
-
-
-def use_all_cores() -> None:
-    """One JAX device for each core; to be called before anything is computed."""
-    settings: Any = jax.config  # untyped
-    settings.update("jax_num_cpu_devices", available_cores())
 
 
 def fewer(dataset: Dataset, samples: int | None) -> Dataset:
@@ -195,21 +184,6 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write_record(path: Path, started: float, **content: Any) -> None:
-    """A JSON file of what was found and of what it came from; `started` is a `time.time()`."""
-    date = datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds")
-    record = {
-        "date": date,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "seconds": round(time.time() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
-        **content,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_listed) + "\n")
-
-
 def write_curves(
     path: Path,
     started: float,
@@ -230,12 +204,6 @@ def write_curves(
         table=table,
         curves={name: curve._asdict() for name, curve in curves.items()},
     )
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.round(4).tolist()
-    raise TypeError(f"no JSON form of {type(value).__name__}")
 
 
 def picture(width: float, height: float) -> Figure:

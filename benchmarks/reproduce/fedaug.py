@@ -33,11 +33,11 @@ from common import (
     run,
     spread,
     thesis_update,
-    use_all_cores,
     write_curves,
 )
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from script import use_all_cores
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms.fednova import fednova

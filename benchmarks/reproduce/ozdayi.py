@@ -30,9 +30,9 @@ from common import (
     plain,
     run,
     spread,
-    use_all_cores,
     write_curves,
 )
+from script import use_all_cores
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms.ozdayi import ozdayi

@@ -33,9 +33,9 @@ from common import (
     run,
     spread,
     thesis_update,
-    use_all_cores,
     write_curves,
 )
+from script import use_all_cores
 
 import fedjax_sim as fs
 from fedjax_sim.bench import load_model

@@ -30,11 +30,10 @@ from common import (
     parser,
     simulate,
     spread,
-    use_all_cores,
-    write_record,
 )
 from numpy.typing import NDArray
 from scipy import stats
+from script import use_all_cores, write_record
 
 import fedjax_sim as fs
 from fedjax_sim import probes, redistribution, schedule, selection, weighting

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import skew_pictures
 import skew_radfed
 import skew_thesis
-from common import markdown, parser, write_record
+from common import markdown, parser
+from script import write_record
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

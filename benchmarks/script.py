@@ -1,0 +1,43 @@
+"""What the scripts that train share: devices, and records of what was found."""
+
+import datetime
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from speed import machine
+
+from fedjax_sim.bench import available_cores
+from fedjax_sim.report import versions
+
+
+def use_all_cores() -> None:
+    """One JAX device for each core; to be called before anything is computed."""
+    settings: Any = jax.config  # untyped
+    settings.update("jax_num_cpu_devices", available_cores())
+
+
+def write_record(path: Path, started: float, **content: Any) -> None:
+    """A JSON file of what was found and of what it came from; `started` is a `time.time()`."""
+    date = datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds")
+    record = {
+        "date": date,
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "seconds": round(time.time() - started, 1),
+        "machine": machine(),
+        "versions": versions(),
+        **content,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_listed) + "\n")
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.round(4).tolist()
+    raise TypeError(f"no JSON form of {type(value).__name__}")
