@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 from fedjax_sim import (
-    aggregators,
     algorithms,
     attacks,
-    augment,
     base,
     clustering,
     compression,
     data,
-    dispatch,
-    drift,
-    importance,
-    losses,
-    measured,
-    mediators,
     models,
-    optimizers,
     partition,
     personal,
     privacy,
-    probes,
-    receive,
-    redistribution,
-    schedule,
-    screens,
-    selection,
     server,
-    tree,
-    weighting,
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
-from fedjax_sim.base import Algorithm, ClientData, Model, Variables
-from fedjax_sim.compose import compose
+from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
+from fedjax_sim.client import augment, corrections, local, losses, mixup, reports
+from fedjax_sim.client.local import local_sgd
+from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
-from fedjax_sim.execution import Execution, make_execution
-from fedjax_sim.local import local_sgd
-from fedjax_sim.objective import empirical_risk
-from fedjax_sim.simulate import DivergedError, Evaluation, Result, simulate
+from fedjax_sim.engine import optimizers, tree
+from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.plan import redistribution, schedule, selection
+from fedjax_sim.round import Algorithm, cite, compose
+from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run.toy import Toy, toy
+from fedjax_sim.server import (
+    aggregators,
+    broadcast,
+    diagnostics,
+    preaggregation,
+    refresh,
+    weighting,
+)
 
 __version__ = "0.1.0"
 
@@ -50,45 +45,50 @@ __all__ = [
     "DivergedError",
     "Evaluation",
     "Execution",
+    "LocalUpdate",
     "Model",
     "Result",
+    "Toy",
     "Variables",
     "aggregators",
     "algorithms",
     "attacks",
     "augment",
     "base",
+    "broadcast",
+    "cite",
     "client_data",
     "clustering",
     "compose",
     "compression",
+    "corrections",
     "data",
-    "dispatch",
-    "drift",
+    "diagnostics",
     "empirical_risk",
     "fedavg",
-    "importance",
     "load_dataset",
+    "local",
     "local_sgd",
     "losses",
     "make_execution",
-    "measured",
-    "mediators",
+    "mixup",
     "models",
     "optimizers",
+    "part",
     "partition",
     "personal",
     "phase_shift",
+    "preaggregation",
     "privacy",
-    "probes",
     "radfed",
-    "receive",
     "redistribution",
+    "refresh",
+    "reports",
     "schedule",
-    "screens",
     "selection",
     "server",
     "simulate",
+    "toy",
     "tree",
     "weighting",
 ]

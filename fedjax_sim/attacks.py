@@ -1,8 +1,8 @@
 """Attacks of malicious clients, to see what a defence withstands.
 
-Attacks on models are screens and come first in the list of screens, before any defence. They
-change the trainable parameters of present malicious rows and nothing else: a BatchNorm statistic
-out of its range would give the attacker away.
+Attacks on models are pre-aggregations and come first among them, before any defence. They change
+the trainable parameters of present malicious rows and nothing else: a BatchNorm statistic out of
+its range would give the attacker away.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     Batch,
     ClientData,
     ClientView,
     Cohort,
+    PreAggregation,
     PyTree,
-    Screen,
     Transform,
     Variables,
+    part,
 )
+from fedjax_sim.engine import tree
 
 Malicious = NDArray[np.bool_]
 
@@ -35,7 +36,7 @@ def byzantine(clients: int, fraction: float, seed: int = 0) -> Malicious:
 
     Args:
         clients: N.
-        fraction: the part of them that is malicious, rounded to whole clients.
+        fraction: the share of them that is malicious, rounded to whole clients.
         seed: of the choice.
 
     Returns:
@@ -53,18 +54,18 @@ def byzantine(clients: int, fraction: float, seed: int = 0) -> Malicious:
     return order < round(fraction * clients)
 
 
-def sign_flip(malicious: Malicious, scale: float = 4.0) -> Screen:
-    r"""Sends the opposite change, :math:`w_k \leftarrow w - s (w_k - w)`.
+@part
+def sign_flip(malicious: Malicious, scale: float = 4.0) -> PreAggregation:
+    r"""Sends the opposite update, :math:`w_k \leftarrow w - s (w_k - w)`.
 
     Args:
         malicious: ``bool[N]``.
         scale: s.
 
     Returns:
-        A screen without state.
+        A pre-aggregation without state.
 
-    Source: Li, Xu, Chen, Giannakis, Ling, "RSA: Byzantine-robust stochastic aggregation methods for
-    distributed learning from heterogeneous datasets", AAAI 2019, section 5 (s = 4).
+    Source: Li et al. 2019 <https://arxiv.org/abs/1811.03761>, section 5, with s = 4.
     """
 
     def flipped(key: Array, rows: PyTree, start: PyTree, hostile: Array, present: Array) -> PyTree:
@@ -74,7 +75,8 @@ def sign_flip(malicious: Malicious, scale: float = 4.0) -> Screen:
     return _on_models(malicious, flipped)
 
 
-def gaussian(malicious: Malicious, sigma: float) -> Screen:
+@part
+def gaussian(malicious: Malicious, sigma: float) -> PreAggregation:
     r"""Sends noise around the model that was received, :math:`w_k \leftarrow w + N(0, \sigma^2 I)`.
 
     Args:
@@ -82,12 +84,14 @@ def gaussian(malicious: Malicious, sigma: float) -> Screen:
         sigma: σ; every client draws its own noise in every round.
 
     Returns:
-        A screen without state.
+        A pre-aggregation without state.
 
     Raises:
         ValueError: if sigma is negative.
 
-    Source: Blanchard et al. 2017, section 5 (there the gradient itself is noise).
+    Source: Blanchard et al. 2017
+    <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, section
+    5, where the gradient itself is noise.
     """
     if not sigma >= 0:
         raise ValueError(f"sigma must be at least 0, got {sigma}")
@@ -106,7 +110,8 @@ def gaussian(malicious: Malicious, sigma: float) -> Screen:
     return _on_models(malicious, noisy)
 
 
-def alie(malicious: Malicious, z: float | None = None) -> Screen:
+@part
+def alie(malicious: Malicious, z: float | None = None) -> PreAggregation:
     r"""A little is enough: a shift that hides in the spread of the models.
 
     .. math:: w_k \leftarrow \mu - z \sigma, \qquad
@@ -114,18 +119,18 @@ def alie(malicious: Malicious, z: float | None = None) -> Screen:
               s = \Bigl\lfloor \frac n2 + 1 \Bigr\rfloor - m
 
     with the mean μ and standard deviation σ of every coordinate over what the m malicious of the n
-    present rows would have sent honestly: they know each other's models, and nobody else's.
+    present rows would have sent honestly: they know each other's models and no others.
 
     Args:
         malicious: ``bool[N]``.
-        z: the shift in standard deviations; None for the formula, at least 0: it is 0 where the
+        z: the shift in standard deviations; None: by the formula, but at least 0: it is 0 if the
             malicious are too few to sway a majority, such as 2 of 10.
 
     Returns:
-        A screen without state.
+        A pre-aggregation without state.
 
-    Source: Baruch, Baruch, Goldberg, "A little is enough: circumventing defenses for distributed
-    learning", NeurIPS 2019, Algorithm 3 (the paper's own, not omniscient, variant).
+    Source: Baruch et al. 2019 <https://arxiv.org/abs/1902.06156>, Algorithm 3 (the paper's own, not
+    omniscient, variant).
     """
 
     def shifted(key: Array, rows: PyTree, start: PyTree, hostile: Array, present: Array) -> PyTree:
@@ -143,18 +148,18 @@ def alie(malicious: Malicious, z: float | None = None) -> Screen:
     return _on_models(malicious, shifted)
 
 
+@part
 def label_flip(malicious: Malicious, classes: int) -> Transform:
     r"""Trains on wrong labels, :math:`y \leftarrow M - 1 - y`; for a local update's ``transforms``.
 
     Args:
         malicious: ``bool[N]``; the server's own samples are never poisoned.
-        classes: M.
+        classes: M, the number of classes.
 
     Returns:
         A transform of minibatches.
 
-    Source: Fang, Cao, Jia, Gong, "Local model poisoning attacks to Byzantine-robust federated
-    learning", USENIX Security 2020, section 4.1.
+    Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 4.1.
 
     >>> client = ClientView(*(jnp.zeros(1),) * 5, capacity=1, id=jnp.int32(1))
     >>> batch = Batch(jnp.zeros(2), jnp.array([0, 7]), jnp.ones(2, bool))
@@ -176,14 +181,14 @@ Forge = Callable[[Array, PyTree, PyTree, Array, Array], PyTree]
 """``(key, rows [P, *p], start [P or 1, *p], hostile bool[P], present bool[P]) -> rows``."""
 
 
-def _on_models(malicious: Malicious, forge: Forge) -> Screen:
-    """A screen that puts forged parameters in the place of present malicious rows."""
+def _on_models(malicious: Malicious, forge: Forge) -> PreAggregation:
+    """A pre-aggregation that puts forged parameters into the present malicious rows."""
 
     def init(variables: Variables, data: ClientData) -> PyTree:
         del variables
-        if malicious.shape != (data.start.shape[-1] - 1,):
+        if malicious.shape != (data.clients,):
             raise ValueError(
-                f"malicious must be bool[{data.start.shape[-1] - 1}], one for each client, got "
+                f"malicious must be bool[{data.clients}], one for each client, got "
                 f"shape {list(malicious.shape)}"
             )
         return ()
@@ -197,7 +202,7 @@ def _on_models(malicious: Malicious, forge: Forge) -> Screen:
         params = tree.select_rows(hostile, forged, models.params)
         return Variables(params, models.state), weights, state
 
-    return Screen(init, apply)
+    return PreAggregation(init, apply)
 
 
 def _hidden_shift(n: Array, m: Array) -> Array:

@@ -9,26 +9,30 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
 from fedjax_sim.base import (
     Aggregator,
     Array,
     Batch,
+    Broadcast,
     ClientView,
     Cohort,
-    Dispatch,
+    Diagnostic,
     Objective,
-    Probe,
     PyTree,
     Variables,
+    part,
 )
-from fedjax_sim.batches import sweep
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.batches import sweep
+from fedjax_sim.engine.groups import first_fit, smallest_groups
 
 By = Literal["angle", "distance"]
 
 EXACT = 12
-"""The largest cohort that :func:`dynamic` groups by :func:`smallest_groups`, else by
-:func:`first_fit`: the search takes 4¹²/3 steps, the next power 4 times as many."""
+"""The largest cohort that :func:`dynamic` groups by
+:func:`fedjax_sim.engine.groups.smallest_groups`; a larger one by
+:func:`fedjax_sim.engine.groups.first_fit`. The search takes 4¹²/3 steps, and 4 times as many for
+each client more."""
 
 
 class Models(NamedTuple):
@@ -43,33 +47,34 @@ class Models(NamedTuple):
     used: Array
 
 
-def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
+@part
+def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast:
     r"""Iterative federated clustering: K models, each the mean of the clients that chose it.
 
     .. math:: \hat\jmath_k = \arg\min_j F_k(\theta_j), \qquad
               \theta_j \leftarrow
               \sum_{k: \hat\jmath_k = j} \frac{a_k}{\sum_{i: \hat\jmath_i = j} a_i} w_k
 
-    with the weights a_k of the round, after its screens, and the aggregator of the composition in
-    the place of the mean; its server moves the model of all, not these. A model that nobody chose
-    stays as it is.
-    The first model is the server model's initial one; the others have the entries of each of its
-    weight arrays in another random order: where an initialiser draws them independently, as good a
-    random start as the first, and another one for every seed.
+    a_k are the weights of the round after its pre-aggregations, and the aggregator of the
+    composition takes the place of the mean; its server update moves the server model, not these. A
+    model that no client chose stays as it is.
+
+    The first model is the initial server model. Each other one has the entries of every weight
+    array in another random order: if an initialiser draws them independently, this is as good a
+    random start as the first, and differs from seed to seed.
 
     Args:
-        clusters: K.
+        clusters: K, the models at the server.
         objective: F_k, evaluated on all samples of the client, in training mode.
-        batch_size: rows at once.
+        batch_size: the samples that are evaluated at once.
 
     Returns:
-        A dispatch; the tag is the model's number ``int32[]``, the lower of equals.
+        A broadcast; the tag is the chosen model's number ``int32[]``, the lowest of equals.
 
     Raises:
         ValueError: if clusters or batch_size is below 1.
 
-    Source: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated
-    learning", NeurIPS 2020, Algorithm 1 (model averaging).
+    Source: Ghosh et al. 2020 <https://arxiv.org/abs/2006.04088>, Algorithm 1 (model averaging).
 
     Example:
         >>> def squared_error(params, state, received, batch, key):
@@ -96,7 +101,7 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
         models = [variables, *(other(j) for j in range(1, clusters))]
         return Models(jax.tree.map(lambda *a: jnp.stack(a), *models), jnp.int32(clusters))
 
-    def absorb(
+    def update(
         state: Models,
         server: Variables,
         models: Variables,
@@ -106,49 +111,50 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Dispatch:
     ) -> Models:
         return state._replace(variables=_reduced(aggregator, state, models, weights, cohort.tag))
 
-    return Dispatch(
+    return Broadcast(
         init=init,
         send=_lowest_loss(objective, batch_size),
-        absorb=absorb,
+        update=update,
         offered=lambda state: state.used,
         several=True,
     )
 
 
+@part
 def dynamic(
     limit: float | None, by: By, slots: int, objective: Objective, batch_size: int = 50
-) -> Dispatch:
+) -> Broadcast:
     r"""Dynamic clustering: the smallest number of groups within which all clients agree.
 
     .. math:: w_k^0 = \arg\min_{w \in W} F_k(w), \qquad
               W \leftarrow \Bigl\{ \sum_{k \in G} \frac{a_k}{\sum_{i \in G} a_i} w_k :
               G \in \mathrm{Cluster}_C \Bigr\}
 
-    with weights and aggregator as :func:`ifca` has them. Every pair of a group is within C: the
-    angle between their updates :math:`c_k = w_k - w_k^0`, or the Euclidean distance of their
-    weights :math:`w_k`. No grouping has fewer groups where at most ``EXACT`` models meet; of more,
-    the groups are those of :func:`first_fit`. Which of several smallest groupings is taken follows
-    from the clients' numbers alone. At first W is the server model.
+    with the weights and the aggregator that :func:`ifca` uses. Every pair of a group is within C:
+    the angle between their updates :math:`c_k = w_k - w_k^0`, or the Euclidean distance of their
+    weights :math:`w_k`. If at most ``EXACT`` models meet, no grouping has fewer groups; for more
+    models the groups are those of :func:`fedjax_sim.engine.groups.first_fit`. Which of several
+    smallest groupings is taken follows from the clients' numbers alone. At first W is the server
+    model.
 
     Args:
-        limit: C; of "angle" in degrees, at most 180 (None: 90), where float32 tells 0.05 apart; of
-          "distance" it must be given: what is near depends on the model.
+        limit: C; for "angle" in degrees, at most 180 (None: 90), where float32 tells 0.05 apart;
+          for "distance" it must be given, since what is near depends on the model.
         by: "angle" or "distance", over all weights (BatchNorm statistics do not count). A client
           that did not move is at an angle of 0 to all.
-        slots: S, the most models that meet, and so the most groups: W has room for so many.
+        slots: S, the most models that meet, and so the most groups: W has room for that many.
         objective: F_k, evaluated on all samples of the client, in training mode.
-        batch_size: rows at once.
+        batch_size: the samples that are evaluated at once.
 
     Returns:
-        A dispatch for schedules in which all slots are due together; the tag is the number in W of
-        the model ``int32[]``, the lower of equals.
+        A broadcast for schedules in which all slots are due together; the tag is the chosen model's
+        number in W ``int32[]``, the lowest of equals.
 
     Raises:
         ValueError: if a setting is out of range.
 
-    Source: Vo, Rakotobe, "How to deal with non-IID data in federated learning", Algorithm 4; it
-    prints plain means, which equal weights give, and adds to W without end, where here the groups
-    of a round replace those before.
+    Source: Vo, Rakotobe 2020 <vo2020how>, Algorithm 4, which prints plain means (as equal weights
+    give) and adds to W without end; here the groups of a round replace those before.
     """
     if by not in ("angle", "distance"):
         raise ValueError(f"by must be 'angle' or 'distance', got {by!r}")
@@ -159,7 +165,7 @@ def dynamic(
         raise ValueError(f"limit must be {allowed}, got {limit}")
     _check_at_least_one(slots=slots, batch_size=batch_size)
 
-    def absorb(
+    def update(
         state: Models,
         server: Variables,
         models: Variables,
@@ -167,7 +173,7 @@ def dynamic(
         cohort: Cohort,
         aggregator: Aggregator,
     ) -> Models:
-        # By client: neither the result nor its order may depend on places. Absent rows come last.
+        # By client: neither the result nor its order may depend on rows. Absent ones come last.
         row = jnp.argsort(jnp.where(weights > 0, cohort.client, 2**31 - 1))[:slots]
         models, weights, tag = tree.take((models, weights, cohort.tag), row)
         present = weights > 0
@@ -180,112 +186,37 @@ def dynamic(
         reduced = _reduced(aggregator, state, models, weights, group)
         return Models(reduced, jnp.where(count > 0, count, state.used))
 
-    return Dispatch(
+    return Broadcast(
         init=lambda variables: Models(tree.stack_copies(variables, slots), jnp.int32(1)),
         send=_lowest_loss(objective, batch_size),
-        absorb=absorb,
+        update=update,
         offered=lambda state: state.used,
         several=True,
     )
 
 
-def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
-    r"""The smallest number of groups of which every pair is near: a minimum clique cover.
-
-    By dynamic programming over sets of rows: f(∅) = 0 and
-
-    .. math:: f(X) = 1 + \min_{G \subseteq X,\ \max X \in G,\ G\text{ a clique}} f(X \setminus G)
-
-    which takes 4ⁿ/3 steps.
-
-    Args:
-        near: ``bool[n, n]``, symmetric; the diagonal does not count. n is at most 15 or so.
-        present: ``bool[n]``, the rows to group.
+@part
+def models_taken() -> Diagnostic:
+    """How many different models the cohort started from: ``models_taken``.
 
     Returns:
-        ``int32[n]``, the group of each row, n of an absent one; ``int32[]``, how many there are.
-
-    Example:
-        >>> path = jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)[None]) <= 1  # 0 - 1 - 2 - 3
-        >>> group, count = smallest_groups(path, jnp.ones(4, bool))
-        >>> group.tolist(), int(count)
-        ([1, 1, 0, 0], 2)
+        A diagnostic that reports ``models_taken``, ``f32[]``.
     """
-    n = len(present)
-    bit = 2 ** jnp.arange(n, dtype=jnp.int32)
-    strangers = jnp.sum(jnp.where(near, 0, bit[None]), axis=1, dtype=jnp.int32)
-    # Of each set of the rows so far: whether it is a clique, f, and what is left of it.
-    clique, least, left = jnp.ones(1, bool), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
-    for i in range(n):
-        lower = jnp.arange(2**i, dtype=jnp.int32)
-        joins = clique & (lower & strangers[i] == 0)
-        others, rest = lower[:, None], lower[None]  # X without row i, and X \ G
-        allowed = (rest & ~others == 0) & joins[others ^ rest]
-        f = jnp.where(allowed, least[None], n)
-        clique = jnp.concatenate([clique, joins])
-        least = jnp.concatenate([least, 1 + jnp.min(f, axis=1)])
-        left = jnp.concatenate([left, jnp.argmin(f, axis=1).astype(jnp.int32)])
-
-    def split(g: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        rows, group = carry
-        return left[rows], jnp.where((rows ^ left[rows]) & bit > 0, g, group)
-
-    everyone = jnp.sum(jnp.where(present, bit, 0), dtype=jnp.int32)
-    count = least[everyone]
-    group = jax.lax.fori_loop(0, count, split, (everyone, jnp.full(n, n, jnp.int32)))[1]
-    return group, count
-
-
-def first_fit(near: Array, present: Array) -> tuple[Array, Array]:
-    """Groups of which every pair is near, few but not always the fewest.
-
-    Row after row, those with the fewest near ones first, joins the first group that it is near to
-    as a whole, or opens one. Where being near is transitive these are the fewest groups.
-
-    Args:
-        near: ``bool[n, n]``, symmetric; the diagonal does not count.
-        present: ``bool[n]``, the rows to group.
-
-    Returns:
-        As :func:`smallest_groups`.
-
-    Source: the greedy colouring of the complement graph (Welsh, Powell 1967).
-
-    >>> path = jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)[None]) <= 1  # 0 - 1 - 2 - 3
-    >>> first_fit(path, jnp.array([True, True, False, True]))[0].tolist()
-    [1, 1, 4, 0]
-    """
-    n = len(present)
-    company = jnp.sum(near & present[None], axis=1)
-    order = jnp.argsort(company, stable=True)
-
-    def place(i: Array, member: Array) -> Array:
-        row = order[i]
-        fits = jnp.all(near[row][None] | ~member, axis=1)  # an empty group fits
-        return member.at[jnp.argmax(fits), row].set(present[row])
-
-    member = jax.lax.fori_loop(0, n, place, jnp.zeros((n, n), bool))
-    group = jnp.where(present, jnp.argmax(member, axis=0).astype(jnp.int32), n)
-    return group, jnp.sum(jnp.any(member, axis=1), dtype=jnp.int32)
-
-
-def models_taken() -> Probe:
-    """How many different models the cohort started from: ``models_taken``."""
 
     def measure(
         key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
     ) -> tuple[dict[str, Array], PyTree]:
-        visited = cohort.client < cohort.data.start.shape[-1] - 1
+        visited = cohort.present
         same = (cohort.tag[:, None] == cohort.tag[None]) & visited[None]
         earlier = jnp.any(jnp.tril(same, -1), axis=1)
         taken = jnp.sum(visited & ~earlier, dtype=jnp.float32)
         return {"models_taken": taken}, state
 
-    return Probe(init=lambda variables, data: (), measure=measure)
+    return Diagnostic(init=lambda variables, data: (), measure=measure)
 
 
 def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[Variables, Array]]:
-    """``Dispatch.send`` of the model in :class:`Models` with the lowest loss on the client."""
+    """``Broadcast.send`` of the model in :class:`Models` with the lowest loss on the client."""
 
     def loss(variables: Variables, client: ClientView) -> Array:
         params, state = variables
@@ -314,10 +245,10 @@ def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[V
 def _reduced(
     aggregator: Aggregator, state: Models, models: Variables, weights: Array, group: Array
 ) -> Variables:
-    """Each group's rows aggregated; the old model where a group has none."""
+    """Each group's rows aggregated; the old model if a group has none."""
     room = len(jax.tree.leaves(state.variables)[0])
 
-    # One group after another: a stack for each would be room times the models in flight.
+    # One group after another: stacks for all would take room times the memory of one.
     def of(task: tuple[Array, Variables]) -> Variables:
         number, old = task
         own = jnp.where(group == number, weights, 0)
@@ -339,7 +270,7 @@ def _angles_within(updates: PyTree, degrees: float) -> Array:
 def _distances_within(weights: PyTree, limit: float) -> Array:
     """``bool[S, S]``: whether the Euclidean distance of two rows is at most ``limit``."""
 
-    # Row by row: from a product of all with all, small differences of long vectors are lost.
+    # Row by row: a product of all with all would lose small differences of long vectors.
     def to_all(row: PyTree) -> Array:
         squares = jax.tree.map(
             lambda a, r: jnp.sum((a - r[None]).reshape(len(a), -1) ** 2, axis=1), weights, row

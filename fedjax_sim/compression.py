@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     ClientData,
     ClientView,
     LocalUpdate,
+    Origin,
     PyTree,
     Server,
     Trained,
     Variables,
+    part,
+    shown,
+    wrap,
 )
-
-CHANCE = 2**31 - 3
-"""Folded into a key for the code, so that what it wraps has the same chance as without it.
-
-Of a client's key for a round others take -1 (the dispatch's choice), -2 (whole gradients) and -4
-(the initial loss); the epochs count from 0.
-"""
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.streams import Client, stream
 
 
 class Compressor(NamedTuple):
@@ -36,12 +35,18 @@ class Compressor(NamedTuple):
     Attributes:
         compress: ``(key, x f32[n]) -> f32[n]``, what the receiver decodes.
         bytes: ``(n: int) -> int``, the size of the message.
+        origin: the call that made it.
     """
 
     compress: Callable[[Array, Array], Array]
     bytes: Callable[[int], int]
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
 
 
+@part
 def ternary(sparsity: float) -> Compressor:
     r"""The largest entries, as a sign times their mean magnitude (sparse ternary compression).
 
@@ -52,7 +57,7 @@ def ternary(sparsity: float) -> Compressor:
     positions, Golomb-coded (:func:`position_bits`), k signs and μ in 32 bits.
 
     Args:
-        sparsity: p, the share of entries that is sent.
+        sparsity: p, the share of an update's entries that is sent.
 
     Returns:
         A compressor.
@@ -60,8 +65,7 @@ def ternary(sparsity: float) -> Compressor:
     Raises:
         ValueError: if sparsity is out of range.
 
-    Source: Sattler, Wiedemann, Müller, Samek, "Robust and communication-efficient federated
-    learning from non-i.i.d. data", 2019, Algorithm 1.
+    Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 1.
 
     >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
     >>> ternary(0.5).compress(jax.random.key(0), x).tolist()
@@ -81,15 +85,16 @@ def ternary(sparsity: float) -> Compressor:
     return Compressor(compress, lambda n: _sparse_bytes(sparsity, n, value_bits=1, head_bits=32))
 
 
+@part
 def top_k(sparsity: float) -> Compressor:
-    r"""The largest entries, whole.
+    r"""The largest entries, unchanged.
 
     .. math:: C(x)_i = x_i \text{ if } i \in K \text{ else } 0
 
     K as in :func:`ternary`. A message is the k positions, Golomb-coded, and k values of 32 bits.
 
     Args:
-        sparsity: p, the share of entries that is sent; 1 changes nothing.
+        sparsity: p, the share of an update's entries that is sent; 1 changes nothing.
 
     Returns:
         A compressor.
@@ -97,7 +102,7 @@ def top_k(sparsity: float) -> Compressor:
     Raises:
         ValueError: if sparsity is out of range.
 
-    Source: Aji, Heafield, "Sparse communication for distributed gradient descent", 2017.
+    Source: Aji, Heafield 2017 <https://arxiv.org/abs/1704.05021>.
 
     >>> top_k(0.5).compress(jax.random.key(0), jnp.array([1.0, -4.0, 0.5, 2.0])).tolist()
     [0.0, -4.0, 0.0, 2.0]
@@ -111,19 +116,20 @@ def top_k(sparsity: float) -> Compressor:
     return Compressor(compress, lambda n: _sparse_bytes(sparsity, n, value_bits=32, head_bits=0))
 
 
+@part
 def stochastic_quantisation(levels: int) -> Compressor:
-    r"""Every entry rounded by chance to one of s levels of the norm (QSGD), without bias.
+    r"""Every entry rounded at random, without bias, to one of s levels of the norm (QSGD).
 
     .. math:: C(x)_i = \lVert x \rVert_2 \operatorname{sign}(x_i)\,\xi_i, \qquad
               \xi_i \in \{\tfrac{l}{s}, \tfrac{l+1}{s}\}, \quad
               \mathbb{E}\,\xi_i = \frac{|x_i|}{\lVert x \rVert_2}
 
     A message is the norm in 32 bits and a code of fixed length for each entry,
-    :math:`\lceil \log_2(2s+1) \rceil` bits; the paper's Elias code is shorter where most entries
-    are 0, by as much as the data decide.
+    :math:`\lceil \log_2(2s+1) \rceil` bits; the paper's Elias code is shorter if most entries are
+    0, by an amount that depends on the data.
 
     Args:
-        levels: s.
+        levels: s, the levels between 0 and the norm.
 
     Returns:
         A compressor. Its error can exceed the entry's own size: use it without feedback.
@@ -131,8 +137,7 @@ def stochastic_quantisation(levels: int) -> Compressor:
     Raises:
         ValueError: if levels is out of range.
 
-    Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-efficient SGD via
-    gradient quantization and encoding", 2017, section 3.1.
+    Source: Alistarh et al. 2017 <https://arxiv.org/abs/1610.02132>, section 3.1.
 
     >>> stochastic_quantisation(1).compress(jax.random.key(0), jnp.array([0.0, -2.0])).tolist()
     [0.0, -2.0]
@@ -153,14 +158,14 @@ def stochastic_quantisation(levels: int) -> Compressor:
 
 
 def position_bits(share: float) -> float:
-    r"""Bits of one position, Golomb-coded, where a random ``share`` of all entries is sent.
+    r"""Bits of one Golomb-coded position if a random ``share`` of all entries is sent.
 
     .. math:: b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}, \qquad
               b^* = 1 + \Bigl\lfloor \log_2 \frac{\log(\varphi - 1)}{\log(1-p)} \Bigr\rfloor
 
-    with p the share and φ the golden ratio; b* at least 0, and 0 bits where all are sent.
+    with p the share and φ the golden ratio; b* at least 0, and 0 bits if all are sent.
 
-    Source: Sattler et al. 2019, on Golomb encoding.
+    Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, on Golomb encoding.
 
     >>> round(position_bits(1 / 400), 2)
     10.11
@@ -173,21 +178,23 @@ def position_bits(share: float) -> float:
     return float(fixed + 1 / (1 - (1 - share) ** 2**fixed))
 
 
+@part
 def compressed(local: LocalUpdate, compressor: Compressor, *, feedback: bool = True) -> LocalUpdate:
-    r"""A local update whose model goes up as the received one and a compressed step.
+    r"""A local update that uploads its model as a compressed step from the one that it received.
 
     .. math:: \tilde\Delta_k = C(\Delta_k + r_k), \qquad
               r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k, \qquad
               w_k = w_{recv} + \tilde\Delta_k
 
-    The client keeps its residual :math:`r_k` (n floats) until its next visit. What is sent is also
-    what goes on where a model stays in flight: under redistribution the next client receives it,
-    and a client that keeps its model for several rounds (phase shift) trains on from it and uploads
-    one message for each (also counted of the first and last groups, which train for fewer). The
-    receiver must know what the client had received, as a server does, and RADFed's through which
-    models pass on; a model that goes from client to client (gossip) or comes down goes whole. The
-    other variables (BatchNorm statistics) go whole. Put this around a personal model's wrapper
-    (``compressed(ditto(local))``), whose own model is never sent.
+    The client keeps its residual :math:`r_k` (n floats) until its next visit. A model that stays in
+    flight goes on as it was sent: under redistribution the next client receives it so, and a client
+    that keeps its model for several rounds (phase shift) trains on from it and uploads one message
+    for each round (as many are counted for the first and last groups, which train for fewer).
+
+    The receiver must know what the client had received. A server does, even one that passes models
+    on (RADFed); a model that goes from client to client (gossip), or down, is sent whole. The other
+    variables (BatchNorm statistics) go whole. Put this around the wrapper of a personal model
+    (``compressed(ditto(local))``): that model is never sent.
 
     Args:
         local: what trains.
@@ -197,40 +204,46 @@ def compressed(local: LocalUpdate, compressor: Compressor, *, feedback: bool = T
     Returns:
         A local update.
 
-    Source: Sattler et al. 2019, Algorithm 2 (clients).
+    Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (clients).
 
     >>> import optax
-    >>> from fedjax_sim.local import local_sgd
+    >>> from fedjax_sim.client.local import local_sgd
     >>> local = compressed(local_sgd(lambda *_: 0.0, optax.sgd(0.1)), top_k(0.01))
     >>> local.upload_bytes(Variables(jnp.zeros(10_000), {}), 1)
     502
     """
 
-    def memory(variables: Variables) -> PyTree:
-        return local.memory(variables), _no_residual(variables, feedback=feedback)
+    def wrapper(local: LocalUpdate) -> LocalUpdate:
+        def client_state(variables: Variables) -> PyTree:
+            return local.client_state(variables), _no_residual(variables, feedback=feedback)
 
-    def train(
-        key: Array, variables: Variables, client: ClientView, memory: PyTree, shared: PyTree
-    ) -> Trained:
-        kept, residual = memory
-        trained = local.train(key, variables, client, kept, shared)
-        params, residual = _sent(
-            compressor, key, variables.params, trained.variables.params, residual
+        def train(
+            key: Array,
+            variables: Variables,
+            client: ClientView,
+            client_state: PyTree,
+            shared_state: PyTree,
+        ) -> Trained:
+            kept, residual = client_state
+            trained = local.train(key, variables, client, kept, shared_state)
+            params, residual = _sent(
+                compressor, key, variables.params, trained.variables.params, residual
+            )
+            sent = trained.variables._replace(params=params)
+            return trained._replace(variables=sent, client_state=(trained.client_state, residual))
+
+        def upload_bytes(variables: Variables, visits: int) -> int:
+            message = _message_bytes(compressor, variables, visits)
+            return min(local.upload_bytes(variables, visits), message)
+
+        return dataclasses.replace(
+            local, client_state=client_state, train=train, upload_bytes=upload_bytes
         )
-        sent = trained.variables._replace(params=params)
-        return trained._replace(variables=sent, memory=(trained.memory, residual))
 
-    def change(**settings: Any) -> LocalUpdate:
-        return compressed(local.change(**settings), compressor, feedback=feedback)
-
-    def upload_bytes(variables: Variables, visits: int) -> int:
-        return min(
-            local.upload_bytes(variables, visits), _message_bytes(compressor, variables, visits)
-        )
-
-    return local._replace(memory=memory, train=train, change=change, upload_bytes=upload_bytes)
+    return wrap(wrapper, local)
 
 
+@part
 def compress_server(server: Server, compressor: Compressor, *, feedback: bool = True) -> Server:
     r"""A server that moves by a compressed step, so that clients can follow it by messages.
 
@@ -239,9 +252,9 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
 
     with Δ the step of the wrapped server. A client that returns after τ updates needs all τ
     messages, or the model whole if that is less. τ is taken as the mean number of updates between
-    two downloads, N/m where m clients a round are sent the server model: for other numbers with
-    this mean, traffic is at most that. The first model is taken as known, drawn from a seed. A
-    model that is not the server's (redistributed, of a cluster) goes whole.
+    two downloads: N/m if m clients a round are sent the server model. If the numbers vary about
+    this mean, the traffic is at most what is counted. The initial model is taken as known, since a
+    seed gives it. A model that is not the server's (redistributed, of a cluster) is sent whole.
 
     Args:
         server: what moves.
@@ -251,10 +264,11 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
     Returns:
         A server.
 
-    Source: Sattler et al. 2019, Algorithm 2 (server), and its update caching for clients that
-    take part now and then: a sum of τ messages, of at most τ times the bytes.
+    Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (server), and its
+    update caching for clients that take part now and then, which sends a sum of τ messages, of at
+    most τ times the bytes.
 
-    >>> from fedjax_sim.server import replace
+    >>> from fedjax_sim.server.update import replace
     >>> w = Variables(jnp.zeros(10_000), {})
     >>> server = compress_server(replace(), ternary(0.01))
     >>> [server.download_bytes(w, updates) for updates in (1, 5, 1000)]
@@ -286,7 +300,7 @@ def _sent(
     step = (ravel_pytree(new)[0] - start).astype(jnp.float32)
     feedback = residual is not None
     step = step + residual if feedback else step
-    arrived = compressor.compress(jax.random.fold_in(key, CHANCE), step)
+    arrived = compressor.compress(stream(key, Client.COMPRESSION), step)
     return unravel(start + arrived.astype(start.dtype)), step - arrived if feedback else None
 
 
@@ -320,7 +334,7 @@ def _largest(x: Array, count: int) -> Array:
     """Which ``count`` entries of ``x f32[n]`` are largest in magnitude, ``bool[n]``."""
     if count == x.size:
         return jnp.ones(x.shape, bool)
-    # Floats at least 0 are ordered as their bits: the count-th largest is found bit by bit, in 31
+    # Floats of at least 0 are ordered as their bits: the count-th largest is found by bit, in 31
     # passes. 1.6 M entries on a CPU core: 20 ms for any count; top_k takes 16 ms for 1/400 of them,
     # 390 ms for half; a sort 410 ms.
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)

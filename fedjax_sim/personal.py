@@ -2,54 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     ClientView,
+    Correction,
     Done,
-    Drift,
     LocalUpdate,
     Personal,
     PyTree,
     Trained,
     Variables,
+    part,
+    wrap,
 )
+from fedjax_sim.engine import tree
 
 
-def received() -> Personal:
-    """The model that the client would start from: of several at the server, its own choice."""
-    return lambda key, received, client, memory: received
+@part
+def as_received() -> Personal:
+    """The model that the client would start from; if the server has several, the client's choice.
+
+    Returns:
+        The personal model.
+    """
+    return lambda key, received, client, client_state: received
 
 
+@part
 def fine_tuned(local: LocalUpdate) -> Personal:
-    r"""The model that the client would start from, trained on the client's own samples.
+    """The model that the client would start from, trained on the client's own samples.
 
     Args:
-        local: how; it starts as at a client's first visit, and nothing of it is kept.
+        local: trains it, as at a client's first visit; nothing of that is kept.
 
     Returns:
         The personal model.
 
     Raises:
-        ValueError: when it first tunes, if local compresses.
+        ValueError: in the first evaluation, if local compresses.
 
-    Source: Wang et al., "Federated evaluation of on-device personalization", 2019.
+    Source: Wang et al. 2019 <https://arxiv.org/abs/1910.10252>.
     """
 
-    def tune(key: Array, received: Variables, client: ClientView, memory: PyTree) -> Variables:
+    def tune(
+        key: Array, received: Variables, client: ClientView, client_state: PyTree
+    ) -> Variables:
         _refuse_compressed(local, received)
-        start = local.memory(received), local.shared(received)
+        start = local.client_state(received), local.shared_state(received)
         return local.train(key, received, client, *start).variables
 
     return tune
 
 
-class Kept(NamedTuple):
+class Stored(NamedTuple):
     """What a client of :func:`ditto` keeps.
 
     Attributes:
@@ -61,83 +72,95 @@ class Kept(NamedTuple):
     inner: PyTree
 
 
+@part
 def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> LocalUpdate:
-    r"""Beside the shared model every client trains one of its own, held near the shared one.
+    r"""A local update that also trains a model of the client's own, held near the shared one.
 
     .. math:: \min_{v_k} h_k(v_k; w_t) = F_k(v_k) + \frac{\lambda}{2} \lVert v_k - w_t \rVert^2
 
     At each visit v_k goes on from where it was, towards the w_t that the client has just received;
-    w_k is trained, sent and reported as without it. v_k starts as the server's first model and
-    never leaves the client. Wrap what changes the message (compression) around this. The terms that
-    local adds to w_k's gradients against drift are no part of h_k and do not act on v_k.
+    w_k is trained, sent and reported as if there were no v_k. The first v_k is the initial server
+    model; v_k never leaves the client. Wrappers that change the message (compression) go around
+    this one. The corrections of local's gradients are for w_k: they are no part of h_k and do not
+    act on v_k.
 
     Args:
         local: trains w_k.
-        lam: λ; 0 trains v_k on the client's samples alone.
-        own: trains v_k, with drift terms of its own if it has any; None: as w_k, on the same
-          minibatches, without w_k's drift terms. Its optimiser starts anew at each visit.
+        lam: λ, the pull towards the shared model; 0 trains v_k alone.
+        own: trains v_k, with corrections of its own if it has any; None: as w_k, on the same
+          minibatches, without w_k's corrections. Its optimiser starts afresh at each visit.
 
     Returns:
-        The local update; its memory has a model for every client.
+        The local update; its client state has a model for every client.
 
     Raises:
         ValueError: if lam is negative; when the state is initialised, if v_k would be compressed.
 
-    Source: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
-    personalization", ICML 2021, Algorithm 1.
+    Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
     Example:
         >>> import optax
-        >>> from fedjax_sim import local_sgd, models
-        >>> from fedjax_sim.objective import empirical_risk
+        >>> from fedjax_sim import empirical_risk, local_sgd, models
         >>> model = models.logistic((4,), 2)
         >>> local = ditto(local_sgd(empirical_risk(model), optax.sgd(0.1)), lam=0.1)
         >>> client = ClientView(jnp.ones((5, 4)), jnp.zeros(5, jnp.int32), jnp.arange(5),
         ...                     jnp.int32(0), jnp.int32(5), 5)
         >>> w = model.init(jax.random.key(0))
-        >>> kept = local.train(jax.random.key(1), w, client, local.memory(w), ((), ())).memory
-        >>> jax.tree.map(jnp.shape, kept.own.params)["Dense_0"]["Dense_0"]["kernel"]
+        >>> trained = local.train(jax.random.key(1), w, client, local.client_state(w), ((), ()))
+        >>> own = trained.client_state.own
+        >>> jax.tree.map(jnp.shape, own.params)["Dense_0"]["Dense_0"]["kernel"]
         (4, 2)
     """
     if not lam >= 0:
         raise ValueError(f"lam must be at least 0, got {lam}")
-    solver = (own or local.change(drift=None)).change(drift=(_towards_received(lam),))
+    given = (local,) if own is None else (local, own)
 
-    def memory(variables: Variables) -> Kept:
-        _refuse_compressed(solver, variables)
-        return Kept(variables, local.memory(variables))
+    def wrapper(local: LocalUpdate, own: LocalUpdate | None = None) -> LocalUpdate:
+        solver = own or local.change(corrections=None)
+        solver = solver.change(corrections=(_towards_received(lam),))
 
-    def train(
-        key: Array, variables: Variables, client: ClientView, memory: Kept, shared: PyTree
-    ) -> Trained:
-        trained = local.train(key, variables, client, memory.inner, shared)
-        # A memory that begins at the received model has it as the anchor of the drift term.
-        start = solver.memory(variables), solver.shared(variables)
-        moved = solver.train(key, memory.own, client, *start).variables
-        return trained._replace(memory=Kept(moved, trained.memory))
+        def client_state(variables: Variables) -> Stored:
+            _refuse_compressed(solver, variables)
+            return Stored(variables, local.client_state(variables))
 
-    def change(**settings: Any) -> LocalUpdate:
-        return ditto(local.change(**settings), lam, own and own.change(**settings))
+        def train(
+            key: Array,
+            variables: Variables,
+            client: ClientView,
+            client_state: Stored,
+            shared_state: PyTree,
+        ) -> Trained:
+            trained = local.train(key, variables, client, client_state.inner, shared_state)
+            # The correction pulls towards the model that its state is made from: the received one.
+            start = solver.client_state(variables), solver.shared_state(variables)
+            moved = solver.train(key, client_state.own, client, *start).variables
+            return trained._replace(client_state=Stored(moved, trained.client_state))
 
-    return local._replace(
-        memory=memory,
-        train=train,
-        change=change,
-        peers=local.peers or solver.peers,
-    )
+        return dataclasses.replace(
+            local, client_state=client_state, train=train, peers=local.peers or solver.peers
+        )
+
+    return wrap(wrapper, *given)
 
 
-def kept() -> Personal:
-    """The client's own model of :func:`ditto`, as its last visit left it."""
+@part
+def stored() -> Personal:
+    """The client's own model of :func:`ditto`, as its last visit left it.
 
-    def own(key: Array, received: Variables, client: ClientView, memory: PyTree) -> Variables:
-        def is_kept(part: PyTree) -> bool:
-            return isinstance(part, Kept)
+    Returns:
+        The personal model.
+    """
 
-        # Other wrappers may have put it deeper.
-        found = [part for part in jax.tree.leaves(memory, is_leaf=is_kept) if is_kept(part)]
+    def own(key: Array, received: Variables, client: ClientView, client_state: PyTree) -> Variables:
+        def is_stored(part: PyTree) -> bool:
+            return isinstance(part, Stored)
+
+        # Other wrappers may have nested it deeper.
+        found = [
+            part for part in jax.tree.leaves(client_state, is_leaf=is_stored) if is_stored(part)
+        ]
         if not found:
-            raise ValueError("kept() needs a local update with a personal model; see ditto")
+            raise ValueError("stored() needs a local update with a personal model; see ditto")
         return found[0].own
 
     return own
@@ -151,21 +174,21 @@ def _refuse_compressed(local: LocalUpdate, variables: Variables) -> None:
         )
 
 
-def _towards_received(lam: float) -> Drift:
-    """λ (v − w), with w the model that its memory began at."""
+def _towards_received(lam: float) -> Correction:
+    """λ (v - w), where w is the model that v's state was made from: the one that was received."""
 
-    def gradient(params: PyTree, start: PyTree, anchor: PyTree, shared: PyTree) -> PyTree:
+    def gradient(params: PyTree, start: PyTree, anchor: PyTree, shared_state: PyTree) -> PyTree:
         return jax.tree.map(lambda v, w: jnp.asarray(lam, v.dtype) * (v - w), params, anchor)
 
     def finish(
-        params: PyTree, start: PyTree, anchor: PyTree, shared: PyTree, done: Done
+        params: PyTree, start: PyTree, anchor: PyTree, shared_state: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
         return anchor, ()
 
-    return Drift(
-        memory=lambda params: params,
-        shared=lambda params: (),
+    return Correction(
+        client_state=lambda params: params,
+        shared_state=lambda params: (),
         gradient=gradient,
         finish=finish,
-        absorb=lambda shared, messages, samples, clients: shared,
+        reduce=lambda shared_state, messages, samples, clients: shared_state,
     )

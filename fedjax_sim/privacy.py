@@ -5,67 +5,73 @@ Two data sets are neighbours if they differ in all samples of one client.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree
 from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
     LocalUpdate,
+    PreAggregation,
     PyTree,
-    Screen,
     Selection,
     Variables,
+    part,
+    wrap,
 )
+from fedjax_sim.engine import tree
 
 Sampling = Literal["poisson", "fixed"]
 
 OVERFLOW = 1e-6
-"""The most that a Poisson cohort may be larger than its slots, as a probability in each round."""
+"""The probability that a round's Poisson cohort is larger than its slots is at most this."""
 
 
-def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: float) -> Screen:
+@part
+def gaussian_mechanism(
+    clip: float, noise_multiplier: float, clients_per_round: float
+) -> PreAggregation:
     r"""Makes the mean of the models a noisy sum of clipped updates over a fixed denominator.
 
     .. math:: w_t + \frac1m \Bigl(\sum_{k \in U_t} \Delta_k \min\bigl(1,
               \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + \mathcal{N}(0, z^2 C^2 I)\Bigr)
 
-    m is the expected cohort, whatever the cohort was: a denominator that follows it would tell who
-    took part. Every row is changed so that the plain mean, which must be the aggregator, gives
-    this: absent ones become :math:`w_t`, and all weigh 1. A round without any client is noise. An
-    update that is not finite counts as 0, so that the bound holds for whatever is sent.
+    m is the size of the expected cohort, not of the actual one, which would reveal who took part.
+    Every row is changed so that the plain mean, which must be the aggregator, gives this: absent
+    rows become :math:`w_t`, and all weigh 1. A round without any client is noise alone. An update
+    that is not finite counts as 0, so that the bound holds for anything that is sent.
 
     The server's models are private as long as nothing else leaves the clients: a composition of
-    your own needs :func:`unshared` around its local update. The losses that the simulator reports,
-    and rows of single clients, are not. The noise is drawn by JAX's generator in floating point:
-    right for experiments, not hardened against an attacker who exploits either.
+    your own needs :func:`private` around its local update. The losses that the simulator reports,
+    and rows of single clients, are not private. The noise is drawn by JAX's generator in floating
+    point: right for experiments, but not hardened against an attacker who exploits either.
 
     Args:
-        clip: C, the largest L2 norm of an update over all parameters.
-        noise_multiplier: z, the noise's standard deviation over C.
+        clip: C, the largest L2 norm of a client's update, which is scaled down to it.
+        noise_multiplier: z, the noise's standard deviation divided by C.
         clients_per_round: m = qN, the expected cohort.
 
     Returns:
-        A screen without state.
+        A pre-aggregation without state.
 
     Raises:
         ValueError: if a setting is out of range, or the model has non-trainable variables:
             BatchNorm's statistics would leave without noise.
 
-    Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
-    models", 2018, Algorithm 1 with the estimator of fixed denominator and weights 1.
+    Source: McMahan et al. 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1 with the estimator
+    of fixed denominator and weights 1.
     """
     if not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
     if not 0 <= noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be at least 0 and finite, got {noise_multiplier}")
     if noise_multiplier > 0 and math.isinf(clip):
-        raise ValueError(f"clip must be finite where noise is added, got {clip}")
+        raise ValueError(f"clip must be finite if noise is added, got {clip}")
     if not clients_per_round > 0:
         raise ValueError(f"clients_per_round must be positive, got {clients_per_round}")
     deviation = noise_multiplier * clip / clients_per_round if noise_multiplier else 0.0
@@ -84,13 +90,13 @@ def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: 
     ) -> tuple[PyTree, Array, PyTree]:
         if jax.tree.leaves(cohort.tag):
             raise ValueError(
-                "dispatch must be latest() to be private: the noise is for one server model"
+                "broadcast must be latest() to be private: the noise is for one server model"
             )
         server = cohort.received.params
         updates = jax.tree.map(jnp.subtract, models.params, server)
         norms = jax.vmap(tree.norm)(updates)
         counted = (weights > 0) & jnp.isfinite(norms)
-        # The mean will divide by the rows, present or absent.
+        # The mean will divide by the number of rows, present or absent.
         scale = len(weights) / clients_per_round * jnp.minimum(1, clip / norms)
         noise = _normal(key, server, deviation)
 
@@ -101,15 +107,16 @@ def gaussian_mechanism(clip: float, noise_multiplier: float, clients_per_round: 
         params = jax.tree.map(row, server, updates, noise)
         return models._replace(params=params), jnp.ones_like(weights), state
 
-    return Screen(init, apply)
+    return PreAggregation(init, apply)
 
 
-def unshared(local: LocalUpdate) -> LocalUpdate:
+@part
+def private(local: LocalUpdate) -> LocalUpdate:
     """The same local update, refused if more than its model would leave a client.
 
     What is shared through the server (SCAFFOLD's variates, the losses behind an adaptive μ, a mean
     ``optimizer_state``) is neither clipped nor noisy, and samples that other clients train on
-    (FedMix) are in more updates than one: :func:`epsilon` is void with either.
+    (FedMix) are in more updates than one: with either, :func:`epsilon` does not hold.
 
     Args:
         local: the local update.
@@ -121,31 +128,34 @@ def unshared(local: LocalUpdate) -> LocalUpdate:
         ValueError: if local needs the other clients' samples; when the state is initialised, if it
             shares anything.
     """
-    if local.peers or local.opening is not None:
-        raise ValueError(
-            "local must do without the other clients' samples to be private, got "
-            f"peers={local.peers}, opening={local.opening}"
-        )
 
-    def shared(variables: Variables) -> PyTree:
-        state = local.shared(variables)
-        if jax.tree.leaves(state):
+    def wrapper(local: LocalUpdate) -> LocalUpdate:
+        if local.peers or local.setup_traffic is not None:
             raise ValueError(
-                "local must share nothing through the server to be private: it has a drift "
-                "(SCAFFOLD, an adaptive mu) or an optimizer_state='average' that does"
+                "local must do without the other clients' samples to be private, got "
+                f"peers={local.peers}, setup_traffic={local.setup_traffic}"
             )
-        return state
 
-    def change(**settings: Any) -> LocalUpdate:
-        return unshared(local.change(**settings))
+        def shared_state(variables: Variables) -> PyTree:
+            state = local.shared_state(variables)
+            if jax.tree.leaves(state):
+                raise ValueError(
+                    "local must share nothing through the server to be private: it has a "
+                    "correction (SCAFFOLD, an adaptive mu) or an optimizer_state='average' that "
+                    "does"
+                )
+            return state
 
-    return local._replace(shared=shared, change=change)
+        return dataclasses.replace(local, shared_state=shared_state)
+
+    return wrap(wrapper, local)
 
 
+@part
 def poisson(clients_per_round: float) -> Selection:
     """Every client joins each round by its own coin, with probability q = m/N.
 
-    Joiners beyond the slots are dropped at random; see :func:`slots_for`.
+    Clients beyond the number of slots are dropped at random; see :func:`slots_for`.
 
     Args:
         clients_per_round: m, the expected cohort.
@@ -156,32 +166,33 @@ def poisson(clients_per_round: float) -> Selection:
     Raises:
         ValueError: if there are fewer than m clients, or m is not positive.
 
-    Source: McMahan et al. 2018, Algorithm 1.
+    Source: McMahan et al. 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1.
     """
     if not clients_per_round > 0:
         raise ValueError(f"clients_per_round must be positive, got {clients_per_round}")
 
     def init(variables: Variables, data: ClientData, execution: object) -> PyTree:
         del variables, execution
-        if clients_per_round > (clients := len(data.start) - 1):
+        if clients_per_round > data.clients:
             raise ValueError(
-                f"clients_per_round must be at most the {clients} clients, got {clients_per_round}"
+                f"clients_per_round must be at most the {data.clients} clients, got "
+                f"{clients_per_round}"
             )
         return ()
 
     def draw(
-        key: Array, state: PyTree, data: ClientData, held: Array, vacant: Array, visits: Array
+        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
     ) -> tuple[Array, PyTree]:
-        del held, visits
-        clients, slots = len(data.start) - 1, len(vacant)
+        del clients, visits
+        slots = len(free)
         # Whole random words: a float32 in [0, 1) has 23 bits, coarse for a small q.
-        coin = jax.random.bits(key, (clients,), jnp.uint32)
-        heads = max(1, round(clients_per_round / clients * 2**32)) - 1
+        coin = jax.random.bits(key, (data.clients,), jnp.uint32)
+        heads = max(1, round(clients_per_round / data.clients * 2**32)) - 1
         first = jnp.argsort(coin)[:slots].astype(jnp.int32)
-        joined = jnp.where(coin[first] <= jnp.uint32(heads), first, clients)
-        return jnp.pad(joined, (0, slots - len(first)), constant_values=clients), state
+        joined = jnp.where(coin[first] <= jnp.uint32(heads), first, data.clients)
+        return jnp.pad(joined, (0, slots - len(first)), constant_values=data.clients), state
 
-    return Selection(init=init, draw=draw, held=False, spare=True, active=clients_per_round)
+    return Selection(init=init, draw=draw, sticky=False, may_idle=True, active=clients_per_round)
 
 
 def slots_for(clients_per_round: float) -> int:
@@ -189,13 +200,14 @@ def slots_for(clients_per_round: float) -> int:
 
     The tail is Poisson's, which bounds that of any number of clients.
 
+    Source: Anderson, Samuels 1967 <anderson1967some>, for the bound.
+
     >>> slots_for(100)
     151
     """
-    from scipy import stats  # half a second, which only this is worth
+    from scipy import stats  # here, because the import takes half a second
 
-    # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean
-    # (Anderson, Samuels 1967).
+    # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean.
     return int(stats.poisson.isf(OVERFLOW, clients_per_round))
 
 
@@ -208,18 +220,18 @@ def epsilon(
     delta: float,
     sampling: Sampling = "poisson",
 ) -> float:
-    r"""ε of (ε, δ) differential privacy for one client's data, of all models that a run shows.
+    """ε of (ε, δ) differential privacy for one client's data, if all models of a run are shown.
 
-    It holds where nothing but updates leaves the clients, see :func:`unshared`.
+    It holds if nothing but updates leaves the clients, see :func:`private`.
 
     "poisson": neighbours differ by a client that is there or not, of sensitivity C; the privacy
     loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up to its
     discretisation) with the slots of :func:`slots_for`. "fixed": the cohort's size is public, so
-    neighbours replace a client, of sensitivity 2C, and the noise counts as z/2; Rényi bound for
+    neighbours replace a client, of sensitivity 2C, and the noise counts as z/2; a Rényi bound for
     sampling without replacement, which is not tight.
 
     Args:
-        noise_multiplier: z; 0 gives infinity.
+        noise_multiplier: z, the noise's standard deviation divided by C; 0 gives infinity.
         clients: N.
         clients_per_round: m, expected or fixed.
         rounds: T.
@@ -233,8 +245,10 @@ def epsilon(
         ValueError: if a setting is out of range.
         ImportError: without dp-accounting, of the extra ``privacy``.
 
-    Source: Abadi et al. 2016 (composition); Wang, Balle, Kasiviswanathan 2019 (fixed cohorts);
-    accountants of Google's dp-accounting.
+    Source: Abadi et al. 2016 <https://arxiv.org/abs/1607.00133>, for the subsampled Gaussian
+    mechanism; Wang et al. 2019 <https://arxiv.org/abs/1808.00087>, for fixed cohorts; Google 2022
+    <https://github.com/google/differential-privacy>, dp-accounting, whose accountants compute it:
+    ``PLDAccountant`` (privacy loss distributions), for fixed cohorts ``RdpAccountant``.
 
     Example:
         >>> spent = epsilon(1.0, clients=1000, clients_per_round=10, rounds=1000, delta=1e-5)

@@ -2,116 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
-from fedjax_sim.algorithms.afl import afl
-from fedjax_sim.algorithms.astraea import astraea
-from fedjax_sim.algorithms.ditto import ditto
-from fedjax_sim.algorithms.dp_fedavg import dp_fedavg
-from fedjax_sim.algorithms.dynamic_clustering import dynamic_clustering
-from fedjax_sim.algorithms.fedasync import fedasync
-from fedjax_sim.algorithms.fedavg import fedavg
-from fedjax_sim.algorithms.fedavg_qsgd import fedavg_qsgd
-from fedjax_sim.algorithms.fedavg_top_k import fedavg_top_k
-from fedjax_sim.algorithms.fedavgm import fedavgm
-from fedjax_sim.algorithms.fedmix import fedmix
-from fedjax_sim.algorithms.fednova import fednova
-from fedjax_sim.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedjax_sim.algorithms.fedprox import fedprox
-from fedjax_sim.algorithms.fine_tuned import fine_tuned
-from fedjax_sim.algorithms.fltrust import fltrust
-from fedjax_sim.algorithms.gossip import gossip
-from fedjax_sim.algorithms.ifca import ifca
-from fedjax_sim.algorithms.mfl import mfl
-from fedjax_sim.algorithms.ozdayi import ozdayi
-from fedjax_sim.algorithms.parallel_sgd import parallel_sgd
-from fedjax_sim.algorithms.phase_shift import phase_shift
-from fedjax_sim.algorithms.qffl import qffl
-from fedjax_sim.algorithms.radfed import radfed
-from fedjax_sim.algorithms.radfed_plus import radfeda, radfedi, radfedm, radfedp
-from fedjax_sim.algorithms.robust import robust
-from fedjax_sim.algorithms.scaffold import scaffold
-from fedjax_sim.algorithms.stc import stc
-from fedjax_sim.base import Algorithm
+from fedjax_sim.base.registry import Registry
+from fedjax_sim.base.signatures import takes
+from fedjax_sim.round import Algorithm
 
-_METHODS: tuple[Callable[..., Algorithm], ...] = (
-    fedavg,
-    phase_shift,
-    radfed,
-    radfedi,
-    radfedp,
-    radfedm,
-    radfeda,
-    fedprox,
-    scaffold,
-    fednova,
-    mfl,
-    parallel_sgd,
-    fedavgm,
-    fedadagrad,
-    fedadam,
-    fedyogi,
-    ozdayi,
-    fedasync,
-    gossip,
-    qffl,
-    afl,
-    robust,
-    fltrust,
-    stc,
-    fedavg_top_k,
-    fedavg_qsgd,
-    dp_fedavg,
-    ifca,
-    dynamic_clustering,
-    ditto,
-    fine_tuned,
-    fedmix,
-    astraea,
+# A method is named by its line here and nowhere else; the order is that of every list.
+# isort: off
+from fedjax_sim.algorithms._fedavg import fedavg as fedavg
+from fedjax_sim.algorithms._phase_shift import phase_shift as phase_shift
+from fedjax_sim.algorithms._radfed import radfed as radfed
+from fedjax_sim.algorithms._radfed_plus import radfedi as radfedi
+from fedjax_sim.algorithms._radfed_plus import radfedp as radfedp
+from fedjax_sim.algorithms._radfed_plus import radfedm as radfedm
+from fedjax_sim.algorithms._radfed_plus import radfeda as radfeda
+from fedjax_sim.algorithms._fedprox import fedprox as fedprox
+from fedjax_sim.algorithms._scaffold import scaffold as scaffold
+from fedjax_sim.algorithms._fednova import fednova as fednova
+from fedjax_sim.algorithms._mfl import mfl as mfl
+from fedjax_sim.algorithms._parallel_sgd import parallel_sgd as parallel_sgd
+from fedjax_sim.algorithms._fedavgm import fedavgm as fedavgm
+from fedjax_sim.algorithms._fedopt import fedadagrad as fedadagrad
+from fedjax_sim.algorithms._fedopt import fedadam as fedadam
+from fedjax_sim.algorithms._fedopt import fedyogi as fedyogi
+from fedjax_sim.algorithms._ozdayi import ozdayi as ozdayi
+from fedjax_sim.algorithms._fedasync import fedasync as fedasync
+from fedjax_sim.algorithms._gossip import gossip as gossip
+from fedjax_sim.algorithms._qffl import qffl as qffl
+from fedjax_sim.algorithms._afl import afl as afl
+from fedjax_sim.algorithms._robust import robust as robust
+from fedjax_sim.algorithms._fltrust import fltrust as fltrust
+from fedjax_sim.algorithms._stc import stc as stc
+from fedjax_sim.algorithms._fedavg_top_k import fedavg_top_k as fedavg_top_k
+from fedjax_sim.algorithms._fedavg_qsgd import fedavg_qsgd as fedavg_qsgd
+from fedjax_sim.algorithms._dp_fedavg import dp_fedavg as dp_fedavg
+from fedjax_sim.algorithms._ifca import ifca as ifca
+from fedjax_sim.algorithms._dynamic_clustering import dynamic_clustering as dynamic_clustering
+from fedjax_sim.algorithms._ditto import ditto as ditto
+from fedjax_sim.algorithms._fine_tuned import fine_tuned as fine_tuned
+from fedjax_sim.algorithms._fedmix import fedmix as fedmix
+from fedjax_sim.algorithms._astraea import astraea as astraea
+# isort: on
+
+ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
+    "algorithm",
+    wanted="a function (local, *, clients_per_round, ...) -> Algorithm",
+    fits=lambda value: takes(value, None, clients_per_round=1),
+    group="fedjax_sim.algorithms",
+    own={
+        name: value
+        for name, value in tuple(globals().items())
+        if getattr(value, "__module__", "").startswith(f"{__name__}._")
+    },
 )
-
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = MappingProxyType(
-    {method.__name__: method for method in _METHODS}
-)
+"""The methods by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
 COMMON = ("clients_per_round", "execution", "objective", "classes", "lr", "momentum")
 """Parameters that mean the same in every method; the command gives them to those that have them."""
-
-__all__ = [
-    "ALGORITHMS",
-    "COMMON",
-    "afl",
-    "astraea",
-    "ditto",
-    "dp_fedavg",
-    "dynamic_clustering",
-    "fedadagrad",
-    "fedadam",
-    "fedasync",
-    "fedavg",
-    "fedavg_qsgd",
-    "fedavg_top_k",
-    "fedavgm",
-    "fedmix",
-    "fednova",
-    "fedprox",
-    "fedyogi",
-    "fine_tuned",
-    "fltrust",
-    "gossip",
-    "ifca",
-    "mfl",
-    "ozdayi",
-    "parallel_sgd",
-    "phase_shift",
-    "qffl",
-    "radfed",
-    "radfeda",
-    "radfedi",
-    "radfedm",
-    "radfedp",
-    "robust",
-    "scaffold",
-    "stc",
-]

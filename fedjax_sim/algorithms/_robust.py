@@ -1,0 +1,90 @@
+"""Federated averaging with a robust aggregator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.plan import schedule, selection
+from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import aggregators, preaggregation
+
+Rule = Literal[
+    "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum"
+]
+
+
+@part
+def robust(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    aggregator: Rule = "coordinate_median",
+    byzantine: float = 0.2,
+    clip: float | None = None,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedAvg that withstands malicious clients: a robust rule takes the place of the mean.
+
+    .. math:: w_{t+1} = \mathrm{aggregate}\bigl(\{w_k : k \in U_t\}\bigr)
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        aggregator: the rule, see :mod:`fedjax_sim.aggregators`.
+        byzantine: the share of the cohort that may be malicious: β of the trimmed mean, f/m of Krum
+          and multi-Krum; the other rules need no such bound.
+        clip: C, the largest L2 norm of a client's update, which is scaled down to it. None: no
+          limit.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range, or the aggregator is unknown.
+
+    Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards
+    optimal statistical rates", ICML 2018 <https://arxiv.org/abs/1803.01498>, for the coordinate
+    median and the trimmed mean (aggregator); Pillutla, Kakade, Harchaoui, "Robust aggregation for
+    federated learning", IEEE Transactions on Signal Processing 2022
+    <https://arxiv.org/abs/1912.13445>, for the geometric median (aggregator); Blanchard, El Mhamdi,
+    Guerraoui, Stainer, "Machine learning with adversaries: Byzantine tolerant gradient descent",
+    NeurIPS 2017
+    <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, for
+    Krum and multi-Krum (aggregator); Sun, Kairouz, Suresh, McMahan, "Can you really backdoor
+    federated learning?", 2019 <https://arxiv.org/abs/1911.07963>, section 4 (clip).
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.robust(
+        ...     local, clients_per_round=10, aggregator="trimmed_mean", byzantine=0.2
+        ... )
+        >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.2))
+        >>> attacked = algorithm.replace(preaggregation=(attack,))
+        >>> problem.accuracy(attacked, rounds=3) > 0.8  # aggregated by the mean: 0.2
+        True
+    """
+    if not 0 <= byzantine < 0.5:
+        raise ValueError(f"byzantine must be in [0, 0.5), got {byzantine}")
+    rules = {
+        "mean": aggregators.mean,
+        "coordinate_median": aggregators.coordinate_median,
+        "trimmed_mean": aggregators.trimmed_mean(byzantine),
+        "geometric_median": aggregators.geometric_median(),
+        "krum": aggregators.krum(byzantine),
+        "multi_krum": aggregators.multi_krum(byzantine),
+    }
+    if aggregator not in rules:
+        raise ValueError(f"aggregator must be one of {', '.join(rules)}, got {aggregator!r}")
+    return compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        preaggregation=() if clip is None else (preaggregation.clip_norm(clip),),
+        aggregator=rules[aggregator],
+        execution=execution,
+    )

@@ -1,0 +1,277 @@
+"""What a client does with the model that it receives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.data import ClientData, ClientView
+from fedjax_sim.base.model import Variables
+from fedjax_sim.base.origin import Origin, shown
+
+
+class LocalInfo(NamedTuple):
+    """What one client reports of its local update.
+
+    Attributes:
+        loss: ``f32[]``, mean training loss over the samples visited.
+        steps: ``int32[]``, T_k, the minibatches it took.
+        samples: ``int32[]``, the samples it visited.
+        extra: ``f32[]`` by name, numbers that wrappers of a local update add. A number leaves the
+          client, and counts as traffic, if a selection or a pre-aggregation ``reads`` it.
+    """
+
+    loss: Array
+    steps: Array
+    samples: Array
+    extra: dict[str, Array] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
+
+
+class Trained(NamedTuple):
+    """What one local update gives.
+
+    Attributes:
+        variables: the trained model, as it is sent.
+        client_state: what the client keeps for its next visit.
+        message: what it sends beside the model; () for nothing.
+        info: its report.
+    """
+
+    variables: Variables
+    client_state: PyTree
+    message: PyTree
+    info: LocalInfo
+
+
+class SetupTraffic(NamedTuple):
+    """What travels once, before the first round.
+
+    Attributes:
+        up: bytes sent by all clients together.
+        down: bytes sent to them.
+    """
+
+    up: int
+    down: int
+
+
+class StateInit(Protocol):
+    """The state of a part before the first round."""
+
+    def __call__(self, variables: Variables, /) -> PyTree:
+        """``variables`` are those of the initial model; () for no state."""
+
+
+class Train(Protocol):
+    """Trains one model on one client."""
+
+    def __call__(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: PyTree,
+        shared_state: PyTree,
+        /,
+    ) -> Trained:
+        """``key`` is the client's own for this round, ``variables`` the model it received."""
+
+
+class Reduce(Protocol):
+    """Turns the clients' messages of a round into the next shared state."""
+
+    def __call__(
+        self, shared_state: PyTree, messages: PyTree, samples: Array, clients: int, /
+    ) -> PyTree:
+        """Returns the new shared state.
+
+        Args:
+            shared_state: the one before.
+            messages: ``[P, *]``, one of each row.
+            samples: ``int32[P]``, n_k; a row of 0 samples is absent.
+            clients: N.
+        """
+
+
+class UploadBytes(Protocol):
+    """The size of a model on its way up."""
+
+    def __call__(self, variables: Variables, visits: int, /) -> int:
+        """Bytes of a model that ``visits`` visits to one client have changed.
+
+        The receiver knows the model that the client received, as the server does: it needs the
+        changes only. A model for another client goes whole, and this is not asked.
+        """
+
+
+class Steps(Protocol):
+    """The length of a local update."""
+
+    def __call__(self, samples: Any, /) -> Any:
+        """T_k of a client with n_k = ``samples``, a number or an array; of the same kind."""
+
+
+class SetupTrafficOf(Protocol):
+    """Counts what travels once, before the first round."""
+
+    def __call__(self, variables: Variables, data: ClientData, /) -> SetupTraffic:
+        """Only shapes of ``variables`` are known; ``data.start`` is that of one run, concrete."""
+
+
+class Change(Protocol):
+    """Makes a local update again with other settings."""
+
+    def __call__(self, **settings: Any) -> LocalUpdate:
+        """See :class:`LocalUpdate`."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class LocalUpdate:
+    """Trains one model on one client; ``compose`` batches it over a cohort.
+
+    Settings are changed by ``change``, functions by :func:`wrap` or :meth:`replace`; in any
+    order, nothing is lost.
+
+    Attributes:
+        client_state: what each client keeps between its visits, at the start.
+        shared_state: what the server keeps and sends along with every model, at the start.
+        train: the local update.
+        reduce: makes the next shared state of the clients' messages, after every round.
+        change: the same with some settings of :func:`fedjax_sim.local.local_sgd` replaced.
+          ``corrections`` and ``transforms`` are added at the end; ``corrections=None`` drops those
+          that are there. A wrapper changes what it wraps, and wraps it again.
+        upload_bytes: bytes of a trained model on its way up.
+        steps: T_k.
+        epochs: E.
+        batch_size: B.
+        peers: whether ``train`` needs ``ClientView.starts``.
+        setup_traffic: what travels before the first round; None: nothing.
+        origin: the call that made it.
+    """
+
+    client_state: StateInit
+    shared_state: StateInit
+    train: Train
+    reduce: Reduce
+    change: Change
+    upload_bytes: UploadBytes
+    steps: Steps
+    epochs: float
+    batch_size: int
+    peers: bool = False
+    setup_traffic: SetupTrafficOf | None = None
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+    def replace(self, **functions: Any) -> LocalUpdate:
+        """The same with some of its attributes replaced; ``change`` keeps them."""
+        return wrap(lambda local: dataclasses.replace(local, **functions), self)
+
+
+def wrap(wrapper: Callable[..., LocalUpdate], *locals_: LocalUpdate) -> LocalUpdate:
+    """A local update made of others, so that ``change`` changes those and makes it again.
+
+    Args:
+        wrapper: ``(*locals) -> LocalUpdate``, mostly ``dataclasses.replace`` of the first one.
+        locals_: the local updates that are wrapped.
+
+    Returns:
+        ``wrapper(*locals_)`` with that ``change``.
+    """
+
+    def change(**settings: Any) -> LocalUpdate:
+        return wrap(wrapper, *(local.change(**settings) for local in locals_))
+
+    return dataclasses.replace(wrapper(*locals_), change=change)
+
+
+class Done(NamedTuple):
+    """A local update at its end, for :class:`Correction`.
+
+    Attributes:
+        info: its report.
+        gradient: ``() -> [*p]``, the gradient of the client's whole loss at the received model,
+          which costs a pass over its samples.
+        path: ``[*p]``, the mean of the minibatch gradients along its steps, without the
+          corrections; None unless a correction asked for it.
+    """
+
+    info: LocalInfo
+    gradient: Callable[[], PyTree]
+    path: PyTree
+
+
+class CorrectionInit(Protocol):
+    """The state of a correction before the first round."""
+
+    def __call__(self, params: PyTree, /) -> PyTree:
+        """``params`` are those of the initial model; () for no state."""
+
+
+class CorrectionGradient(Protocol):
+    """The term that a correction adds to a gradient."""
+
+    def __call__(
+        self, params: PyTree, received: PyTree, client_state: PyTree, shared_state: PyTree, /
+    ) -> PyTree:
+        """``[*p]``, at the weights ``params`` of a client that received ``received``."""
+
+
+class CorrectionFinish(Protocol):
+    """The end of a local update."""
+
+    def __call__(
+        self,
+        params: PyTree,
+        received: PyTree,
+        client_state: PyTree,
+        shared_state: PyTree,
+        done: Done,
+        /,
+    ) -> tuple[PyTree, PyTree]:
+        """Returns what the client keeps and what it sends; () for nothing, but always two."""
+
+
+class Correction(NamedTuple):
+    """A term added to every local gradient against client drift, and the state behind it.
+
+    Attributes:
+        client_state: what each client keeps, at the start.
+        shared_state: what the server keeps and sends, at the start.
+        gradient: the term.
+        finish: the client's next state and its message.
+        reduce: makes the next shared state of the messages.
+        path: whether ``finish`` needs ``Done.path``.
+        origin: the call that made it.
+    """
+
+    client_state: CorrectionInit
+    shared_state: CorrectionInit
+    gradient: CorrectionGradient
+    finish: CorrectionFinish
+    reduce: Reduce
+    path: bool = False
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class Personal(Protocol):
+    """The model that a client itself uses."""
+
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree, /
+    ) -> Variables:
+        """Returns client k's own model.
+
+        Args:
+            key: the client's own.
+            received: the model that the client would be sent now.
+            client: its training samples.
+            client_state: what its local update keeps, see :class:`LocalUpdate`.
+        """

@@ -1,0 +1,114 @@
+"""The clients' samples, one client of them, and one minibatch of a client."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import jax
+
+from fedjax_sim.base.arrays import Array, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClientData:
+    """Pooled samples and a ragged (CSR) list of the samples that each client owns.
+
+    Samples are stored once; a partition is only integers, so a batch of partitions (one per seed)
+    shares ``x``, ``y`` and ``index`` and differs in ``start`` alone.
+
+    Attributes:
+        x: ``[n_total, *feature]``, any dtype; uint8 images stay uint8.
+        y: ``int32[n_total]``, class labels.
+        index: ``int32[nnz]``, rows of ``x`` grouped by client.
+        start: ``int32[N + 1]``; client k owns ``index[start[k]:start[k + 1]]``.
+        capacity: the largest client's number of samples (static: it sizes the shuffle buffer).
+        budget: ``int32[N]``, the samples that count as one epoch of client k, and as its n_k in
+          every weight; None: all that it owns. It is less if some are copies (FedAug), so that
+          every method takes as many steps and trusts a client as much as without the copies.
+        root: ``int32[2]``, the server's own samples are ``index[root[0]:root[1]]``; None: it has
+          none.
+        copies: whether ``index`` may have entries from n_total on (static): such an entry is a copy
+          of row ``entry - n_total``, to be altered in every step by the local update's transforms.
+
+    >>> import jax.numpy as jnp
+    >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
+    ...                   jnp.array([0, 1, 3]), capacity=2)
+    >>> data.clients
+    2
+    """
+
+    x: Array
+    y: Array
+    index: Array
+    start: Array
+    capacity: int = dataclasses.field(metadata={"static": True})
+    budget: Array | None = None
+    root: Array | None = None
+    copies: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def clients(self) -> int:
+        """N; also the number that stands for no client: of an idle slot, or a padding row."""
+        return self.start.shape[-1] - 1
+
+
+class MissingRootError(ValueError):
+    """A method needs samples of the server's own, and the data have none."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ClientView:
+    """One client: the pooled arrays of :class:`ClientData` and where its list lies in them.
+
+    Attributes:
+        x: ``[n_total, *feature]``.
+        y: ``int32[n_total]``.
+        index: ``int32[nnz]``.
+        start: ``int32[]``, the first entry of the client in ``index``.
+        size: ``int32[]``, n_k.
+        capacity: the largest client's n_k (static).
+        id: ``int32[]``, k; None for the server's own samples.
+        budget: ``int32[]``, the samples that count as one epoch; None: n_k.
+        starts: ``int32[N + 1]`` of all clients, for a local update with ``peers``; else None.
+        copies: see :class:`ClientData` (static).
+    """
+
+    x: Array
+    y: Array
+    index: Array
+    start: Array
+    size: Array
+    capacity: int = dataclasses.field(metadata={"static": True})
+    id: Array | None = None
+    budget: Array | None = None
+    starts: Array | None = None
+    copies: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+class Batch(NamedTuple):
+    """A minibatch of one client.
+
+    Attributes:
+        x: ``[B, *feature]``.
+        y: ``int32[B]``.
+        mask: ``bool[B]``, False for padding.
+        copy: ``bool[B]``, whether a row is one of the copies of :class:`ClientData`; None if the
+          data have none.
+        peer: what other clients gave for this step (FedMix: the means x̄ and ȳ); else None.
+    """
+
+    x: Array
+    y: Array
+    mask: Array
+    copy: Array | None = None
+    peer: PyTree = None
+
+
+class Transform(Protocol):
+    """Changes a minibatch before the step: augmentation, poisoned labels, a peer's means."""
+
+    def __call__(self, key: Array, batch: Batch, client: ClientView, /) -> Batch:
+        """``key`` is the step's own."""

@@ -1,0 +1,144 @@
+"""Who trains, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.client import LocalInfo, SetupTrafficOf
+from fedjax_sim.base.data import ClientData, ClientView
+from fedjax_sim.base.model import Variables
+from fedjax_sim.base.origin import Origin, shown
+
+if TYPE_CHECKING:
+    from fedjax_sim.base.round import Slots
+
+
+class PerClient(Protocol):
+    """What a selection needs of the execution: a function of every client."""
+
+    def per_client(
+        self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
+    ) -> PyTree:
+        """``fn(common, client)`` for every client: ``[N, ...]``."""
+
+
+class SelectionInit(Protocol):
+    """The state of a selection before the first round."""
+
+    def __call__(self, variables: Variables, data: ClientData, execution: PerClient, /) -> PyTree:
+        """() for no state."""
+
+
+class SelectionDraw(Protocol):
+    """Draws the clients of a round."""
+
+    def __call__(
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array, /,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        """Returns ``int32[S]``, a client for each slot, and the new state.
+
+        Args:
+            key: of the draw.
+            state: of the selection.
+            data: the population.
+            clients: ``int32[S]``, the client that each slot visited last.
+            free: ``bool[S]``, the slots that need a client: one that no other slot visits, or N,
+                and the slot is idle in this round. The others keep theirs.
+            visits: ``int32[S]``, the clients that trained the slot's model since it left the
+                server.
+        """
+
+
+class SelectionUpdate(Protocol):
+    """What a selection learns of a round."""
+
+    def __call__(self, state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
+        """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
+
+
+def _learns_nothing(state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
+    return state
+
+
+class Selection(NamedTuple):
+    """Which client each slot visits.
+
+    Attributes:
+        init: makes the state.
+        draw: the clients of a round.
+        sticky: whether a slot keeps its client until it is due; if not, every slot is free in every
+          round.
+        update: the state after the visits.
+        may_idle: whether there may be more slots than clients; some are idle in every round then.
+        active: the clients that train in a round, on average, if slots are idle; None: one a slot.
+        reads: the names of the numbers in a client's report that ``update`` needs, see
+          :class:`LocalInfo`: 4 bytes each in every visit.
+        setup_traffic: what travels before the first round; None: nothing.
+        origin: the call that made it.
+    """
+
+    init: SelectionInit
+    draw: SelectionDraw
+    sticky: bool
+    update: SelectionUpdate = _learns_nothing
+    may_idle: bool = False
+    active: float | None = None
+    reads: tuple[str, ...] = ()
+    setup_traffic: SetupTrafficOf | None = None
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class Due(Protocol):
+    """Which slots the server collects at the end of a round."""
+
+    def __call__(self, t: Array, /) -> Array:
+        """``bool[S]`` of round ``t int32[]``, which counts from 0; -1 is before the first."""
+
+
+class Schedule(NamedTuple):
+    """Which slots the server collects, and when.
+
+    Attributes:
+        period: the rounds that a model is in flight; with 1 no model outlives a round.
+        group: ``int32[S]`` (NumPy), the slots that are due together.
+        due: the slots that are due.
+        serverless: whether nothing is ever due (gossip): the mean of the slots is evaluated.
+        round_factor: the rounds to run for each round of FedAvg that the user budgets.
+        origin: the call that made it.
+    """
+
+    period: int
+    group: NDArray[np.int32]
+    due: Due
+    serverless: bool = False
+    round_factor: float = 1.0
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class Moves(Protocol):
+    """How models move between slots in one round."""
+
+    def take(self, slots: Slots, order: Array) -> Slots:
+        """The slots ``order int32[P]`` after the move, ``[P]``; S and above give any row."""
+
+    def received(self) -> Array:
+        """The models that each slot gets from other slots, ``int32[S]``."""
+
+
+class Redistribution(Protocol):
+    """Where models go between two local rounds."""
+
+    def __call__(self, key: Array, slots: int, /) -> Moves:
+        """The moves of S slots: mostly :class:`fedjax_sim.redistribution.Gather` or ``Mixing``."""

@@ -1,0 +1,273 @@
+"""Values of one kind by name: the package's, those that users register, those of plugins."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_HERE = Path(__file__).parents[1]
+
+
+class Registry(Mapping[str, T]):
+    """Values of one kind by name, open to users.
+
+    It holds the package's own values, what is registered, and what installed packages bring as
+    entry points of a group. Entry points are looked at only if a name is not known or all are asked
+    for: finding them takes 20 ms, and loading them as long as importing their modules.
+
+    Args:
+        kind: what a value is, for messages.
+        wanted: what a value must be, for messages.
+        fits: whether a value is that.
+        group: the group of entry points; "" for none.
+        own: the package's own values.
+
+    Attributes:
+        kind: as above.
+        wanted: as above.
+        group: as above.
+        own: the names of the package's own values.
+
+    Example:
+        >>> from fedjax_sim.base.signatures import takes
+        >>> rules = Registry("rule", wanted="a function (x)", fits=lambda f: takes(f, 0))
+        >>> @rules.register
+        ... def halve(x):
+        ...     return x / 2
+        >>> rules["halve"](3), rules.resolve("math:sqrt")[1](9)
+        (1.5, 3.0)
+        >>> rules.resolve("have")
+        Traceback (most recent call last):
+        fedjax_sim.base.registry.UnknownNameError: 'have' is no rule; did you mean halve?
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        wanted: str,
+        fits: Callable[[Any], bool],
+        group: str = "",
+        own: Mapping[str, T] = MappingProxyType({}),
+    ) -> None:
+        """Nothing is imported yet."""
+        self.kind, self.wanted, self.group = kind, wanted, group
+        self._fits = fits
+        self._values: dict[str, T] = dict(own)
+        self.own = frozenset(own)
+        self._plugins: dict[str, EntryPoint] | None = None
+
+    def __repr__(self) -> str:
+        return f"<registry of kind {self.kind!r}: {', '.join(self._values)}>"
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._values and name not in self._waiting():
+            raise KeyError(self._miss(name))
+        return self._value(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_all()
+        return iter(tuple(self._values))
+
+    def __len__(self) -> int:
+        self._load_all()
+        return len(self._values)
+
+    @property
+    def known(self) -> Mapping[str, T]:
+        """What needs no plugin to be loaded."""
+        return MappingProxyType(self._values)
+
+    def is_foreign(self, name: str) -> bool:
+        """Whether a value is a user's: imported, registered or a plugin's."""
+        return ":" in name or (name in self._values and name not in self.own)
+
+    @overload
+    def register(self, name: str | None = None, /) -> Callable[[V], V]: ...
+    @overload
+    def register(self, name: str, value: V, /) -> V: ...
+    @overload
+    def register(self, value: V, /) -> V: ...
+    def register(self, name: Any = None, value: Any = None, /) -> Any:
+        """Adds a value: ``@register``, ``@register("name")`` or ``register("name", value)``.
+
+        Args:
+            name: its name, by default its ``__name__``; or the value itself.
+            value: the value; None to decorate it.
+
+        Returns:
+            The value as it was given, or a decorator.
+
+        Raises:
+            ValueError: if the name is taken or no name, or the value is of another kind. A function
+              that is defined again, by a notebook's cell that runs twice, replaces itself.
+        """
+        if value is not None:
+            return self._add(name, value)
+        if name is None or isinstance(name, str):
+            return lambda decorated: self._add(_name_of(decorated, name), decorated)
+        return self._add(_name_of(name, None), name)
+
+    def resolve(self, text: str) -> tuple[str, T]:
+        """What a user means by a text.
+
+        Args:
+            text: a name, in any case and with dashes or underscores; or
+              ``package.module:attribute``, which is imported.
+
+        Returns:
+            The name, or the text if it was imported, and the value.
+
+        Raises:
+            UnknownNameError: if there is none of that name; offers those that are spelt nearly so.
+            ValueError: if it cannot be imported, or is of another kind.
+        """
+        module, _, attribute = text.partition(":")
+        if module and attribute:
+            return text, self._imported(text, module, attribute)
+        name = _meant(text, self._values) or _meant(text, self._waiting())
+        if name is None:
+            raise UnknownNameError(self._miss(text))
+        return name, self._value(name)
+
+    def _add(self, name: str, value: Any) -> Any:
+        if not re.fullmatch(r"\w[\w.-]*", name) or name == "none":
+            raise ValueError(
+                f"name must be letters, digits, '_', '-' or '.', and not 'none', got {name!r}"
+            )
+        taken = self._values.get(name)
+        if taken is not None and (name in self.own or _place(taken) != _place(value)):
+            raise ValueError(f"the {self.kind} {name!r} is there already; choose another name")
+        self._check(name, value)
+        self._values[name] = value
+        return value
+
+    def _check(self, name: str, value: Any) -> None:
+        if not self._fits(value):
+            raise ValueError(f"{name} must be {self.wanted}, got {_described(value)}")
+
+    def _imported(self, text: str, module: str, attribute: str) -> T:
+        try:
+            value: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                value = getattr(value, part)
+        except Exception as error:  # a module may raise anything
+            raise ValueError(f"{text}: {told(error)}") from error
+        self._check(text, value)
+        return value
+
+    def _waiting(self) -> Mapping[str, EntryPoint]:
+        """The plugins that are not loaded yet."""
+        if self._plugins is None:
+            found = entry_points().select(group=self.group)
+            self._plugins = {entry.name: entry for entry in found}
+            for name in self._plugins.keys() & self.own:
+                value = self._plugins.pop(name).value
+                warnings.warn(
+                    f"left out: the plugin {name} = {value!r} of {self.group}: the {self.kind} "
+                    f"{name!r} is there already",
+                    stacklevel=4,
+                )
+        return self._plugins
+
+    def _value(self, name: str) -> T:
+        if name not in self._values and self._plugins is not None:
+            entry = self._plugins.pop(name)
+            try:
+                self._add(name, entry.load())
+            except Exception as error:  # as above
+                raise ValueError(
+                    f"the plugin {name} = {entry.value!r} of {self.group}: {told(error)}"
+                ) from error
+        return self._values[name]
+
+    def _load_all(self) -> None:
+        """Loads every plugin; one that fails is told and left out, so that a list can be had."""
+        for name in tuple(self._waiting()):
+            try:
+                self._value(name)
+            except ValueError as error:
+                warnings.warn(f"left out: {error}", stacklevel=3)
+
+    def _miss(self, text: str) -> str:
+        names = {_plain(name): name for name in (*self._values, *self._waiting())}
+        close = [names[found] for found in difflib.get_close_matches(_plain(text), names)]
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        return f"{text!r} is no {self.kind}{hint}"
+
+
+@functools.cache
+def entry_points() -> Any:  # two types with a select(), before and since Python 3.12
+    """Those of all installed packages, looked for once: it takes 20 ms."""
+    from importlib import metadata
+
+    return metadata.entry_points()
+
+
+class UnknownNameError(ValueError):
+    """A name that a registry does not have."""
+
+
+def told(error: Exception) -> str:
+    """An exception of a user's code in words, with the last line of that code that it came from.
+
+    >>> told(ZeroDivisionError("division by zero")), told(ValueError("x must be positive, got 0"))
+    ('ZeroDivisionError: division by zero', 'x must be positive, got 0')
+    """
+    others = [_HERE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and not any(Path(frame.filename).is_relative_to(place) for place in others)
+    ]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    # What a ValueError says is made to be read by itself.
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    return f"{kind}{error}{where}"
+
+
+def _name_of(value: Any, name: str | None) -> str:
+    found = getattr(value, "__name__", None) if name is None else name
+    if found is None:
+        raise ValueError(f"name must be given for what has no __name__, got {_described(value)}")
+    return str(found)
+
+
+def _place(value: Any) -> tuple[Any, Any] | int:
+    """Where a function is written; of other values which one it is."""
+    name = getattr(value, "__qualname__", None)
+    return id(value) if name is None else (getattr(value, "__module__", None), name)
+
+
+def _described(value: Any) -> str:
+    try:
+        return f"{value.__name__}{inspect.signature(value)}"
+    except (AttributeError, TypeError, ValueError):
+        return f"{type(value).__name__}"
+
+
+def _meant(text: str, names: Iterable[str]) -> str | None:
+    """The name itself, else one that differs in case, dashes and underscores alone."""
+    by_plain = {_plain(name): name for name in names}
+    return text if text in by_plain.values() else by_plain.get(_plain(text))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

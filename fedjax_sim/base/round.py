@@ -1,0 +1,102 @@
+"""What one round hands to the next, and what it reports."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.client import LocalInfo
+from fedjax_sim.base.model import Variables
+
+
+class Slots(NamedTuple):
+    """Models in flight: ``[S]`` by slot between two rounds, ``[P]`` by row inside one.
+
+    Attributes:
+        variables: ``[S, *p]``.
+        client: ``int32[S]``, the client visited last; N if the slot was idle.
+        visits: ``int32[S]``, the clients that trained this model since it left the server.
+        samples_visited: ``int32[S]``, the sum of their n_k.
+        info: ``[S]``, the last client's report.
+        tag: ``[S]``, what the broadcast said of the model.
+        received: ``[S, *p]``, what they left the server with; () if nothing asks for it.
+    """
+
+    variables: PyTree
+    client: Array
+    visits: Array
+    samples_visited: Array
+    info: LocalInfo
+    tag: PyTree
+    received: PyTree
+
+
+class FedState(NamedTuple):
+    """Everything that a round hands to the next; of the same shapes on any number of devices.
+
+    Attributes:
+        round: ``int32[]``, rounds done.
+        server: the server model w_t.
+        server_samples: ``f32[]``, N_t, the samples behind w_t (0 at the start).
+        opt_state: of the server.
+        slots: the models in flight; None if none outlives a round.
+        selection: the state of the selection.
+        client_state: ``[N, *]``, what each client keeps.
+        shared_state: what the local updates share through the server.
+        broadcast: the state of the broadcast.
+        preaggregation: the states of the pre-aggregations.
+        diagnostics: the states of the diagnostics.
+    """
+
+    round: Array
+    server: Variables
+    server_samples: Array
+    opt_state: PyTree
+    slots: Slots | None
+    selection: PyTree
+    client_state: PyTree
+    shared_state: PyTree
+    broadcast: PyTree
+    preaggregation: PyTree
+    diagnostics: PyTree
+
+
+class Traffic(NamedTuple):
+    """Bytes of what travels.
+
+    Attributes:
+        upload: of a model sent by a client.
+        download: of a model sent to a client.
+        message: of what a client sends besides, in every round in which it trains: the change of
+          SCAFFOLD's control variate, the numbers that a part ``reads``.
+        shared_state: of what the server sends it besides, in every such round.
+    """
+
+    upload: int
+    download: int
+    message: int
+    shared_state: int
+
+
+class Metrics(NamedTuple):
+    """What one round reports; sums over its slots.
+
+    Attributes:
+        loss: ``f32[]``, mean training loss per sample visited.
+        samples: ``int32[]``, training samples visited.
+        steps: ``int32[]``, local steps that did something.
+        executed: ``int32[]``, local steps that the device ran (idle lanes included).
+        uploads: ``int32[]``, models sent by clients.
+        downloads: ``int32[]``, models sent to clients.
+        visits: ``int32[]``, clients that trained.
+        diagnostics: ``f32[]`` by name.
+    """
+
+    loss: Array
+    samples: Array
+    steps: Array
+    executed: Array
+    uploads: Array
+    downloads: Array
+    visits: Array
+    diagnostics: dict[str, Array]

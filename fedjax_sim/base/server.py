@@ -1,0 +1,277 @@
+"""What the server does with the models that it collects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.client import LocalInfo, StateInit
+from fedjax_sim.base.data import ClientData, ClientView
+from fedjax_sim.base.model import Variables
+from fedjax_sim.base.origin import Origin, shown
+
+
+class Cohort(NamedTuple):
+    """What is known of the models that meet at the server, by row.
+
+    A row holds the model of one slot. There are P rows, as many on each device, so that some may
+    hold no slot.
+
+    Attributes:
+        server: the server model w_t, as it was at the start of the round.
+        received: ``[P, *p]`` or ``[1, *p]``, what the models' changes are measured from: the server
+          model, or what each slot left the server with if that may be another one.
+        client: ``int32[P]``, k; N if none was visited.
+        present: ``bool[P]``, whether the row's model visited a client in this round.
+        samples: ``int32[P]``, n_k; 0 if no client was visited.
+        info: ``[P]``, the clients' reports.
+        tag: ``[P]``, what the broadcast said of the model that was received: its staleness, say.
+        data: the population.
+    """
+
+    server: Variables
+    received: Variables
+    client: Array
+    present: Array
+    samples: Array
+    info: LocalInfo
+    tag: PyTree
+    data: ClientData
+
+
+class PartInit(Protocol):
+    """The state of a part before the first round."""
+
+    def __call__(self, variables: Variables, data: ClientData, /) -> PyTree:
+        """() for no state."""
+
+
+class Weighting(Protocol):
+    """How much each collected model counts."""
+
+    def __call__(self, samples: Array, samples_visited: Array, /) -> Array:
+        """``a_k f32[P]``, at least 0.
+
+        Args:
+            samples: ``int32[P]``, n_k of the client visited last.
+            samples_visited: ``int32[P]``, the samples of all clients that trained the model since
+                it left the server.
+        """
+
+
+class PreAggregationApply(Protocol):
+    """Changes the collected models or their weights."""
+
+    def __call__(
+        self, key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort, /
+    ) -> tuple[Variables, Array, PyTree]:
+        """``models [P, *p]``, ``weights f32[P]`` -> the new ones, and the new state.
+
+        A row of weight 0 is absent, even if it holds NaN.
+        """
+
+
+class PreAggregation(NamedTuple):
+    """Changes the collected models or their weights before they are aggregated.
+
+    Defences and attacks, normalisation, staleness: all that needs the server model, or the whole
+    stack, but reduces nothing. Applied in order.
+
+    Attributes:
+        init: makes the state.
+        apply: the change.
+        reads: the names of the numbers in a client's report that it needs, see :class:`LocalInfo`:
+          4 bytes each in every visit. n_k is not one of them: it does not change, and the server
+          knows it.
+        origin: the call that made it.
+    """
+
+    init: PartInit
+    apply: PreAggregationApply
+    reads: tuple[str, ...] = ()
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class Aggregator(Protocol):
+    """Reduces a stack of models to one."""
+
+    def __call__(self, stacked: PyTree, weights: Array, /) -> PyTree:
+        """``[P, *p]``, ``f32[P]`` -> ``[*p]``.
+
+        A row of weight 0 is absent, even if it holds NaN: a slot that is not due, or a row that
+        holds no slot. The result does not depend on the order of rows, is the common row if all are
+        equal, and keeps the dtypes. At least one weight is positive.
+        """
+
+
+class BroadcastSend(Protocol):
+    """The model that one client is sent."""
+
+    def __call__(
+        self, key: Array | None, state: PyTree, server: Variables, client: ClientView, /
+    ) -> tuple[Variables, PyTree]:
+        """Returns the model and a tag; ``key`` None asks for the one to evaluate, undrawn."""
+
+
+class BroadcastUpdate(Protocol):
+    """What the server keeps for its next broadcasts."""
+
+    def __call__(
+        self,
+        state: PyTree,
+        server: Variables,
+        models: Variables,
+        weights: Array,
+        cohort: Cohort,
+        aggregator: Aggregator,
+        /,
+    ) -> PyTree:
+        """Returns the new state, after the server has moved to ``server``.
+
+        ``models [P, *p]`` and ``weights f32[P]`` are those that were aggregated; a row of weight 0
+        is absent.
+        """
+
+
+class Offered(Protocol):
+    """How many models a client chooses among."""
+
+    def __call__(self, state: PyTree, /) -> Array:
+        """``int32[]``."""
+
+
+class Broadcast(NamedTuple):
+    """Which model a slot starts from when it leaves the server.
+
+    Attributes:
+        init: makes the state.
+        send: the model for one client.
+        update: the state after the server has moved.
+        offered: if the client chooses among several models: their number. Each is downloaded
+          uncompressed, and the choice costs 4 bytes up. None: the client is sent one model.
+        several: whether slots that leave together may start from different models; what each
+          received is then kept for the pre-aggregation, a stack of models more.
+        origin: the call that made it.
+    """
+
+    init: StateInit
+    send: BroadcastSend
+    update: BroadcastUpdate
+    offered: Offered | None = None
+    several: bool = False
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class RefreshCorrect(Protocol):
+    """Brings a model in flight up to date."""
+
+    def __call__(
+        self, server: Variables, server_samples: Array, local: Variables, samples: Array, /
+    ) -> Variables:
+        """The model that the client goes on with.
+
+        Args:
+            server: the server model w_t.
+            server_samples: ``f32[]``, N_t, the samples behind it.
+            local: the model in flight w_k.
+            samples: ``f32[]``, n_k.
+        """
+
+
+class Refresh(NamedTuple):
+    """What a model that stays in flight takes from the new server model.
+
+    Attributes:
+        correct: the model that goes on.
+        downloads: whether it needs the server model (counted as traffic).
+        origin: the call that made it.
+    """
+
+    correct: RefreshCorrect
+    downloads: bool
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class ServerUpdate(Protocol):
+    """Moves the server model."""
+
+    def __call__(
+        self,
+        key: Array,
+        aggregate: Variables,
+        server: Variables,
+        state: PyTree,
+        data: ClientData,
+        /,
+    ) -> tuple[Variables, PyTree]:
+        """Returns w_{t+1} and the new state, given the aggregate and w_t."""
+
+
+class DownloadBytes(Protocol):
+    """The size of the server model on its way down."""
+
+    def __call__(self, variables: Variables, updates: int, /) -> int:
+        """Bytes to a client that has the server model of ``updates`` updates ago."""
+
+
+class Server(NamedTuple):
+    """How the server model moves, given the aggregate.
+
+    Attributes:
+        init: makes the state.
+        update: the move.
+        download_bytes: bytes of the server model on its way down; None: all of it.
+        origin: the call that made it.
+    """
+
+    init: StateInit
+    update: ServerUpdate
+    download_bytes: DownloadBytes | None = None
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+class Measure(Protocol):
+    """Measures a round."""
+
+    def __call__(
+        self, key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort, /
+    ) -> tuple[Mapping[str, Array], PyTree]:
+        """Returns ``f32[]`` by name, and the new state.
+
+        Args:
+            key: of the diagnostic in this round.
+            state: of the diagnostic.
+            server: the server model after the round.
+            models: ``[P, *p]``, as trained.
+            cohort: the round; ``cohort.present`` says which rows trained.
+        """
+
+
+class Diagnostic(NamedTuple):
+    """Measures a round and changes nothing.
+
+    Attributes:
+        init: makes the state.
+        measure: the numbers of a round.
+        origin: the call that made it.
+    """
+
+    init: PartInit
+    measure: Measure
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)

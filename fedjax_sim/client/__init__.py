@@ -1,0 +1,1 @@
+"""What a client does: local updates, their objectives, corrections, transforms and reports."""

@@ -1,0 +1,208 @@
+"""Terms added to every local gradient against client drift: ``local.change(corrections=...)``."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, Correction, Done, PyTree, part
+from fedjax_sim.engine import tree
+
+Option = Literal[1, 2]
+
+
+@part
+def proximal(mu: float) -> Correction:
+    r"""The gradient of FedProx's proximal term.
+
+    .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_{recv} \rVert^2, \qquad
+              \nabla h_k(w) = \nabla F_k(w) + \mu (w - w_{recv})
+
+    over all trainable parameters, where w_recv is the model that the client received in this round.
+    Flower's documentation sums unsquared norms instead, which is another objective.
+
+    Args:
+        mu: μ of the proximal term; 0 changes nothing, bit for bit.
+
+    Returns:
+        A correction without state.
+
+    Raises:
+        ValueError: if mu is negative.
+
+    Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, eq. 2.
+
+    Example:
+        >>> term = proximal(0.5).gradient(jnp.array([3.0]), jnp.array([1.0]), (), ())
+        >>> term.tolist()
+        [1.0]
+    """
+    if not mu >= 0:
+        raise ValueError(f"mu must be at least 0, got {mu}")
+    return Correction(
+        client_state=lambda params: (),
+        shared_state=lambda params: (),
+        gradient=lambda params, received, client_state, shared_state: _pull(mu, params, received),
+        finish=lambda params, received, client_state, shared_state, done: ((), ()),
+        reduce=lambda shared_state, messages, samples, clients: (),
+    )
+
+
+class Mu(NamedTuple):
+    """What the server knows for :func:`adaptive_proximal`.
+
+    Attributes:
+        mu: ``f32[]``, μ of the next round.
+        loss: ``f32[]``, the last round's training loss; NaN before there is one.
+        falls: ``int32[]``, the rounds in a row in which the loss fell since μ last decreased.
+    """
+
+    mu: Array
+    loss: Array
+    falls: Array
+
+
+@part
+def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) -> Correction:
+    r"""The proximal term with a μ that follows the training loss.
+
+    .. math:: \mu_{t+1} = \begin{cases}
+              \mu_t + s & L_t > L_{t-1} \\
+              \max(\mu_t - s, 0) & \text{after } p \text{ falls in a row} \\
+              \mu_t & \text{otherwise} \end{cases}
+
+    L_t is the mean training loss, without the term, over all samples that the round's cohort
+    visited. The count of falls starts again after a decrease of μ, and after a round in which the
+    loss did not fall.
+
+    Args:
+        start: μ of the first round; the paper takes 0 on skewed data, where it should have to rise,
+          and 1 on IID data.
+        step: s, by which μ changes.
+        patience: p.
+
+    Returns:
+        A correction with :class:`Mu` as the server's state.
+
+    Raises:
+        ValueError: if start is negative, step not positive or patience below 1.
+
+    Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, section 5.3, on the choice of μ.
+
+    Example:
+        >>> term = adaptive_proximal()
+        >>> shared_state = term.shared_state(jnp.zeros(1))
+        >>> for loss in (1.0, 2.0):
+        ...     messages = (jnp.array([loss]), jnp.array([8]))
+        ...     shared_state = term.reduce(shared_state, messages, jnp.array([8]), 1)
+        >>> round(float(shared_state.mu), 6)
+        0.1
+    """
+    if not start >= 0:
+        raise ValueError(f"start must be at least 0, got {start}")
+    if not step > 0:
+        raise ValueError(f"step must be positive, got {step}")
+    if patience < 1:
+        raise ValueError(f"patience must be at least 1, got {patience}")
+
+    def reduce(last: Mu, messages: tuple[Array, Array], samples: Array, clients: int) -> Mu:
+        del clients
+        losses, visited = messages
+        weights = jnp.where(samples > 0, visited, 0).astype(jnp.float32)
+        total = jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
+        loss = total / jnp.maximum(jnp.sum(weights), 1)
+        falls = jnp.where(loss < last.loss, last.falls + 1, 0)
+        relax = falls >= patience
+        mu = jnp.where(loss > last.loss, last.mu + step, last.mu)
+        mu = jnp.where(relax, jnp.maximum(mu - step, 0), mu)
+        new = Mu(mu, loss, jnp.where(relax, 0, falls))
+        # If no client visited a sample, there is no loss to follow.
+        return tree.select(jnp.any(weights > 0), new, last)
+
+    return Correction(
+        client_state=lambda params: (),
+        shared_state=lambda params: Mu(jnp.float32(start), jnp.float32(jnp.nan), jnp.int32(0)),
+        gradient=lambda params, received, client_state, last: _pull(last.mu, params, received),
+        finish=lambda params, received, client_state, shared_state, done: (
+            (),
+            (done.info.loss, done.info.samples),
+        ),
+        reduce=reduce,
+    )
+
+
+@part
+def scaffold(option: Option = 2) -> Correction:
+    r"""SCAFFOLD's control variates.
+
+    .. math:: w_k \leftarrow w_k - \eta\,(\nabla F_b(w_k) - c_k + c), \qquad
+              c \leftarrow c + \frac1N \sum_{k \in U} (c_k^+ - c_k)
+
+    with all variates 0 at the start, and as the client's new variate
+
+    .. math:: c_k^+ = \nabla F_k(w_{recv}) \text{ (option 1)}, \qquad
+              c_k^+ = \frac{1}{T_k} \sum_b \nabla F_b(w_k) \text{ (option 2)}
+
+    Option 2's mean of the minibatch gradients along the client's own T_k steps is, for plain SGD,
+    the paper's :math:`c_k - c + (w_{recv} - w_k) / (T_k \eta)`; unlike that form it needs no η and
+    stays a gradient under momentum, another correction or a projection. A client that took no step
+    keeps its variate. BatchNorm statistics are not parameters and are never corrected (NIID-Bench
+    corrects them, and starts its variates from random weights).
+
+    Args:
+        option: 1 costs a pass over the client's samples; 2 nothing.
+
+    Returns:
+        A correction with c_k on every client and c on the server, each as large as the parameters;
+        both travel with the model.
+
+    Raises:
+        ValueError: if the option is neither.
+
+    Source: Karimireddy et al. 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
+
+    Example:
+        >>> own, common = jnp.array([1.0]), jnp.array([0.25])
+        >>> scaffold().gradient(jnp.zeros(1), jnp.zeros(1), own, common).tolist()
+        [-0.75]
+    """
+    if option not in (1, 2):
+        raise ValueError(f"option must be 1 or 2, got {option!r}")
+
+    def finish(
+        params: PyTree, received: PyTree, own: PyTree, common: PyTree, done: Done
+    ) -> tuple[PyTree, PyTree]:
+        del params, received, common
+        new = done.gradient() if option == 1 else done.path
+        new = tree.select(done.info.steps > 0, new, own)
+        return new, jax.tree.map(jnp.subtract, new, own)
+
+    def reduce(common: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:
+        present = (samples > 0).astype(jnp.float32)
+        share = jnp.sum(present) / clients
+
+        def moved(c: Array, change: Array) -> Array:
+            return jnp.where(share > 0, c + share.astype(c.dtype) * change, c)
+
+        return jax.tree.map(moved, common, tree.mean(messages, present))
+
+    def zeros(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    return Correction(
+        client_state=zeros,
+        shared_state=zeros,
+        gradient=lambda params, received, own, common: jax.tree.map(jnp.subtract, common, own),
+        finish=finish,
+        reduce=reduce,
+        path=option == 2,
+    )
+
+
+def _pull(mu: float | Array, params: PyTree, received: PyTree) -> PyTree:
+    """``μ (w - w_recv)``."""
+    return jax.tree.map(
+        lambda w, start: jnp.asarray(mu).astype(w.dtype) * (w - start), params, received
+    )

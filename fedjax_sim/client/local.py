@@ -1,0 +1,159 @@
+"""Local updates: exact epochs of minibatch SGD on a client of any size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from fedjax_sim.base import (
+    Correction,
+    LocalUpdate,
+    Objective,
+    Transform,
+    part,
+)
+from fedjax_sim.client.reports import with_importance, with_initial_loss
+from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
+from fedjax_sim.compression import compressed
+from fedjax_sim.personal import ditto
+from fedjax_sim.privacy import private
+
+__all__ = [
+    "compressed",
+    "ditto",
+    "local_sgd",
+    "private",
+    "with_importance",
+    "with_initial_loss",
+]
+
+
+@part
+def local_sgd(
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 16,
+    epochs: float = 1.0,
+    last_batch: LastBatch = "keep",
+    *,
+    max_steps: int | None = None,
+    optimizer_state: OptimizerState = "reset",
+    corrections: Sequence[Correction] = (),
+    transforms: Sequence[Transform] = (),
+    peers: bool = False,
+    inexactness: float | None = None,
+) -> LocalUpdate:
+    r"""E epochs of minibatch steps of an optax optimiser.
+
+    .. math:: T_k = E \lceil n_k / B \rceil, \qquad w_k \leftarrow w_k - \eta\,\nabla F_b(w_k)
+
+    Samples are reshuffled in each epoch by a key of (seed, round, client, epoch) alone, so a result
+    does not depend on which clients ran beside this one or where.
+
+    Args:
+        objective: what is minimised, see :func:`fedjax_sim.empirical_risk`.
+        optimizer: an ``optax.GradientTransformation``; it is given ``key``, the step's own, as an
+            extra argument. A schedule counts the steps in the optimiser's state: it restarts at
+            every visit unless ``optimizer_state`` is "keep" or "average".
+        batch_size: B.
+        epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
+        last_batch: what becomes of the short last minibatch: "keep" it (its loss is the mean over
+            its real samples), "drop" it, or "refill" it from the epoch's beginning.
+        max_steps: the most steps of a visit; 1 is parallel SGD.
+        optimizer_state: the optimiser's state when a client receives a model: "reset"; "keep", the
+            client's own after its last visit; "average", the mean over the last cohort, weighted by
+            n_k and sent along (momentum federated learning).
+        corrections: terms added to every gradient, see :mod:`fedjax_sim.corrections`; the reported
+            loss is without them.
+        transforms: change each minibatch, in order.
+        peers: whether a transform needs the other clients' samples.
+        inexactness: γ; a client stops after the epoch that leaves
+            :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, where h
+            includes the corrections. It costs a pass over the samples before every epoch. None:
+            clients run all epochs.
+
+    Returns:
+        A :class:`fedjax_sim.base.LocalUpdate`.
+
+    Raises:
+        ValueError: if a setting is out of range or not of its kind.
+
+    Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1 (ClientUpdate); Vo,
+    Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness).
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fedjax_sim import base, empirical_risk, models
+        >>> model = models.logistic((2,), 2)
+        >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=2)
+        >>> x, y = jnp.zeros((40, 2)), jnp.zeros(40, jnp.int32)
+        >>> client = base.ClientView(x, y, jnp.arange(40), jnp.int32(0), jnp.int32(40), 40)
+        >>> key = jax.random.key(0)
+        >>> int(local.train(key, model.init(key), client, ((), ()), ((), ())).info.steps)
+        6
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"optimizer must be an optax.GradientTransformation, got {optimizer!r}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if not epochs > 0:
+        raise ValueError(f"epochs must be positive, got {epochs}")
+    if last_batch not in ("keep", "drop", "refill"):
+        raise ValueError(f"last_batch must be 'keep', 'drop' or 'refill', got {last_batch!r}")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if optimizer_state not in ("reset", "keep", "average"):
+        raise ValueError(
+            f"optimizer_state must be 'reset', 'keep' or 'average', got {optimizer_state!r}"
+        )
+    if inexactness is not None and not 0 <= inexactness < 1:
+        raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
+    sgd = SGD(
+        objective,
+        optax.with_extra_args_support(optimizer),
+        batch_size,
+        epochs,
+        last_batch,
+        max_steps,
+        optimizer_state,
+        _terms(corrections),
+        _functions(transforms),
+        peers,
+        inexactness,
+    )
+
+    def change(
+        *,
+        corrections: Sequence[Correction] | None = (),
+        transforms: Sequence[Transform] = (),
+        **settings: Any,
+    ) -> LocalUpdate:
+        mine = {field.name: getattr(sgd, field.name) for field in dataclasses.fields(sgd)}
+        mine |= {
+            "corrections": () if corrections is None else sgd.corrections + _terms(corrections),
+            "transforms": sgd.transforms + _functions(transforms),
+        }
+        return local_sgd(**(mine | settings))
+
+    return sgd.update(change)
+
+
+def _terms(corrections: Sequence[Correction]) -> tuple[Correction, ...]:
+    # A Correction alone is a sequence too, of its functions.
+    if not isinstance(corrections, Sequence) or not all(
+        isinstance(term, Correction) for term in corrections
+    ):
+        raise ValueError(
+            "corrections must be a sequence of Correction, such as (scaffold(),), got "
+            f"{corrections!r}"
+        )
+    return tuple(corrections)
+
+
+def _functions(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
+        raise ValueError(f"transforms must be a sequence of functions, got {transforms!r}")
+    return tuple(transforms)

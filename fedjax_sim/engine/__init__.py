@@ -1,0 +1,1 @@
+"""How stacks of models are computed on devices; knows no algorithm."""

@@ -1,0 +1,71 @@
+"""Where the samples of clients lie: what tasks are told of the clients that they visit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, ClientView
+
+
+def client_sizes(data: ClientData, clients: Array) -> Array:
+    """n_k of ``clients int32[S]``, copies apart: ``int32[S]``; 0 for client N, which is none."""
+    if data.budget is None:
+        return _entries(data, clients)
+    return jnp.where(clients < len(data.budget), data.budget[clients], 0)
+
+
+def _entries(data: ClientData, clients: Array) -> Array:
+    """The length of each client's list."""
+    # Indexing clamps, so that both ends of client N's stretch are the last entry of start.
+    return data.start[clients + 1] - data.start[clients]
+
+
+class Visits(NamedTuple):
+    """Integers that say which clients to visit: tasks of :meth:`Execution.run`, ``[T]`` each.
+
+    Attributes:
+        client: ``int32[T]``, k.
+        start: ``int32[T]``, see :class:`fedjax_sim.base.ClientView`.
+        size: ``int32[T]``.
+        budget: ``int32[T]`` or None.
+        starts: ``int32[T, N + 1]`` or None.
+    """
+
+    client: Array
+    start: Array
+    size: Array
+    budget: Array | None
+    starts: Array | None
+
+    def view(self, pixels: tuple[Array, Array, Array], data: ClientData) -> ClientView:
+        """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
+        return ClientView(
+            *pixels,
+            start=self.start,
+            size=self.size,
+            capacity=data.capacity,
+            id=self.client,
+            budget=self.budget,
+            starts=self.starts,
+            copies=data.copies,
+        )
+
+
+def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
+    """Where the samples of ``clients int32[T]`` lie; client N stands for none: no samples.
+
+    Args:
+        data: the population.
+        clients: ``int32[T]``.
+        peers: whether the visits need ``ClientView.starts``.
+    """
+    budget = None if data.budget is None else client_sizes(data, clients)
+    starts = jnp.broadcast_to(data.start, (len(clients), len(data.start))) if peers else None
+    return Visits(clients, data.start[clients], _entries(data, clients), budget, starts)
+
+
+def samples_of(data: ClientData) -> tuple[Array, Array, Array]:
+    """x, y and index: constants of :meth:`Execution.run`."""
+    return data.x, data.y, data.index

@@ -1,0 +1,70 @@
+"""Every stream of random numbers, by the level of the key that it is folded into.
+
+.. code-block:: text
+
+    seed -> run -> round t -> client k -> epoch e -> step b
+
+A number that stands before others (``EPOCH``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC``) is the first
+of a range that is open above; the rest of a level keeps clear of it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import jax
+
+from fedjax_sim.base import Array
+
+
+class Seed(enum.IntEnum):
+    """Of the key of a seed."""
+
+    WEIGHTS = 0
+    ROUNDS = 1
+
+
+class Round(enum.IntEnum):
+    """Of the key of a round, which is the run's with the number of the round folded in."""
+
+    SELECTION = 0
+    REDISTRIBUTION = 1
+    CLIENTS = 2
+    PREAGGREGATION = 3
+    SERVER = 4
+    PERSONAL = 5
+    DIAGNOSTIC = 6
+    DEAL = 2**30
+
+
+class Client(enum.IntEnum):
+    """Of the key of a client in a round."""
+
+    EPOCH = 0
+    INITIAL_LOSS = 2**31 - 4
+    COMPRESSION = 2**31 - 3
+    WHOLE_GRADIENT = 2**31 - 2
+    BROADCAST = 2**31 - 1
+
+
+class Epoch(enum.IntEnum):
+    """Of the key of an epoch, which itself orders the samples."""
+
+    STEP = 1
+
+
+class Step(enum.IntEnum):
+    """Of the key of a step, which itself is that of dropout."""
+
+    TRANSFORM = 1
+    NOISE = 2**31 - 1
+
+
+def stream(key: Array, which: enum.IntEnum, number: Array | int = 0) -> Array:
+    """The key of a stream; of a range, the key of its ``number``.
+
+    >>> key = jax.random.key(0)
+    >>> bool(stream(key, Round.DIAGNOSTIC, 2) == jax.random.fold_in(key, 8))
+    True
+    """
+    return jax.random.fold_in(key, int(which) + number)

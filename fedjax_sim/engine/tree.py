@@ -1,0 +1,130 @@
+"""Arithmetic on stacked pytrees: ``[S, *p]`` <-> ``[*p]``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, PyTree
+
+
+def expand(v: Array, like: Array) -> Array:
+    """Appends axes to ``v [S]`` until it broadcasts against ``like [S, *p]``."""
+    return v.reshape(v.shape + (1,) * (like.ndim - v.ndim))
+
+
+def stack_copies(tree: PyTree, copies: int) -> PyTree:
+    """Repeats ``[*p]`` on a new leading axis: ``[S, *p]``.
+
+    >>> stack_copies({"w": jnp.arange(2.0)}, 3)["w"].shape
+    (3, 2)
+    """
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (copies, *a.shape)), tree)
+
+
+def take(tree: PyTree, rows: Array) -> PyTree:
+    """Gathers rows of a stack: ``[S, *p]``, ``int32[R]`` -> ``[R, *p]``."""
+    return jax.tree.map(lambda a: a[rows], tree)
+
+
+def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """One tree or the other, by ``condition bool[]``; NaN in the other does no harm.
+
+    >>> select(jnp.array(True), {"w": jnp.float32(1)}, {"w": jnp.float32(2)})["w"].item()
+    1.0
+    """
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
+
+
+def select_rows(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """Row-wise choice between two stacks: ``bool[S]``, ``[S, *p]``, ``[S, *p]``."""
+    return jax.tree.map(lambda a, b: jnp.where(expand(mask, a), a, b), on_true, on_false)
+
+
+def mix(matrix: Array, stacked: PyTree) -> PyTree:
+    """Mixes the rows of a stack: ``f32[R, S]``, ``[S, *p]`` -> ``[R, *p]``.
+
+    >>> mix(jnp.array([[0.5, 0.5]]), {"w": jnp.array([1.0, 3.0])})["w"].tolist()
+    [2.0]
+    """
+
+    def mixed(rows: Array) -> Array:
+        wide = rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
+        new = jnp.einsum("rs,s...->r...", matrix.astype(wide.dtype), wide, precision="highest")
+        return in_dtype(new, rows.dtype)
+
+    return jax.tree.map(mixed, stacked)
+
+
+def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
+    """``(1 - share) start + share end``; exactly ``end`` at a share of 1; keeps the dtypes.
+
+    >>> float(interpolate(jnp.float32(2), jnp.float32(6), 0.25))
+    3.0
+    """
+
+    def between(a: Array, b: Array) -> Array:
+        wide = a.dtype if a.dtype in (jnp.float32, jnp.float64) else jnp.float32
+        part = jnp.asarray(share, wide)
+        return in_dtype((1 - part) * a.astype(wide) + part * b.astype(wide), a.dtype)
+
+    return jax.tree.map(between, start, end)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Size in bytes of a pytree of arrays or ``ShapeDtypeStruct``.
+
+    >>> num_bytes({"w": jnp.zeros((2, 3), jnp.float32)})
+    24
+    """
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def norm(tree: PyTree) -> Array:
+    """Euclidean norm over all leaves, ``f32[]``.
+
+    >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}))
+    5.0
+    """
+    return jnp.sqrt(sum((jnp.vdot(a, a) for a in jax.tree.leaves(tree)), jnp.float32(0)))
+
+
+def mean(stacked: PyTree, weights: Array) -> PyTree:
+    r"""Weighted mean of the rows, :math:`\sum_k \frac{a_k}{\sum_j a_j} w_k`.
+
+    Args:
+        stacked: ``[S, *p]``.
+        weights: ``f32[S]``, a_k at least 0, at least one positive; a row of weight 0 is absent.
+
+    Returns:
+        ``[*p]``, in the dtypes of ``stacked``.
+
+    Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1.
+
+    >>> mean(jnp.array([1.0, 4.0, jnp.nan]), jnp.array([1.0, 2.0, 0.0])).tolist()
+    3.0
+    """
+    share = weights / jnp.sum(weights)
+
+    # A product: XLA's CPU reductions over a leading axis run at a tenth of the memory's speed.
+    def average(rows: Array) -> Array:
+        wide = rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
+        total = jnp.einsum("s,s...->...", share.astype(wide.dtype), wide, precision="highest")
+        return in_dtype(total, rows.dtype)
+
+    def product(rows: PyTree) -> PyTree:
+        return jax.tree.map(average, rows)
+
+    def absent_zeroed(rows: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: jnp.where(expand(share, a) > 0, a, 0), rows)
+
+    # 0 * NaN is NaN: absent rows are zeroed, in a copy of the stack that only they are worth.
+    return jax.lax.cond(
+        jnp.all(weights > 0), product, lambda rows: product(absent_zeroed(rows)), stacked
+    )
+
+
+def in_dtype(values: Array, dtype: jnp.dtype) -> Array:
+    """Counters (Adam's, say) are rounded: cast alone, the mean of 3 and 3 may be 2."""
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    return (jnp.round(values) if whole else values).astype(dtype)

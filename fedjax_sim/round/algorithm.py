@@ -1,0 +1,322 @@
+"""One round of every federated algorithm: the only place where the parts meet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import (
+    Aggregator,
+    Array,
+    Broadcast,
+    ClientData,
+    Cohort,
+    Diagnostic,
+    FedState,
+    LocalUpdate,
+    Metrics,
+    Origin,
+    Personal,
+    PreAggregation,
+    PyTree,
+    Redistribution,
+    Refresh,
+    Schedule,
+    Selection,
+    Server,
+    SetupTraffic,
+    Slots,
+    Traffic,
+    Variables,
+    Weighting,
+    shown,
+)
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.plan import redistribution as redistributions
+from fedjax_sim.round import collecting, placement, traffic, training
+from fedjax_sim.round.own_models import score_own
+from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.start import initial_state
+from fedjax_sim.server import broadcast as broadcasts
+from fedjax_sim.server import refresh as refreshes
+from fedjax_sim.server import update as servers
+from fedjax_sim.server.weighting import by_samples
+
+
+def compose(
+    local: LocalUpdate,
+    *,
+    selection: Selection,
+    schedule: Schedule,
+    broadcast: Broadcast | None = None,
+    redistribution: Redistribution = redistributions.keep,
+    refresh: Refresh | None = None,
+    weighting: Weighting = by_samples,
+    preaggregation: Sequence[PreAggregation] = (),
+    aggregator: Aggregator = tree.mean,
+    server: Server | None = None,
+    diagnostics: Mapping[str, Diagnostic] | None = None,
+    personal: Personal | None = None,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""One local round of every federated algorithm.
+
+    .. code-block:: text
+
+        slots   <- redistribute(slots)
+        clients <- the selection's, for slots without one
+        slots   <- the broadcast model if the slot was due last round, else refresh(slot)
+        slots   <- local update on those clients
+        server  <- server update(aggregate(preaggregation(due slots, weights)))
+
+    Args:
+        local: trains one model on one client.
+        selection: which client each slot visits.
+        schedule: which slots are due when; it also fixes the number of slots.
+        broadcast: which model a slot starts from; None: the server model.
+        redistribution: where models go between rounds.
+        refresh: what a slot that was not due takes from the server; None: nothing.
+        weighting: how much each model counts.
+        preaggregation: change models and weights before they are aggregated, in order.
+        aggregator: reduces the models to one.
+        server: how the server model moves; None: it is replaced.
+        diagnostics: measure rounds, by name.
+        personal: the model that a client itself uses; None: the one that is evaluated for all.
+        execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
+
+    Returns:
+        An :class:`Algorithm`.
+
+    Raises:
+        ValueError: if a part is of the wrong kind; in the first round, if the aggregate has not the
+            model's shapes.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> model = fs.models.logistic((8, 8, 1), 10)
+        >>> fs.compose(
+        ...     fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)),
+        ...     selection=fs.selection.uniform(),
+        ...     schedule=fs.schedule.every_round(10),
+        ...     aggregator=fs.aggregators.coordinate_median,
+        ... )
+        compose(
+          local=local_sgd(empirical_risk(<Model>), <optax>),
+          selection=uniform(),
+          schedule=every_round(10),
+          aggregator=coordinate_median,
+        )
+    """
+    return Algorithm(
+        Parts(
+            local,
+            selection,
+            schedule,
+            broadcast or broadcasts.latest(),
+            redistribution,
+            refresh or refreshes.nothing(),
+            weighting,
+            tuple(preaggregation),
+            aggregator,
+            server or servers.replace(),
+            dict(diagnostics or {}),
+            personal,
+            execution or make_execution(),
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Algorithm:
+    """A federated algorithm: parts, and the pure functions that they make.
+
+    Attributes:
+        parts: by role, as :func:`compose` was given them or filled them in.
+        origin: the call of the named method that it is; None for a plain ``compose``.
+        replaced: the roles whose parts are no longer the named method's.
+    """
+
+    parts: Parts
+    origin: Origin | None = None
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """S, the models in flight."""
+        return self.parts.slots
+
+    @property
+    def round_factor(self) -> float:
+        """Rounds to run for each round of FedAvg that the user budgets."""
+        return self.parts.schedule.round_factor
+
+    @property
+    def personal(self) -> Personal | None:
+        """The model that a client itself uses; None if all use the evaluated one."""
+        return self.parts.personal
+
+    def replace(self, **parts: Any) -> Algorithm:
+        """The same algorithm with some parts exchanged.
+
+        Args:
+            parts: by role, as :func:`compose` takes them.
+
+        Raises:
+            TypeError: if there is no such role.
+            ValueError: as :func:`compose`.
+
+        >>> import optax, fedjax_sim as fs
+        >>> local = fs.local_sgd(fs.empirical_risk(fs.models.logistic((4,), 2)), optax.sgd(0.1))
+        >>> robust = fs.algorithms.scaffold(local, clients_per_round=10).replace(
+        ...     aggregator=fs.aggregators.coordinate_median
+        ... )
+        >>> robust.parts.aggregator.__name__, robust.replaced
+        ('coordinate_median', ('aggregator',))
+        """
+        known = self.parts.by_role()
+        if unknown := parts.keys() - known.keys():
+            raise TypeError(f"{min(unknown)} is no part of an algorithm: one of {', '.join(known)}")
+        made = compose(**(known | parts))
+        replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
+        return dataclasses.replace(made, origin=self.origin, replaced=replaced)
+
+    def __repr__(self) -> str:
+        head = "compose" if self.origin is None else self.origin.name
+        plain = {
+            "broadcast": "latest()",
+            "redistribution": "keep",
+            "refresh": "nothing()",
+            "weighting": "by_samples",
+            "preaggregation": "()",
+            "aggregator": "mean",
+            "server": "replace()",
+            "diagnostics": "{}",
+            "personal": "None",
+        }
+        lines = [
+            f"  {role}={text},"
+            for role, value in self.parts.by_role().items()
+            if role != "execution" and (text := shown(value)) != plain.get(role)
+        ]
+        return "\n".join([f"{head}(", *lines, ")"])
+
+    def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
+        """The state before the first round, for the initial model ``variables``."""
+        del key
+        return initial_state(self.parts, variables, data)
+
+    def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
+        """One local round; ``key`` is the round's own."""
+        parts = self.parts
+        placed, draw = placement.place(parts, key, state, data)
+        fresh, visited = placed.fresh, placed.slots.client < data.clients
+        trained, placed = training.train(parts, key, state, data, placed)
+        client_state, shared_state = training.client_states(parts, state, data, placed, trained)
+        placed = training.moved_on(parts, placed, trained, visited)
+        due = parts.schedule.due(state.round)[placed.slot] & (placed.slot < self.slots)
+        cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
+        new = collecting.absorb(parts, key, state, placed.slots, cohort, due)
+        measured, diagnostics = self._measure(key, state, new, placed.slots, cohort)
+        moved = visited & (not parts.selection.sticky)
+        sent_down = visited & (fresh | moved | parts.refresh.downloads)
+        choice = parts.broadcast.offered
+        offered = 1 if choice is None else jnp.where(fresh, choice(state.broadcast), 1)
+        samples = trained.info.samples.astype(jnp.float32)
+        metrics = Metrics(
+            # If every last batch is dropped, no sample is visited: that is no divergence.
+            loss=jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1),
+            samples=jnp.sum(trained.info.samples),
+            steps=jnp.sum(trained.info.steps),
+            executed=jnp.sum(parts.execution.executed(trained.info.steps)),
+            # From client to client: up for the one, down for the other.
+            uploads=jnp.sum(visited & (due | moved), dtype=jnp.int32) + draw.exchanged,
+            downloads=jnp.sum(jnp.where(sent_down, offered, 0), dtype=jnp.int32) + draw.exchanged,
+            visits=jnp.sum(visited, dtype=jnp.int32),
+            diagnostics=measured,
+        )
+        new = new._replace(
+            round=state.round + 1,
+            slots=placement.to_slots(parts, placed) if parts.in_flight else None,
+            selection=parts.selection.update(draw.selection, placed.slots.client, trained.info),
+            client_state=client_state,
+            shared_state=shared_state,
+            diagnostics=diagnostics,
+        )
+        return new, metrics
+
+    def _measure(
+        self, key: Array, state: FedState, new: FedState, slots: Slots, cohort: Cohort
+    ) -> tuple[dict[str, Array], PyTree]:
+        """The numbers of all diagnostics, and their states."""
+        numbers: dict[str, Array] = {}
+        states = {}
+        for i, (name, part) in enumerate(self.parts.diagnostics.items()):
+            own_key = stream(key, Round.DIAGNOSTIC, i)
+            found, states[name] = part.measure(
+                own_key, state.diagnostics[name], new.server, slots.variables, cohort
+            )
+            if twice := found.keys() & numbers.keys():
+                raise ValueError(
+                    f"diagnostics must report different names, {name!r} and one before it report "
+                    f"{min(twice)!r}"
+                )
+            numbers |= found
+        return numbers, states
+
+    def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
+        """Uploads and aggregates every model still in flight; the last act of a run.
+
+        Returns:
+            The server model after it, and the uploads ``int32[]`` that it took.
+        """
+        if state.slots is None:
+            return state.server, jnp.int32(0)
+        parts, slots, due = self.parts, state.slots, self.parts.schedule.due(state.round - 1)
+        samples = client_sizes(data, slots.client)
+        everyone = jax.lax.cond(
+            jnp.all(due),  # then the server has just taken them all
+            lambda: state.server,
+            lambda: (
+                collecting.absorb(
+                    parts,
+                    key,
+                    state,
+                    slots,
+                    collecting.cohort_of(parts, state, slots, samples, data),
+                    jnp.ones_like(due),
+                ).server
+            ),
+        )
+        return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+
+    def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
+        """The model that is evaluated: the server's, or without a server the mean of all."""
+        return self.collect(key, state, data)[0] if self.parts.schedule.serverless else state.server
+
+    def score_personal(
+        self,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        score: Callable[[PyTree, Variables, PyTree], PyTree],
+        constants: PyTree,
+        tasks: PyTree,
+    ) -> PyTree:
+        """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``."""
+        received = self.evaluated(key, state, data)
+        return score_own(self.parts, key, received, state, data, score, constants, tasks)
+
+    def traffic(self, variables: Variables, data: ClientData) -> Traffic:
+        """The sizes of what travels in a round; takes shapes and gives Python integers."""
+        return traffic.sizes(self.parts, variables, data)
+
+    def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
+        """What travels once, before the first round; ``data.start`` must be that of one run."""
+        return traffic.setup_traffic(self.parts, variables, data)

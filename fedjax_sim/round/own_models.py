@@ -1,0 +1,69 @@
+"""Scores of the models that the clients themselves use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, FedState, PyTree, Variables
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import client_sizes, samples_of, visits
+from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.parts import Parts
+
+
+def score_own(
+    parts: Parts,
+    key: Array,
+    server: Variables,
+    state: FedState,
+    data: ClientData,
+    score: Callable[[PyTree, Variables, PyTree], PyTree],
+    constants: PyTree,
+    tasks: PyTree,
+) -> PyTree:
+    """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``.
+
+    Args:
+        parts: of the algorithm.
+        key: of the evaluation.
+        server: the model that the server broadcasts.
+        state: after a round.
+        data: the clients.
+        score: what to compute.
+        constants: the same for all clients.
+        tasks: ``[N, ...]``.
+
+    Raises:
+        ValueError: if the algorithm has no personal models.
+    """
+    own_model = parts.personal
+    if own_model is None:
+        raise ValueError("the algorithm has no personal models, see personal of compose")
+    row = parts.execution.deal(client_sizes(data, jnp.arange(data.clients, dtype=jnp.int32)))
+
+    def one(fixed: PyTree, common: PyTree, client_state: PyTree, task: PyTree) -> PyTree:
+        (pixels, constants), (server, sent), (key, visit, task) = fixed, common, task
+        client = visit.view(pixels, data)
+        received, _ = parts.broadcast.send(None, sent, server, client)
+        return score(constants, own_model(key, received, client, client_state), task)
+
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), row)
+    own = (keys, visits(data, row, peers=parts.local.peers), tree.take(tasks, row))
+    # All clients, but no more of them at once than a round trains.
+    at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
+    execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
+    out = execution.run(
+        one,
+        (samples_of(data), constants),
+        (server, state.broadcast),
+        tree.take(state.client_state, row),
+        parts.execution.replicate(own),
+    )
+    return jax.tree.map(
+        lambda a: jnp.zeros((data.clients, *a.shape[1:]), a.dtype).at[row].set(a, mode="drop"),
+        parts.execution.replicate(out),
+    )

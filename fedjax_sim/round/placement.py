@@ -1,0 +1,128 @@
+"""Slots and rows: which slot visits which client, and on which device.
+
+A *slot* is a model in flight: between two rounds the state lists them by their number. A *row* is a
+line of the stack that is trained: rows are dealt to the devices so that all have equal work, and
+each device has as many, so that some rows may hold no slot. Nothing that a round hands on knows
+rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Slots
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.parts import Parts
+
+
+class Placed(NamedTuple):
+    """The models of a round by row, before or after they are trained.
+
+    Attributes:
+        slots: ``[P]``, the slots in their rows.
+        slot: ``int32[P]``, the slot's number; S for a padding row.
+        fresh: ``bool[P]``, whether the slot leaves the server in this round.
+        samples: ``int32[P]``, n_k of the client visited; 0 if there is none.
+    """
+
+    slots: Slots
+    slot: Array
+    fresh: Array
+    samples: Array
+
+
+class Draw(NamedTuple):
+    """What the plan of a round gives besides.
+
+    Attributes:
+        selection: the state of the selection.
+        exchanged: ``int32[]``, models that went from client to client between the rounds.
+    """
+
+    selection: PyTree
+    exchanged: Array
+
+
+def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Placed, Draw]:
+    """Draws a client for every slot and deals the slots to rows."""
+    count, none = parts.slots, data.clients
+    by_slot = jnp.arange(count, dtype=jnp.int32)
+    fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
+    flying = state.slots
+    if flying is None:
+        clients, visits, exchanged = by_slot, jnp.zeros(count, jnp.int32), jnp.int32(0)
+    else:
+        clients = flying.client
+        moves = parts.redistribution(stream(key, Round.REDISTRIBUTION), count)
+        visits = moves.take(flying._replace(variables=(), received=()), by_slot).visits
+        exchanged = jnp.int32(0)
+        if parts.selection.sticky:  # else every model travels, whatever its slot is
+            exchanged = jnp.sum(jnp.where(fresh, 0, moves.received()), dtype=jnp.int32)
+    clients, chosen = parts.selection.draw(
+        stream(key, Round.SELECTION),
+        state.selection,
+        data,
+        clients,
+        fresh if parts.selection.sticky else jnp.ones(count, bool),
+        jnp.where(fresh, 0, visits),
+    )
+    clients = _met(parts, key, clients, fresh, none)
+    samples = client_sizes(data, clients)
+    row = by_slot if parts.execution.rows_are_tasks else parts.execution.deal(samples)
+    if flying is None:
+        zero = jnp.zeros_like(row)
+        carry = Slots((), zero, zero, zero, LocalInfo(zero, zero, zero), (), ())
+    else:
+        carry = moves.take(flying, row)
+    clients, samples = (
+        jnp.where(row < count, a[row], absent) for a, absent in ((clients, none), (samples, 0))
+    )
+    row, clients, fresh, samples = parts.execution.replicate((row, clients, fresh[row], samples))
+    return Placed(carry._replace(client=clients), row, fresh, samples), Draw(chosen, exchanged)
+
+
+def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:
+    """The cohort ``int32[S]`` in an order that does not show how it was drawn.
+
+    It must not, not even in the last bit of a sum. A slot that is to be idle stays so. Models in
+    flight meet the next clients at random: in the order of the clients' numbers, a slot that keeps
+    its model would meet low or high ones only.
+    """
+    group = jnp.asarray(parts.schedule.group)
+    by: tuple[Array, ...] = clients == none, group
+    if parts.in_flight and not parts.selection.sticky:
+        luck = jax.random.uniform(stream(key, Round.DEAL), (len(clients),))
+        by = jnp.where(fresh, 0, luck), *by
+    slots = jnp.lexsort(by)
+    return clients.at[slots].set(clients[jnp.lexsort((clients, group))])
+
+
+def to_slots(parts: Parts, placed: Placed) -> Slots:
+    """The slots in the order of their numbers, ``[S]``."""
+    if parts.execution.rows_are_tasks:
+        return placed.slots
+    here = jnp.arange(len(placed.slot), dtype=jnp.int32)
+    row = jnp.zeros(parts.slots, jnp.int32).at[placed.slot].set(here, mode="drop")
+    slots: Slots = tree.take(placed.slots, row)
+    return slots
+
+
+def at_rest(parts: Parts, state: FedState, info: LocalInfo, tag: PyTree) -> Slots:
+    """The slots before the first round, in which all are fresh; ``info`` and ``tag`` are shapes."""
+    none = jnp.zeros(parts.slots, jnp.int32)
+    info, tag = jax.tree.map(lambda a: jnp.zeros((parts.slots, *a.shape), a.dtype), (info, tag))
+    copies = tree.stack_copies(state.server, parts.slots)
+    return Slots(
+        variables=copies,
+        client=jnp.arange(parts.slots, dtype=jnp.int32),
+        visits=none,
+        samples_visited=none,
+        info=info,
+        tag=tag,
+        received=copies if parts.remembers else (),
+    )

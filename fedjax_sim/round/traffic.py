@@ -1,0 +1,65 @@
+"""Bytes: what a model, a message and the start of a run weigh."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+
+from fedjax_sim.base import ClientData, PyTree, SetupTraffic, Traffic, Variables
+from fedjax_sim.engine import tree
+from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.start import initial_state
+from fedjax_sim.round.training import first_visit
+
+
+def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
+    """Of everything that travels in a round; takes shapes and gives Python integers."""
+    # Without models in flight, which would be copied for nothing here.
+    once = dataclasses.replace(parts, schedule=parts.schedule._replace(period=1))
+
+    def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
+        state = initial_state(once, variables, data)
+        return first_visit(parts, state, data)[0], state.shared_state
+
+    message, shared_state = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
+    return Traffic(
+        upload_bytes(parts, variables),
+        download_bytes(parts, variables, data.clients),
+        message + told_bytes(parts),
+        shared_state,
+    )
+
+
+def upload_bytes(parts: Parts, variables: Variables) -> int:
+    """Of a model to a server that knows what the client received, or whole to other clients."""
+    sticky = parts.selection.sticky
+    if parts.schedule.serverless or (sticky and parts.models_travel):
+        return tree.num_bytes(variables)
+    return parts.local.upload_bytes(variables, parts.schedule.period if sticky else 1)
+
+
+def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
+    """Of a model to a client that has the server model of its last download, the mean time ago."""
+    others = parts.models_travel or parts.broadcast.offered is not None  # than the server's models
+    if parts.server.download_bytes is None or others:
+        return tree.num_bytes(variables)
+    active = parts.selection.active or parts.slots
+    every_round = parts.refresh.downloads or not parts.in_flight
+    downloads = active * (parts.schedule.period if every_round else 1)  # in a period
+    updates = len(set(parts.schedule.group.tolist()))
+    return parts.server.download_bytes(variables, math.ceil(clients * updates / downloads))
+
+
+def told_bytes(parts: Parts) -> int:
+    """Of the numbers that a client reports in every visit, and of its choice of a model."""
+    reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
+    return 4 * (len(reads) + (parts.broadcast.offered is not None))
+
+
+def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> SetupTraffic:
+    """What travels once, before the first round."""
+    counts = (parts.local.setup_traffic, parts.selection.setup_traffic)
+    sent = [count(variables, data) for count in counts if count is not None]
+    return SetupTraffic(sum(s.up for s in sent), sum(s.down for s in sent))

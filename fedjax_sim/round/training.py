@@ -1,0 +1,107 @@
+"""What the clients do in a round."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Trained
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import Visits, samples_of, visits
+from fedjax_sim.engine.streams import Client, Round, stream
+from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.placement import Placed
+
+
+class _Task(NamedTuple):
+    """What a row needs besides models and the state of its client."""
+
+    key: Array
+    visit: Visits
+    fresh: Array
+    tag: PyTree
+
+
+def train(
+    parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed
+) -> tuple[Trained, Placed]:
+    """One local update per row, ``[P]``, and the slots with what the broadcast gave them."""
+
+    def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
+        server, samples, sent, shared_state = common
+        model, client_state, left_with = own
+        client = task.visit.view(pixels, data)
+        send_key = stream(task.key, Client.BROADCAST)
+        received, tag = parts.broadcast.send(send_key, sent, server, client)
+        origin = received if parts.remembers else ()
+        if parts.in_flight:
+            n_k = client.size if client.budget is None else client.budget
+            n_k = n_k.astype(jnp.float32)
+            corrected = parts.refresh.correct(server, samples, model, n_k)
+            # An idle slot takes nothing: it has no samples to weigh the server's against.
+            stays = tree.select(n_k > 0, corrected, model)
+            received, tag, origin = tree.select(
+                task.fresh, (received, tag, origin), (stays, task.tag, left_with)
+            )
+        trained = parts.local.train(task.key, received, client, client_state, shared_state)
+        return trained, tag, origin
+
+    slots = placed.slots
+    local_key = stream(key, Round.CLIENTS)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
+    visited = visits(data, slots.client, peers=parts.local.peers)
+    tasks = _Task(keys, visited, placed.fresh, slots.tag)
+    common = (state.server, state.server_samples, state.broadcast, state.shared_state)
+    own = (slots.variables, tree.take(state.client_state, slots.client), slots.received)
+    trained, tag, received = parts.execution.run(
+        visit, samples_of(data), common, own, parts.execution.replicate(tasks)
+    )
+    # Every device needs the reports of all, for the metrics at least.
+    trained = trained._replace(info=parts.execution.gather(trained.info))
+    return trained, placed._replace(slots=slots._replace(tag=tag, received=received))
+
+
+def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:
+    """The slots after training; ``visited bool[P]`` says which had a client."""
+    slots = placed.slots
+    since = jnp.zeros_like(placed.samples)
+    info = trained.info
+    if parts.in_flight:
+        since = jnp.where(placed.fresh, 0, 1)
+        info = tree.select_rows(visited, info, slots.info)  # an idle slot keeps its last report
+    slots = slots._replace(
+        variables=trained.variables,
+        visits=since * slots.visits + visited.astype(jnp.int32),
+        samples_visited=since * slots.samples_visited + placed.samples,
+        info=info,
+    )
+    return placed._replace(slots=slots)
+
+
+def client_states(
+    parts: Parts, state: FedState, data: ClientData, placed: Placed, trained: Trained
+) -> tuple[PyTree, PyTree]:
+    """What the clients keep, and what they share, after their visits."""
+    client = placed.slots.client
+    own = jax.tree.map(
+        lambda kept, rows: kept.at[client].set(rows, mode="drop"),
+        state.client_state,
+        trained.client_state,
+    )
+    shared = parts.local.reduce(state.shared_state, trained.message, placed.samples, data.clients)
+    return own, shared
+
+
+def first_visit(
+    parts: Parts, state: FedState, data: ClientData
+) -> tuple[PyTree, LocalInfo, PyTree]:
+    """Message, report and tag of a visit, for their shapes."""
+    key = jax.random.key(0)
+    task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
+    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data)
+    received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
+    client_state = parts.local.client_state(state.server)
+    trained = parts.local.train(key, received, client, client_state, state.shared_state)
+    return trained.message, trained.info, tag

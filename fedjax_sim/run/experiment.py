@@ -1,0 +1,295 @@
+"""The XLA programs of one experiment, all its runs (seeds, folds) on one more leading axis."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    FedState,
+    LossFn,
+    Metrics,
+    Model,
+    PyTree,
+    Traffic,
+    Variables,
+)
+from fedjax_sim.data import EvalSet
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.streams import Seed, stream
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.axes import RunAxes, client_axes, first_run
+from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
+
+Sets = tuple[EvalSet, ...]
+
+
+class Run(NamedTuple):
+    """A run between two programs: ``keys key[R]`` and the state of all R runs."""
+
+    keys: Array
+    state: FedState
+
+
+class Scored(NamedTuple):
+    """Counts of an evaluation; ``[R, ...]``.
+
+    Attributes:
+        sets: of the server model, for each evaluation set.
+        personal: of each client's own model on the first set; None if there are none.
+    """
+
+    sets: tuple[Counts, ...]
+    personal: Counts | None
+
+
+class Collected(NamedTuple):
+    """What :meth:`Experiment.finish` gives; ``[R, ...]``.
+
+    Attributes:
+        variables: the final models.
+        uploads: ``int32[R]``, models sent for it.
+        counts: of the final models.
+    """
+
+    variables: Variables
+    uploads: Array
+    counts: Scored
+
+
+class Stage(NamedTuple):
+    """The rounds from one evaluation to the next.
+
+    Attributes:
+        rounds: how many.
+        metrics: ``[R, rounds]``, NumPy.
+        scored: of the models after them.
+        variables: ``[R, *p]``, the server models after them and after ``collected``.
+        collected: after the last round, if models were still in flight; else None.
+    """
+
+    rounds: int
+    metrics: Metrics
+    scored: Scored
+    variables: Variables
+    collected: Collected | None
+
+
+class Experiment:
+    """The programs; :func:`fedjax_sim.run.simulation` is a loop over them.
+
+    At most three: start, advance, and finish if models are in flight. Each is compiled on first
+    use, and once: ``advance`` takes the number of rounds as data.
+
+    Args:
+        algorithm: what to run.
+        model: the model that its local update trains.
+        loss: for the evaluation.
+        execution: devices; the arrays of data and sets are placed on them, each once however many
+          hold it.
+        data: the clients.
+        sets: evaluation sets, e.g. (test, validation).
+        runs: R.
+        eval_every: the most rounds that one ``advance`` may run.
+        ranked: see :func:`fedjax_sim.run.metrics.evaluate`.
+        personal: whether the clients of the first set are those of ``data``: it is then scored with
+          each client's own model too, if the algorithm has such.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        loss: LossFn,
+        execution: Execution,
+        data: ClientData,
+        sets: Sets,
+        runs: int,
+        eval_every: int,
+        *,
+        ranked: bool = False,
+        personal: bool = False,
+    ) -> None:
+        self.compile_seconds = 0.0
+        self.model_bytes = 0
+        self.traffic = Traffic(0, 0, 0, 0)
+        self._algorithm, self._model = algorithm, model
+        self._execution, self._runs, self._every = execution, runs, eval_every
+        self._advance: Any = None
+        self._data, self._sets = self._placed((data, sets))
+        self._axes = RunAxes.of(data, sets, runs)
+        score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
+        self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
+        self._score_own: Any = None
+        if personal and algorithm.personal is not None:
+            most = int(np.diff(sets[0].start).max())
+            own_score = functools.partial(self._own_counts, loss, most=most, ranked=ranked)
+            self._score_own = self._axes.map(
+                own_score, in_axes=(0, self._axes.state, self._axes.data, self._axes.sets[0])
+            )
+
+    def _placed(self, arrays: PyTree) -> PyTree:
+        on_device: dict[int, Array] = {}
+
+        def put(a: Array) -> Array:
+            if id(a) not in on_device:
+                on_device[id(a)] = jax.device_put(a, self._execution.replicated)
+            return on_device[id(a)]
+
+        return jax.tree.map(put, arrays)
+
+    def stages(self, seeds: Sequence[int], rounds: int) -> Iterator[tuple[int, Stage]]:
+        """Runs all rounds; yields the rounds done and the stage at every evaluation."""
+        run, done = self.start(seeds), 0
+        while done < rounds:
+            todo = min(self._every, rounds - done)
+            run, metrics, scored = self.advance(run, todo)
+            rows = jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics)
+            done += todo
+            server = run.state.server
+            collected = self.finish(run) if done == rounds else None
+            server = server if collected is None else collected.variables
+            yield done, Stage(todo, rows, scored, server, collected)
+
+    def start(self, seeds: Sequence[int]) -> Run:
+        """Initialises R runs."""
+
+        def begin(seed: Array, data: ClientData) -> tuple[Array, FedState]:
+            key = jax.random.key(seed)
+            variables = self._model.init(stream(key, Seed.WEIGHTS))
+            run_key = stream(key, Seed.ROUNDS)
+            return run_key, self._algorithm.init(run_key, variables, data)
+
+        both = self._axes.map(begin, in_axes=(0, self._axes.data), out_axes=(0, self._axes.state))
+        args = (np.asarray(seeds, np.uint32), self._data)
+        run: Run = self._compile(lambda s, d: Run(*both(s, d)), *args)(*args)
+        shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
+        self.model_bytes = tree.num_bytes(shapes)
+        one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._data)
+        self.traffic = self._algorithm.traffic(shapes, one)
+        return run
+
+    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
+        """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
+        args = (run, self._data, self._sets, np.int32(todo))
+        if self._advance is None:
+            self._advance = self._compile(self._rounds, *args, donate=(0,))
+        out: tuple[Run, Metrics, Scored] = self._advance(*args)
+        return out
+
+    def _rounds(
+        self, run: Run, data: ClientData, sets: Sets, todo: Array
+    ) -> tuple[Run, Metrics, Scored]:
+        step = self._axes.map(
+            _at_round(self._algorithm.step),
+            in_axes=(0, self._axes.state, self._axes.data),
+            out_axes=(self._axes.state, 0),
+        )
+        shape = jax.eval_shape(step, run.keys, run.state, data)[1]
+        rows = jax.tree.map(
+            lambda s: jnp.zeros((self._runs, self._every, *s.shape[1:]), s.dtype), shape
+        )
+
+        # A bound that is data: a shorter last stretch needs no program of its own.
+        def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
+            state, rows = carry
+            state, new = step(run.keys, state, data)
+            return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
+
+        state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
+        evaluated = self._axes.map(
+            _at_round(self._algorithm.evaluated), in_axes=(0, self._axes.state, self._axes.data)
+        )
+        after = Run(run.keys, state)
+        return after, rows, self._scored(evaluated(run.keys, state, data), after, data, sets)
+
+    def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
+        counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+        if self._score_own is None:
+            return Scored(counts, None)
+        return Scored(counts, self._score_own(run.keys, run.state, data, sets[0]))
+
+    def _own_counts(
+        self,
+        loss: LossFn,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        examples: EvalSet,
+        *,
+        most: int,
+        ranked: bool,
+    ) -> Counts:
+        key = jax.random.fold_in(key, state.round)
+        own = functools.partial(self._algorithm.score_personal, key, state, data)
+        return evaluate_own(self._model, loss, own, examples, most=most, ranked=ranked)
+
+    def finish(self, run: Run) -> Collected | None:
+        """Collects the models in flight and evaluates the result; None if there are none."""
+        if run.state.slots is None:
+            return None
+
+        def collect(run: Run, data: ClientData, sets: Sets) -> Collected:
+            gather = self._axes.map(
+                _at_round(self._algorithm.collect), in_axes=(0, self._axes.state, self._axes.data)
+            )
+            variables, uploads = gather(run.keys, run.state, data)
+            run = Run(run.keys, run.state._replace(server=variables))
+            return Collected(variables, uploads, self._scored(variables, run, data, sets))
+
+        args = (run, self._data, self._sets)
+        out: Collected = self._compile(collect, *args)(*args)
+        return out
+
+    def _compile(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        began = time.perf_counter()
+        put = self._execution.replicated
+        jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
+        compiled = jitted.lower(*args).compile()
+        self.compile_seconds += time.perf_counter() - began
+        return compiled
+
+
+def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn(key, state, data)`` with the key of the round, of the run's."""
+    return lambda key, state, data: fn(jax.random.fold_in(key, state.round), state, data)
+
+
+def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
+    """Traces the start and a round of one run, in a fraction of a second; computes nothing.
+
+    Args:
+        algorithm: what would run.
+        model: the model that its local update trains.
+        data: the clients; ``start`` may have a leading axis of runs.
+
+    Raises:
+        ValueError: if the algorithm does not fit the data, say lacks samples of the server's.
+
+    >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
+    >>> import optax
+    >>> from fedjax_sim.client.objective import empirical_risk
+    >>> model = models.logistic((3,), 2)
+    >>> data = ClientData(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.arange(2),
+    ...                   jnp.array([0, 1, 2]), capacity=1)
+    >>> algorithm = fedavg(local_sgd(empirical_risk(model), optax.sgd(0.1)), clients_per_round=5)
+    >>> trace_round(algorithm, model, data)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: clients_per_round must be at most the 2 clients, got 5...
+    """
+    axes = client_axes(data)
+
+    def begin(key: Array, data: ClientData) -> tuple[FedState, Metrics]:
+        one = first_run(data, axes)
+        return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
+
+    jax.eval_shape(begin, jax.random.key(0), data)

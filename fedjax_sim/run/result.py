@@ -1,0 +1,131 @@
+"""What a run gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.run.metrics import Metric, SetScores
+
+
+class Evaluation(NamedTuple):
+    """What is known after some rounds; the leading axis R is runs (seeds, or seeds and folds).
+
+    Attributes:
+        round: rounds done.
+        correct: ``int32[R, M]``, right answers on the test set by class.
+        total: ``int32[R, M]``, test samples by class.
+        test: scores on the test set.
+        validation: scores on the validation set; None without one.
+        personal: scores on the test set of each client's own model; None if there are none.
+        train_loss: ``f64[R]``, mean local training loss of the last round.
+        uploads: ``int64[R]``, models sent by clients so far.
+        downloads: ``int64[R]``, models sent to clients so far.
+        bytes_up: ``int64[R]``, what clients have sent so far: models, compressed or not, and what
+          a method sends besides, before the first round too. Not counted: how many samples each
+          client has, and what makes the data (shared samples).
+        bytes_down: ``int64[R]``, what they have received so far.
+        probes: the probes of the last round, ``f64[R]`` by name.
+        uncollected: accuracy ``f64[R]`` before the models still in flight were collected, at the
+          end of a run that has any; else None.
+    """
+
+    round: int
+    correct: NDArray[np.int32]
+    total: NDArray[np.int32]
+    test: SetScores
+    validation: SetScores | None
+    personal: SetScores | None
+    train_loss: NDArray[np.float64]
+    uploads: NDArray[np.int64]
+    downloads: NDArray[np.int64]
+    bytes_up: NDArray[np.int64]
+    bytes_down: NDArray[np.int64]
+    diagnostics: dict[str, NDArray[np.float64]]
+    uncollected: NDArray[np.float64] | None = None
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """``f64[R]``, fraction of right answers on the test set."""
+        return self.test.pooled.accuracy
+
+    @property
+    def test_loss(self) -> NDArray[np.float64]:
+        """``f64[R]``, mean over the test set."""
+        return self.test.pooled.loss
+
+
+@dataclasses.dataclass
+class Result:
+    """A finished run.
+
+    Attributes:
+        evaluations: in order of rounds.
+        variables: ``[R, *p]``, the final models.
+        samples: training samples visited, over all runs.
+        steps: local steps that trained.
+        executed: local steps that the devices ran, idle lanes included.
+        model_bytes: bytes of one model (params and state).
+        compile_seconds: tracing, lowering and XLA.
+        run_seconds: the rest.
+        xla_programs: programs compiled or fetched from the compilation cache.
+    """
+
+    evaluations: list[Evaluation]
+    variables: Any
+    samples: int
+    steps: int
+    executed: int
+    model_bytes: int
+    compile_seconds: float
+    run_seconds: float
+    xla_programs: int
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """``f64[evaluations, R]``, pooled over the test set."""
+        return self.series("accuracy", by_client=False)
+
+    def series(
+        self,
+        metric: Metric,
+        *,
+        by_client: bool,
+        part: Literal["test", "validation", "personal"] = "test",
+    ) -> NDArray[np.float64]:
+        """A score after every evaluation, ``f64[evaluations, R]``.
+
+        Args:
+            metric: "accuracy", "f1" or "auc".
+            by_client: the unweighted mean over the clients of the set, instead of the pooled score.
+            part: "test" or "validation" set; "personal": the test set, with each client's own
+              model.
+
+        Raises:
+            ValueError: if the run did not score that.
+        """
+        sets = [getattr(e, part) for e in self.evaluations]
+        if sets[0] is None or (by_client and sets[0].by_client is None):
+            what = "personal models scored" if part == "personal" else f"{part} set"
+            raise ValueError(f"the run has no {what}{' by client' if by_client else ''}")
+        found = [getattr(s.by_client.mean() if by_client else s.pooled, metric) for s in sets]
+        if found[0] is None:
+            raise ValueError(f"the run did not score {metric!r}; see auc of simulate")
+        return np.stack(found)
+
+    def validated(self, metric: Metric, *, by_client: bool) -> NDArray[np.float64]:
+        """The test score of the weights that scored best on the validation set, ``f64[R]``.
+
+        Each run has its own best round, by the same score; the first of equals.
+        """
+        choice = self.series(metric, by_client=by_client, part="validation")
+        best = np.nan_to_num(choice, nan=-np.inf).argmax(axis=0)
+        test = self.series(metric, by_client=by_client)
+        return np.take_along_axis(test, best[None], axis=0)[0]
+
+
+class DivergedError(FloatingPointError):
+    """A loss became NaN or infinite."""

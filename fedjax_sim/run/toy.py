@@ -1,0 +1,78 @@
+"""A small problem that learns in a second: for examples and first tries."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import ClientData, Model, Objective
+from fedjax_sim.client.objective import empirical_risk
+from fedjax_sim.data import client_data, load_dataset
+from fedjax_sim.models import logistic, with_scaling
+from fedjax_sim.partition import limit_label_emd
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.simulation import simulate
+
+
+class Toy(NamedTuple):
+    """Handwritten digits at a few clients, and logistic regression.
+
+    Attributes:
+        model: takes the images as they are stored.
+        objective: its empirical risk.
+        data: the clients; the server has samples of its own.
+        test: x and y.
+        classes: M.
+    """
+
+    model: Model
+    objective: Objective
+    data: ClientData
+    test: tuple[NDArray[Any], NDArray[np.int32]]
+    classes: int
+
+    def accuracy(self, algorithm: Algorithm, rounds: int = 5, seed: int = 0) -> float:
+        """The accuracy on the test set after some rounds."""
+        result = simulate(
+            algorithm,
+            self.model,
+            self.data,
+            self.test,
+            rounds=rounds,
+            classes=self.classes,
+            seeds=(seed,),
+            eval_every=rounds,
+        )
+        return float(result.accuracy[-1, 0])
+
+
+@functools.cache
+def toy(clients: int = 10, emd: float = 0.5) -> Toy:
+    """Digits of scikit-learn, dealt at random but for a skew of labels; nothing is downloaded.
+
+    Args:
+        clients: N.
+        emd: the earth mover's distance of the partition, 0 for none.
+
+    Returns:
+        The problem.
+
+    >>> import optax, fedjax_sim as fs
+    >>> problem = toy()
+    >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    >>> problem.accuracy(fs.fedavg(local, clients_per_round=5)) > 0.8
+    True
+    """
+    digits = load_dataset("digits")
+    assert digits.mean is not None
+    assert digits.std is not None
+    scaled = with_scaling(logistic((8, 8, 1), 10), digits.mean, digits.std)
+    own = len(digits.train_y) // 20  # the server's, from the end
+    x, y = digits.train_x, digits.train_y
+    partition = limit_label_emd(y[:-own], clients, emd=emd, seed=0)
+    root = np.arange(len(y) - own, len(y), dtype=np.int32)
+    data = client_data(x, y, partition, root=root)
+    return Toy(scaled, empirical_risk(scaled), data, (digits.test_x, digits.test_y), 10)

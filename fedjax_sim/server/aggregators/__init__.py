@@ -1,0 +1,36 @@
+"""Reductions of a stack of models to one: ``([P, *p], weights f32[P]) -> [*p]``.
+
+All but the mean withstand a minority of arbitrary rows, NaN and infinity included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fedjax_sim.base import Aggregator
+from fedjax_sim.engine.tree import mean
+from fedjax_sim.server.aggregators._geometric import geometric_median
+from fedjax_sim.server.aggregators._krum import krum, multi_krum
+from fedjax_sim.server.aggregators._order import coordinate_median, trimmed_mean
+
+AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType(
+    {
+        "mean": mean,
+        "coordinate_median": coordinate_median,
+        "trimmed_mean": trimmed_mean(),
+        "geometric_median": geometric_median(),
+        "krum": krum(),
+        "multi_krum": multi_krum(),
+    }
+)
+
+__all__ = [
+    "AGGREGATORS",
+    "coordinate_median",
+    "geometric_median",
+    "krum",
+    "mean",
+    "multi_krum",
+    "trimmed_mean",
+]

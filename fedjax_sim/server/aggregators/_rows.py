@@ -1,0 +1,58 @@
+"""What the robust aggregators share: rows as floats, distances, a share of the present rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.base import Aggregator, Array, PyTree, Variables
+from fedjax_sim.engine import tree
+
+
+def in_floats(reduce: Aggregator) -> Aggregator:
+    """The same reduction, computed in float32 (or float64) alone; the dtypes are restored."""
+
+    def wide(rows: Array) -> Array:
+        return rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
+
+    @functools.wraps(reduce)  # for its docstring
+    def aggregate(stacked: PyTree, weights: Array, /) -> PyTree:
+        reduced = reduce(jax.tree.map(wide, stacked), weights)
+        return jax.tree.map(lambda a, rows: tree.in_dtype(a, rows.dtype), reduced, stacked)
+
+    return aggregate
+
+
+def measured(model: PyTree) -> PyTree:
+    """What distances are taken over: the trainable parameters, if the model tells them apart."""
+    return model.params if isinstance(model, Variables) else model
+
+
+def squared_distances(stacked: PyTree, point: PyTree) -> Array:
+    """From every row ``[P, *p]`` to a point ``[*p]``: ``f32[P]``, infinite in place of NaN.
+
+    >>> squared_distances(jnp.array([[3.0, 4.0], [jnp.nan, 0.0]]), jnp.zeros(2)).tolist()
+    [25.0, inf]
+    """
+
+    def leaf(rows: Array, at: Array) -> Array:
+        square = jnp.square(rows - at[None])
+        return jnp.sum(square, axis=tuple(range(1, rows.ndim))).astype(jnp.float32)
+
+    leaves = jax.tree.leaves(jax.tree.map(leaf, stacked, point))
+    total = sum(leaves[1:], leaves[0])
+    return jnp.where(jnp.isnan(total), jnp.inf, total)
+
+
+def counted(share: float, rows: int) -> Callable[[Array], Array]:
+    """``n int32[] -> int32[]``, a share of n present rows as a number of rows, rounded down.
+
+    >>> counted(0.29, 100)(jnp.int32(100)).tolist()  # 0.29 * 100 is 28.999999999999996
+    29
+    """
+    table = np.floor(share * np.arange(rows + 1) + 1e-9).astype(np.int32)
+    return lambda present: jnp.asarray(table)[present]

@@ -1,0 +1,154 @@
+"""Fairness: clients with a high loss count more."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
+from fedjax_sim.engine import tree
+
+SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
+
+
+@part
+def q_fair(q: float, lr: float) -> PreAggregation:
+    r"""q-FFL: a step on :math:`\sum_k \frac{p_k}{q+1} F_k^{q+1}`, over a bound of its curvature.
+
+    .. math:: w \leftarrow w - \frac{\sum_k a_k F_k^q(w)\, \Delta_k}
+              {\sum_k a_k \bigl( q F_k^{q-1}(w) \lVert \Delta_k \rVert^2
+              + \frac{1}{\eta} F_k^q(w) \bigr)}, \qquad \Delta_k = \frac{w - w_k}{\eta}
+
+    where a_k are the weights that arrive here, 1 in the paper. The rows are moved towards or away
+    from w so that their mean is this. The clients must report :math:`F_k(w)`
+    (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10 counts as 1e-10. The state
+    (BatchNorm statistics) is averaged as it is.
+
+    Args:
+        q: the power; 0 changes nothing; the larger it is, the more the worst clients count.
+        lr: η of the clients' SGD; 1/η stands for the Lipschitz constant.
+
+    Returns:
+        A pre-aggregation without state.
+
+    Raises:
+        ValueError: if a setting is out of range; in the first round, if the loss is not reported.
+
+    Source: Li et al. 2020 <https://arxiv.org/abs/1905.10497>, Algorithm 2 (q-FedAvg).
+
+    Example:
+        >>> from fedjax_sim.base import LocalInfo
+        >>> k = jnp.arange(2)
+        >>> info = LocalInfo(k, k, k, {"initial_loss": jnp.array([1.0, 3.0])})
+        >>> w = Variables(jnp.zeros(1), ())
+        >>> cohort = Cohort(w, tree.stack_copies(w, 1), k, k >= 0, k, info, (), None)
+        >>> rows = Variables(jnp.array([[-1.0], [1.0]]), ())
+        >>> rows, weights, _ = q_fair(1.0, 1.0).apply(None, (), rows, jnp.ones(2), cohort)
+        >>> round(float(tree.mean(rows, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
+        0.3333
+    """
+    if not q >= 0:
+        raise ValueError(f"q must be at least 0, got {q}")
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+
+    def apply(
+        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
+        del key
+        present = weights > 0
+        loss = jnp.where(present, jnp.maximum(_initial_loss(cohort), SMALLEST), SMALLEST)
+        # Both sums are divided by the largest F^q: powers of the loss can leave the range of f32.
+        largest = jnp.max(loss)
+        power = (loss / largest) ** q
+        scale = power / lr
+        if q > 0:
+            change = jax.tree.map(
+                lambda rows, w: (w - rows) / jnp.asarray(lr, w.dtype),
+                models.params,
+                cohort.received.params,
+            )
+            square = jnp.square(jax.vmap(tree.norm)(change))
+            scale = scale + q * power / loss * square
+        total = jnp.sum(jnp.where(present, weights * scale, 0))
+        factor = jnp.sum(weights) * power / lr / total
+        start = jax.tree.map(
+            lambda w, rows: jnp.broadcast_to(w, rows.shape), cohort.received.params, models.params
+        )
+        params = jax.vmap(tree.interpolate)(start, models.params, factor)
+        return Variables(params, models.state), weights, state
+
+    return PreAggregation(init=lambda variables, data: (), apply=apply, reads=("initial_loss",))
+
+
+@part
+def agnostic(step: float) -> PreAggregation:
+    r"""AFL: the clients' weights are trained too, for the worst mixture of clients.
+
+    .. math:: w \leftarrow \frac{\sum_k \lambda_k w_k}{\sum_k \lambda_k}, \qquad
+              \lambda \leftarrow \Pi_\Delta \bigl( \lambda + \gamma \nabla_\lambda
+              \textstyle\sum_k \lambda_k F_k(w) \bigr)
+
+    over the cohort; λ lies on the simplex of all N clients and starts at 1/N. Π is the Euclidean
+    projection; the gradient is :math:`F_k(w)` for the clients that trained and 0 for the others. A
+    round weighs by the λ before it, as in the paper. If no client of a cohort has weight, the model
+    stays as it is. The clients must report :math:`F_k(w)`
+    (:func:`fedjax_sim.reports.with_initial_loss`).
+
+    Args:
+        step: γ, the step of λ, the clients' weights, per unit of loss; 0 weighs clients equally.
+
+    Returns:
+        A pre-aggregation; its state is λ, ``f32[N]``.
+
+    Raises:
+        ValueError: if step is negative; in the first round, if the loss is not reported.
+
+    Source: Mohri et al. 2019 <https://arxiv.org/abs/1902.00146>, section 4 (stochastic AFL).
+    """
+    if not step >= 0:
+        raise ValueError(f"step must be at least 0, got {step}")
+
+    def init(variables: Variables, data: ClientData) -> Array:
+        del variables
+        clients = data.clients
+        return jnp.full(clients, 1 / clients, jnp.float32)
+
+    def apply(
+        key: Array, mixture: Array, models: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, Array]:
+        del key
+        present = weights > 0
+        own = jnp.where(present, mixture[cohort.client], 0)
+        weighed = own > 0
+        kept = tree.stack_copies(cohort.server, len(weights))
+        rows = tree.select_rows(weighed, models, kept)
+        ascent = jnp.where(present, step * _initial_loss(cohort), 0)
+        moved = mixture.at[cohort.client].add(ascent, mode="drop")
+        after = _onto_simplex(moved)
+        return rows, jnp.where(jnp.any(weighed), own, weights), after
+
+    return PreAggregation(init=init, apply=apply, reads=("initial_loss",))
+
+
+def _onto_simplex(v: Array) -> Array:
+    """The nearest point whose entries are at least 0 and sum to 1: all less a shift, cut at 0.
+
+    (optax's promotes dtypes implicitly, which strict JAX refuses.)
+    """
+    falling = jnp.sort(v, descending=True)
+    excess = jnp.cumsum(falling) - 1
+    count = jnp.arange(1, len(v) + 1, dtype=v.dtype)
+    last = jnp.sum(falling * count > excess) - 1  # of those that stay positive
+    return jnp.maximum(v - excess[last] / count[last], 0)
+
+
+def _initial_loss(cohort: Cohort) -> Array:
+    """F_k at the models received, ``f32[P]``."""
+    extra = cohort.info.extra
+    if "initial_loss" not in extra:
+        raise ValueError(
+            "local must report its clients' initial_loss: wrap it by reports.with_initial_loss; "
+            f"it reports {list(extra) or 'nothing'}"
+        )
+    return extra["initial_loss"]

@@ -1,0 +1,101 @@
+"""FedNova's normalised averaging."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
+from fedjax_sim.engine import tree
+
+
+@part
+def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregation:
+    r"""Normalises every client's update by the local gradients that it has added up.
+
+    .. math:: w_k \leftarrow w + \frac{\tau_{eff}}{a_k} (w_k - w), \qquad
+              \tau_{eff} = \sum_k p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
+
+    so that the mean of the rows is
+    :math:`w - \tau_{eff} \sum_k p_k d_k` with :math:`d_k = (w - w_k) / a_k`. After T_k local steps
+    the gradients have been added up with the total weight
+
+    .. math:: a_k = T_k, \qquad
+              a_k = \frac{T_k - \rho\,(1 - \rho^{T_k}) / (1 - \rho)}{1 - \rho}, \qquad
+              a_k = \frac{1 - (1 - \eta\mu)^{T_k}}{\eta\mu}
+
+    for plain SGD, for momentum ρ that starts from 0 at every visit, and for a proximal term. p_k
+    are the shares of the weights that arrive here. The state (BatchNorm statistics) is averaged as
+    it is. A model whose last client took no step is left as it is. FedLab fixes p_k to 1/m and a_k
+    to T_k.
+
+    Args:
+        lr: η of the clients' SGD.
+        momentum: ρ of the clients' SGD.
+        mu: μ of the proximal term; 0 is none.
+
+    Returns:
+        A pre-aggregation without state, for models that trained on one client since they left the
+        server.
+
+    Raises:
+        ValueError: if a setting is out of range, or momentum and mu are both positive.
+
+    Source: Wang et al. 2020 <https://arxiv.org/abs/2007.07481>, sections 3 and 4.
+
+    Example:
+        >>> from fedjax_sim.base import LocalInfo
+        >>> steps = jnp.array([1, 3])
+        >>> info = LocalInfo(jnp.zeros(2), steps, steps)
+        >>> w = Variables(jnp.zeros(1), ())
+        >>> cohort = Cohort(w, tree.stack_copies(w, 1), steps, steps > 0, steps, info, (), None)
+        >>> models = Variables(jnp.array([[1.0], [9.0]]), ())
+        >>> rows, *_ = normalise(0.1).apply(None, (), models, jnp.ones(2), cohort)
+        >>> rows.params.tolist()  # 1 and 3 a step, two steps each
+        [[2.0], [6.0]]
+    """
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    if not 0 <= mu * lr < 1:
+        raise ValueError(f"mu must be at least 0 and below 1 / lr = {1 / lr:g}, got {mu}")
+    if momentum > 0 and mu > 0:
+        raise ValueError(
+            f"mu must be 0 with momentum: FedNova's a_k is known for either alone, got mu {mu} and "
+            f"momentum {momentum}"
+        )
+
+    def accumulated(steps: Array) -> Array:
+        """a_k."""
+        count = steps.astype(jnp.float32)
+        if momentum > 0:
+            tail = momentum * (1 - momentum**count) / (1 - momentum)
+            return (count - tail) / (1 - momentum)
+        if mu > 0:
+            # 1 - (1 - ημ)^T cancels if ημ is small.
+            return -jnp.expm1(count * math.log1p(-lr * mu)) / (lr * mu)
+        return count
+
+    def apply(
+        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
+        del key
+        a = accumulated(cohort.info.steps)
+        share = weights / jnp.sum(weights)
+        effective = jnp.sum(share * a)
+        ratio = jnp.where(a > 0, effective / jnp.where(a > 0, a, 1), 1)
+
+        def scaled(rows: Array, start: Array) -> Array:
+            return start + tree.expand(ratio, rows).astype(rows.dtype) * (rows - start)
+
+        params = jax.tree.map(scaled, models.params, cohort.received.params)
+        return Variables(params, models.state), weights, state
+
+    def init(variables: Variables, data: ClientData) -> PyTree:
+        del variables, data
+        return ()
+
+    return PreAggregation(init=init, apply=apply, reads=("steps",))

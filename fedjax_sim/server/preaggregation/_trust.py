@@ -1,0 +1,87 @@
+"""FLTrust: the server's own update as the measure for the clients'."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    LocalUpdate,
+    PreAggregation,
+    PyTree,
+    Variables,
+    part,
+)
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.batches import on_root, root_view
+
+
+@part
+def trust(local: LocalUpdate) -> PreAggregation:
+    r"""Weighs updates by their agreement with the server's own, and scales them to its norm.
+
+    The server trains its model on its own samples, :math:`g_0 = \mathrm{train}(w) - w`; then
+
+    .. math:: TS_k = \mathrm{ReLU}(\cos(\Delta_k, g_0)), \qquad
+              w_k \leftarrow w + \frac{\lVert g_0 \rVert}{\lVert \Delta_k \rVert} \Delta_k
+
+    and :math:`TS_k` replace the weights. Angles and norms are over the trainable parameters. If no
+    client is trusted, the model stays as it is.
+
+    Args:
+        local: trains the server's model, as the clients train it in the paper; it starts afresh in
+            every round.
+
+    Returns:
+        A pre-aggregation without state, for data with ``root`` samples.
+
+    Raises:
+        ValueError: if local needs the other clients' samples; when the state is initialised, if the
+            data have no ``root``.
+
+    Source: Cao et al. 2021 <https://arxiv.org/abs/2012.13995>, Algorithm 2.
+    """
+    if local.peers:
+        raise ValueError(
+            "local must do without the other clients' samples for FLTrust, got peers=True"
+        )
+
+    def init(variables: Variables, data: ClientData) -> PyTree:
+        del variables
+        root_view(data)  # refuses data without root before the first round
+        return ()
+
+    def apply(
+        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
+        server = cohort.server
+        trained = on_root(local)(
+            key, server, cohort.data, local.client_state(server), local.shared_state(server)
+        )
+        own = jax.tree.map(jnp.subtract, trained.variables.params, server.params)
+        change = jax.tree.map(jnp.subtract, models.params, cohort.received.params)
+        norm = jax.vmap(tree.norm)(change)
+        along = jax.vmap(_dot, in_axes=(0, None))(change, own)
+        # NaN, from an absent or broken row, is not greater than 0 either.
+        trusted = (weights > 0) & (along > 0) & jnp.isfinite(norm)
+        length = tree.norm(own)
+        score = jnp.where(trusted, along / (norm * length), 0)
+        factor = length / norm
+
+        def fitted(w: Array, delta: Array) -> Array:
+            by = tree.expand(factor, delta).astype(delta.dtype)
+            return w + jnp.where(tree.expand(trusted, delta), by * delta, 0)
+
+        params = jax.tree.map(fitted, cohort.received.params, change)
+        kept = tree.stack_copies(server.state, len(weights))
+        rows = Variables(params, tree.select_rows(trusted, models.state, kept))
+        return rows, jnp.where(jnp.any(trusted), score, weights), state
+
+    return PreAggregation(init, apply)
+
+
+def _dot(a: PyTree, b: PyTree) -> Array:
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.float32(0))
