@@ -1,13 +1,14 @@
 """Data sets, and the folder where decoded copies are kept."""
 
+from fedjax_sim.data._covertype import covertype
+from fedjax_sim.data._eicu import eicu
+from fedjax_sim.data._fedaug import FedAug, augmentation_level, fedaug, rebalance
+from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.clients import client_data
-from fedjax_sim.data.covertype import covertype
 from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
-from fedjax_sim.data.eicu import eicu
 from fedjax_sim.data.evaluation import EvalSet, eval_set
-from fedjax_sim.data.fedaug import FedAug, augmentation_level, fedaug, rebalance
 from fedjax_sim.data.folder import DataNotFoundError
 from fedjax_sim.data.scaling import channel_statistics
 from fedjax_sim.data.sharing import share
@@ -21,7 +22,6 @@ from fedjax_sim.data.splits import (
     take_root,
 )
 from fedjax_sim.data.standardise import standardise_global, standardise_local
-from fedjax_sim.data.synthetic import synthetic
 from fedjax_sim.data.text import shakespeare, tiny_shakespeare
 
 __all__ = [

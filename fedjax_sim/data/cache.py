@@ -1,4 +1,4 @@
-"""Where derived files are kept, and arrays that are computed once."""
+"""The folder of derived files, and arrays that are computed once."""
 
 import os
 import warnings
@@ -17,16 +17,17 @@ CORRUPT = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotIm
 
 
 def cache_dir() -> Path:
-    """Folder of everything that can be rebuilt: decoded data sets, compiled programs.
+    """The folder of everything that can be rebuilt: decoded data sets, compiled programs.
 
     Returns:
-        `$FEDJAX_SIM_CACHE_DIR`, else `$XDG_CACHE_HOME/fedjax_sim`, else `~/.cache/fedjax_sim`.
-        The folder need not exist.
+        ``$FEDJAX_SIM_CACHE_DIR``, else ``$XDG_CACHE_HOME/fedjax_sim``, else
+        ``~/.cache/fedjax_sim``. The folder need not exist.
 
-    >>> os.environ["FEDJAX_SIM_CACHE_DIR"] = "/tmp/my_cache"
-    >>> cache_dir().as_posix()
-    '/tmp/my_cache'
-    >>> del os.environ["FEDJAX_SIM_CACHE_DIR"]
+    Example:
+        >>> os.environ["FEDJAX_SIM_CACHE_DIR"] = "/tmp/my_cache"
+        >>> cache_dir().as_posix()
+        '/tmp/my_cache'
+        >>> del os.environ["FEDJAX_SIM_CACHE_DIR"]
     """
     own = os.environ.get("FEDJAX_SIM_CACHE_DIR")
     if own:
@@ -38,21 +39,22 @@ def cache_dir() -> Path:
 def cached_arrays(
     path: Path, make: Callable[[], Mapping[str, NDArray[Any]]]
 ) -> dict[str, NDArray[Any]]:
-    """Arrays stored at `path`, made and stored first where the file is missing or corrupt.
+    """Arrays stored at ``path``, made and stored first if the file is missing or corrupt.
 
     Args:
-        path: The .npz file; its name must say all that the arrays depend on.
-        make: Computes the arrays by name; called at most once.
+        path: the .npz file; its name must say all that the arrays depend on.
+        make: computes the arrays by name; called at most once.
 
     Returns:
         The arrays by name.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "squares.npz"
-    ...     first = cached_arrays(file, lambda: {"y": np.arange(4) ** 2})
-    ...     cached_arrays(file, lambda: {})["y"].tolist()
-    [0, 1, 4, 9]
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "squares.npz"
+        ...     first = cached_arrays(file, lambda: {"y": np.arange(4) ** 2})
+        ...     cached_arrays(file, lambda: {})["y"].tolist()
+        [0, 1, 4, 9]
     """
     try:
         # Opened here: np.load leaves its own handle open when a file is cut short.

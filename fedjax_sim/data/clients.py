@@ -1,14 +1,14 @@
-"""From arrays and partitions to the engine's :class:`fedjax_sim.base.ClientData`."""
+"""From arrays and partitions to the engine's :class:`fedjax_sim.ClientData`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fedjax_sim.base import ClientData
+from fedjax_sim.base import Array, ClientData
 from fedjax_sim.data.dataset import class_labels
 from fedjax_sim.partition.table import Partition, validate_partition
 
@@ -25,19 +25,19 @@ def client_data(
     Args:
         x: ``[n_total, *feature]``; the dtype is kept.
         y: ``int[n_total]``, class labels in 0 … M - 1.
-        partitions: one, or R of equally many clients: then ``start`` is ``int32[R, N + 1]`` into
-          one list of integers; samples are never copied. With copies, as of
-          :func:`fedjax_sim.data.fedaug`, n_k and an epoch are those of the other samples.
+        partitions: one, or R with equally many clients: then ``start`` is ``int32[R, N + 1]`` into
+            one list of integers; samples are never copied. With copies, as from
+            :func:`fedjax_sim.data.fedaug`, n_k and an epoch are those of the other samples.
         root: ``int[n_0]``, rows of the server's own samples (:func:`fedjax_sim.data.take_root`),
-          for all runs, or a list of R such; None: it has none.
+            for all runs, or a list of R such; None: it has none.
 
     Returns:
-        NumPy-backed :class:`fedjax_sim.base.ClientData`.
+        A NumPy-backed :class:`fedjax_sim.ClientData`.
 
     Raises:
         ValueError: if y are no labels or partitions no partitions; if a partition does not fit the
-          samples or has a client without one, or the partitions differ in their number of clients;
-          if root does not fit the samples, or is not the server's alone.
+            samples or has a client without one, or the partitions differ in their number of
+            clients; if root does not fit the samples, or holds samples of a client.
 
     Example:
         >>> from fedjax_sim import partition
@@ -59,9 +59,9 @@ def client_data(
     copies = any((p.index >= len(y)).any() for p in many)
     own = np.array([[np.sum(k < len(y)) for k in p.lists] for p in many] if copies else 0, np.int32)
     return ClientData(
-        x=np.asarray(x),  # type: ignore[arg-type]
-        y=np.asarray(y, np.int32),  # type: ignore[arg-type]
-        index=np.concatenate([*(p.index for p in many), *roots]).astype(np.int32),  # type: ignore[arg-type]
+        x=in_host_memory(x),
+        y=in_host_memory(y, np.int32),
+        index=in_host_memory(np.concatenate([*(p.index for p in many), *roots]), np.int32),
         start=starts[stacked],
         capacity=int(max([np.diff(p.start).max() for p in many] + [len(r) for r in roots])),
         budget=own[stacked] if copies else None,
@@ -70,29 +70,34 @@ def client_data(
     )
 
 
+def in_host_memory(values: ArrayLike, dtype: DTypeLike | None = None) -> Array:
+    """A NumPy array under the type that the engine's fields have; JAX copies it to the devices."""
+    return cast(Array, np.asarray(values, dtype))
+
+
 def _roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray[np.int64]]:
     """The server's rows for each partition, none of them a client's."""
     common = all(np.ndim(row) == 0 for row in root)
     each = [np.asarray(rows) for rows in ([root] * len(partitions) if common else root)]
     if len(each) != len(partitions):
         raise ValueError(
-            f"root has {len(each)} lists of rows, one for each run, but there are "
-            f"{len(partitions)} partitions"
+            f"root must be rows, or one list of rows for each of {len(partitions)} partitions, got "
+            f"{len(each)} lists"
         )
     for rows, partition in zip(each, partitions, strict=True):
         if not rows.size:
-            raise ValueError("root must have a row at least, or be None")
+            raise ValueError("root must have a row at least, got none; without a root give None")
         if not 0 <= rows.min() <= rows.max() < samples:
             raise ValueError(
-                f"root has rows {rows.min()} to {rows.max()}; allowed: 0 to {samples - 1}"
+                f"root must be in 0 to {samples - 1}, got {rows.min()} to {rows.max()}"
             )
         if np.unique(rows).size < rows.size:
-            raise ValueError("root has a row more than once; give a row once")
+            raise ValueError("root must have a row once, got one more than once")
         theirs = np.intersect1d(rows, partition.index % samples)
         if theirs.size:
             raise ValueError(
-                f"root has {theirs.size} rows that clients own, row {theirs[0]} first; take them "
-                "away from the clients, see take_root"
+                f"root must have no client's rows, got {theirs.size}, row {theirs[0]} first: take "
+                "them from the clients, see take_root"
             )
     return each
 
@@ -100,17 +105,17 @@ def _roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray
 def as_runs(
     x: Any, y: Any, partitions: Partition | Sequence[Partition]
 ) -> tuple[list[Partition], Any]:
-    """The partitions of all runs, and the part of an array stacked from them that is wanted.
+    """The partitions of all runs, and which part of an array that is stacked from them to take.
 
     Returns:
-        A list of one or R partitions; 0 for a single one, whose arrays have no axis of runs, else
-        all.
+        A list of one or R partitions; the index 0 for a single one, whose arrays have no axis of
+        runs, else all.
 
     Raises:
         ValueError: if x and y differ in length, y are no labels, or partitions no partitions.
     """
     if len(x) != len(y):
-        raise ValueError(f"x and y must have as many rows: got {len(x)} and {len(y)}")
+        raise ValueError(f"x and y must have as many rows, got {len(x)} and {len(y)}")
     class_labels(np.asarray(y), len(x), None)
     if isinstance(partitions, Partition):
         return [partitions], 0

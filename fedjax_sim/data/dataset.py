@@ -17,26 +17,29 @@ class Dataset(NamedTuple):
     """A labelled data set in host memory.
 
     Attributes:
-        name: What `load_dataset` takes, and which part of the data it is where that is not all.
-        train_x: Training inputs in their raw units: images uint8 [n, H, W, C], tables float32
-            [n, F], tokens integer [n, T].
-        train_y: Training labels, int32 [n] in 0 … classes - 1.
-        test_x: Test inputs, like train_x.
-        test_y: Test labels, like train_y.
-        classes: Number of classes M.
-        mean: Mean of train_x along its last axis, float32 [C], in the raw units of x; 0 in columns
-            that are not numeric; None where inputs are taken as they are, such as tokens.
-        std: Standard deviation likewise; 1 in columns that are not numeric or constant.
-        train_client: Natural client of each training sample (a speaking role, a hospital), int32
-            [n] in 0 … N - 1; None where the data has none.
-        test_client: Natural client of each test sample, likewise.
-        client_names: Names of the N natural clients.
-        features: Categorical features of the training samples for feature-skewed partitions, by
-            name: int32 [n] in 0 … categories - 1.
-        test_features: Those of the test samples.
-        numeric: Columns of x that standardisation touches, bool [F]; None for all.
-        class_names: Names of the M classes, where the data has them.
-        test_set: What the test set is, in words.
+        name: what :func:`fedjax_sim.data.load_dataset` takes, and which part of the data it is if
+            it is not all.
+        train_x: ``[n, ...]``, the training inputs in their raw units: images ``uint8[n, H, W, C]``,
+            tables ``f32[n, F]``, tokens ``int[n, T]``.
+        train_y: ``int32[n]``, the training labels, in 0 … M - 1.
+        test_x: the test inputs, like train_x.
+        test_y: the test labels, like train_y.
+        classes: M, the number of classes.
+        mean: ``f32[C]``, the mean of train_x along its last axis, in the raw units of x; 0 in
+            columns that are not numeric; None for inputs that are taken as they are, such as
+            tokens.
+        std: ``f32[C]``, the standard deviation likewise; 1 in columns that are not numeric, or
+            constant.
+        train_client: ``int32[n]``, the natural client of each training sample (a speaking role, a
+            hospital), in 0 … N - 1; None if the data have none.
+        test_client: the natural client of each test sample, likewise.
+        client_names: the names of the N natural clients.
+        features: categorical features of the training samples for feature-skewed partitions, by
+            name: ``int32[n]``, in 0 … categories - 1.
+        test_features: those of the test samples.
+        numeric: ``bool[F]``, the columns of x that standardisation touches; None for all.
+        class_names: the names of the M classes, if the data have them.
+        test_set: what the test set is, in words.
     """
 
     name: str
@@ -74,31 +77,32 @@ def from_arrays(
     """A data set from any arrays.
 
     Args:
-        name: Its name.
-        x: Inputs [n, …]; uint8 stays as it is, other numbers become float32, or int32 where they
-            are integers and not scaled.
-        y: Labels, int [n] in 0 … M - 1.
-        test: Which samples are the test set, bool [n]; None for a random fifth of each class,
+        name: its name.
+        x: ``[n, ...]``, the inputs; uint8 stays as it is, other numbers become float32, or int32 if
+            they are integers and not scaled.
+        y: ``int[n]``, the labels, in 0 … M - 1.
+        test: ``bool[n]``, which samples are the test set; None for a random fifth of each class,
             rounded, the same in every call.
-        client: Natural client of every sample, n numbers or texts.
-        features: Categorical features by name, n numbers or texts each.
-        numeric: Columns that are scaled, bool [F]; None for all.
-        scale: Whether models get standardised inputs: False for tokens.
-        classes: Number of classes M; None for the largest label plus 1.
-        class_names: Names of the M classes.
-        test_set: What `test` is, in words.
+        client: the natural client of every sample, n numbers or texts.
+        features: categorical features by name, n numbers or texts each.
+        numeric: ``bool[F]``, the columns that are scaled; None for all.
+        scale: whether models get standardised inputs: False for tokens.
+        classes: M; None for the largest label plus 1.
+        class_names: the names of the M classes.
+        test_set: what ``test`` is, in words.
 
     Returns:
-        The data set; samples keep their order in each part, clients and categories are numbered
-        in the order of their numbers or texts.
+        The data set. Samples keep their order in each part; clients and categories are numbered in
+        the order of their numbers or texts.
 
     Raises:
-        ValueError: Shapes that do not fit, values that are not finite, or labels that are no
-            integers from 0; names the argument.
+        ValueError: if shapes do not fit, values are not finite, or labels are no integers from 0;
+            names the argument.
 
-    >>> data = from_arrays("mine", [[0.0], [2.0], [4.0]], [0, 1, 1], test=[False, False, True])
-    >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
-    ([[0.0], [2.0]], [1], [1.0], [1.0])
+    Example:
+        >>> data = from_arrays("mine", [[0.0], [2.0], [4.0]], [0, 1, 1], test=[False, False, True])
+        >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
+        ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
     inputs = _inputs(np.asarray(x), scale)
     labels = class_labels(np.asarray(y), len(inputs), classes)
@@ -131,19 +135,20 @@ def from_arrays(
 
 
 def pooled(dataset: Dataset) -> Dataset:
-    """The same data without a test set: all samples are training samples, test samples last.
+    """The same data without a test set: all samples are training samples, the test samples last.
 
-    For partitions and splits by client (RADFed), where clients are held out instead.
+    It is for partitions and splits by client (RADFed), which hold out clients instead.
 
     Args:
-        dataset: Any data set.
+        dataset: any data set.
 
     Returns:
         The data set with an empty test set, and the statistics of all its inputs.
 
-    >>> data = pooled(from_arrays("mine", [[0.0], [2.0]], [0, 0], test=[False, True]))
-    >>> data.train_x.tolist(), data.test_x.shape, data.mean.tolist()
-    ([[0.0], [2.0]], (0, 1), [1.0])
+    Example:
+        >>> data = pooled(from_arrays("mine", [[0.0], [2.0]], [0, 0], test=[False, True]))
+        >>> data.train_x.tolist(), data.test_x.shape, data.mean.tolist()
+        ([[0.0], [2.0]], (0, 1), [1.0])
     """
     x = np.concatenate([dataset.train_x, dataset.test_x])
     mean, std = (None, None) if dataset.mean is None else statistics(x, dataset.numeric)
@@ -180,28 +185,36 @@ def _random_fifth(y: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 def _inputs(x: NDArray[Any], scale: bool) -> NDArray[Any]:
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
-        raise ValueError(f"x must be numbers [n, …] with n > 0, got {x.dtype} {list(x.shape)}")
+        raise ValueError(f"x must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}")
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind != "f" and not scale:
         return x.astype(np.int32)
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise ValueError("x has NaN or infinite values; fill them in or leave those samples out")
+        raise ValueError("x must be finite, got NaN or inf: fill it in or leave those samples out")
     return x
 
 
-def class_labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.int32]:
+def class_labels(
+    y: NDArray[Any], samples: int, classes: int | None, name: str = "y"
+) -> NDArray[np.int32]:
     """The labels, if there is one in 0 … M - 1 for each sample.
 
+    Args:
+        y: the labels.
+        samples: how many there must be.
+        classes: M; None if any label from 0 will do.
+        name: of the argument, for the message.
+
     Raises:
-        ValueError: Labels that are no integers, of another number or out of range.
+        ValueError: if labels are no integers, not one for each sample, or out of range.
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
-        raise ValueError(f"y must be integers [{samples}], got {y.dtype} {list(y.shape)}")
+        raise ValueError(f"{name} must be integers [{samples}], got {y.dtype} {list(y.shape)}")
     if samples and (y.min() < 0 or (classes is not None and y.max() >= classes)):
         largest = "M - 1" if classes is None else classes - 1
-        raise ValueError(f"y must be in 0 … {largest}, got {y.min()} … {y.max()}")
+        raise ValueError(f"{name} must be in 0 … {largest}, got {y.min()} … {y.max()}")
     return y.astype(np.int32)
 
 
@@ -213,7 +226,7 @@ def _flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
 
 
 def _coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Each value's place among the different ones, and these as text."""
+    """Each value's rank among the different ones, and these as text."""
     given = np.asarray(values)
     if given.shape != (samples,):
         raise ValueError(f"{name} must have shape [{samples}], got {list(given.shape)}")

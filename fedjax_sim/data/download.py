@@ -19,7 +19,7 @@ from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keep TFDS's advice ("OpenCV is not installed") and urllib3's retries off the screen."""
+    """Keeps TFDS's advice ("OpenCV is not installed") and urllib3's retries off the screen."""
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -33,11 +33,11 @@ def quiet_logs() -> Iterator[None]:
 
 @contextmanager
 def _without_tensorflow(builder: Any) -> Iterator[None]:
-    """Let the builders of MNIST, CIFAR and the like write their files where TensorFlow is missing.
+    """Lets the builders of MNIST, CIFAR and the like write their files without TensorFlow.
 
-    Two things only make `download_and_prepare` fail there (TFDS 4.9.10): the builders open what
-    they downloaded by `tf.io.gfile.GFile`, here Python's own `open`; and arrays are encoded as PNG
-    by TensorFlow, where Pillow images are not. PNG is lossless: the pixels are the same.
+    Only two things make ``download_and_prepare`` fail then (TFDS 4.9.10). The builders open what
+    they downloaded with ``tf.io.gfile.GFile``, here Python's own ``open``. And TensorFlow encodes
+    arrays as PNG, but Pillow images do not need it. PNG is lossless: the pixels are the same.
     """
     if find_spec("tensorflow") is not None:
         yield
@@ -69,23 +69,23 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
 
 
 def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> None:
-    """Download a TFDS data set and write it as array_record files, if not there already.
+    """Downloads a TFDS data set and writes it as array_record files, if it is not there already.
 
-    Needs internet, but not TensorFlow.
+    It needs internet, but not TensorFlow.
 
     Args:
-        name: A TFDS name, such as "mnist".
-        data_dir: The TFDS folder; None is TFDS's default (`~/tensorflow_datasets`).
+        name: a TFDS name, such as "mnist".
+        data_dir: the TFDS folder; None is TFDS's default (``~/tensorflow_datasets``).
 
     Raises:
-        Exception: Whatever TFDS raises (no network, a wrong checksum, a full disk).
+        Exception: as TFDS raises it (no network, a wrong checksum, a full disk).
 
     Example:
-        `python -c "from fedjax_sim.data import download_dataset as d; d('mnist', 'data')"`
+        ``python -c "from fedjax_sim.data import download_dataset as d; d('mnist', 'data')"``
     """
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
-    if not getproxies():  # fails at once where TFDS retries for 200 s without network
+    if not getproxies():  # fails at once; TFDS retries for 200 s without network
         socket.getaddrinfo("storage.googleapis.com", 443)
     with quiet_logs():
         builder = tfds.builder(name, data_dir=data_dir)
@@ -97,15 +97,15 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
     """TFDS's builder of a data set, whose files need not be there.
 
     Args:
-        name: A TFDS name, such as "mnist" or "emnist/balanced".
-        data_dir: A TFDS folder, or one that holds it as `tfds/`; default is the environment
+        name: a TFDS name, such as "mnist" or "emnist/balanced".
+        data_dir: a TFDS folder, or one that holds it as ``tfds/``; default is the environment
             variable FEDJAX_SIM_DATA_DIR, and without it TFDS's own folder.
 
     Returns:
-        A `tensorflow_datasets.core.DatasetBuilder`.
+        A ``tensorflow_datasets.core.DatasetBuilder``.
 
     Raises:
-        ValueError: TFDS knows no such data set.
+        ValueError: if TFDS knows no such data set.
     """
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
@@ -113,21 +113,21 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
         return tfds.builder(name, data_dir=_tfds_folder(name, data_dir))
     except ValueError as error:
         raise ValueError(
-            f"name='tfds:{name}' is no data set of TFDS ({_first_line(error)}); its names are "
-            "listed at https://www.tensorflow.org/datasets/catalog"
+            f"name must be a data set of TFDS, got 'tfds:{name}' ({_first_line(error)}); its names "
+            "are listed at https://www.tensorflow.org/datasets/catalog"
         ) from error
 
 
 def prepared_builder(name: str, data_dir: DataDir) -> Any:
-    """TFDS's builder of a data set whose files are there, downloaded where no folder is given.
+    """TFDS's builder of a data set whose files are there, downloaded if no folder is given.
 
     Args:
-        name: As `find_builder` takes it.
-        data_dir: As `find_builder` takes it; a folder that is given is never written to.
+        name: as for :func:`find_builder`.
+        data_dir: as for :func:`find_builder`; a folder that is given is never written to.
 
     Raises:
-        ValueError: TFDS knows no such data set.
-        DataNotFoundError: It is not in the folder, or cannot be downloaded.
+        ValueError: if TFDS knows no such data set.
+        DataNotFoundError: if it is not in the folder, or cannot be downloaded.
     """
     builder = find_builder(name, data_dir)
     # Asked first: as_data_source on a missing folder starts a download and hangs without network.
@@ -143,7 +143,7 @@ def prepared_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def tfds_not_ready(builder: Any, name: str, reason: object) -> DataNotFoundError:
-    """The error of a data set that cannot be read, with the command that downloads it."""
+    """The error for a data set that cannot be read, with the command that downloads it."""
     folder = builder.data_path.parents[builder.info.full_name.count("/")]
     command = f"from fedjax_sim.data import download_dataset as d; d('{name}', '{folder}')"
     return DataNotFoundError(
@@ -157,7 +157,7 @@ def _first_line(reason: object) -> str:
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:
-    """The TFDS folder that argument or environment mean; None where neither is given."""
+    """The TFDS folder that argument or environment mean; None if neither is given."""
     root = given_folder(data_dir)
     if root is None:
         return None

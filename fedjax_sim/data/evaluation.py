@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.base import Array
-from fedjax_sim.data.clients import as_runs
+from fedjax_sim.data.clients import as_runs, in_host_memory
 from fedjax_sim.partition.table import Partition
 
 
@@ -19,16 +19,17 @@ from fedjax_sim.partition.table import Partition
 class EvalSet:
     """Pooled samples and a ragged (CSR) list of those that are scored.
 
-    Made by :func:`eval_set`. Runs that are scored on different clients (folds) share ``x`` and
-    ``y``, with each other and with :class:`fedjax_sim.base.ClientData`, and differ in integers.
+    It is made by :func:`fedjax_sim.data.eval_set`. Runs that are scored on different clients
+    (folds) share ``x`` and ``y``, with each other and with :class:`fedjax_sim.ClientData`, and
+    differ in integers.
 
     Attributes:
         x: ``[n_total, *feature]``.
         y: ``int32[n_total]``, class labels.
         index: ``int32[n]`` or ``int32[R, n]``, rows of ``x`` grouped by client. What lies behind
-          ``start[-1]`` is padding: it is never counted.
-        start: ``int32[K + 1]`` or ``int32[R, K + 1]``; client k owns
-          ``index[start[k]:start[k + 1]]``. A client without samples has no score.
+            ``start[-1]`` is padding: it is never counted.
+        start: ``int32[K + 1]`` or ``int32[R, K + 1]``; client k owns ``index[start[k]:start[k +
+            1]]``. A client without samples has no score.
     """
 
     x: Array
@@ -38,7 +39,7 @@ class EvalSet:
 
     @property
     def clients(self) -> int:
-        """K; of a run with fewer clients than others the last ones are empty."""
+        """K; if a run has fewer clients than others, its last ones are empty."""
         return self.start.shape[-1] - 1
 
 
@@ -49,7 +50,7 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
         x: ``[n_total, *feature]``; the dtype is kept.
         y: ``int[n_total]``, class labels.
         partitions: which client owns which samples, for all runs or one for each of R runs, which
-          may differ in samples and clients; None: all samples, of nobody in particular.
+            may differ in samples and clients; None: all samples as one set, without clients.
 
     Returns:
         NumPy-backed. Give the same ``x`` and ``y`` to :func:`fedjax_sim.client_data`: the devices
@@ -72,16 +73,16 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
     many, stacked = as_runs(x, y, partitions)
     for p in many:
         if not len(p.index):
-            raise ValueError("an evaluation set needs at least one sample")
+            raise ValueError("partitions must have at least one sample each, got none")
         outside = p.index[(p.index < 0) | (p.index >= len(y))]
         if len(outside):
-            raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {len(y) - 1}")
+            raise ValueError(f"partition.index must be in 0 to {len(y) - 1}, got {outside[0]}")
     most, ends = max(len(p.index) for p in many), max(len(p.start) for p in many)
     index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in many])
     start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in many])
     return EvalSet(
-        x=np.asarray(x),  # type: ignore[arg-type]
-        y=np.asarray(y, np.int32),  # type: ignore[arg-type]
+        x=in_host_memory(x),
+        y=in_host_memory(y, np.int32),
         index=index[stacked].astype(np.int32),
         start=start[stacked].astype(np.int32),
     )

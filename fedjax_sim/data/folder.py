@@ -7,11 +7,11 @@ DataDir = str | os.PathLike[str] | None
 
 
 class DataNotFoundError(FileNotFoundError):
-    """A data set is not where it was looked for; the message says what to run."""
+    """A data set is not in its place; the message says what to run."""
 
 
 def given_folder(data_dir: DataDir) -> Path | None:
-    """The folder that argument or environment name; None where neither does.
+    """The folder that argument or environment name; None if neither does.
 
     >>> given_folder("data").as_posix()
     'data'
@@ -24,21 +24,21 @@ def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
     """A file of the data folder.
 
     Args:
-        name: The data set that needs it.
-        data_dir: As `given_folder` takes it.
-        relative: Where the file lies in the folder.
-        advice: What to do where it is missing.
+        name: the data set that needs it.
+        data_dir: as for :func:`given_folder`.
+        relative: the path of the file in the folder.
+        advice: what to do if it is missing.
 
     Returns:
         The path of the file, which exists.
 
     Raises:
-        DataNotFoundError: No folder is given, or the file is not in it.
+        DataNotFoundError: if no folder is given, or the file is not in it.
 
-    >>> find_file("tides", "nowhere", "tides/sea.csv", "put the table there")
-    Traceback (most recent call last):
-    fedjax_sim.data.folder.DataNotFoundError: data set 'tides' is not ready in nowhere (no file \
-tides/sea.csv); put the table there
+    Example:
+        >>> find_file("tides", "nowhere", "sea.csv", "put it there")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        fedjax_sim.data.folder.DataNotFoundError: data set 'tides' is not ready in nowhere (no ...
     """
     folder = given_folder(data_dir)
     if folder is None:

@@ -19,10 +19,12 @@ from fedjax_sim.data.scaling import channel_statistics
 
 
 def digits(data_dir: DataDir = None) -> Dataset:
-    """scikit-learn's digits: 1,797 images 8 x 8 x 1 of values 0 … 16; needs no file.
+    """scikit-learn's digits: 1,797 images 8 x 8 x 1 with values in 0 … 16; needs no file.
 
-    It has no official split: of each class a fixed random fifth (rounded) is the test set, both
-    parts in the original order.
+    They have no official split: a fixed random fifth of each class (rounded) is the test set. Both
+    parts keep the original order.
+
+    Source: Pedregosa et al. 2011 <https://arxiv.org/abs/1201.0490>.
 
     >>> digits().test_x.shape
     (359, 8, 8, 1)
@@ -38,17 +40,17 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
     """An image classification data set of TFDS, decoded once into the cache.
 
     Args:
-        name: A TFDS name with its configuration, such as "mnist" or "emnist/balanced". Its
-            examples must be pairs (image, label) of one uint8 shape [H, W, C].
-        data_dir: As `load_dataset` takes it.
+        name: a TFDS name with its configuration, such as "mnist" or "emnist/balanced". Its examples
+            must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``.
+        data_dir: as for :func:`fedjax_sim.data.load_dataset`.
 
     Returns:
-        The official training split, with the official test split, or where there is none the
-        validation split, or where there is none a fixed random fifth of each class.
+        The official training split. The test set is the official test split; without one the
+        validation split, and without that a fixed random fifth of each class.
 
     Raises:
-        ValueError: TFDS has no such data set, or it is of another kind.
-        DataNotFoundError: It is not in the folder, or cannot be downloaded or read.
+        ValueError: if TFDS has no such data set, or it is of another kind.
+        DataNotFoundError: if it is not in the folder, or cannot be downloaded or read.
     """
     arrays = {}
     with quiet_logs():
@@ -56,7 +58,10 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
         builder = prepared_builder(name, data_dir)
         splits = builder.info.splits
         if "train" not in splits:
-            raise ValueError(f"name='tfds:{name}' has no split 'train', only {', '.join(splits)}")
+            raise ValueError(
+                f"name must be a data set with a split 'train', got 'tfds:{name}', which has "
+                f"{', '.join(splits)} alone"
+            )
         test = next((split for split in ("test", "validation") if split in splits), None)
         for split in ["train"] if test is None else ["train", test]:
             info = splits[split]
@@ -82,23 +87,26 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
 
 
 def _check_kind(name: str, info: Any) -> None:
-    """Check that the examples are images of one shape with a class label."""
+    """Checks that the examples are images of one shape with a class label."""
     keys = info.supervised_keys
     if keys != ("image", "label") or not hasattr(info.features["label"], "num_classes"):
         raise ValueError(
-            f"name='tfds:{name}' is not image classification: its supervised keys are {keys}; "
-            "allowed are ('image', 'label') with class labels"
+            f"name must be an image classification set, got 'tfds:{name}', whose supervised keys "
+            f"are {keys}, not ('image', 'label') with class labels"
         )
     image = info.features["image"]
     if None in image.shape or image.np_dtype != np.uint8:
         raise ValueError(
-            f"name='tfds:{name}' has images of shape {image.shape} and {image.np_dtype.__name__}; "
-            "allowed is one shape for all, in uint8: resize them yourself and use from_arrays"
+            f"name must be a set of images of one shape, in uint8, got 'tfds:{name}' of shape "
+            f"{image.shape}, in {image.np_dtype.__name__}: resize them yourself and use from_arrays"
         )
 
 
 def _decode(builder: Any, split: str) -> dict[str, NDArray[Any]]:
-    """Images uint8 [n, H, W, C] and labels int32 [n] of one split; 5 to 10 s per 50,000 images."""
+    """Images ``uint8[n, H, W, C]`` and labels ``int32[n]`` of one split.
+
+    It takes 5 to 10 s for 50,000 images.
+    """
     source = builder.as_data_source(split=split)
     examples = source.__getitems__(range(len(source)))  # iterating takes 2 to 3 times as long
     x = np.stack([example["image"] for example in examples])

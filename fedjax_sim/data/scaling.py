@@ -9,18 +9,19 @@ from numpy.typing import NDArray
 def statistics(
     x: NDArray[Any], numeric: NDArray[np.bool_] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation along the last axis.
+    """The mean and standard deviation along the last axis.
 
     Args:
-        x: Inputs [n, …, C].
-        numeric: Columns that count, bool [C]; None for all.
+        x: ``[n, ..., C]``.
+        numeric: ``bool[C]``, the columns that count; None for all.
 
     Returns:
-        Mean and std, float32 [C] each, in the units of x: 0 and 1 for the other columns, and a std
+        Mean and std, ``f32[C]`` each, in the units of x: 0 and 1 for the other columns, and a std
         of 0 is given as 1.
 
-    >>> statistics(np.array([[0.0, 7.0], [4.0, 9.0]]), np.array([True, False]))
-    (array([2., 0.], dtype=float32), array([2., 1.], dtype=float32))
+    Example:
+        >>> statistics(np.array([[0.0, 7.0], [4.0, 9.0]]), np.array([True, False]))
+        (array([2., 0.], dtype=float32), array([2., 1.], dtype=float32))
     """
     if x.dtype == np.uint8 and x.ndim == 4 and numeric is None:
         return channel_statistics(x)
@@ -34,16 +35,17 @@ def statistics(
 def channel_statistics(
     x: NDArray[np.uint8],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of every channel.
+    """The mean and standard deviation of every channel.
 
     Args:
-        x: Images, uint8 [n, H, W, C].
+        x: ``uint8[n, H, W, C]``, images.
 
     Returns:
-        Mean and std, float32 [C] each, in the units of x; a std of 0 is given as 1.
+        Mean and std, ``f32[C]`` each, in the units of x; a std of 0 is given as 1.
 
-    >>> channel_statistics(np.array([[[[0, 7]]], [[[4, 7]]]], np.uint8))
-    (array([2., 7.], dtype=float32), array([2., 1.], dtype=float32))
+    Example:
+        >>> channel_statistics(np.array([[[[0, 7]]], [[[4, 7]]]], np.uint8))
+        (array([2., 7.], dtype=float32), array([2., 1.], dtype=float32))
     """
     values = np.arange(256, dtype=np.float64)
     # Counts of the 256 values are exact and need no floating-point copy of the images.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_sim.data.dataset import class_labels
 from fedjax_sim.partition.table import Partition, partition_from_lists
 
 
@@ -13,31 +14,30 @@ def share(
 ) -> Partition:
     r"""Data sharing: a balanced set G goes to all clients, each of which gets a random part of it.
 
-    G has :math:`\beta n / M` random samples of each class, rounded, of the n that the clients hold;
-    those who held them hold them no longer. Every client then gets a part :math:`\alpha` of each
-    class of G, drawn for itself. Where all classes are equally frequent and the clients of one
-    size, a client's distance from all data shrinks by
+    G has :math:`\beta n / M` random samples of each class, rounded, out of the n that the clients
+    hold; the clients that held them lose them. Then every client gets its own random part
+    :math:`\alpha` of each class of G. If all classes are equally frequent and all clients of one
+    size, a client's distance from all data shrinks, on average, by
 
-    .. math:: EMD_k' = \frac{1 - \beta}{1 - \beta + \alpha \beta N} EMD_k
-
-    on average.
+    .. math:: EMD_k' = \frac{1 - \beta}{1 - \beta + \alpha \beta N} EMD_k.
 
     Args:
-        labels: ``int[n]``, classes 0 to M - 1.
+        labels: ``int[n]``, classes in 0 … M - 1.
         partition: of N clients.
         beta: β, the size of G as a part of all samples, above 0 and below 1.
-        alpha: α, the part of G that a client gets, above 0, at most 1.
+        alpha: α, the part of G that a client gets, above 0 and at most 1.
         seed: of all that is random.
 
     Returns:
         The clients' samples; those of G belong to several.
 
     Raises:
-        ValueError: if a setting is out of range, or a class has too few samples for G.
+        ValueError: if a setting or a label is out of range, or a class has too few samples for G.
 
-    Source: Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018,
-    section 4. (There G comes from data held back from all clients and the first model is trained on
-    it, here it is a part of the same data and the first model is random, so that methods compare.)
+    Source: Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data", 2018
+    <https://arxiv.org/abs/1806.00582>, section 4. There G comes from data held back from all
+    clients and the first model is trained on it; here G is a part of the same data and the first
+    model is random, so that methods compare.
 
     Example:
         >>> from fedjax_sim.partition import label_table
@@ -50,7 +50,8 @@ def share(
         raise ValueError(f"beta must be above 0 and below 1, got {beta}")
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be above 0 and at most 1, got {alpha}")
-    y, rng = np.asarray(labels), np.random.default_rng(seed)
+    y = class_labels(np.asarray(labels), np.size(labels), None, "labels")
+    rng = np.random.default_rng(seed)
     held = np.unique(partition.index)
     if held[-1] >= len(y):
         raise ValueError("partition must have no copies yet, got some: share first, then augment")
@@ -61,8 +62,8 @@ def share(
         members = held[y[held] == label]
         if count > members.size:
             raise ValueError(
-                f"beta={beta} takes {count} samples of each class, but class {label} has "
-                f"{members.size}"
+                f"beta must take at most the {members.size} samples of class {label}, got {beta}, "
+                f"which takes {count} of each class"
             )
         common.append(rng.permutation(members)[:count])
     taken = np.concatenate(common)

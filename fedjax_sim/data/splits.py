@@ -41,29 +41,28 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
 
     Args:
         clients: N.
-        folds: F; 5 gives 3/5 for training and 1/5 each for validation and test.
+        folds: F, at least 3; 5 gives 3/5 for training and 1/5 each for validation and test.
         seed: of the order.
 
     Returns:
         F folds.
 
     Raises:
-        ValueError: if no client would be left to train.
+        ValueError: if there are fewer than 3 folds, or no client would be left to train.
 
-    References:
-        Xue, Klabjan, Luo (RADFed), §IV-B and C: 60, 20 and 20 of 100 clients; 85, 29 and 29 of
-        143; 98, 33 and 33 of 164.
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, sections IV-B and C: 60, 20
+    and 20 of 100 clients; 85, 29 and 29 of 143; 98, 33 and 33 of 164.
 
-    >>> [tuple(map(len, fold)) for fold in client_folds(143, seed=0)]
-    [(85, 29, 29), (85, 29, 29), (85, 29, 29), (85, 30, 28), (85, 30, 28)]
+    Example:
+        >>> [tuple(map(len, fold)) for fold in client_folds(143, seed=0)]
+        [(85, 29, 29), (85, 29, 29), (85, 29, 29), (85, 30, 28), (85, 30, 28)]
     """
     if folds < 3:
         raise ValueError(f"folds must be at least 3 (train, validation, test), got {folds}")
     train = clients - 2 * -(-clients // folds)
     if clients < folds or train < 1:
         raise ValueError(
-            f"clients={clients} are too few for folds={folds}: give each fold a client and leave "
-            "one to train"
+            f"clients must suffice for {folds} folds and leave one to train, got {clients}"
         )
     parts = np.array_split(np.random.default_rng(seed).permutation(clients), folds)
     made = []
@@ -84,9 +83,10 @@ def take_clients(partition: Partition, clients: ArrayLike) -> Partition:
     Returns:
         A partition of K clients, in the order given.
 
-    >>> p = partition_from_lists([[0, 1], [2], [3, 4, 5]])
-    >>> take_clients(p, [2, 0]).index.tolist(), take_clients(p, [2, 0]).start.tolist()
-    ([3, 4, 5, 0, 1], [0, 3, 5])
+    Example:
+        >>> p = partition_from_lists([[0, 1], [2], [3, 4, 5]])
+        >>> take_clients(p, [2, 0]).index.tolist(), take_clients(p, [2, 0]).start.tolist()
+        ([3, 4, 5, 0, 1], [0, 3, 5])
     """
     lists = partition.lists
     return partition_from_lists([lists[k] for k in np.asarray(clients)], partition.name)
@@ -97,24 +97,25 @@ def client_holdout(
 ) -> tuple[Partition, Partition]:
     """A share of each client's own samples, kept from training.
 
-    A client of two or more samples has at least one in each part; of a single one it trains.
+    A client with two or more samples has at least one in each part; a single one is trained on.
 
     Args:
         partition: of N clients.
         fraction: in 0 < fraction < 1; ``round(fraction * n_k)`` samples are held out.
-        seed: of the random choice; None holds out each client's last samples: where neighbours
-            resemble each other (text, time series) a random share would be no test.
+        seed: of the random choice; None holds out each client's last samples: if neighbours
+            resemble each other (text, time series), a random share would be no test.
 
     Returns:
-        The training and the test samples, each a partition of N clients; in the second a client
-        may be empty.
+        The training and the test samples, each a partition of N clients; in the second a client may
+        be empty.
 
     Raises:
         ValueError: if fraction is out of range.
 
-    >>> train, test = client_holdout(partition_from_lists([range(10), [10]]), 0.2)
-    >>> train.sizes.tolist(), test.index.tolist(), test.start.tolist()
-    ([8, 1], [8, 9], [0, 2, 2])
+    Example:
+        >>> train, test = client_holdout(partition_from_lists([range(10), [10]]), 0.2)
+        >>> train.sizes.tolist(), test.index.tolist(), test.start.tolist()
+        ([8, 1], [8, 9], [0, 2, 2])
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must be above 0 and below 1, got {fraction}")
@@ -134,13 +135,13 @@ def take_root(
 ) -> tuple[Partition, NDArray[np.int64]]:
     """Takes a small balanced set from the clients and gives it to the server.
 
-    As many samples of each class; where the size is no multiple of the classes, random ones give
-    one more. They are random, but the last sample of a client is never taken.
+    Each class gives as many samples; if the size is no multiple of the classes, random ones give
+    one more. The samples are random, but the last one of a client is never taken.
 
     Args:
         labels: ``int[n]``, of the pooled samples.
         partition: of N clients.
-        size: of the server's set; in Ozdayi et al. 5 % of the training data.
+        size: of the server's set, at least 1; in Ozdayi et al. 5 % of the training data.
         seed: of all that is random.
 
     Returns:
@@ -149,15 +150,16 @@ def take_root(
 
     Raises:
         ValueError: if size is out of range, a class has too few samples that can be taken, or
-          samples occur more than once.
+            samples occur more than once.
 
     Source: Ozdayi, Kantarcioglu, Iyer, "Improving accuracy of federated learning in non-IID
-    settings", 2020, section 3.1.
+    settings", 2020 <https://arxiv.org/abs/2010.15582>, section 3.1.
 
-    >>> kept, root = take_root([0, 0, 0, 1, 1, 1], partition_from_lists([[0, 1, 2], [3, 4, 5]]), 4,
-    ...                        seed=0)
-    >>> kept.sizes.tolist(), root.tolist()
-    ([1, 1], [0, 2, 3, 5])
+    Example:
+        >>> p = partition_from_lists([[0, 1, 2], [3, 4, 5]])
+        >>> kept, root = take_root([0, 0, 0, 1, 1, 1], p, 4, seed=0)
+        >>> kept.sizes.tolist(), root.tolist()
+        ([1, 1], [0, 2, 3, 5])
     """
     if not 1 <= size < len(partition.index):
         raise ValueError(f"size must be in 1..{len(partition.index) - 1}, got {size}")
@@ -181,8 +183,8 @@ def take_root(
     if wanted.any():
         short = int(np.flatnonzero(wanted)[0])
         raise ValueError(
-            f"size={size} takes {int(wanted[short])} samples of class {classes[short]} more than "
-            "there are without a client's last: choose a smaller size or another seed"
+            f"size must leave every client its last sample, got {size}: class "
+            f"{classes[short]} lacks {wanted[short]} samples; try a smaller one or another seed"
         )
     lists = np.split(partition.index[~taken], np.cumsum(left)[:-1])
     return partition_from_lists(lists, partition.name), np.sort(partition.index[taken])
@@ -195,8 +197,9 @@ def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
         partitions: R of them.
         rows: n, the samples of one copy.
 
-    >>> p = partition_from_lists([[0, 1], [2]])
-    >>> [q.index.tolist() for q in shift_rows([p, p], 3)]
-    [[0, 1, 2], [3, 4, 5]]
+    Example:
+        >>> p = partition_from_lists([[0, 1], [2]])
+        >>> [q.index.tolist() for q in shift_rows([p, p], 3)]
+        [[0, 1, 2], [3, 4, 5]]
     """
     return [Partition(p.index + r * rows, p.start, p.name) for r, p in enumerate(partitions)]

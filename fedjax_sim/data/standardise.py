@@ -20,20 +20,21 @@ def standardise_global(
 
     Args:
         x: ``[n, ..., C]``, raw.
-        train: the training clients' samples; no other sample is looked at for the statistics.
+        train: the training clients' samples; the statistics come from them alone.
         numeric: ``bool[C]``, the columns to scale; None for all. A constant column is shifted only.
 
     Returns:
         ``f32[n, ..., C]``, a copy: runs that train on different clients need one each.
 
-    References:
-        Xue, Klabjan, Luo (RADFed), §IV-B: COVFEAT-G and COVCLS-G.
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B: COVFEAT-G and
+    COVCLS-G.
 
-    >>> from fedjax_sim.partition import partition_from_lists
-    >>> x = np.array([[1.0, 5.0], [3.0, 6.0], [9.0, 7.0]])
-    >>> train = partition_from_lists([[0, 1]])
-    >>> standardise_global(x, train, numeric=np.array([True, False])).tolist()
-    [[-1.0, 5.0], [1.0, 6.0], [7.0, 7.0]]
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> x = np.array([[1.0, 5.0], [3.0, 6.0], [9.0, 7.0]])
+        >>> train = partition_from_lists([[0, 1]])
+        >>> standardise_global(x, train, numeric=np.array([True, False])).tolist()
+        [[-1.0, 5.0], [1.0, 6.0], [7.0, 7.0]]
     """
     return _scaled(x, *statistics(x[train.index], numeric))
 
@@ -50,23 +51,24 @@ def standardise_local(
     Args:
         x: ``[n, ..., C]``, raw.
         clients: which client owns which samples.
-        fit: the same clients and those of their samples that the statistics may use, such as the
-          training part of :func:`fedjax_sim.data.client_holdout`; None for all.
+        fit: the same clients with the samples that the statistics may use, such as the training
+            part of :func:`fedjax_sim.data.client_holdout`; None for all.
         numeric: ``bool[C]``, the columns to scale; None for all.
 
     Returns:
-        ``f32[n, ..., C]``; samples of no client are as they were.
+        ``f32[n, ..., C]``; samples without a client are as they were.
 
     Raises:
         ValueError: if ``fit`` has another number of clients.
 
-    References:
-        Xue, Klabjan, Luo (RADFed), §IV-B: COVFEAT-L and COVCLS-L.
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B: COVFEAT-L and
+    COVCLS-L.
 
-    >>> from fedjax_sim.partition import partition_from_lists
-    >>> x = np.array([[1.0], [3.0], [10.0], [30.0]])
-    >>> standardise_local(x, partition_from_lists([[0, 1], [2, 3]])).tolist()
-    [[-1.0], [1.0], [-1.0], [1.0]]
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> x = np.array([[1.0], [3.0], [10.0], [30.0]])
+        >>> standardise_local(x, partition_from_lists([[0, 1], [2, 3]])).tolist()
+        [[-1.0], [1.0], [-1.0], [1.0]]
     """
     fit = clients if fit is None else fit
     if len(fit.start) != len(clients.start):

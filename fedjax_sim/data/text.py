@@ -20,31 +20,33 @@ def shakespeare(data_dir: DataDir = None, *, roles: int | None = 143, seed: int 
     """Next-character prediction on Shakespeare's plays, one client for each speaking role.
 
     A role is a name within a play. Its lines, joined by spaces, are cut into every window of 80
-    characters and the character that follows; windows never cross roles. A sample is 80 bytes:
-    the table of 37 plays has 1,153 roles with a sample and 4.12 million samples, 330 MB, so a
-    random subset of the 143 roles of Li et al. and RADFed (there 517,000 samples) is the default.
+    characters and the character that follows; windows never cross roles. A sample is 80 bytes: the
+    table of 37 plays has 1,153 roles with a sample and 4.12 million samples, 330 MB. So a random
+    subset is the default, of as many roles as Li et al. and RADFed have: 143 (there 517,000
+    samples).
 
     The last fifth of each role's windows (rounded down) is the test set, as McMahan et al. split in
     time. Characters that are predicted in one part are never predicted in the other.
 
     Args:
-        data_dir: Holds `shakespeare/plays_by_role.csv.gz`, UTF-8, with columns `play`, `role` and
-            `text`, one line of dialogue a row in the order of the play; default is the environment
-            variable FEDJAX_SIM_DATA_DIR.
-        roles: Number of roles, drawn at random; None for all.
-        seed: Of the draw.
+        data_dir: holds ``shakespeare/plays_by_role.csv.gz``, UTF-8, with columns ``play``, ``role``
+            and ``text``, one line of dialogue in a row in the order of the play; default is the
+            environment variable FEDJAX_SIM_DATA_DIR.
+        roles: how many, drawn at random; None for all.
+        seed: of the draw.
 
     Returns:
-        Tokens uint8 [n, 80]; a class is a character, `class_names` has them (93 in that table,
-        where the papers' edition has 80), the same for every subset of roles.
+        Tokens ``uint8[n, 80]``. A class is a character, ``class_names`` has them (93 in that table;
+        the papers' edition has 80), the same for every subset of roles.
 
     Raises:
-        DataNotFoundError: No such file.
-        ValueError: More roles than there are.
+        DataNotFoundError: if there is no such file.
+        ValueError: if there are not so many roles.
 
-    References:
-        McMahan et al., AISTATS 2017; Caldas et al. (LEAF), 2018; Li et al. (FedProx), MLSys 2020;
-        Xue, Klabjan, Luo (RADFed), §IV-B.
+    Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017 <https://arxiv.org/abs/1602.05629>;
+    Caldas et al. (LEAF) 2018 <https://arxiv.org/abs/1812.01097>; Li, Sahu, Zaheer, Sanjabi,
+    Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>; Xue, Klabjan, Luo 2021
+    <https://arxiv.org/abs/2108.07433>, section IV-B.
     """
     advice = (
         "give it a gzipped table with the columns play, role and text, or use tiny_shakespeare, "
@@ -60,17 +62,17 @@ def shakespeare(data_dir: DataDir = None, *, roles: int | None = 143, seed: int 
 def tiny_shakespeare(data_dir: DataDir = None) -> Dataset:
     """Next-character prediction on the 1.1 million characters of TFDS's tiny_shakespeare.
 
-    As `shakespeare`, with all roles; a role is a name alone, so that the "First Citizen" of two
-    plays is one client.
+    As :func:`fedjax_sim.data.shakespeare` with all roles. A role is a name alone, so that the
+    "First Citizen" of two plays is one client.
 
     Args:
-        data_dir: As `load_dataset` takes it.
+        data_dir: as for :func:`fedjax_sim.data.load_dataset`.
 
     Returns:
-        Tokens uint8 [n, 80] in 64 characters.
+        Tokens ``uint8[n, 80]`` in 64 characters.
 
     Raises:
-        DataNotFoundError: It is not in the folder, or cannot be downloaded.
+        DataNotFoundError: if it is not in the folder, or cannot be downloaded.
     """
     with quiet_logs():
         builder = prepared_builder("tiny_shakespeare", data_dir)
@@ -97,28 +99,31 @@ def by_role(name: str, texts: Mapping[str, str], roles: int | None, seed: int) -
     """Windows of texts, one client for each.
 
     Args:
-        name: Of the data set.
-        texts: By role; those of 80 characters or fewer give no sample and are left out.
-        roles: Number of roles, drawn at random and kept in their order; None for all.
-        seed: Of the draw.
+        name: of the data set.
+        texts: by role; those of 80 characters or fewer give no sample and are left out.
+        roles: how many, drawn at random and kept in their order; None for all.
+        seed: of the draw.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: More roles than there are.
+        ValueError: if there are not so many roles.
 
-    >>> data = by_role("abc", {"A": "ab" * 45, "B": "too short"}, None, 0)
-    >>> data.train_x.shape, data.test_x.shape, data.client_names
-    ((8, 80), (2, 80), ('A',))
-    >>> "".join(data.class_names[t] for t in data.train_x[0, :4]), data.class_names[data.train_y[0]]
-    ('abab', 'a')
+    Example:
+        >>> data = by_role("abc", {"A": "ab" * 45, "B": "too short"}, None, 0)
+        >>> data.train_x.shape, data.test_x.shape, data.client_names
+        ((8, 80), (2, 80), ('A',))
+        >>> "".join(data.class_names[t] for t in data.train_x[0, :4])
+        'abab'
+        >>> data.class_names[data.train_y[0]]
+        'a'
     """
     alphabet = np.unique(_codes("".join(texts.values())))
     names = [role for role, text in texts.items() if len(text) > LENGTH]
     if roles is not None:
         if not 1 <= roles <= len(names):
-            raise ValueError(f"roles={roles} must be in 1 to {len(names)}, or None for all")
+            raise ValueError(f"roles must be in 1 to {len(names)}, or None for all, got {roles}")
         chosen = np.random.default_rng(seed).choice(len(names), roles, replace=False)
         names = [names[i] for i in np.sort(chosen)]
     token = np.min_scalar_type(len(alphabet))  # uint8, unless the text has hundreds of letters

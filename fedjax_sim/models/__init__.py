@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+
+import flax.linen as nn
 
 from fedjax_sim.base import Model
+from fedjax_sim.base.registry import Registry
+from fedjax_sim.base.signatures import takes
+from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models.adapters import from_linen, from_nnx, with_scaling
-from fedjax_sim.models.lstm import lstm
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
 from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
 from fedjax_sim.models.resnet import resnet20
 
-MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType(
-    {
-        "logistic": logistic,
-        "ffn": ffn,
-        "mlp": mlp,
-        "mnist_cnn": mnist_cnn,
-        "fashion_cnn": fashion_cnn,
-        "cifar_cnn": cifar_cnn,
-        "two_conv": two_conv,
-        "resnet20": resnet20,
-        "mobilenet_v2": mobilenet_v2,
-        "lstm": lstm,
-    }
+_NETS = (
+    *(logistic, ffn, mlp, mnist_cnn, fashion_cnn, cifar_cnn, two_conv),
+    *(resnet20, mobilenet_v2, lstm),
 )
+
+MODELS: Registry[Callable[..., Model]] = Registry(
+    "model",
+    wanted="a function (shape, classes) -> Model or flax.linen module, or one of these",
+    fits=lambda value: isinstance(value, Model | nn.Module) or takes(value, (1,), 2),
+    group="fedjax_sim.models",
+    own={net.__name__: net for net in _NETS},
+)
+"""The models by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
 SCALES_ITSELF = frozenset({"mobilenet_v2"})
 """Those of MODELS that take inputs as they are stored; the others want them standardised."""

@@ -1,4 +1,4 @@
-"""From a user's network to a :class:`fedjax_sim.base.Model`."""
+"""From a user's network to a :class:`fedjax_sim.Model`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
 
     Args:
         module: its ``__call__(x)`` may also take ``train: bool`` and ``mask: bool[B]`` (real rows)
-          by name; what it does not take is not passed. Collections other than ``params`` are state.
+            by name; what it does not take is not passed. Collections other than ``params`` are
+            state.
         shape: of one input, without the batch axis.
         dtype: of the input; tokens are integers.
 
@@ -64,8 +65,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """A flax.nnx module as a model.
 
     Args:
-        build: makes the module from its ``nnx.Rngs``. Its ``__call__(x)`` may also take ``mask``
-          by name; ``module.train()`` and ``module.eval()`` set the mode.
+        build: makes the module from its ``nnx.Rngs``. Its ``__call__(x)`` may also take ``mask`` by
+            name; ``module.train()`` and ``module.eval()`` set the mode.
 
     Returns:
         A model; ``nnx.Param`` leaves are trained, all others (but random streams) are state.
@@ -133,8 +134,11 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
 
     Args:
         model: takes ``f32[B, *feature]``.
-        mean: ``f32[C]``, in units of x, for the last axis.
-        std: ``f32[C]``.
+        mean: μ, ``f32[C]``, in units of x, for the last axis.
+        std: σ, ``f32[C]``.
+
+    Returns:
+        A model that takes ``[B, *feature]`` of any dtype.
 
     Example:
         >>> model = from_linen(nn.Dense(3), (4,))

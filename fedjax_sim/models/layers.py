@@ -1,4 +1,4 @@
-"""Layers that stay fast when every client has weights of its own, and exact under padding."""
+"""Layers that stay fast when every client has its own weights, and exact under padding."""
 
 from __future__ import annotations
 
@@ -29,27 +29,34 @@ def conv(
     r"""Convolution, :math:`y_{bijo} = \sum_{uvc} x_{b,si+u,sj+v,c}\, k_{uvco}` with stride s.
 
     ``direct`` is XLA's convolution with gradients that are written as convolutions in the same
-    NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one
-    (plain ``lax.conv`` differentiated in a scan: 57 samples/s on the CIFAR network of the thesis;
-    this one 1,400 to 2,250, im2col about half). ``im2col`` is shifted slices and one matrix
-    product, which vmap batches, where it would turn a convolution into a grouped one.
+    NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one.
+    (Plain ``lax.conv`` differentiated in a scan: 57 samples/s on the CIFAR network of the thesis;
+    this one 1,400 to 2,250, im2col about half.) ``im2col`` is shifted slices and one matrix
+    product, which vmap batches; it would turn a convolution into a grouped one.
 
     Args:
         x: ``f32[B, H, W, C]``.
         kernel: ``f32[h, w, C, O]``.
         padding: (low, high) for H and W.
-        lowering: None for the backend's default: ``direct`` on CPU, ``im2col`` elsewhere (by
-          others' reports on grouped convolutions, jax#13800, not by a measurement of ours).
-        stride: s, of H and W.
+        lowering: "direct" or "im2col"; None for the backend's default: "direct" on CPU, "im2col"
+            elsewhere (by others' reports on grouped convolutions, jax#13800, not by a measurement
+            of ours).
+        stride: s, for H and W.
 
     Returns:
         ``f32[B, H', W', O]``.
 
-    >>> conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))).shape
-    (1, 2, 2, 5)
+    Raises:
+        ValueError: if there is no such lowering.
+
+    Example:
+        >>> conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))).shape
+        (1, 2, 2, 5)
     """
     if lowering is None:
         lowering = "direct" if jax.default_backend() == "cpu" else "im2col"
+    if lowering not in ("direct", "im2col"):
+        raise ValueError(f"lowering must be 'direct' or 'im2col', got {lowering!r}")
     pads = tuple((int(a), int(b)) for a, b in padding)
     return (_direct if lowering == "direct" else _im2col)(x, kernel, pads, stride)
 
@@ -106,12 +113,12 @@ def _kernel_gradient(
 ) -> Array:
     """Correlates x with dy over the batch: one convolution whose channels are the batch.
 
-    From 64 maps on the width joins the batch: the sums are longer and without gaps in memory, 1.1
-    to 1.4 times as fast; with fewer maps up to 3 times as slow.
+    From 64 maps on the width joins the batch: the sums are longer and without gaps in memory, which
+    is 1.1 to 1.4 times as fast; with fewer maps up to 3 times as slow.
     """
     (_, rows, cols, o), (h, w, c, _) = dy.shape, shape
     sizes = zip(x.shape[1:3], dy.shape[1:3], (h, w), padding, strict=True)
-    # Behind the last window, negative where an edge meets none.
+    # Behind the last window; negative if an edge meets none.
     seen = [(low, k + stride * (m - 1) - low - n) for n, m, k, (low, _) in sizes]
     if o < 64:
         dy = dy.transpose(1, 2, 0, 3)
@@ -160,14 +167,15 @@ def depthwise(x: Array, kernel: Array, padding: Padding, *, stride: int = 1) -> 
         x: ``f32[B, H, W, C]``.
         kernel: ``f32[h, w, C]``.
         padding: (low, high) for H and W.
-        stride: s, of H and W.
+        stride: s, for H and W.
 
     Returns:
         ``f32[B, H', W', C]``.
 
-    >>> x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2))
-    >>> depthwise(x, kernel, ((1, 1), (1, 1)), stride=2)[0, :, :, 0].tolist()
-    [[4.0, 6.0], [6.0, 9.0]]
+    Example:
+        >>> x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2))
+        >>> depthwise(x, kernel, ((1, 1), (1, 1)), stride=2)[0, :, :, 0].tolist()
+        [[4.0, 6.0], [6.0, 9.0]]
     """
     h, w, c = kernel.shape
     taps = kernel.reshape(h * w, 1, 1, 1, c)
@@ -212,7 +220,10 @@ max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
 
 
 def fan_in_uniform(fan_in: int) -> Any:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for weights and biases."""
+    r""":math:`U(-1/\sqrt{fan\_in}, 1/\sqrt{fan\_in})`, PyTorch's default for weights and biases.
+
+    Source: Paszke et al. 2019 <https://arxiv.org/abs/1912.01703>.
+    """
     bound = 1 / math.sqrt(fan_in)
 
     def init(key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
@@ -244,7 +255,9 @@ class Dense(nn.Module):
 
 
 class Conv(nn.Module):
-    """Stride-1 convolution (see :func:`conv`) with a bias and PyTorch's initialisation.
+    """Convolution with stride 1, a bias and PyTorch's initialisation.
+
+    It is computed by :func:`conv`.
 
     Attributes:
         features: output channels.
@@ -310,6 +323,6 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool) -> Array:
-        """Returns ``x`` unchanged where ``train`` is False."""
+        """Gives ``x`` unchanged if ``train`` is False."""
         spatial = tuple(range(1, x.ndim - 1))
         return nn.Dropout(0.5, broadcast_dims=spatial, deterministic=not train)(x)

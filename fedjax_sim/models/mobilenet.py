@@ -2,7 +2,8 @@
 
 The trunk is no part of a model's variables: every client, slot and seed reads the same constants.
 Its BatchNorms use the statistics of the pretraining, so its output for an image never changes and
-may be computed once for a whole data set: :func:`mobilenet_v2_trunk`, :func:`mobilenet_v2_tail`.
+may be computed once for a whole data set: :func:`fedjax_sim.models.mobilenet_v2_trunk`,
+:func:`fedjax_sim.models.mobilenet_v2_tail`.
 """
 
 from __future__ import annotations
@@ -55,18 +56,25 @@ def mobilenet_v2(
     before the classifier, and uses minibatch statistics in the frozen BatchNorms too.
 
     Args:
-        shape: of an image, ``(H, W, 3)``; values are 0 … 255.
+        shape: of an image, ``(H, W, 3)``; values are in 0 … 255.
         classes: M.
-        weights: of the pretraining; see :data:`Weights`.
+        weights: of the pretraining: an .npz file or its arrays, of any width, by their names in
+            Keras; None for the one .npz file in the folder ``mobilenet_v2`` of FEDJAX_SIM_DATA_DIR.
         size: side of the square that images are resized to (bilinear), a multiple of 32.
-        fresh_tail: whether the layers that train are drawn anew, as in the authors' code of RADFed,
-          rather than taken from the pretraining.
+        fresh_tail: whether the layers that train are initialised afresh, as in the authors' code of
+            RADFed, rather than taken from the pretraining.
+
+    Returns:
+        A model with ``f32[B, M]`` logits.
 
     Raises:
         FileNotFoundError: if there are no weights.
         ValueError: if shape, size or weights do not fit.
 
-    Source: Sandler et al. 2018; RADFed, §IV-B (what trains).
+    Source: Sandler, Howard, Zhu, Zhmoginov, Chen 2018 <https://arxiv.org/abs/1801.04381>; Xue,
+    Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B (what trains); the authors'
+    code, <https://github.com/yxsub/RADFed>; Keras for the names of the weights, Chollet et al. 2015
+    <https://keras.io>.
     """
     _check_shape("shape", shape, 3)
     arrays = load_weights(weights)
@@ -89,15 +97,19 @@ def mobilenet_v2(
 def mobilenet_v2_trunk(
     weights: Weights = None, size: int = 224
 ) -> Callable[[ArrayLike], NDArray[np.float32]]:
-    """The frozen part of :func:`mobilenet_v2`, for a whole data set at once.
+    """The frozen part of :func:`fedjax_sim.models.mobilenet_v2`, for a whole data set at once.
 
     Args:
-        weights: see :data:`Weights`.
+        weights: as there.
         size: as there.
 
     Returns:
         ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices. At size 224
         and width 0.35 (C = 56) that is 11 KB for each image.
+
+    Raises:
+        FileNotFoundError: if there are no weights.
+        ValueError: if size or weights do not fit.
     """
     trunk, _ = _trunk(load_weights(weights), size)
     mesh = Mesh(np.array(jax.devices()), ("images",))
@@ -121,13 +133,16 @@ def mobilenet_v2_trunk(
 def mobilenet_v2_tail(
     shape: Sequence[int], classes: int, weights: Weights = None, fresh_tail: bool = False
 ) -> Model:
-    """The part of :func:`mobilenet_v2` that trains: a model of the trunk's output.
+    """The part of :func:`fedjax_sim.models.mobilenet_v2` that trains; it takes the trunk's output.
 
     Args:
         shape: ``(h, w, C)`` of that output.
         classes: M.
         weights: as there.
         fresh_tail: as there.
+
+    Returns:
+        A model with ``f32[B, M]`` logits.
 
     Raises:
         FileNotFoundError: if there are no weights.
@@ -193,7 +208,7 @@ def _array(arrays: Mapping[str, NDArray[np.float32]], name: str) -> NDArray[np.f
     if name not in arrays:
         raise ValueError(
             f"weights must hold the arrays of keras.applications.MobileNetV2(include_top=False) "
-            f"by their names; there is no {name!r}"
+            f"by their names, got none named {name!r}"
         )
     return arrays[name]
 

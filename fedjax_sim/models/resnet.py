@@ -46,8 +46,8 @@ def _he(scale: float = 1.0) -> Any:
 class FixupBlock(nn.Module):
     r"""Two convolutions beside a shortcut: :math:`\max(0, s(x) + m\,F(x))`, F(x) = 0 at first.
 
-    Where the block narrows the image, the shortcut takes every second pixel and fills the new
-    channels with zeros.
+    If the block narrows the image, the shortcut takes every second pixel and fills the new channels
+    with zeros.
 
     Attributes:
         features: output channels.
@@ -100,14 +100,24 @@ class FixupResNet(nn.Module):
 
 
 def resnet20(shape: Sequence[int], classes: int) -> Model:
-    r"""ResNet-20 with Fixup initialisation: no BatchNorm, 268,393 parameters on CIFAR-10.
+    """ResNet-20 with Fixup initialisation: no BatchNorm, 268,393 parameters on CIFAR-10.
 
     Fixup: (1) the classifier and the last layer of each residual branch start at 0; (2) the other
-    layers start as He et al. have them, inside branches times :math:`L^{-1/(2m-2)}` with L = 9
+    layers start as He et al. 2015 have them, inside branches times :math:`L^{-1/(2m-2)}` with L = 9
     branches of m = 2 layers; (3) a scalar bias before each convolution, activation and the
     classifier, and a scalar multiplier in each branch.
 
-    Source: He et al. 2016, §4.2 (the network, 0.27 M); Zhang, Dauphin & Ma 2019, §3 (Fixup); the
-    model of Ozdayi et al., §4.
+    Args:
+        shape: ``(H, W, C)`` of an image.
+        classes: M.
+
+    Returns:
+        A model with ``f32[B, M]`` logits.
+
+    Source: He, Zhang, Ren, Sun 2016 <https://arxiv.org/abs/1512.03385>, section 4.2 (the network,
+    0.27 M); He, Zhang, Ren, Sun, "Delving deep into rectifiers", 2015
+    <https://arxiv.org/abs/1502.01852> (the start of the weights); Zhang, Dauphin, Ma 2019
+    <https://arxiv.org/abs/1901.09321>, section 3 (Fixup); the model of Ozdayi, Kantarcioglu, Iyer
+    2020 <https://arxiv.org/abs/2010.15582>, section 4.1.
     """
     return from_linen(FixupResNet(classes, blocks=3), shape)

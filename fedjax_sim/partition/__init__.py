@@ -1,11 +1,14 @@
 """Partitions of a data set over clients: samplers, measures of skew, reports and pictures."""
 
-from fedjax_sim.partition.dirichlet import dirichlet_over_classes, dirichlet_over_clients
+from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
+from fedjax_sim.partition._limit_label import limit_label, limit_label_emd
+from fedjax_sim.partition._limit_label_q import limit_label_q, q_sampler
+from fedjax_sim.partition._matched import matched
+from fedjax_sim.partition._natural import natural
+from fedjax_sim.partition._quantity import iid, quantity
+from fedjax_sim.partition._robin_hood import robin_hood
 from fedjax_sim.partition.draw import draw_partition, draw_skew
 from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings, q_setting
-from fedjax_sim.partition.limit_label import limit_label, limit_label_emd
-from fedjax_sim.partition.limit_label_q import limit_label_q, q_sampler
-from fedjax_sim.partition.matched import matched_dirichlet
 from fedjax_sim.partition.measures import (
     SizeStatistics,
     c_score,
@@ -17,10 +20,7 @@ from fedjax_sim.partition.measures import (
     kl,
     size_statistics,
 )
-from fedjax_sim.partition.natural import natural
-from fedjax_sim.partition.quantity import iid, quantity_skew
 from fedjax_sim.partition.report import SkewReport, skew_report
-from fedjax_sim.partition.robin_hood import robin_hood
 from fedjax_sim.partition.samplers import SAMPLERS, Sample, expected_emd, parse_sampler
 from fedjax_sim.partition.table import (
     Partition,
@@ -42,9 +42,9 @@ __all__ = [
     "client_emds",
     "client_jsds",
     "client_kls",
+    "dirichlet",
     "dirichlet_alpha",
-    "dirichlet_over_classes",
-    "dirichlet_over_clients",
+    "dirichlet_classes",
     "draw_partition",
     "draw_skew",
     "emd",
@@ -59,14 +59,14 @@ __all__ = [
     "ll_q_settings",
     "ll_settings",
     "load_partition",
-    "matched_dirichlet",
+    "matched",
     "natural",
     "parse_sampler",
     "partition_from_lists",
     "partition_hash",
     "q_sampler",
     "q_setting",
-    "quantity_skew",
+    "quantity",
     "robin_hood",
     "save_partition",
     "size_statistics",

@@ -14,55 +14,56 @@ def check_integer(name: str, value: Any) -> int:
 
     >>> check_integer("clients", 2.5)
     Traceback (most recent call last):
-    TypeError: clients=2.5 must be an integer
+    TypeError: clients must be an integer, got 2.5
     """
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} must be an integer") from None
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
 
 
 def check_arguments(
     labels: ArrayLike, clients: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], np.random.Generator]:
-    """Check what every sampler is given.
+    """Checks what every sampler is given.
 
     Args:
-        labels: int [n].
-        clients: Number of clients K.
-        seed: Seed of the sampler's random numbers, 0 or more.
+        labels: ``int[n]``.
+        clients: K.
+        seed: of the sampler's random numbers, at least 0.
 
     Returns:
-        The class of every sample, int64 [n], as its rank among the labels that occur (so no class
-        is empty); samples per class, int64 [M]; the random generator.
+        The class of every sample, ``int64[n]``, as its rank among the labels that occur (so no
+        class is empty); the samples of each class, ``int64[M]``; the random generator.
 
     Raises:
-        ValueError: labels are not a list of integers, clients is not in 1 … n, or seed < 0.
-        TypeError: clients or seed is not an integer.
+        ValueError: if labels are no list of integers, clients is not in 1 … n, or the seed is
+            negative.
+        TypeError: if clients or seed is no integer.
     """
     y = np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(f"labels must be int [n], got {y.dtype} {list(y.shape)}")
     if not 1 <= check_integer("clients", clients) <= y.size:
-        raise ValueError(f"clients={clients} must be in 1 to {y.size}, the number of samples")
+        raise ValueError(f"clients must be in 1 to {y.size}, the number of samples, got {clients}")
     if check_integer("seed", seed) < 0:
-        raise ValueError(f"seed={seed} must be 0 or more")
+        raise ValueError(f"seed must be at least 0, got {seed}")
     _, y, counts = np.unique(y, return_inverse=True, return_counts=True)
     return y.astype(np.int64), counts.astype(np.int64), np.random.default_rng(seed)
 
 
 def check_multiple(clients: int, classes: int) -> None:
-    """Check that the clients make as many equal groups as there are classes.
+    """Checks that the clients make as many equal groups as there are classes.
 
     >>> check_multiple(25, 10)
     Traceback (most recent call last):
-    ValueError: clients=25 must be a multiple of 10, the number of classes: use 20 or 30
+    ValueError: clients must be a multiple of 10, the number of classes, got 25: use 20 or 30
     """
     if clients % classes:
         below = clients // classes * classes
         nearby = " or ".join(str(k) for k in (below, below + classes) if k)
         raise ValueError(
-            f"clients={clients} must be a multiple of {classes}, the number of classes: "
+            f"clients must be a multiple of {classes}, the number of classes, got {clients}: "
             f"use {nearby}"
         )
 
@@ -70,20 +71,21 @@ def check_multiple(clients: int, classes: int) -> None:
 def deal(
     y: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator, name: str
 ) -> Partition:
-    """Give every client its number of random samples of each class.
+    """Gives every client its number of random samples of each class.
 
     Args:
-        y: Class of every sample, int64 [n].
-        table: Samples of class y for client k, int64 [K, M]; columns sum to the class sizes.
-        rng: Chooses which samples.
-        name: The partition's name.
+        y: ``int64[n]``, the class of every sample.
+        table: ``int64[K, M]``, samples of class y for client k; columns add up to the class sizes.
+        rng: chooses which samples.
+        name: the partition's name.
 
     Returns:
         A partition with that label table; every sample is used once.
 
-    >>> y = np.array([0, 0, 1, 1, 1])
-    >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
-    [3, 2]
+    Example:
+        >>> y = np.array([0, 0, 1, 1, 1])
+        >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
+        [3, 2]
     """
     clients, classes = table.shape
     owner = np.empty(y.size, np.int64)
@@ -97,17 +99,18 @@ def deal(
 
 
 def fill_empty(table: NDArray[np.int64]) -> None:
-    """Move a sample of the largest client to each that has none, in place.
+    """Moves a sample of the largest client to each that has none, in place.
 
     With as many samples as clients or more, the largest has two whenever another has none.
 
     Args:
-        table: Samples per client and class, int64 [K, M].
+        table: ``int64[K, M]``, samples of each client and class.
 
-    >>> table = np.array([[2, 3], [0, 0]])
-    >>> fill_empty(table)
-    >>> table.tolist()
-    [[2, 2], [0, 1]]
+    Example:
+        >>> table = np.array([[2, 3], [0, 0]])
+        >>> fill_empty(table)
+        >>> table.tolist()
+        [[2, 2], [0, 1]]
     """
     for empty in np.flatnonzero(~table.any(axis=1)):
         giver = table.sum(axis=1).argmax()
@@ -117,7 +120,7 @@ def fill_empty(table: NDArray[np.int64]) -> None:
 
 
 def even_sizes(samples: int, clients: int) -> NDArray[np.int64]:
-    """Split a number into parts that differ by at most 1, int64 [clients].
+    """A number of samples split into parts that differ by at most 1, ``int64[clients]``.
 
     >>> even_sizes(7, 3).tolist()
     [3, 2, 2]

@@ -1,4 +1,4 @@
-"""Pictures of who holds which classes, and of how unequal the clients are."""
+"""Pictures of which client holds which classes, and of how unequal the clients are."""
 
 import os
 from collections.abc import Sequence
@@ -17,25 +17,27 @@ if TYPE_CHECKING:
 def draw_partition(
     tables: Sequence[ArrayLike], path: str | os.PathLike[str], titles: Sequence[str]
 ) -> None:
-    """Draw partitions side by side: one stacked bar per client, one colour per class.
+    """Draws partitions side by side: a stacked bar for each client, a colour for each class.
 
-    The length of a bar is n_k, to one scale in all panels, so skewed labels and skewed sizes are
-    both seen; sizes and EMD stand in the titles. Reads well up to about 100 clients, 20 classes
+    The length of a bar is n_k, to one scale in all panels, so that skewed labels and skewed sizes
+    both show; sizes and EMD are in the titles. It reads well up to about 100 clients, 20 classes
     and 4 partitions.
 
     Args:
-        tables: Samples per client and class, int [N, M] each, one per seed; M the same in all.
-        path: The .png file; its folder is made.
-        titles: One per table.
+        tables: ``int[N, M]`` each, samples of each client and class, one for each seed; M is the
+            same in all.
+        path: the .png file; its folder is made.
+        titles: one for each table.
 
     Raises:
-        ValueError: No table, another number of titles, or different numbers of classes.
+        ValueError: if there is no table, another number of titles, or tables of different M.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_partition([[[3, 1], [0, 4]]], f"{folder}/p.png", ["seed 0"])
-    ...     os.listdir(folder)
-    ['p.png']
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     draw_partition([[[3, 1], [0, 4]]], f"{folder}/p.png", ["seed 0"])
+        ...     os.listdir(folder)
+        ['p.png']
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,29 +91,29 @@ def draw_partition(
 def draw_skew(
     tables: Sequence[ArrayLike], path: str | os.PathLike[str], titles: Sequence[str]
 ) -> None:
-    """Draw the spread over the clients, partitions side by side: sizes above, EMDs below.
+    """Draws the spread over the clients, partitions side by side: sizes above, EMDs below.
 
-    A box holds the middle half of the clients, its line is the median, the whiskers end at the
-    last client within 1.5 boxes, and dots are single clients beyond. Sizes are n_k·N/Σn, so 1 is
-    an even part; a diamond is the EMD of the partition. Seeds of one sampler on the same data
-    share a box if their tables are concatenated.
+    A box holds the middle half of the clients, its line is the median, the whiskers end at the last
+    client within 1.5 boxes, and dots are single clients beyond. Sizes are n_k·N/Σn, so that 1 is an
+    even part; a diamond is the EMD of the partition. Seeds of one sampler on the same data share a
+    box if their tables are concatenated.
 
     Args:
-        tables: Samples per client and class, int [N, M] each.
-        path: The .png file; its folder is made.
-        titles: One per table, written below its boxes.
+        tables: ``int[N, M]`` each, samples of each client and class.
+        path: the .png file; its folder is made.
+        titles: one for each table, written below its boxes.
 
     Raises:
-        ValueError: No table, or another number of titles.
+        ValueError: if there is no table, or another number of titles.
 
-    References:
-        Cornelis (thesis), fig. 3.2 and 3.3.
+    Source: Cornelis 2022 <cornelis2022federated>, fig. 3.2 and 3.3.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     draw_skew([[[3, 1], [0, 4]], [[4, 0], [0, 4]]], f"{folder}/p.png", ["a", "b"])
-    ...     os.listdir(folder)
-    ['p.png']
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     draw_skew([[[3, 1], [0, 4]], [[4, 0], [0, 4]]], f"{folder}/p.png", ["a", "b"])
+        ...     os.listdir(folder)
+        ['p.png']
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -151,7 +153,7 @@ def draw_skew(
 def _checked(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[NDArray[np.int64]]:
     counts = [np.asarray(table) for table in tables]
     if not counts or len(titles) != len(counts):
-        raise ValueError(f"titles: {len(titles)} given for {len(counts)} tables; give one for each")
+        raise ValueError(f"titles must be one for each of {len(counts)} tables, got {len(titles)}")
     return counts
 
 

@@ -21,37 +21,37 @@ def random_table(
     moves: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Walk from a table by random rectangles; return the best one met after a burn-in.
+    r"""Walks from a table by random rectangles; gives the best table met after a burn-in.
 
     Rows i ≠ i' and columns j ≠ j' are drawn evenly, and
 
-        ε ~ U(0, ξ min(a_ij, a_i'j')),
-        a_ij, a_i'j' lose ε,   a_ij', a_i'j gain ε,
+    .. math:: \varepsilon \sim U(0, \xi \min(a_{ij}, a_{i'j'})), \qquad
+              a_{ij}, a_{i'j'} \text{ lose } \varepsilon, \quad
+              a_{ij'}, a_{i'j} \text{ gain } \varepsilon
 
-    so row and column sums stay. No move is refused. The loss
+    so that row and column sums stay. No move is refused. The loss
 
-        L = Σ_k Σ_g (Σ_{u in g} a_ku - τ_kg)²
+    .. math:: L = \sum_k \sum_g \Bigl( \sum_{u \in g} a_{ku} - \tau_{kg} \Bigr)^2
 
-    changes by the groups of these four cells alone: O(F) a move. The burn-in takes the table away
-    from the optimum; it ends after `burn_in` moves, or as soon as √L exceeds 1 + slack times its
-    first value. Then `moves` moves follow, and the table with the smallest L on that way is
-    returned, the burn-in's last table included (the paper leaves that one out).
+    changes by the groups of these four cells alone: O(F) for each move. The burn-in takes the table
+    away from the optimum; it ends after ``burn_in`` moves, or as soon as √L exceeds 1 + slack times
+    its first value. Then ``moves`` moves follow, and the table with the smallest L on that way is
+    returned. The last table of the burn-in counts too (the paper leaves that one out).
 
     Args:
-        table: a, float64 [K, U], 0 or more.
-        target: τ, float64 [K, G].
-        groups: The F groups, in 0 … G-1, that column u belongs to, int64 [U, F].
-        xi: ξ, in 0 < ξ <= 1.
-        slack: 0 or more; `math.inf` never ends the burn-in early.
+        table: a, ``f64[K, U]``, at least 0.
+        target: τ, ``f64[K, G]``.
+        groups: ``int64[U, F]``, the F groups, in 0 … G - 1, to which column u belongs.
+        xi: ξ, above 0 and at most 1.
+        slack: at least 0; ``math.inf`` never ends the burn-in early.
         burn_in: P.
         moves: Q.
-        rng: Draws the moves.
+        rng: draws the moves.
 
     Returns:
-        float64 [K, U], 0 or more.
+        ``f64[K, U]``, at least 0.
 
-    References:
-        Xue, Klabjan, Luo, "Aggregation Delayed Federated Learning" (RADFed), algorithm 3.
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 3.
     """
     if min(table.shape) < 2:
         return table  # there is no rectangle
@@ -79,8 +79,8 @@ class State(NamedTuple):
     """A table on its way.
 
     Attributes:
-        values: Its cells a_ku, then what the groups have too much (Σ_{u in g} a_ku) - τ_kg, then
-            zeros up to a power of two, so that few lengths are compiled; float64.
+        values: ``f64[...]``, the cells a_ku, then what each group has too much, (Σ_{u in g} a_ku) -
+            τ_kg, then zeros up to a power of two, so that few lengths are compiled.
         loss: L.
     """
 
@@ -92,10 +92,11 @@ class Moves(NamedTuple):
     """Rectangles, by what they change in the values of a state.
 
     Attributes:
-        places: The cells (i, j), (i', j'), (i, j'), (i', j), then the F groups of each of them,
-            int32 [BLOCK, 4 + 4F].
-        signs: -1, -1, 1, 1 in the same order; for a group 0 if j and j' share it. float64 as long.
-        shares: ε as a part of the smaller of the first two cells, float64 [BLOCK].
+        places: ``int32[BLOCK, 4 + 4F]``, the cells (i, j), (i', j'), (i, j'), (i', j), then the F
+            groups of each of them.
+        signs: ``f64[BLOCK, 4 + 4F]``, -1, -1, 1, 1 in the same order; for a group 0 if j and j'
+            share it.
+        shares: ``f64[BLOCK]``, ε as a part of the smaller of the first two cells.
     """
 
     places: NDArray[np.int32]
@@ -107,11 +108,11 @@ class Walk(NamedTuple):
     """A block of moves, taken.
 
     Attributes:
-        start: The state before them.
-        end: The state after them.
-        moves: The moves.
-        taken: ε of each, float64 [BLOCK].
-        losses: L after each, float64 [BLOCK].
+        start: the state before them.
+        end: the state after them.
+        moves: the moves.
+        taken: ``f64[BLOCK]``, ε of each.
+        losses: ``f64[BLOCK]``, L after each.
     """
 
     start: State
@@ -121,9 +122,9 @@ class Walk(NamedTuple):
     losses: NDArray[np.float64]
 
     def after(self, number: int) -> State:
-        """The state after so many moves, 1 or more.
+        """The state after so many moves, at least 1.
 
-        They are made again: a copy kept at every new best table would cost K·U a move.
+        The moves are made again: a copy kept at every new best table would cost K·U for each move.
         """
         values = self.start.values.copy()
         changes = self.taken[:number, None] * self.moves.signs[:number]
@@ -134,7 +135,7 @@ class Walk(NamedTuple):
 def start_state(
     table: NDArray[np.float64], target: NDArray[np.float64], groups: NDArray[np.int64]
 ) -> State:
-    """The state of a table; arguments as for `random_table`."""
+    """The state of a table; arguments as for :func:`random_table`."""
     sums = np.zeros(target.shape[::-1])
     for column in groups.T:
         np.add.at(sums, column, table.T)
@@ -147,7 +148,7 @@ def start_state(
 def draw_moves(
     groups: NDArray[np.int64], shape: tuple[int, ...], xi: float, rng: np.random.Generator
 ) -> Moves:
-    """Draw a block of moves; shape is (K, G)."""
+    """A random block of moves; ``shape`` is (K, G)."""
     (clients, width), columns = shape, len(groups)
 
     def pair(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -168,9 +169,10 @@ def draw_moves(
 
 
 def take_moves(state: State, moves: Moves) -> Walk:
-    """Take a block of moves one after another, compiled, in float64 on the CPU.
+    """Takes a block of moves one after another, compiled, in float64 on the CPU.
 
-    0.5 µs a move; a loop over Python lists takes 0.9 µs with one group a column and 1.5 with three.
+    A move costs 0.5 µs; a loop over Python lists takes 0.9 µs with one group a column and 1.5 with
+    three.
     """
     cpu = jax.local_devices(backend="cpu")[0]
     with jax.enable_x64(True), jax.default_device(cpu):

@@ -22,14 +22,17 @@ from fedjax_sim.partition.table import Partition, label_table, partition_hash
 
 @dataclass(frozen=True, eq=False)
 class SkewReport:
-    """A partition's skew; `draw_partition` and `draw_skew` draw the tables of such reports.
+    """A partition's skew.
+
+    :func:`fedjax_sim.partition.draw_partition` and :func:`fedjax_sim.partition.draw_skew` draw the
+    tables of such reports.
 
     Attributes:
-        name: The partition's.
-        hash: Its `partition_hash`.
-        table: Samples per client and class, int64 [N, M].
-        expected_emd: EMD of the sampler's formula, for balanced classes and many samples; None if
-            there is none.
+        name: the partition's.
+        hash: its :func:`fedjax_sim.partition.partition_hash`.
+        table: ``int64[N, M]``, samples of each client and class.
+        expected_emd: the EMD by the sampler's formula, for balanced classes and many samples; None
+            if it has none.
     """
 
     name: str
@@ -74,7 +77,7 @@ class SkewReport:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, ready for `json.dumps`; `per_client` has lists of N."""
+        """All numbers, ready for ``json.dumps``; ``per_client`` has lists of N."""
         clients, classes = self.table.shape
         return {
             "name": self.name,
@@ -98,34 +101,40 @@ class SkewReport:
 
 
 def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewReport:
-    """Measure a partition.
+    """Measures a partition.
 
     Args:
-        labels: int [n], the labels of the pooled training arrays, 0 … classes - 1.
-        partition: Who holds which of them, no client empty.
-        classes: Number of classes M.
+        labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1.
+        partition: which client holds which of them; no client may be empty.
+        classes: M.
 
     Returns:
         The report. Its expected EMD is that of the sampler in the partition's name.
 
     Raises:
-        ValueError: A label outside 0 … classes - 1, or clients without samples.
+        ValueError: if a label is not in 0 … M - 1, or a client has no samples.
 
-    >>> from fedjax_sim.partition import parse_sampler
-    >>> y = np.arange(4000) % 10
-    >>> report = skew_report(y, parse_sampler("ll(2, 0.875)")[1](y, 20, 0), 10)
-    >>> print(report.text())
-    ll(2, 0.875): 4,000 samples of 10 classes at 20 clients, sha256 6ff9dfc679a1
-                   pooled     mean      std      min   median      max
-    EMD             1.401    1.401    0.008    1.380    1.400    1.410
-    KL [nats]       1.150    1.150    0.014    1.112    1.148    1.166
-    JSD [nats]      0.277    0.277    0.004    0.266    0.276    0.281
-    samples         4,000    200.0      0.0      200      200      200
-    classes            10     10.0      0.0       10       10       10
-    C-score 1.401 (the mean EMD), Gini of the sizes 0.000
-    expected EMD 1.400 for balanced classes and many samples
+    Example:
+        >>> from fedjax_sim.partition import parse_sampler
+        >>> y = np.arange(4000) % 10
+        >>> report = skew_report(y, parse_sampler("ll(2, 0.875)")[1](y, 20, 0), 10)
+        >>> print(report.text())
+        ll(2, 0.875): 4,000 samples of 10 classes at 20 clients, sha256 6ff9dfc679a1
+                       pooled     mean      std      min   median      max
+        EMD             1.401    1.401    0.008    1.380    1.400    1.410
+        KL [nats]       1.150    1.150    0.014    1.112    1.148    1.166
+        JSD [nats]      0.277    0.277    0.004    0.266    0.276    0.281
+        samples         4,000    200.0      0.0      200      200      200
+        classes            10     10.0      0.0       10       10       10
+        C-score 1.401 (the mean EMD), Gini of the sizes 0.000
+        expected EMD 1.400 for balanced classes and many samples
     """
     table = label_table(labels, partition, classes)
+    empty = np.flatnonzero(~table.any(axis=1))
+    if empty.size:
+        raise ValueError(
+            f"partition must give every client a sample, got none for {empty.tolist()}"
+        )
     try:
         # "emd(1.4): ll(2, 0.875)" is a target and what met it.
         expected = expected_emd(

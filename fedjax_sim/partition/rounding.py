@@ -9,30 +9,33 @@ DUST = 1e-9  # a part this close to a whole number is one
 
 
 def round_table(table: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Round every cell up or down at random, with row and column sums kept and no bias.
+    r"""Rounds every cell up or down at random, without bias and with row and column sums kept.
 
-    The cells that are not whole join rows and columns to a graph in which nobody has just one, as
+    The cells that are not whole join rows and columns to a graph without a node of degree one, as
     the sums are whole: there is a cycle. Its cells change by +d and -d in turn, which keeps all
-    sums, until one is whole; of the two ways round, the law that keeps the mean is drawn. So
+    sums, until one is whole. Of the two ways round one is drawn, with the probabilities that keep
+    the mean. So
 
-        E[rounded] = table,   |rounded - table| < 1,
+    .. math:: E[\text{rounded}] = \text{table}, \qquad
+              \lvert \text{rounded} - \text{table} \rvert < 1
 
     and a small client's classes are not lost to rounding down. Each cycle makes a cell whole: it
     ends after at most K·U of them.
 
     Args:
-        table: Samples of client k in column u, float64 [K, U], 0 or more; row and column sums
-            are whole numbers up to floating-point error.
-        rng: Chooses the ways.
+        table: ``f64[K, U]``, samples of client k in column u, at least 0; row and column sums are
+            whole numbers up to floating-point error.
+        rng: chooses the ways.
 
     Returns:
-        int64 [K, U], 0 or more.
+        ``int64[K, U]``, at least 0.
 
-    References:
-        Gandhi et al., "Dependent Rounding and its Applications to Approximation Algorithms".
+    Source: Gandhi, Khuller, Parthasarathy, Srinivasan 2006
+    <https://doi.org/10.1145/1147954.1147956>.
 
-    >>> round_table(np.array([[0.5, 1.5], [2.5, 0.5]]), np.random.default_rng(1)).tolist()
-    [[1, 1], [2, 1]]
+    Example:
+        >>> round_table(np.array([[0.5, 1.5], [2.5, 0.5]]), np.random.default_rng(1)).tolist()
+        [[1, 1], [2, 1]]
     """
     whole = np.floor(table + DUST)
     part = table - whole
@@ -42,7 +45,7 @@ def round_table(table: NDArray[np.float64], rng: np.random.Generator) -> NDArray
 
 
 def _make_whole(parts: list[list[float]], rng: np.random.Generator) -> None:
-    """Turn every part into 0.0 or 1.0, in place; nodes 0 … K-1 are rows, the others columns."""
+    """Turns every part into 0.0 or 1.0, in place; nodes 0 … K - 1 are rows, the others columns."""
     clients, columns = len(parts), len(parts[0])
     near: list[list[int]] = [
         [clients + u for u, part in enumerate(row) if part] for row in parts
@@ -85,7 +88,7 @@ def _make_whole(parts: list[list[float]], rng: np.random.Generator) -> None:
 
 
 def _shift(parts: list[list[float]], cycle: Sequence[tuple[int, int]], chance: float) -> None:
-    """Change the cells of a cycle by +d and -d in turn, as far as all stay in 0 to 1."""
+    """Changes the cells of a cycle by +d and -d in turn, as far as all stay in 0 to 1."""
     values = [parts[k][u] for k, u in cycle]
     up = min(min(1 - p for p in values[::2]), min(values[1::2]))
     down = min(min(values[::2]), min(1 - p for p in values[1::2]))

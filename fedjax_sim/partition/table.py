@@ -18,12 +18,12 @@ class Partition:
     """Positions in the pooled training arrays, grouped by client.
 
     Attributes:
-        index: int32 [nnz]; client k holds `index[start[k]:start[k + 1]]`, in ascending order.
-        start: int32 [N + 1], from 0 to nnz.
-        name: What made it, such as "ll(2, 0.875)".
-        repeats: Whether a sample may occur more than once: at several clients (data sharing), or
-            at one as copies (augmentation). A copy of sample i, to be altered when it is drawn, is
-            the position i + n, n being the length of the pooled arrays.
+        index: ``int32[nnz]``; client k holds ``index[start[k]:start[k + 1]]``, in ascending order.
+        start: ``int32[N + 1]``, from 0 to nnz.
+        name: what made it, such as "ll(2, 0.875)".
+        repeats: whether a sample may occur more than once: at several clients (data sharing), or at
+            one as copies (augmentation). A copy of sample i, to be altered when it is drawn, is the
+            position i + n, if n is the length of the pooled arrays.
     """
 
     index: NDArray[np.int32]
@@ -33,12 +33,12 @@ class Partition:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Samples per client n_k, int64 [N]."""
+        """The samples of each client, n_k: ``int64[N]``."""
         return np.diff(self.start).astype(np.int64)
 
     @property
     def lists(self) -> list[NDArray[np.int32]]:
-        """Each client's positions, N views int32 [n_k] of `index`.
+        """Each client's positions: N views ``int32[n_k]`` of ``index``.
 
         >>> Partition(np.array([0, 3, 1]), np.array([0, 2, 2, 3])).lists
         [array([0, 3]), array([], dtype=int64), array([1])]
@@ -47,18 +47,19 @@ class Partition:
 
 
 def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partition:
-    """Build a partition from one list of positions per client.
+    """A partition from a list of positions for each client.
 
     Args:
-        lists: Integer positions of each client's samples, any order.
-        name: What made it.
+        lists: the integer positions of each client's samples, in any order.
+        name: what made it.
 
     Returns:
-        The partition, positions ascending inside a client.
+        The partition; a client's positions are in ascending order.
 
-    >>> p = partition_from_lists([[3, 0], [1, 2, 4]])
-    >>> p.index.tolist(), p.start.tolist(), p.sizes.tolist()
-    ([0, 3, 1, 2, 4], [0, 2, 5], [2, 3])
+    Example:
+        >>> p = partition_from_lists([[3, 0], [1, 2, 4]])
+        >>> p.index.tolist(), p.start.tolist(), p.sizes.tolist()
+        ([0, 3, 1, 2, 4], [0, 2, 5], [2, 3])
     """
     arrays = [np.sort(np.asarray(positions, np.int32)) for positions in lists]
     start = np.cumsum([0, *(a.size for a in arrays)])
@@ -67,40 +68,44 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
 
 
 def validate_partition(partition: Partition, samples: int) -> None:
-    """Check that every sample is used at most once and that no client is empty.
+    """Checks that every sample is used at most once and that no client is empty.
 
-    With `repeats`, that no client has a sample more than once, copies apart.
+    With ``repeats``, that no client has a sample more than once, copies apart.
 
     Args:
-        partition: What to check.
-        samples: Length n of the pooled training arrays.
+        partition: to be checked.
+        samples: n, the length of the pooled training arrays.
 
     Raises:
-        ValueError: Malformed start, index out of range or used twice, or clients without samples.
+        ValueError: if start is malformed, an index is out of range or used twice, or a client has
+            no samples.
 
-    >>> validate_partition(partition_from_lists([[0, 1], []]), samples=2)
-    Traceback (most recent call last):
-    ValueError: partition: clients 1 have no samples; use fewer clients, less skew or another seed
+    Example:
+        >>> validate_partition(partition_from_lists([[0, 1], []]), samples=2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: partition must give every client a sample, but clients 1 have no samples; ...
     """
     index, start = partition.index, partition.start
     if start.ndim != 1 or start.size < 2 or start[0] != 0 or start[-1] != index.size:
-        raise ValueError(f"partition.start must run from 0 to index.size={index.size}: {start}")
+        raise ValueError(f"partition.start must run from 0 to {index.size}, got {start}")
     if np.any(partition.sizes < 0):
         raise ValueError(f"partition.start must not decrease, got {start}")
     end = 2 * samples if partition.repeats else samples
     outside = index[(index < 0) | (index >= end)]
     if outside.size:
-        raise ValueError(f"partition.index has {outside[0]}; allowed: 0 to {end - 1}")
+        raise ValueError(f"partition.index must be in 0 to {end - 1}, got {outside[0]}")
     lists = [own[own < samples] for own in partition.lists] if partition.repeats else [index]
     often = [np.flatnonzero(np.bincount(own, minlength=1) > 1) for own in lists]
     twice = np.unique(np.concatenate(often))
     if twice.size:
-        raise ValueError(f"partition.index has {_some(twice)} more than once; give a sample once")
+        raise ValueError(
+            f"partition.index must have a sample once, got {_some(twice)} more than once"
+        )
     empty = np.flatnonzero(partition.sizes == 0)
     if empty.size:
         raise ValueError(
-            f"partition: clients {_some(empty)} have no samples; "
-            "use fewer clients, less skew or another seed"
+            f"partition must give every client a sample, but clients {_some(empty)} have no "
+            "samples; use fewer clients, less skew or another seed"
         )
 
 
@@ -111,28 +116,27 @@ def _some(numbers: NDArray[np.int64], most: int = 10) -> str:
 
 
 def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArray[np.int64]:
-    """Count the samples of every class at every client.
+    """Counts the samples of every class at every client.
 
     Args:
-        labels: int [n], the labels of the pooled training arrays, 0 … classes - 1.
-        partition: Who holds which of them; copies count.
-        classes: Number of classes M.
+        labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1.
+        partition: which client holds which of them; copies count.
+        classes: M.
 
     Returns:
-        Counts, int64 [N, M].
+        The counts, ``int64[N, M]``.
 
     Raises:
-        ValueError: A label outside 0 … classes - 1.
+        ValueError: if a label is not in 0 … M - 1.
 
-    >>> label_table([0, 1, 1, 0], partition_from_lists([[0, 3], [1, 2]]), 2).tolist()
-    [[2, 0], [0, 2]]
+    Example:
+        >>> label_table([0, 1, 1, 0], partition_from_lists([[0, 3], [1, 2]]), 2).tolist()
+        [[2, 0], [0, 2]]
     """
     y = np.asarray(labels)
     held = y[partition.index % len(y)] if partition.repeats else y[partition.index]
     if held.size and not 0 <= held.min() <= held.max() < classes:
-        raise ValueError(
-            f"labels run from {held.min()} to {held.max()}; allowed: 0 to {classes - 1}"
-        )
+        raise ValueError(f"labels must be in 0 to {classes - 1}, got {held.min()} to {held.max()}")
     clients = partition.sizes.size
     cell = np.repeat(np.arange(clients), partition.sizes) * classes + held
     return np.bincount(cell, minlength=clients * classes).reshape(clients, classes)
@@ -144,19 +148,20 @@ def save_partition(
     labels: ArrayLike | None = None,
     dataset: str = "",
 ) -> None:
-    """Write a partition as .npz; another process sees the old file or the whole new one.
+    """Writes a partition as .npz; another process sees the old file or the whole new one.
 
     Args:
-        path: Written exactly there; its folder is made.
-        partition: What to write.
-        labels: int [n], the labels of the pooled training arrays: the file then knows them again.
-        dataset: Their name, for the message where others are met.
+        path: the file, written under exactly this name; its folder is made.
+        partition: to be written.
+        labels: ``int[n]``, the labels of the pooled training arrays: the file then recognises them.
+        dataset: their name, for the message if the file meets others.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]], "iid"))
-    ...     load_partition(f"{folder}/p.npz").name
-    'iid'
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]], "iid"))
+        ...     load_partition(f"{folder}/p.npz").name
+        'iid'
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,27 +183,28 @@ def save_partition(
 def load_partition(
     path: str | os.PathLike[str], labels: ArrayLike | None = None, dataset: str = ""
 ) -> Partition:
-    """Read a partition that `save_partition` wrote.
+    """Reads a partition that :func:`fedjax_sim.partition.save_partition` wrote.
 
     Args:
-        path: The .npz file.
-        labels: int [n], those to be dealt: they must be those that the file was saved with, if it
-            was saved with any.
-        dataset: Their name, for the message.
+        path: the .npz file.
+        labels: ``int[n]``, those to be dealt: they must be those that the file was saved with, if
+            it was saved with any.
+        dataset: their name, for the message.
 
     Returns:
         The partition, bit for bit.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: The file is not a partition, or is one of other labels.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no partition, or one of other labels.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]]), [5, 6], "mine")
-    ...     load_partition(f"{folder}/p.npz", [5, 6, 5], "yours")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: path=...p.npz' deals the 2 samples of mine, not the 3 of yours
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_partition(f"{folder}/p.npz", partition_from_lists([[0], [1]]), [5, 6], "mine")
+        ...     load_partition(f"{folder}/p.npz", [5, 6, 5], "yours")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: path must be ... deals the 2 samples of mine, not the 3 of yours
     """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -208,13 +214,14 @@ def load_partition(
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
         # NumPy's own text is about pickles.
         raise ValueError(
-            f"path={os.fspath(path)!r} holds no partition that save_partition wrote"
+            f"path must be a partition that save_partition wrote, got {os.fspath(path)!r}"
         ) from error
     fingerprint, samples, theirs = known
     if labels is not None and fingerprint not in ("", _labels_hash(labels)):
         raise ValueError(
-            f"path={os.fspath(path)!r} deals the {int(samples):,} samples of "
-            f"{theirs or 'other data'}, not the {np.size(labels):,} of {dataset or 'these'}"
+            f"path must be a partition of the same labels, got {os.fspath(path)!r}, which deals "
+            f"the {int(samples):,} samples of {theirs or 'other data'}, not the "
+            f"{np.size(labels):,} of {dataset or 'these'}"
         )
     return partition
 
@@ -224,16 +231,17 @@ def _labels_hash(labels: ArrayLike) -> str:
 
 
 def partition_hash(partition: Partition) -> str:
-    """Fingerprint of who holds what, the same on every machine; the name does not count.
+    """A fingerprint of who holds what, the same on every machine; the name does not count.
 
     Args:
-        partition: What to hash.
+        partition: to be hashed.
 
     Returns:
         SHA-256 of index and start as little-endian int32, in hexadecimal.
 
-    >>> partition_hash(partition_from_lists([[0, 1], [2]]))[:16]
-    'fe78c65211dd0b56'
+    Example:
+        >>> partition_hash(partition_from_lists([[0, 1], [2]]))[:16]
+        'fe78c65211dd0b56'
     """
     content = [np.asarray(a, "<i4").tobytes() for a in (partition.index, partition.start)]
     return hashlib.sha256(b"".join(content)).hexdigest()

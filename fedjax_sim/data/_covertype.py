@@ -12,26 +12,27 @@ NAMES = ("spruce/fir", "lodgepole pine")  # types 1 and 2 of seven: the two larg
 def covertype(data_dir: DataDir = None) -> Dataset:
     """The two largest classes of Covertype: spruce/fir and lodgepole pine.
 
-    The full table has 581,012 rows, 495,141 of these classes, and comes by scikit-learn's
-    `fetch_covtype`, which downloads 11 MB once. Where the data folder has
-    `covtype/covtype.20k.data`, that file is read instead: only the first 20,000 rows, of which
-    8,964 count; `name` says so. Its rows are in the order of the table, whose first 15,120 were
+    The full table has 581,012 rows, 495,141 of these classes, and comes from scikit-learn's
+    ``fetch_covtype``, which downloads 11 MB once. If the data folder has
+    ``covtype/covtype.20k.data``, that file is read instead: only the first 20,000 rows, of which
+    8,964 count; ``name`` says so. Its rows are in the order of the table, whose first 15,120 were
     balanced over the seven types by its makers: neither its class shares nor its order are those of
-    the whole. There is no official split that keeps the class shares: the test set is a fixed
-    random fifth of each class.
+    the whole. No official split keeps the class shares: the test set is a fixed random fifth of
+    each class.
 
     Args:
-        data_dir: As `load_dataset` takes it.
+        data_dir: as for :func:`fedjax_sim.data.load_dataset`.
 
     Returns:
-        Inputs float32 [n, 54]: 10 quantitative columns, which are `numeric`, then 4 wilderness
-        areas and 40 soil types as 0 or 1. `features` has "wilderness" and "soil" as numbers.
+        Inputs ``f32[n, 54]``: 10 quantitative columns, which are ``numeric``, then 4 wilderness
+        areas and 40 soil types as 0 or 1. ``features`` has "wilderness" and "soil" as numbers.
 
     Raises:
-        DataNotFoundError: It is not in the folder, or cannot be downloaded.
+        DataNotFoundError: if it is not in the folder, or cannot be downloaded.
 
-    References:
-        Blackard and Dean, Computers and Electronics in Agriculture 24, 1999; RADFed, §IV-B.
+    Source: Blackard, Dean 1999 <https://doi.org/10.1016/S0168-1699(99)00046-0>; Xue, Klabjan, Luo
+    2021 <https://arxiv.org/abs/2108.07433>, section IV-B; the download is by scikit-learn,
+    Pedregosa et al. 2011 <https://arxiv.org/abs/1201.0490>.
     """
     folder = given_folder(data_dir)
     file = None if folder is None else folder / "covtype" / "covtype.20k.data"

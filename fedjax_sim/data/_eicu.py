@@ -44,44 +44,47 @@ def eicu(
 ) -> Dataset:
     """In-hospital mortality from the variables of the APACHE predictions, by hospital.
 
-    A sample is a unit stay with an APACHE result and a known age. Hospitals are kept that have more
-    than `min_admissions` of them and a mortality of at most `max_mortality` (RADFed: 164 hospitals,
-    901 stays on average).
+    A sample is a unit stay with an APACHE result and a known age. Hospitals are kept if they have
+    more than ``min_admissions`` of them and a mortality of at most ``max_mortality`` (RADFed: 164
+    hospitals, 901 stays on average).
 
-    Inputs are 52 columns of the tables apacheApsVar and apachePredVar: age and 22 measurements
-    and counts, which are `numeric`; 21 of 0 or 1; the source of admission as 8 of 0 or 1. Age
-    "> 89" is 90. A missing value is -1, the tables' own code, in columns of 0 or 1 too. Left out
-    are the outcomes (diedinhospital, dischargelocation), repeated and constant columns, and
-    ejectfx, graftcount and amilocation, which only few diagnoses have. The admission diagnosis has
-    hundreds of codes and is a feature, not an input.
+    Inputs are 52 columns of the tables apacheApsVar and apachePredVar: age and 22 measurements and
+    counts, which are ``numeric``; 21 of 0 or 1; the source of admission as 8 of 0 or 1. Age "> 89"
+    is 90. A missing value is -1, the tables' own code, in columns of 0 or 1 too. Left out are the
+    outcomes (diedinhospital, dischargelocation), repeated and constant columns, and ejectfx,
+    graftcount and amilocation, which only few diagnoses have. The admission diagnosis has hundreds
+    of codes and is a feature, not an input.
 
-    Nothing is cached: access to the full database is by agreement, and its data stay in its folder.
+    Nothing is cached: access to the full database is by agreement, and its data stay in their
+    folder.
 
     Args:
-        data_dir: A folder with `patient`, `apacheApsVar`, `apachePredVar` and
-            `apachePatientResult`, each .csv or .csv.gz as PhysioNet gives them, or with these in
-            `eicu/`; default is the environment variable FEDJAX_SIM_DATA_DIR.
-        min_admissions: Hospitals with this many stays or fewer are left out.
-        max_mortality: Hospitals above this share of deaths are left out.
+        data_dir: a folder with ``patient``, ``apacheApsVar``, ``apachePredVar`` and
+            ``apachePatientResult``, each .csv or .csv.gz as PhysioNet gives them, or with these in
+            ``eicu/``; default is the environment variable FEDJAX_SIM_DATA_DIR.
+        min_admissions: hospitals with this many stays or fewer are left out.
+        max_mortality: hospitals above this share of deaths are left out.
 
     Returns:
-        Inputs float32 [n, 52]; class 1 is death; clients are hospitals by their number; `features`
+        Inputs ``f32[n, 52]``; class 1 is death; clients are hospitals by their number; ``features``
         has "admitdiagnosis" and "admitsource". The test set is a random fifth of each class.
 
     Raises:
-        DataNotFoundError: A table is missing.
-        ValueError: No hospital is kept.
+        DataNotFoundError: if a table is missing.
+        ValueError: if no hospital is kept.
 
-    References:
-        Pollard et al., Scientific Data 5, 2018; RADFed, §IV-B.
+    Source: Pollard, Johnson, Raffa, Celi, Mark, Badawi 2018
+    <https://doi.org/10.1038/sdata.2018.178>; Xue, Klabjan, Luo 2021
+    <https://arxiv.org/abs/2108.07433>, section IV-B.
     """
     return _load("eicu", data_dir, min_admissions, max_mortality)
 
 
 def eicu_demo(data_dir: DataDir = None, *, min_admissions: int = 10) -> Dataset:
-    """The open demo of eICU in the data folder's `eicu_demo/`, as `eicu` reads the full database.
+    """The open demo of eICU in the data folder's ``eicu_demo/``, read like the full database.
 
-    Its largest hospital has 18 stays with a result, so that more than 10 are enough here.
+    Its largest hospital has 18 stays with a result, so that more than 10 are enough here. See
+    :func:`fedjax_sim.data.eicu`.
     """
     return _load("eicu_demo", data_dir, min_admissions, 0.2)
 
@@ -94,8 +97,9 @@ def _load(name: str, data_dir: DataDir, min_admissions: int, max_mortality: floa
     kept = ((sizes > min_admissions) & (mortality <= max_mortality))[where]
     if not kept.any():
         raise ValueError(
-            f"min_admissions={min_admissions}, max_mortality={max_mortality} leave no hospital; "
-            f"the largest of {len(sizes)} has {sizes.max(initial=0)} admissions with a result"
+            f"min_admissions and max_mortality must leave a hospital, got {min_admissions} and "
+            f"{max_mortality}; the largest of {len(sizes)} has {sizes.max(initial=0)} admissions "
+            "with a result"
         )
     x, numeric = _inputs(stays)
     return from_arrays(
@@ -119,7 +123,7 @@ def _inputs(stays: Columns) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
 
 
 def _stays(name: str, data_dir: DataDir) -> Columns:
-    """The columns of all tables as texts, for the stays that all have; "-1" where missing."""
+    """The columns of all tables as texts, for the stays that all have; "-1" if missing."""
     folder = _folder(name, data_dir)
     tables = [_read(name, folder, table) for table in TABLES]
     # A stay has two results, of APACHE IV and IVa, with one outcome.
@@ -150,7 +154,7 @@ def _file(folder: Path, table: str) -> Path | None:
 
 
 def _read(name: str, folder: Path, table: str) -> Columns:
-    """The wanted columns of a table as texts, "-1" where empty."""
+    """The wanted columns of a table as texts, "-1" if empty."""
     file = _file(folder, table)
     if file is None:
         raise DataNotFoundError(

@@ -10,14 +10,16 @@ FEATURES, CLASSES = 60, 10
 def synthetic(
     alpha: float = 0.0, beta: float = 0.0, *, clients: int = 30, iid: bool = False, seed: int = 0
 ) -> Dataset:
-    """Synthetic(α, β): devices whose inputs and classifiers differ.
+    r"""Synthetic(α, β): devices whose inputs and classifiers differ.
 
     Device k draws its classifier and the centre of its inputs once, then n_k samples:
 
-        W_k, b_k ~ N(u_k, 1),  u_k ~ N(0, α²)      in R^(60×10), R^10
-        v_k ~ N(B_k, 1),       B_k ~ N(0, β²)      in R^60
-        x ~ N(v_k, Σ),         Σ_jj = j^-1.2
-        y = argmax(x W_k + b_k),                   n_k = 50 + ⌊LogNormal(4, 2)⌋
+    .. math::
+        W_k, b_k &\sim N(u_k, 1), & u_k &\sim N(0, \alpha^2)
+            && \text{in } R^{60 \times 10}, R^{10} \\
+        v_k &\sim N(B_k, 1), & B_k &\sim N(0, \beta^2) && \text{in } R^{60} \\
+        x &\sim N(v_k, \Sigma), & \Sigma_{jj} &= j^{-1.2} \\
+        y &= \arg\max(x W_k + b_k), & n_k &= 50 + \lfloor LogNormal(4, 2) \rfloor
 
     α and β are standard deviations, as in the authors' program; the paper does not say. By these
     equations α has no effect: u_k adds the same to all ten scores, so that the labels stay as they
@@ -25,25 +27,26 @@ def synthetic(
     version all devices share W and b ~ N(0, 1), and v_k = 0.
 
     Args:
-        alpha: α, 0 or more; must be 0 where iid.
-        beta: β, 0 or more; must be 0 where iid.
-        clients: Number of devices K.
-        iid: Whether all devices have one distribution.
-        seed: Of all draws. Sizes depend on seed and clients alone.
+        alpha: α, at least 0; 0 if iid.
+        beta: β, at least 0; 0 if iid.
+        clients: K, the number of devices, at least 1.
+        iid: whether all devices have one distribution.
+        seed: of all draws. Sizes depend on seed and clients alone.
 
     Returns:
         The data set with a natural client for each device; its inputs are not scaled. The last
         tenth of each device's samples (rounded up) is the test set.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: if an argument is out of range.
 
-    References:
-        Li et al., Federated optimization in heterogeneous networks, MLSys 2020, §5.1.
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
+    section 5.1; the authors' program, <https://github.com/litian96/FedProx>.
 
-    >>> data = synthetic(1, 1)
-    >>> data.name, data.train_x.shape[1:], data.classes, len(data.client_names)
-    ('synthetic(1, 1)', (60,), 10, 30)
+    Example:
+        >>> data = synthetic(1, 1)
+        >>> data.name, data.train_x.shape[1:], data.classes, len(data.client_names)
+        ('synthetic(1, 1)', (60,), 10, 30)
     """
     _check(alpha, beta, clients, iid)
     rng = np.random.default_rng(seed)
@@ -73,8 +76,8 @@ def synthetic(
 def _check(alpha: float, beta: float, clients: int, iid: bool) -> None:
     for name, value in {"alpha": alpha, "beta": beta}.items():
         if not 0 <= value < np.inf:
-            raise ValueError(f"{name}={value} must be 0 or more")
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
         if iid and value:
-            raise ValueError(f"{name}={value} must be 0 where iid=True")
+            raise ValueError(f"{name} must be 0 if iid is True, got {value}")
     if clients < 1:
-        raise ValueError(f"clients={clients} must be 1 or more")
+        raise ValueError(f"clients must be at least 1, got {clients}")

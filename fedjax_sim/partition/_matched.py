@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from fedjax_sim.partition._dirichlet import draw_dirichlet, split_by_shares
 from fedjax_sim.partition.deal import check_arguments, check_integer, deal
-from fedjax_sim.partition.dirichlet import draw_dirichlet, split_by_shares
 from fedjax_sim.partition.rectangles import random_table
 from fedjax_sim.partition.rounding import round_table
 from fedjax_sim.partition.table import Partition
 
 
-def matched_dirichlet(
+def matched(
     labels: ArrayLike,
     clients: int,
     *,
@@ -29,53 +29,58 @@ def matched_dirichlet(
     moves: int = 500_000,
     seed: int,
 ) -> Partition:
-    """Draw sizes, class mixes and feature mixes apart from each other; share out what is closest.
+    r"""Sizes, class mixes and feature mixes are drawn independently; the closest table is dealt.
 
-    Sizes n ~ Dir_K(μ), and for every client a mix of classes c_t ~ Dir(λ) and of the values of each
-    feature f_t^j ~ Dir(θ_j). With α_tu samples of configuration u (a class and a value of each
-    feature) for client t, the closest table that uses every sample once solves
+    Sizes are :math:`n \sim Dir_K(\mu)`, and every client has a mix of classes
+    :math:`c_t \sim Dir(\lambda)` and of the values of each feature
+    :math:`f_t^j \sim Dir(\theta_j)`. With :math:`\alpha_{tu}` samples of configuration u (a class
+    and a value of each feature) for client t, the closest table that uses every sample once solves
 
-        min_{α >= 0} Σ_t [ Σ_k (Σ_{u with class k} α_tu - c_tk n_t)²
-                           + Σ_j Σ_i (Σ_{u with i for j} α_tu - f_ti^j n_t)² ],
-        Σ_u α_tu = n_t,   Σ_t α_tu = B_u,
+    .. math:: \min_{\alpha \ge 0} \sum_t \Bigl[
+              \sum_k \Bigl( \sum_{u: u_1 = k} \alpha_{tu} - c_{tk} n_t \Bigr)^2
+              + \sum_j \sum_i \Bigl( \sum_{u: u_{j+1} = i} \alpha_{tu} - f^j_{ti} n_t \Bigr)^2
+              \Bigr], \qquad
+              \sum_u \alpha_{tu} = n_t, \quad \sum_t \alpha_{tu} = B_u,
 
     the paper's (2), or (1) without features. Algorithm 3 walks from there to a random table nearby,
     and a random rounding without bias makes it whole; sizes and configurations stay exact.
 
     Two things are as in the authors' code and not as in the paper. A rectangle moves
-    ε ~ U(0, ξ min(a, a')), where the paper prints U(0, min(a, a', ξ)): with ξ = 0.002 samples that
-    moves nothing, and with ξ = 0.002 of all samples it wipes out the skew (MNIST-0.1 gets a C-score
-    of 0.8 for the 1.29 of Table I). And the burn-in ends 10 % above the least distance from the
-    targets, without which tables of few cells lose their skew (COVCLS: 0.35 for 0.79).
+    :math:`\varepsilon \sim U(0, \xi \min(a, a'))`, but the paper prints
+    :math:`U(0, \min(a, a', \xi))`: with ξ = 0.002 samples that moves nothing, and with ξ = 0.002 of
+    all samples it wipes out the skew (MNIST-0.1 gets a C-score of 0.8 for the 1.29 of Table I). And
+    the burn-in ends 10 % above the least distance from the targets, without which tables of few
+    cells lose their skew (COVCLS: 0.35 for 0.79).
 
     Args:
-        labels: int [n].
-        clients: Number of clients K.
-        mu: μ, concentration of the sizes, positive; every client has a sample to begin with.
-        lam: λ, concentration of the classes, positive; smaller is more skewed.
-        theta: θ, concentration of the values of all features, or one for each by name.
-        features: Categorical features by name, int [n] each; needs theta.
-        xi: ξ, largest part of the smaller cell that one move takes, in 0 < ξ <= 1.
-        slack: The burn-in ends when the root of the sum above exceeds 1 + slack times its minimum;
-            `math.inf` never ends it early.
-        burn_in: P, most moves of the burn-in. With burn_in=0 and moves=0 the QP's own solution,
+        labels: ``int[n]``.
+        clients: K.
+        mu: μ, the concentration of the sizes, positive; every client has a sample to begin with.
+        lam: λ, the concentration of the classes, positive; smaller is more skewed.
+        theta: θ, the concentration of the values of all features, or one for each by name.
+        features: categorical features by name, ``int[n]`` each; needs theta.
+        xi: ξ, the largest part of the smaller cell that one move takes, above 0 and at most 1.
+        slack: the burn-in ends when the root of the sum above exceeds 1 + slack times its minimum;
+            ``math.inf`` never ends it early.
+        burn_in: P, the most moves of the burn-in. With burn_in=0 and moves=0 the QP's own solution,
             rounded, is dealt.
-        moves: Q, moves after it, of which the best table is kept.
-        seed: Of all draws and of the deal.
+        moves: Q, the moves after it, of which the best table is kept.
+        seed: of all draws and of the deal.
 
     Returns:
         The partition; every sample is used once, and no client is empty.
 
     Raises:
-        ValueError: An argument out of its range, or clients exceeds the number of samples.
-        RuntimeError: The QP solver failed; the message has its status.
+        ValueError: if an argument is out of range, or there are more clients than samples.
+        RuntimeError: if the QP solver fails; the message has its status.
 
-    References:
-        Xue, Klabjan, Luo, "Aggregation Delayed Federated Learning" (RADFed), §IV-A and algorithm 3.
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-A and Algorithm 3;
+    the authors' code, <https://github.com/yxsub/RADFed>.
 
-    >>> p = matched_dirichlet(np.arange(600) % 10, 4, mu=1.0, lam=0.1, seed=0)
-    >>> p.name, p.sizes.size, p.sizes.sum()
-    ('matched(1, 0.1)', 4, np.int64(600))
+    Example:
+        >>> p = matched(np.arange(600) % 10, 4, mu=1.0, lam=0.1, seed=0)
+        >>> p.name, p.sizes.size, p.sizes.sum()
+        ('matched(1, 0.1)', 4, np.int64(600))
     """
     y, _, rng = check_arguments(labels, clients, seed)
     thetas = _thetas(theta, features or {})
@@ -106,29 +111,35 @@ def closest_table(
     target: NDArray[np.float64],
     groups: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Solve (1) or (2): the table with given sums whose groups are closest to a target.
+    r"""Solves (1) or (2): the table with given sums whose groups are closest to a target.
 
-        min_{α >= 0} Σ_t Σ_g (Σ_{u in g} α_tu - τ_tg)²,   Σ_u α_tu = n_t,   Σ_t α_tu = B_u
+    .. math:: \min_{\alpha \ge 0} \sum_t \sum_g
+              \Bigl( \sum_{u \in g} \alpha_{tu} - \tau_{tg} \Bigr)^2, \qquad
+              \sum_u \alpha_{tu} = n_t, \quad \sum_t \alpha_{tu} = B_u
 
     (1) has one group for each column; there the solution is unique. Under (2) several tables may be
     equally close: an interior-point method gives one in the middle of them.
 
     Args:
-        sizes: n, int64 [K], positive.
-        counts: B, int64 [U], positive; adds up to what sizes adds up to.
-        target: τ, float64 [K, G].
-        groups: Groups that column u belongs to, in 0 … G-1, int64 [U, F].
+        sizes: n, ``int64[K]``, positive.
+        counts: B, ``int64[U]``, positive; adds up to what sizes adds up to.
+        target: τ, ``f64[K, G]``.
+        groups: ``int64[U, F]``, the groups, in 0 … G - 1, to which column u belongs.
 
     Returns:
-        α, float64 [K, U], 0 or more; the sums hold up to floating-point error.
+        α, ``f64[K, U]``, at least 0; the sums hold up to floating-point error.
 
     Raises:
-        RuntimeError: The solver failed; the message has its status.
+        RuntimeError: if the solver fails; the message has its status.
 
-    >>> target = np.array([[2.0, 0.0], [2.0, 0.0]])
-    >>> table = closest_table(np.array([2, 2]), np.array([3, 1]), target, np.array([[0], [1]]))
-    >>> np.round(table, 6).tolist()
-    [[1.5, 0.5], [1.5, 0.5]]
+    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, eq. 1 and 2; the solver is
+    Clarabel, Goulart, Chen 2024 <https://arxiv.org/abs/2405.12762>.
+
+    Example:
+        >>> target = np.array([[2.0, 0.0], [2.0, 0.0]])
+        >>> table = closest_table(np.array([2, 2]), np.array([3, 1]), target, np.array([[0], [1]]))
+        >>> np.round(table, 6).tolist()
+        [[1.5, 0.5], [1.5, 0.5]]
     """
     (clients, width), columns = target.shape, counts.size
     cells, misfits = clients * columns, clients * width
@@ -179,15 +190,16 @@ def _thetas(
     """θ of every feature, in their order."""
     if (theta is None) == bool(features):
         raise ValueError(
-            f"theta={theta} with features {list(features)}: theta is the concentration of the "
-            "features' values, so give both, or neither for sizes and classes alone"
+            "theta must come with features and features with theta, which is the concentration of "
+            f"their values, got theta={theta} and features={list(features)}; give both, or neither "
+            "for sizes and classes alone"
         )
     if theta is None:
         return {}
     if not isinstance(theta, Mapping):
         return dict.fromkeys(features, theta)
     if set(theta) != set(features):
-        raise ValueError(f"theta has the names {sorted(theta)}, the features {sorted(features)}")
+        raise ValueError(f"theta must have the names {sorted(features)}, got {sorted(theta)}")
     return {name: theta[name] for name in features}
 
 
@@ -203,18 +215,18 @@ def _check_ranges(
     named = {f"theta of feature {name!r}": value for name, value in thetas.items()}
     for name, value in {"mu": mu, "lam": lam, **named}.items():
         if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value} must be positive and finite")
+            raise ValueError(f"{name} must be positive and finite, got {value}")
     if not 0 < xi <= 1:
-        raise ValueError(f"xi={xi} must be in 0 < xi <= 1: it is a part of a cell")
+        raise ValueError(f"xi must be above 0 and at most 1, a part of a cell, got {xi}")
     if not slack >= 0:
-        raise ValueError(f"slack={slack} must be 0 or more")
+        raise ValueError(f"slack must be at least 0, got {slack}")
     for name, value in {"burn_in": burn_in, "moves": moves}.items():
         if check_integer(name, value) < 0:
-            raise ValueError(f"{name}={value} must be 0 or more")
+            raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def _ranks(name: str, feature: ArrayLike, samples: int) -> NDArray[np.int64]:
-    """The values of a feature as ranks among those that occur, int64 [n]."""
+    """The values of a feature as ranks among those that occur, ``int64[n]``."""
     values = np.asarray(feature)
     if values.shape != (samples,) or not np.issubdtype(values.dtype, np.integer):
         raise ValueError(
@@ -229,11 +241,11 @@ def _configurations(
     """The different rows of some columns of ranks.
 
     Args:
-        kinds: F columns, int64 [n] each.
+        kinds: F columns, ``int64[n]`` each.
 
     Returns:
-        Row of every sample among the different ones, int64 [n]; the different rows, int64 [U, F];
-        samples of each, int64 [U].
+        The row of every sample among the different ones, ``int64[n]``; the different rows,
+        ``int64[U, F]``; the samples of each, ``int64[U]``.
     """
     rank = kinds[0]
     for column in kinds[1:]:

@@ -8,21 +8,22 @@ from fedjax_sim.partition.table import Partition, partition_from_lists
 
 
 def natural(groups: ArrayLike, *, min_size: int = 1) -> Partition:
-    """One client per natural group, in ascending order of their ids; nothing is left to chance.
+    """One client for each natural group, in ascending order of their ids; nothing is random.
 
     Args:
-        groups: int [n], the group of every sample.
-        min_size: Groups with fewer samples are left out, and their samples stay unused.
+        groups: ``int[n]``, the group of every sample.
+        min_size: groups with fewer samples are left out, and their samples stay unused.
 
     Returns:
         The partition; a sample of a kept group is used once.
 
     Raises:
-        ValueError: groups are not a list of integers, or no group has min_size samples.
+        ValueError: if groups are no list of integers, or no group has min_size samples.
 
-    >>> p = natural([7, 3, 7, 7, 9], min_size=1)
-    >>> p.name, p.sizes.tolist(), p.index.tolist()
-    ('natural', [1, 3, 1], [1, 0, 2, 3, 4])
+    Example:
+        >>> p = natural([7, 3, 7, 7, 9], min_size=1)
+        >>> p.name, p.sizes.tolist(), p.index.tolist()
+        ('natural', [1, 3, 1], [1, 0, 2, 3, 4])
     """
     ids = np.asarray(groups)
     if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
@@ -30,7 +31,7 @@ def natural(groups: ArrayLike, *, min_size: int = 1) -> Partition:
     _, rank, sizes = np.unique(ids, return_inverse=True, return_counts=True)
     if not 1 <= check_integer("min_size", min_size) <= sizes.max():
         raise ValueError(
-            f"min_size={min_size} must be in 1 to {sizes.max()}, the size of the largest group"
+            f"min_size must be in 1 to {sizes.max()}, the size of the largest group, got {min_size}"
         )
     by_group = np.split(np.argsort(rank, kind="stable"), np.cumsum(sizes)[:-1])
     kept = [members for members in by_group if members.size >= min_size]

@@ -7,15 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.data.dataset import class_labels
 from fedjax_sim.partition.table import Partition, label_table
 
 
 class FedAug(NamedTuple):
-    """What :func:`fedaug` gives.
+    """What :func:`fedjax_sim.data.fedaug` gives.
 
     Attributes:
         partition: the clients' samples and copies, for :func:`fedjax_sim.data.client_data`.
-        level: ``f64[N]``, L of each client, 0 where it needs none.
+        level: ``f64[N]``, L of each client, 0 if it needs none.
         missing: ``bool[N, M]``, classes that a client should raise and has no sample of.
     """
 
@@ -33,17 +34,17 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
     .. math:: T = \max_{1 \le i < M} \frac{2 s_i}{EMD^* + 2i/M}, \qquad
               L = \min_{1 \le k < M} \frac{T - s_{M-k}}{k}.
 
-    The k of the minimum is the number of classes that are raised. Where all others have more than
-    the mean T/M this is
+    The k of the minimum is the number of classes that are raised. If all others have more than the
+    mean T/M, this is the thesis'
 
-    .. math:: L = \frac{2ks_{M-k} - EMD^* s_{M-k} M}{2kM + EMD^* kM - 2k^2}
+    .. math:: L = \frac{2ks_{M-k} - EMD^* s_{M-k} M}{2kM + EMD^* kM - 2k^2}.
 
-    of the thesis. Where a class lies between L and the mean, the thesis' value is too small, and
-    the client stays above EMD*.
+    If a class lies between L and the mean, the thesis' value is too small, and the client stays
+    above EMD*.
 
     Args:
-        counts: ``[M]``, samples of each class, or parts of them.
-        emd: EMD*, the wanted :math:`\sum_y |p_k(y) - 1/M|`, at least 0.
+        counts: ``[M]``, the samples of each class, or parts of them.
+        emd: EMD*, the target for :math:`\sum_y |p_k(y) - 1/M|`, at least 0.
 
     Returns:
         L; 0 if the client is not above EMD* already.
@@ -51,11 +52,13 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
     Raises:
         ValueError: if emd is negative.
 
-    Source: Cornelis (thesis), eq. 5.4 and Algorithm 4 (which prints the order of sorting reversed).
+    Source: Cornelis 2022 <cornelis2022federated>, eq. 5.4 and Algorithm 4 (which prints the order
+    of sorting reversed).
 
-    >>> counts = [0.46] * 2 + [0.01] * 8  # ll(2, 0.9): EMD 1.44
-    >>> round(augmentation_level(counts, 0.4), 4), augmentation_level(counts, 1.5)
-    (0.1725, 0.0)
+    Example:
+        >>> counts = [0.46] * 2 + [0.01] * 8  # ll(2, 0.9): EMD 1.44
+        >>> round(augmentation_level(counts, 0.4), 4), augmentation_level(counts, 1.5)
+        (0.1725, 0.0)
     """
     if not emd >= 0:
         raise ValueError(f"emd must be at least 0, got {emd}")
@@ -71,25 +74,25 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
 def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
     """FedAug: every client above the EMD raises its rare classes by copies until it is there.
 
-    A class below L (see :func:`augmentation_level`) is raised to L, rounded; its samples are copied
-    equally often, up to one. A class without any sample at the client cannot be raised: it is left
-    out and reported, and the client's EMD stays above the target. A client at or below the target
-    changes nothing.
+    A class below L (see :func:`fedjax_sim.data.augmentation_level`) is raised to L, rounded; its
+    samples are copied equally often, give or take one. A class of which the client has no sample
+    cannot be raised: it is left out and reported, and the client's EMD stays above the target. A
+    client at or below the target changes nothing.
 
     Args:
-        labels: ``int[n]``, classes 0 to M - 1.
+        labels: ``int[n]``, classes in 0 … M - 1.
         partition: of the N clients.
-        emd: EMD*, the target.
+        emd: EMD*, the target, at least 0.
 
     Returns:
-        Partition, levels and missing classes. Copies are of no use unaltered: give the local
-        update transforms of :mod:`fedjax_sim.augment`.
+        Partition, levels and missing classes. Unaltered copies are of no use: give the local update
+        transforms of :mod:`fedjax_sim.augment`.
 
     Raises:
-        ValueError: if emd is negative.
+        ValueError: if emd or a label is negative.
 
-    Source: Cornelis (thesis), chapter 5. (The thesis does not say how clients are weighed: here n_k
-    and E are those of the unaltered samples.)
+    Source: Cornelis 2022 <cornelis2022federated>, chapter 5. (The thesis does not say how clients
+    are weighted: here n_k and E are those of the unaltered samples.)
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -97,11 +100,11 @@ def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
         >>> plan.partition.index.tolist(), plan.level.round(2).tolist()  # 5 + 4: a copy of sample 4
         ([0, 1, 2, 3, 4, 9, 9], [2.67])
     """
-    classes = int(np.max(labels)) + 1
-    counts = label_table(labels, partition, classes)
+    y = class_labels(np.asarray(labels), np.size(labels), None, "labels")
+    classes = int(y.max()) + 1
+    counts = label_table(y, partition, classes)
     level = np.array([augmentation_level(own, emd) for own in counts])
     lacking = np.maximum(np.round(level)[:, None].astype(np.int64) - counts, 0)
-    y = np.asarray(labels)
     owner = np.repeat(np.arange(len(counts)), partition.sizes)
     cell = owner * classes + y[partition.index % len(y)]
     table, missing = _copies(partition, cell, lacking.ravel(), len(y))
@@ -114,7 +117,7 @@ def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
 def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Partition:
     r"""Astraea's global rebalancing: classes that are rare among all clients are raised by copies.
 
-    A class of :math:`C_y` samples in all, below the mean :math:`\bar C`, gets so many copies that
+    A class with :math:`C_y` samples in all, below the mean :math:`\bar C`, gets so many copies that
     it has
 
     .. math:: C_y \left(\bar C / C_y\right)^\alpha
@@ -122,19 +125,20 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
     rounded; they are spread over its samples, and so over its clients, as evenly as can be.
 
     Args:
-        labels: ``int[n]``, classes 0 to M - 1.
+        labels: ``int[n]``, classes in 0 … M - 1.
         partition: of the clients.
-        alpha: α; 0 changes nothing, 1 raises rare classes to the mean.
+        alpha: α, at least 0; 0 changes nothing, 1 raises rare classes to the mean.
 
     Returns:
         The clients' samples and copies.
 
     Raises:
-        ValueError: if alpha is negative.
+        ValueError: if alpha or a label is negative.
 
-    Source: Duan et al., "Astraea: self-balancing federated learning for improving classification
-    accuracy of mobile deep learning applications", ICCD 2019. (There a client's steps grow with its
-    copies; :func:`fedjax_sim.data.client_data` keeps them as they were.)
+    Source: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
+    improving classification accuracy of mobile deep learning applications", ICCD 2019
+    <https://arxiv.org/abs/1907.01132>. (There a client's steps grow with its copies;
+    :func:`fedjax_sim.data.client_data` keeps them as they were.)
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -143,8 +147,8 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
     """
     if not alpha >= 0:
         raise ValueError(f"alpha must be at least 0, got {alpha}")
-    y = np.asarray(labels)
-    held = y[partition.index % len(y)]
+    y = class_labels(np.asarray(labels), np.size(labels), None, "labels")
+    held = y[partition.index % len(y)].astype(np.int64)
     counts = np.bincount(held, minlength=int(y.max()) + 1)
     ratio = np.maximum(counts.mean() / np.maximum(counts, 1), 1.0)
     lacking = np.round(counts * (ratio**alpha - 1)).astype(np.int64)

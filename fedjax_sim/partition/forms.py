@@ -1,0 +1,104 @@
+"""How samplers are written as texts, such as ``ll(2, 7/8)``."""
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.partition.table import Partition
+
+DATA = ("seed", "groups", "features")
+"""Keyword arguments that a sampler gets from the run and the data, not from the user."""
+
+
+def read_fraction(word: str) -> float:
+    """A number such as 0.875 or 7/8."""
+    over, _, under = word.partition("/")
+    return float(over) / float(under or 1)
+
+
+def read_balanced(word: str) -> bool:
+    """The word itself, which is a switch."""
+    if word != "balanced":
+        raise ValueError
+    return True
+
+
+class Form(NamedTuple):
+    """How a sampler is written, called and judged.
+
+    Attributes:
+        text: its text form, optional arguments in brackets.
+        sampler: ``(labels, clients, *, seed, **arguments, **inputs) -> Partition``; an adapter
+            wraps what it calls, whose signature and docstring then make the flags.
+        arguments: the names of all arguments in the order of the text, and what reads each one.
+        required: how many of them must be given.
+        expected: ``(classes, clients, **arguments)`` -> EMD on balanced labels, or None if unknown.
+        inputs: which of "groups" and "features" the sampler takes.
+    """
+
+    text: str
+    sampler: Callable[..., Partition]
+    arguments: Mapping[str, Callable[[str], Any]]
+    required: int
+    expected: Callable[..., float | None] | None = None
+    inputs: tuple[str, ...] = ()
+
+
+def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
+    """The form of a sampler that has none: its keyword parameters, those without a default first.
+
+    >>> def shards(labels, clients, *, seed, each: int, mixed: bool = False): ...
+    >>> form = form_from_signature("mine:shards", shards)
+    >>> form.text, form.required
+    ('mine:shards(each, mixed=False)', 1)
+    """
+    own = keywords(sampler, DATA)
+    needed = [key for key, p in own.items() if p.default is p.empty]
+    order = [*needed, *(key for key in own if key not in needed)]
+    words = [*needed, *(f"{key}={own[key].default}" for key in order[len(needed) :])]
+    return Form(
+        f"{name}({', '.join(words)})" if words else name,
+        sampler,
+        {key: _reader(own[key].annotation) for key in order},
+        len(needed),
+        inputs=tuple(key for key in DATA[1:] if key in keywords(sampler)),
+    )
+
+
+def read_options(form: Form, words: Sequence[str], required: int) -> dict[str, Any]:
+    """The keyword arguments that words give, by position or as ``name=value``.
+
+    Args:
+        form: the names and what reads them.
+        words: one for each argument.
+        required: how many of the names must be given.
+
+    Raises:
+        ValueError: if an argument is missing, given twice or malformed; LookupError: if there is
+          none of that name, or there are too many.
+    """
+    order, options = list(form.arguments), dict[str, Any]()
+    for i, word in enumerate(words):
+        key, named, value = map(str.strip, word.partition("="))
+        if not named:
+            key, value = order[i], key
+        if key in options:
+            raise ValueError(f"{key} is given twice")
+        options[key] = form.arguments[key](value)
+    if missing := [key for key in order[:required] if key not in options]:
+        raise ValueError(f"{missing[0]} is missing")
+    return options
+
+
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """What reads a value of this type; None stands for one that is left out."""
+    kinds = typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is Literal:
+        return lambda word: {str(choice): choice for choice in kinds}[word]
+    readers: dict[Any, Callable[[str], Any]] = {
+        bool: {"True": True, "False": False}.__getitem__,
+        int: int,
+        float: read_fraction,
+    }
+    return next((read for kind, read in readers.items() if kind in kinds), str)
