@@ -1,7 +1,7 @@
 """The named methods as a list and as a page: ``--list`` of the command, ``docs/algorithms.md``.
 
-``python -m fedjax_sim.catalogue`` prints the page. Everything in it is read from the methods
-themselves: their docstrings, their parameters, and the parts of the one ``compose`` that each is.
+``python -m fedjax_sim.cli.catalogue`` prints the page. Everything in it comes from the methods
+themselves: their docstrings, their parameters, and the parts of the algorithms that they make.
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
-from fedjax_sim.composition import Part, parts_of
-from fedjax_sim.flags import documented, flag, keywords
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.composition import Part, parts_of
+from fedjax_sim.cli.flags import documented, flag
 
 SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
 HEAD = """\
 # Methods
 
-Generated from the docstrings by `python -m fedjax_sim.catalogue > docs/algorithms.md`.
+Generated from the docstrings by `python -m fedjax_sim.cli.catalogue > docs/algorithms.md`.
 
 There are N clients. In a round the cohort U of m clients (`--clients-per-round`) trains: client k,
 which has n_k samples of M classes, receives the server model w and makes w_k of it in T_k minibatch
 steps, E epochs in batches of B at learning rate η. F_k is its mean loss, F_b that of a minibatch.
 
-Each method is one `compose(...)`. Its parts are shown where they are not FedAvg's; `...` stands for
-a part in a row below, and *or* marks a part that an option puts in the place of the one above.
-FedDyn, MOON, FedBN and FedRep are not there.
+Each method is one `compose(...)`; its parts are shown where they are not FedAvg's, as its defaults
+make them for 10 clients a round and 10 classes. `local` and `objective` are the user's, `<optax>`
+is an optax optimiser. A part that an option brings in stands below the others, with that option.
+The [glossary](glossary.md) says what each role is.
+
+`python -m fedjax_sim.bench --algo NAME` runs a method, with its options as flags. In Python,
+`fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
+FedDyn, MOON, FedBN and FedRep are not included yet.
 
 | method | what it does | paper |
 | --- | --- | --- |"""
@@ -41,23 +47,23 @@ class Method(NamedTuple):
         name: the key in ``ALGORITHMS``.
         summary: the docstring's first line.
         body: the paragraphs after it, with the mathematics.
-        parts: what ``compose`` is given; none where another method is called.
-        another: the method that is called, and the options it gets; "" for none.
+        parts: what ``compose`` is given.
         options: by flag, its default ("" for all clients) and what it is.
         traffic: per round, a sentence.
         source: the paper.
         note: what else should be known, such as what other frameworks compute; "" for nothing.
+        example: Python that trains it.
     """
 
     name: str
     summary: str
     body: str
     parts: list[Part]
-    another: tuple[str, dict[str, Any]]
     options: dict[str, tuple[str, str]]
     traffic: str
     source: str
     note: str
+    example: str
 
     @property
     def paper(self) -> str:
@@ -66,22 +72,23 @@ class Method(NamedTuple):
         >>> [m.paper for m in catalogue() if m.name in ("phase_shift", "fedyogi", "robust")]
         ['Cornelis 2022', 'Reddi et al. 2021', 'Yin et al. 2018']
         """
-        authors, *_ = re.split(r",? [\"(\d]", self.source, maxsplit=1)
+        source = re.sub(r" ?<[^<>]*>", "", self.source)
+        authors, *_ = re.split(r",? [\"(\d]", source, maxsplit=1)
         first, *others = authors.split(", ")
         if len(others) == 1 and "et al." not in first:
             first += f" and {others[0]}"
         elif others and "et al." not in first:
             first += " et al."
-        return " ".join([first, *re.findall(r"\b(?:19|20)\d\d\b", self.source)[:1]])
+        return " ".join([first, *re.findall(r"\b(?:19|20)\d\d\b", source)[:1]])
 
 
 def catalogue() -> list[Method]:
-    """All named methods, in the order of ``ALGORITHMS``.
+    """The package's named methods, in the order of ``ALGORITHMS``.
 
     >>> [m.parts[0].code for m in catalogue() if m.name == "fedavg"]
     ['selection.uniform()']
     """
-    return [_method(name, function) for name, function in ALGORITHMS.items()]
+    return [_method(*named) for named in ALGORITHMS.known.items() if named[0] in ALGORITHMS.own]
 
 
 def listing() -> str:
@@ -91,7 +98,7 @@ def listing() -> str:
         flags = (f"{name} {default}" for name, (default, _) in m.options.items() if default)
         rows = {
             m.name: f"{m.summary} [{m.paper}]",
-            "  parts": "; ".join(map(_in_line, _own(m).values())) or _calls(m),
+            "  parts": "; ".join(map(_in_line, _own(m).values())),
             "  flags": ", ".join(flags),
             "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
         }
@@ -112,13 +119,14 @@ def page() -> str:
     lines += [_row(f"[`{m.name}`](#{m.name})", _markdown(m.summary), m.paper) for m in methods]
     for m in methods:
         lines += ["", f"## {m.name}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
-        lines += ["", *(_parts_table(m) or [f"Parts: those of [`{_calls(m)}`](#{m.another[0]})."])]
-        lines += ["", "| option | default | |", "| --- | --- | --- |"]
+        lines += ["", *_parts_table(m)]
+        lines += ["", "| option | default | what it is |", "| --- | --- | --- |"]
         lines += [
             _row(f"`{name}`", default or "all", text) for name, (default, text) in m.options.items()
         ]
         lines += ["", f"Traffic per round: {_markdown(m.traffic)}."]
         lines += ["", f"Source: {_markdown(m.source)}"]
+        lines += ["", "```python", *m.example.splitlines(), "```"] if m.example else []
         lines += ["", _markdown(m.note)] if m.note else []
     return "\n".join(lines) + "\n"
 
@@ -130,62 +138,62 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     sections = dict(zip(pieces[1::2], map(textwrap.dedent, pieces[2::2]), strict=True))
     texts = {key: value.replace("%%", "%") for key, value in documented(function).items()}
     returns = " ".join(sections.get("Returns", "").split())
-    parts, called = parts_of(function)
     own = keywords(function, without=COMMON)
     return Method(
         name=name,
         summary=summary,
         body=pieces[0].strip(),
-        parts=parts,
-        another=("", {}) if called is None else (called.__name__, _differing(function, called)),
+        parts=parts_of(function, without=COMMON),
         options={flag("clients_per_round"): ("", texts["clients_per_round"])}
         | {flag(key): (str(p.default), texts[key]) for key, p in own.items()},
         traffic=returns.partition("Traffic per round: ")[2].rstrip("."),
         source=" ".join(sections.get("Source", "").split()),
         note=sections.get("Note", "").strip(),
+        example=_code(sections.get("Example", "")),
     )
 
 
-def _differing(function: Callable[..., Any], called: Callable[..., Any]) -> dict[str, Any]:
-    """The options whose defaults are not those of the method that is called."""
-    theirs = keywords(called)
-    own = keywords(function, without=COMMON)
-    return {key: p.default for key, p in own.items() if p.default != theirs[key].default}
+def _code(example: str) -> str:
+    """The statements of a doctest."""
+    return "\n".join(line[4:] for line in example.splitlines() if line[:3] in (">>>", "..."))
 
 
 def _own(method: Method) -> dict[str, list[Part]]:
     """The parts by role, without those that are FedAvg's."""
-    plain, _ = parts_of(ALGORITHMS["fedavg"])
+    plain = [part for part in parts_of(ALGORITHMS["fedavg"], without=COMMON) if not part.option]
+    if method.name == "fedavg":
+        plain = []
     roles = dict.fromkeys(part.role for part in method.parts)
     by_role = {role: [part for part in method.parts if part.role == role] for role in roles}
     return {
         role: parts
         for role, parts in by_role.items()
-        if method.name == "fedavg" or parts != [part for part in plain if part.role == role]
+        if parts != [part for part in plain if part.role == role]
     }
 
 
 def _in_line(parts: Iterable[Part]) -> str:
-    """Parts of one role as a phrase."""
-    words = ((" or " if part.otherwise else ", ") + _short(part.code) for part in parts)
-    return "".join(words).removeprefix(", ")
+    """Parts of one role as a phrase.
+
+    >>> replace, mix = Part("", "server.replace()", ""), Part("", "server.mix(1)", "", "--mix")
+    >>> _in_line([replace, mix])
+    'server.replace or (--mix) server.mix'
+    """
+    words = (
+        (f" or ({part.option}) " if part.option else ", ") + _short(part.code) for part in parts
+    )
+    return re.sub(r"^(, | or )", "", "".join(words))
 
 
 def _short(code: str) -> str:
-    """A part without the arguments that come from the options.
+    """A part without most of its arguments.
 
-    >>> _short("selection.uniform(held=True)"), _short("screens.q_fair(q, lr)")
-    ('selection.uniform(held=True)', 'screens.q_fair')
+    >>> _short("selection.uniform(sticky=True)"), _short("preaggregation.q_fair(1.0, 0.1)")
+    ('selection.uniform(sticky=True)', 'preaggregation.q_fair')
     """
     name, _, arguments = code.partition("(")
     fixed = re.fullmatch(r"\w+=(True|False|\d+|'\w+')\)", arguments)
     return code if fixed or name == "local.change" else name
-
-
-def _calls(method: Method) -> str:
-    """The other method that it is, and the options that it sets."""
-    name, options = method.another
-    return f"{name}(" + ", ".join(f"{key}={value!r}" for key, value in options.items()) + ")"
 
 
 def _wrapped(key: str, text: str) -> list[str]:
@@ -196,10 +204,10 @@ def _wrapped(key: str, text: str) -> list[str]:
 
 
 def _parts_table(method: Method) -> list[str]:
-    lines = ["| part | | |", "| --- | --- | --- |"] if method.parts else []
+    lines = ["| part | how it is made | what it does |", "| --- | --- | --- |"]
     for role, parts in _own(method).items():
         for i, part in enumerate(parts):
-            first = role if i == 0 else "*or*" if part.otherwise else ""
+            first = f"with `{part.option}`" if part.option else role if i == 0 else ""
             lines.append(_row(first, f"`{part.code}`", _markdown(part.meaning)))
     return lines
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
-from fedjax_sim.commands import deal_seeds
-from fedjax_sim.config import Config, Split, Standardise
+from fedjax_sim.cli.commands import deal_seeds
+from fedjax_sim.cli.config import Config, Experiment, Preparation, Split, Standardise
 from fedjax_sim.data import (
     Dataset,
     EvalSet,
@@ -29,6 +29,7 @@ from fedjax_sim.data import (
     take_root,
 )
 from fedjax_sim.partition import (
+    SAMPLERS,
     Partition,
     load_partition,
     parse_sampler,
@@ -69,30 +70,32 @@ class Problem(NamedTuple):
     scored: str
 
 
-def make_partitions(config: Config, dataset: Dataset) -> list[Partition]:
+def make_partitions(experiment: Experiment, split: Split, dataset: Dataset) -> list[Partition]:
     """One partition of the training samples for each seed, or the one of a file.
 
     Raises:
-        ValueError: if the settings and the data allow none; names the flag.
+        ValueError: if the settings and the data allow none, or a user's sampler fails; names the
+          flag.
     """
-    text = config.partition
+    text = experiment.partition
     try:
         if text.endswith(".npz"):
-            name = f"{dataset.name} in --split {config.split}"
+            name = f"{dataset.name} in --split {split}"
             partition = load_partition(text, dataset.train_y, name)
             validate_partition(partition, len(dataset.train_y))
-            _check_clients(config.clients, partition)
+            _check_clients(experiment.clients, partition)
             return [partition]
-        _, sample = parse_sampler(text)
+        name, sample = parse_sampler(text)
     except (OSError, ValueError) as error:
         raise ValueError(f"--partition: {error}") from error
     return deal_seeds(
         sample,
         dataset,
-        config.clients,
-        config.seeds,
+        experiment.clients,
+        experiment.seeds,
         origin=f"--partition {text}",
         flags=["clients", "emd"],
+        foreign=SAMPLERS.is_foreign(name),
     )
 
 
@@ -126,19 +129,17 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     Raises:
         ValueError: if the data do not allow that split.
     """
-    prepare = preparation(config)
-    if config.folds is not None:
-        return by_clients(
-            dataset, partitions, config.seeds, config.folds, config.standardise, prepare
-        )
-    if config.test_fraction is not None:
+    prepare, seeds, scores = preparation(config.preparation), config.experiment.seeds, config.scores
+    if scores.folds is not None:
+        return by_clients(dataset, partitions, seeds, scores.folds, scores.standardise, prepare)
+    if scores.test_fraction is not None:
         return by_holdout(
-            dataset, partitions, config.seeds, config.test_fraction, config.standardise, prepare
+            dataset, partitions, seeds, scores.test_fraction, scores.standardise, prepare
         )
-    return official(dataset, partitions, config.seeds, prepare)
+    return official(dataset, partitions, seeds, prepare)
 
 
-def preparation(config: Config) -> Prepare:
+def preparation(settings: Preparation) -> Prepare:
     """The server's samples, data sharing, rebalancing, FedAug, as far as the settings ask for them.
 
     Raises:
@@ -147,22 +148,22 @@ def preparation(config: Config) -> Prepare:
 
     def prepare(labels: NDArray[np.int32], partition: Partition, seed: int) -> Prepared:
         root = None
-        if config.server_fraction is not None:
-            size = max(1, round(config.server_fraction * len(partition.index)))
+        if settings.server_fraction is not None:
+            size = max(1, round(settings.server_fraction * len(partition.index)))
             try:
                 partition, root = take_root(labels, partition, size, seed=seed)
             except ValueError as error:
                 raise ValueError(f"--server-fraction: {error}") from error
-        if config.share_beta is not None:
-            alpha = 1.0 if config.share_alpha is None else config.share_alpha
+        if settings.share_beta is not None:
+            alpha = 1.0 if settings.share_alpha is None else settings.share_alpha
             try:
-                partition = share(labels, partition, config.share_beta, alpha, seed=seed)
+                partition = share(labels, partition, settings.share_beta, alpha, seed=seed)
             except ValueError as error:
                 raise ValueError(f"--share-beta: {error}") from error
-        if config.rebalance is not None:
-            partition = rebalance(labels, partition, config.rebalance)
-        if config.fedaug is not None:
-            partition = fedaug(labels, partition, config.fedaug).partition
+        if settings.rebalance is not None:
+            partition = rebalance(labels, partition, settings.rebalance)
+        if settings.fedaug is not None:
+            partition = fedaug(labels, partition, settings.fedaug).partition
         return Prepared(partition, root)
 
     return prepare

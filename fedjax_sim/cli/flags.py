@@ -10,11 +10,25 @@ import typing
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Literal, NoReturn
 
+from fedjax_sim.base.signatures import keywords
+
 PLAIN = (int, float, bool, str)
+
+
+class _Lines(argparse.HelpFormatter):
+    """Keeps the lines of a flag's help apart."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        split = super()._split_lines
+        return [part for line in text.split("\n") for part in split(line, width)]
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ValueErrors of one line, without the usage."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Flags are never abbreviated."""
+        super().__init__(allow_abbrev=False, formatter_class=_Lines, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raises it; of a flag that is unknown, with those that are spelt nearly so."""
@@ -46,21 +60,32 @@ def flagged(error: Exception, names: Iterable[str]) -> ValueError:
     return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
 
 
-def keywords(
+def options(
     function: Callable[..., Any], without: Container[str] = ()
 ) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a function, their annotations as types.
+    """The keyword parameters of a function that can be flags.
 
-    >>> from fedjax_sim.algorithms import fedavg
-    >>> list(keywords(fedavg, without=("clients_per_round", "execution")).values())
-    [<Parameter "equal_weights: bool = False">]
+    Args:
+        function: a method or a sampler, ours or a user's.
+        without: parameters that are given otherwise.
+
+    Raises:
+        ValueError: if a parameter without a default cannot be a flag.
+
+    >>> def mine(local, *, clients_per_round: int, rate: float, hook: object = None): ...
+    >>> list(options(mine, without=["clients_per_round"]))
+    ['rate']
     """
-    hints = typing.get_type_hints(function)
-    return {
-        p.name: p.replace(annotation=hints[p.name])
-        for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name not in without
-    }
+    found = {}
+    for name, parameter in keywords(function, without).items():
+        try:
+            kind(parameter.annotation)
+        except TypeError as error:
+            if parameter.default is parameter.empty:
+                raise ValueError(f"{name}: {error}") from error
+        else:
+            found[name] = parameter
+    return found
 
 
 def kind(hint: Any) -> dict[str, Any]:

@@ -1,44 +1,28 @@
-"""What a run leaves behind: a folder of records and pictures, and a table for the terminal."""
+"""The numbers of a run as a summary, as tables for the terminal and as a picture."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.metrics import Metric, SetScores, client_accuracy, mean_known, spread
-from fedjax_sim.simulate import Evaluation, Result
+from fedjax_sim.run import Evaluation, Result
+from fedjax_sim.run.metrics import Metric, mean_known
 
 MB = 1e6
 UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
-FILES = ("config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png")
 
 
-class Traffic(NamedTuple):
-    """Bytes of one experiment (one seed)."""
-
-    up: float
-    down: float
-
-    @property
-    def total(self) -> float:
-        """Both ways."""
-        return self.up + self.down
-
-
-def traffic(evaluation: Evaluation) -> Traffic:
-    """Bytes sent so far, the mean over seeds."""
-    return Traffic(float(evaluation.bytes_up.mean()), float(evaluation.bytes_down.mean()))
+def bytes_sent(evaluation: Evaluation) -> float:
+    """Bytes sent so far up and down, the mean over runs."""
+    return float(evaluation.bytes_up.mean() + evaluation.bytes_down.mean())
 
 
 def byte_unit(sizes: Iterable[float]) -> tuple[str, float]:
@@ -51,128 +35,7 @@ def byte_unit(sizes: Iterable[float]) -> tuple[str, float]:
     return next(((name, unit) for name, unit in UNITS.items() if smallest >= unit), ("B", 1.0))
 
 
-class RunFolder:
-    """The folder of one run; each record is on disk as soon as it is known.
-
-    Args:
-        path: a folder that is new or empty.
-        config: the settings, for ``config.json``.
-
-    Attributes:
-        recorded: whether it has a record yet.
-
-    Raises:
-        ValueError: if the folder holds something, is none or cannot be made.
-    """
-
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Makes the folder and ``config.json``."""
-        self.path, self.recorded = path, False
-        try:
-            check_free(path)
-            self._made = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            _write_json(path / "config.json", config)
-            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"--out {path}: {error.strerror or error}") from error
-
-    def log(
-        self,
-        algorithm: str,
-        evaluation: Evaluation,
-        runs: Sequence[Mapping[str, int]],
-        tables: Sequence[NDArray[np.int64]],
-    ) -> None:
-        """Adds a line for each run to ``metrics.jsonl``.
-
-        Args:
-            algorithm: its name.
-            evaluation: of R runs.
-            runs: what sets each apart (its seed, its fold).
-            tables: samples per client and class, ``int64[N, M]``, one per seed.
-        """
-        for i, run in enumerate(runs):
-            record = {
-                "algorithm": algorithm,
-                **run,
-                "round": evaluation.round,
-                **_scores(evaluation.test, i),
-                "test_loss": evaluation.test_loss[i],
-                "train_loss": evaluation.train_loss[i],
-                "bytes_up": int(evaluation.bytes_up[i]),
-                "bytes_down": int(evaluation.bytes_down[i]),
-            }
-            if evaluation.test.by_client is None:
-                # Nobody has test samples of its own: what their label mix lets expect.
-                correct, count = evaluation.correct[i], evaluation.total[i]
-                record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
-            if evaluation.validation is not None:
-                record["validation"] = _scores(evaluation.validation, i)
-            if evaluation.personal is not None:
-                record["personal"] = _scores(evaluation.personal, i)
-            record |= {name: values[i] for name, values in evaluation.probes.items()}
-            if evaluation.uncollected is not None:
-                record["accuracy_uncollected"] = evaluation.uncollected[i]
-            self._metrics.write(json.dumps(_plain(record)) + "\n")
-        self._metrics.flush()
-        self.recorded = True
-
-    def summarise(
-        self, summary: Mapping[str, Any], results: Mapping[str, Result], score: Metric
-    ) -> None:
-        """Writes ``summary.json``, and ``curves.png`` of the algorithms that have finished."""
-        _write_json(self.path / "summary.json", summary)
-        if results:
-            draw_curves(results, self.path / "curves.png", score)
-
-    def close(self) -> None:
-        """Closes the files; without a record removes them, and the folder if it was new."""
-        self._metrics.close()
-        if self.recorded:
-            return
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        if self._made:
-            with suppress(OSError):  # somebody has put something there
-                self.path.rmdir()
-
-
-def check_free(path: Path) -> None:
-    """Raises ValueError unless ``path`` is new or an empty folder."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"--out {path} is a file; name a new folder")
-    if path.is_dir() and any(path.iterdir()):
-        raise ValueError(f"--out {path} is not empty; name a new folder")
-
-
-def _scores(scores: SetScores, run: int) -> dict[str, Any]:
-    """One run's scores on an evaluation set: pooled, and spread over its clients."""
-    found: dict[str, Any] = {m: getattr(scores.pooled, m)[run] for m in scores.metrics}
-    if scores.by_client is not None:
-        for m in scores.metrics:
-            found[f"client_{m}"] = spread(getattr(scores.by_client, m)[run])
-    return found
-
-
-def _plain(content: Any) -> Any:
-    """As JSON knows it: null for NaN, a score that does not exist, and for infinity."""
-    if isinstance(content, Mapping):
-        return {key: _plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]
-    if isinstance(content, float):
-        return float(content) if math.isfinite(content) else None
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
-    aside.replace(path)
-
-
-def summarise(
+def measurements(
     result: Result, *, score: Metric, seeds: int, fedavg_bytes: float, clients: int, emd: float
 ) -> dict[str, Any]:
     """What ``summary.json`` says of one algorithm.
@@ -193,7 +56,7 @@ def summarise(
         "score" is the key of the one that tables show. Bytes are of one run; samples per second of
         all together.
     """
-    last, sent = result.evaluations[-1], traffic(result.evaluations[-1])
+    last = result.evaluations[-1]
     by_client = last.test.by_client is not None
     views: dict[str, dict[str, Any]] = {"": {"by_client": False}}
     if by_client:
@@ -214,9 +77,9 @@ def summarise(
         summary[f"score_{moment}_per_run"] = values.tolist()
     return summary | {
         "accuracy_per_seed": result.accuracy[-1].reshape(seeds, -1).mean(axis=1).tolist(),
-        "bytes_up": round(sent.up),
-        "bytes_down": round(sent.down),
-        "traffic_ratio": sent.total / fedavg_bytes,
+        "bytes_up": round(float(last.bytes_up.mean())),
+        "bytes_down": round(float(last.bytes_down.mean())),
+        "traffic_ratio": bytes_sent(last) / fedavg_bytes,
         "samples_per_second": result.samples / result.run_seconds,
         "compile_seconds": result.compile_seconds,
         "run_seconds": result.run_seconds,
@@ -248,17 +111,6 @@ def peak_memory_mb() -> float:
     """The most host memory that this process has held so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / MB
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that results depend on."""
-    found = {"python": sys.version.split()[0]}
-    for name in ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -331,12 +183,12 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> Non
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     by_client = next(iter(results.values())).evaluations[-1].test.by_client is not None
-    size, unit = byte_unit(traffic(r.evaluations[-1]).total for r in results.values())
+    size, unit = byte_unit(bytes_sent(r.evaluations[-1]) for r in results.values())
     for i, (name, result) in enumerate(results.items()):
         values = 100 * result.series(score, by_client=by_client)
         mean, std = values.mean(axis=1), values.std(axis=1)
         rounds = [e.round for e in result.evaluations]
-        sent = [traffic(e).total / unit for e in result.evaluations]
+        sent = [bytes_sent(e) / unit for e in result.evaluations]
         label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} {size}"
         # The one that was asked for lies on top.
         style: dict[str, Any] = {"color": f"C{i}", "zorder": 3 - i / 10}

@@ -1,0 +1,171 @@
+"""What `fedjax_sim.bench` and `fedjax_sim.partition` share as commands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from fedjax_sim.base.registry import told
+from fedjax_sim.cli.flags import flagged
+from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.data import DATASETS, Dataset, parse_dataset
+from fedjax_sim.data.sources import dataset_forms
+from fedjax_sim.partition import Partition, Sample, validate_partition
+
+
+@dataclasses.dataclass(frozen=True)
+class Source(Group):
+    """Where the data come from.
+
+    Attributes:
+        dataset: what :func:`fedjax_sim.data.load_dataset` takes.
+        data_dir: a folder of data.
+    """
+
+    dataset: str = setting(
+        "digits",
+        lambda: f"one of {', '.join(dataset_forms(DATASETS))}",
+        shown="digits, which needs no download",
+        metavar="NAME",
+        convert=lambda text: _dataset(text),
+    )
+    data_dir: str | None = setting(
+        None,
+        "folder of the data",
+        shown="$FEDJAX_SIM_DATA_DIR, else TFDS's own",
+        metavar="DIR",
+        place=True,
+    )
+
+    def load(self) -> Dataset:
+        """The data set.
+
+        Raises:
+            ValueError: if a user's function fails; names the flag and the function.
+            DataNotFoundError: if the data set is not there.
+        """
+        key, load = parse_dataset(self.dataset)
+        with told_of(f"--dataset {self.dataset}", DATASETS.is_foreign(key)):
+            return load(self.data_dir)
+
+
+def _dataset(text: str) -> str:
+    try:
+        key, _ = parse_dataset(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return key if key in DATASETS.known else text
+
+
+@contextmanager
+def told_of(given: str, foreign: bool) -> Iterator[None]:
+    """What a user's code raises inside becomes one line; what ours raises stays as it is.
+
+    Args:
+        given: the flag and its value, with which the line begins.
+        foreign: whether the code is a user's.
+
+    Raises:
+        ValueError: instead of any exception of a user's code.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not foreign:
+            raise
+        raise ValueError(f"{given}: {told(error)}") from error
+
+
+def deal_seeds(
+    sample: Sample,
+    dataset: Dataset,
+    clients: int | None,
+    seeds: Iterable[int],
+    *,
+    origin: str,
+    flags: Sequence[str],
+    foreign: bool = False,
+) -> list[Partition]:
+    """One partition of the training samples for each seed.
+
+    Args:
+        sample: a sampler with its settings.
+        dataset: whose training samples are dealt.
+        clients: N; None for all natural ones.
+        seeds: of the sampler.
+        origin: the flag that chose the sampler, with its value, for the message.
+        flags: the sampler's parameters that have a flag of their own.
+        foreign: whether the sampler is a user's, which may raise anything.
+
+    Raises:
+        ValueError: if the settings and the data allow none, or a solver gives up; begins with the
+          flag.
+
+    >>> from fedjax_sim.data import load_dataset
+    >>> from fedjax_sim.partition import parse_sampler
+    >>> _, q = parse_sampler("q(0.5)")
+    >>> deal_seeds(q, load_dataset("digits"), 15, [0], origin="--emd 1", flags=["clients"])
+    Traceback (most recent call last):
+    ValueError: --clients must be a multiple of 10, the number of classes, got 15: use 10 or 20
+    """
+    partitions = []
+    for seed in seeds:
+        with told_of(origin, foreign):
+            try:
+                partition = sample(
+                    dataset.train_y,
+                    clients,
+                    seed,
+                    groups=dataset.train_client,
+                    features=dataset.features,
+                )
+            except (ValueError, RuntimeError) as error:  # the second one where a solver gives up
+                if foreign:
+                    raise
+                message = str(flagged(error, flags))
+                where = "" if message.startswith("--") else f"{origin}: "
+                raise ValueError(where + message) from error
+            validate_partition(partition, len(dataset.train_y))
+        partitions.append(partition)
+    return partitions
+
+
+def new_folder(dataset: str, what: str) -> Path:
+    """The default of ``--out``: ``runs/<dataset>-<what>-<date>-<time>``.
+
+    >>> new_folder("synthetic(0.5, 0.5)", "mine:fed").name[:27]
+    'synthetic_0.5_0.5-mine_fed-'
+    """
+    plain = (re.sub(r"[^\w.]+", "_", text).strip("_") for text in (dataset, what))
+    return Path("runs") / f"{'-'.join(plain)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def enter(main: Callable[[], int]) -> NoReturn:
+    """Ends the process with the status that a command returns, or 141 if nobody reads its output.
+
+    Args:
+        main: the command.
+    """
+    try:
+        try:
+            status = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        status = 141  # as a shell says of a process that SIGPIPE ended
+    sys.exit(status)
+
+
+def complain(program: str, message: str, status: int) -> int:
+    """Prints one line to stderr and returns the exit status."""
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    return status

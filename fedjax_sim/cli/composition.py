@@ -1,0 +1,185 @@
+"""The parts of a named method as rows of the catalogue, read from an algorithm that it makes."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_sim.base import LocalUpdate, origin_of, shown, written_arguments
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.flags import documented, flag
+from fedjax_sim.client.local import local_sgd
+from fedjax_sim.client.objective import empirical_risk
+from fedjax_sim.models import logistic
+from fedjax_sim.round import Algorithm
+
+COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
+"""What methods are made with here: clients a round, M, η, momentum."""
+
+NAMESPACES = {"update": "server", "tree": "aggregators", "mediators": "selection"}
+"""Where users find the parts of a module, if it is not the module's own name."""
+
+
+class Part(NamedTuple):
+    """A part in a method's composition.
+
+    Attributes:
+        role: the argument of ``compose`` that it is for.
+        code: how it is made.
+        meaning: the first line of its docstring.
+        option: the flag and value that bring it in; "" if it is there by default.
+    """
+
+    role: str
+    code: str
+    meaning: str
+    option: str = ""
+
+
+def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[Part]:
+    """The parts of a method: those of its defaults, then those that single options bring in.
+
+    Args:
+        method: a function such as those of :mod:`fedjax_sim.algorithms`.
+        without: its parameters that are no options.
+
+    >>> from fedjax_sim.algorithms import COMMON, robust
+    >>> rows = parts_of(robust, COMMON)
+    >>> [row.code for row in rows if row.option == "--aggregator trimmed_mean"]
+    ['aggregators.trimmed_mean()']
+    """
+    rows = list(_rows(make(method)))
+    known = {(row.role, row.code.partition("(")[0]) for row in rows}
+    for name, parameter in keywords(method, without=without).items():
+        for value in _others(parameter):
+            try:
+                changed = make(method, **{name: value})
+            except (ValueError, TypeError):  # this value needs another option beside it
+                continue
+            for row in _rows(changed):
+                named = row.role, row.code.partition("(")[0]
+                if named not in known:
+                    known.add(named)
+                    rows.append(row._replace(option=_given(name, value)))
+    return rows
+
+
+def make(method: Callable[..., Algorithm], **options: Any) -> Algorithm:
+    """The method on a stand-in for the user's local update."""
+    objective = empirical_risk(logistic((8, 8, 1), CLASSES))
+    local = local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
+    common = {
+        "objective": objective,
+        "classes": CLASSES,
+        "lr": LR,
+        "momentum": MOMENTUM,
+        "clients_per_round": COHORT,
+    }
+    given = {key: common[key] for key in common if key in keywords(method)}
+    return method(local, **(given | options))
+
+
+def _rows(algorithm: Algorithm) -> Iterator[Part]:
+    parts = algorithm.parts.by_role()
+    del parts["execution"]
+    for role, part in parts.items():
+        if isinstance(part, LocalUpdate):
+            yield from _local(part)
+        elif isinstance(part, Mapping):
+            yield from (_row(role, one) for one in part.values())
+        elif type(part) is tuple:
+            yield from (_row(role, one) for one in part)
+        elif part is not None:
+            yield _row(role, part)
+
+
+def _row(role: str, part: Any) -> Part:
+    origin = origin_of(part)
+    assert origin is not None, (role, part)
+    return Part(role, written(part), _summary(origin.factory))
+
+
+def _local(local: LocalUpdate) -> Iterator[Part]:
+    """A wrapper of the user's local update, or each setting that the method changes."""
+    settings = _changed(local)
+    if settings is None:
+        yield _row("local", local)
+        return
+    for name, value in settings.items():
+        code = f"local.change({name}={written(value)})"
+        first = origin_of(value[0] if isinstance(value, tuple) else value)
+        meaning = documented(local_sgd)[name] if first is None else _summary(first.factory)
+        yield Part("local", code, meaning)
+
+
+def _changed(local: LocalUpdate) -> dict[str, Any] | None:
+    """What a local update was given beyond the user's settings; None for a wrapper."""
+    origin = local.origin
+    if origin is None or origin.name != "local_sgd":
+        return None
+    objective = origin_of(origin.arguments["objective"])
+    users = {"optimizer", "batch_size", "epochs"}
+    if objective is not None and objective.name == "empirical_risk":
+        users.add("objective")
+    return {name: value for name, value in origin.settings.items() if name not in users}
+
+
+def written(value: Any) -> str:
+    """A part as code: ``local`` and ``objective`` are the user's, ``<optax>`` any optimiser."""
+    if isinstance(value, LocalUpdate):
+        settings = _changed(value)
+        if settings is not None:
+            told = ", ".join(f"{name}={written(v)}" for name, v in settings.items())
+            return f"local.change({told})" if told else "local"
+    origin = origin_of(value)
+    if origin is None:
+        if type(value) in (list, tuple):
+            return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
+        return shown(value)
+    if origin.name == "empirical_risk":
+        return "objective"
+    name = public_name(origin.factory)
+    if isinstance(value, types.FunctionType) and "origin" not in vars(value):
+        return name
+    return f"{name}({', '.join(written_arguments(origin, written))})"
+
+
+def public_name(function: Callable[..., Any]) -> str:
+    """Where a user finds a part: ``selection.uniform``.
+
+    >>> from fedjax_sim.plan.mediators import mediators
+    >>> public_name(mediators)
+    'selection.mediators'
+    """
+    *_, module = (n for n in function.__module__.split(".") if not n.startswith("_"))
+    return f"{NAMESPACES.get(module, module)}.{function.__name__}"
+
+
+def _others(parameter: inspect.Parameter) -> list[Any]:
+    """Values of an option, beside its default, that may bring in other parts."""
+    hint = parameter.annotation
+    members = typing.get_args(hint) if typing.get_origin(hint) is not typing.Literal else (hint,)
+    values: list[Any] = []
+    for member in members or (hint,):
+        if typing.get_origin(member) is typing.Literal:
+            values += typing.get_args(member)
+        elif member is bool:
+            values += [True, False]
+        elif member in (int, float) and not parameter.default:  # None, 0: off
+            values += [member(1), 0.5]
+    return [value for value in values if value != parameter.default]
+
+
+def _given(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name) if value else flag(f"no_{name}")
+    return f"{flag(name)} {value}" if isinstance(value, str) else flag(name)
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]

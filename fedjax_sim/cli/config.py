@@ -1,0 +1,320 @@
+"""The settings of ``python -m fedjax_sim.bench``, by subject."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
+from fedjax_sim.cli.flags import flag, number
+from fedjax_sim.cli.settings import Group, Instead, setting
+from fedjax_sim.models import MODELS
+from fedjax_sim.partition.samplers import SAMPLERS, form_of
+from fedjax_sim.run.metrics import Metric
+
+Split = Literal["official", "clients", "holdout"]
+Standardise = Literal["global", "local"]
+LastBatch = Literal["keep", "drop", "refill"]
+
+
+def _by_dataset(key: str, help: Any, **told: Any) -> Any:
+    """A setting whose default is the data set's."""
+    ours = ", ".join(f"{name} {getattr(default, key)}" for name, default in DEFAULTS.items())
+    others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
+    default = getattr(DEFAULTS[Source.dataset], key)
+    return setting(default, help, **{"shown": f"{ours}, {others}"} | told)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Source):
+    """Data, clients and rounds.
+
+    Attributes:
+        clients: N; None if the partition has its own (natural clients), as a file does.
+        clients_per_round: None for all clients.
+        rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
+        seeds: one run for each.
+        eval_every: rounds between evaluations.
+        partition: the text of a sampler, or a .npz file.
+    """
+
+    title: ClassVar[str] = "experiment"
+
+    clients: int | None = setting(
+        None,
+        "how many in all",
+        shown="40, of natural clients and those of a file all",
+        at_least=1,
+    )
+    clients_per_round: int | None = setting(None, "active at once", shown="all", at_least=1)
+    rounds: int = _by_dataset("rounds", "rounds of FedAvg", at_least=1)
+    seeds: tuple[int, ...] = setting(
+        (0, 1, 2, 3),
+        "repetitions, seeds 0 to N-1: partition, initial weights, shuffles; the table's ± is "
+        "their standard deviation, dividing by N",
+        shown="4",
+        metavar="N",
+        convert=lambda text: tuple(range(int(number(int, at_least=1)(text)))),
+    )
+    eval_every: int = setting(1, "rounds between evaluations", at_least=1)
+    partition: str = setting(
+        "emd(1.4)",
+        lambda: (
+            f"a sampler: {', '.join(form_of(*named).text for named in SAMPLERS.items())}; or "
+            "package.module:function(name=value, ...); or a .npz file of python -m "
+            "fedjax_sim.partition, for all seeds"
+        ),
+        shown="--emd",
+        metavar="TEXT",
+        instead=Instead(
+            "--emd",
+            "label skew: earth mover's distance of the partition (default: 1.4)",
+            lambda text: f"emd({number(float, above=0)(text):g})",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        """A partition of 40 clients, unless it fixes their number."""
+        if not self.partition.startswith("natural") and not self.partition.endswith(".npz"):
+            self._default("clients", 40)
+
+
+@dataclasses.dataclass(frozen=True)
+class Preparation(Group):
+    """What becomes of the clients' training samples, for all algorithms alike.
+
+    Attributes:
+        server_fraction: share of the training samples that the server takes; None for none.
+        fedaug: EMD* of :func:`fedjax_sim.data.fedaug`; None for none.
+        rebalance: α of :func:`fedjax_sim.data.rebalance`; None for none.
+        mirror: whether augmented copies may be mirrored, see
+          :func:`fedjax_sim.augment.fedaug_augmentations`.
+        share_beta: β of :func:`fedjax_sim.data.share`; None for no data sharing.
+        share_alpha: its α; None for all of the shared set.
+    """
+
+    title: ClassVar[str] = "against skew, for all algorithms alike"
+
+    server_fraction: float | None = setting(
+        None,
+        "share of the training samples, as many of each class, that the server takes from the "
+        "clients: fltrust and ozdayi need them",
+        shown="none",
+        above=0,
+        below=1,
+    )
+    fedaug: float | None = setting(
+        None,
+        "every client raises its rare classes by augmented copies to this EMD; epochs are of the "
+        "unaltered samples",
+        shown="no augmentation",
+        at_least=0,
+        below=2,
+    )
+    rebalance: float | None = setting(
+        None,
+        "classes that are rare among all clients are raised by augmented copies: by a factor of "
+        "X-th power, 1 to the mean",
+        shown="no augmentation",
+        at_least=0,
+    )
+    mirror: bool = setting(True, "augmented copies are never mirrored: for digits and letters")
+    share_beta: float | None = setting(
+        None,
+        "share of all training samples that becomes a common balanced set",
+        shown="none",
+        above=0,
+        below=1,
+    )
+    share_alpha: float | None = setting(
+        None,
+        "share of the common set that each client gets, at most 1",
+        shown="1",
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses settings of something that is not asked for."""
+        if self.share_alpha is not None and self.share_beta is None:
+            raise ValueError("--share-alpha is for --share-beta")
+        if not self.mirror and self.fedaug is None and self.rebalance is None:
+            raise ValueError("--no-mirror is for --fedaug or --rebalance")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores(Group):
+    """What is scored, and how.
+
+    Attributes:
+        split: what is scored, see :mod:`fedjax_sim.cli.problem`.
+        folds: of ``clients``, else None.
+        test_fraction: of ``holdout``, else None.
+        standardise: of a table's numeric columns, by the statistics of all training clients or of
+          each client.
+        score: what the table shows, the picture draws and the best round is chosen by.
+    """
+
+    title: ClassVar[str] = "scores"
+
+    split: Split = setting(
+        "official",
+        "what is scored: official: the data set's own test set; clients: all data are dealt, "
+        "clients are cut into folds and in turn one fold is scored, one chooses the best round, "
+        "the others train; holdout: a share of each client's own samples",
+        metavar="NAME",
+    )
+    folds: int | None = setting(
+        None, "of --split clients; all run at once, with every seed", shown="5", at_least=3
+    )
+    test_fraction: float | None = setting(
+        None, "share of --split holdout", shown="0.2", above=0, below=1
+    )
+    standardise: Standardise = setting(
+        "global",
+        "the numeric columns of tables: by the statistics of all training clients, or of each "
+        "client by its own",
+        metavar="NAME",
+    )
+    score: Metric = _by_dataset(
+        "score",
+        "in table and picture, and for the best round: accuracy, f1 (weighted by class) or auc; by "
+        "client it is the unweighted mean over test clients",
+        shown="accuracy, of covertype f1, of eicu auc",
+        metavar="NAME",
+    )
+
+    def __post_init__(self) -> None:
+        """Each split has its own flags."""
+        for name, of, default in (("folds", "clients", 5), ("test_fraction", "holdout", 0.2)):
+            if self.split == of:
+                self._default(name, default)
+            elif getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
+        if self.split == "official" and self.standardise == "local":
+            raise ValueError(
+                "--standardise local is for --split clients or holdout: a data set's own test set "
+                "has no clients whose statistics could scale it"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Training(Group):
+    """The local update, the same for all algorithms.
+
+    Attributes:
+        model: a name in ``MODELS``, or ``package.module:factory``; None for one by the shape of a
+          sample.
+        epochs: E.
+        batch_size: B.
+        lr: η of SGD.
+        momentum: of SGD.
+        l2: of :func:`fedjax_sim.objective.empirical_risk`.
+        last_batch: see :func:`fedjax_sim.local.local_sgd`.
+    """
+
+    title: ClassVar[str] = "local training"
+
+    model: str | None = _by_dataset(
+        "model",
+        lambda: (
+            f"one of {', '.join(MODELS)}, or package.module:factory with factory(shape, classes) "
+            "-> Model or flax module"
+        ),
+        metavar="NAME",
+    )
+    epochs: float = _by_dataset("epochs", "local epochs a round", above=0)
+    batch_size: int = setting(16, "samples in a minibatch", at_least=1)
+    lr: float = _by_dataset("lr", "learning rate of SGD", above=0)
+    momentum: float = setting(0.9, "of SGD", at_least=0, below=1)
+    l2: float = setting(
+        0.0, "regularisation: X/2 times the squared norm of matrices and kernels", at_least=0
+    )
+    last_batch: LastBatch = setting("keep", "what becomes of an epoch's short last minibatch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine(Group):
+    """Devices, and where the results go.
+
+    Attributes:
+        devices: None for all.
+        chunk: None for the backend's default.
+        out: the run folder; None for a new one in ``runs/``.
+        cache: whether compiled programs are kept for the next run.
+    """
+
+    title: ClassVar[str] = "machine and output"
+
+    devices: int | None = setting(
+        None,
+        "devices to use",
+        shown="all; on CPU one for each core that this process may use",
+        at_least=1,
+    )
+    chunk: int | None = setting(
+        None,
+        "models that a device trains at once, 0 for all",
+        shown="1 on CPU, else 0",
+        at_least=0,
+    )
+    out: str | None = setting(
+        None,
+        "new folder for the results",
+        shown="runs/<dataset>-<algo>-<date>-<time>",
+        metavar="DIR",
+        place=True,
+    )
+    cache: bool = setting(True, "do not keep compiled programs for the next run")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One experiment; every default is filled in but those that need the machine or the data.
+
+    Attributes:
+        algo: what ``ALGORITHMS`` has or imports.
+        compare: the algorithms run beside it.
+        options: the keyword arguments of each of them that were given.
+        experiment: data, clients and rounds.
+        preparation: what becomes of the clients' samples.
+        scores: what is scored.
+        training: the local update.
+        machine: devices and output.
+    """
+
+    algo: str
+    compare: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]]
+    experiment: Experiment
+    preparation: Preparation
+    scores: Scores
+    training: Training
+    machine: Machine
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """All that run, in order."""
+        return (self.algo, *self.compare)
+
+    def flag_of(self, algorithm: str) -> str:
+        """The flag that named an algorithm."""
+        return "--algo" if algorithm == self.algo else "--compare"
+
+    def record(self) -> dict[str, Any]:
+        """All settings by name, whatever their group, without places on this machine."""
+        told: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": self.options}
+        for name in GROUPS:
+            told |= getattr(self, name).record()
+        return told
+
+
+GROUPS: Mapping[str, type[Group]] = {
+    "experiment": Experiment,
+    "preparation": Preparation,
+    "scores": Scores,
+    "training": Training,
+    "machine": Machine,
+}
+"""The groups of :class:`Config`."""

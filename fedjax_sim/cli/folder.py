@@ -1,0 +1,154 @@
+"""The folder that a run leaves behind: settings, records, a summary and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.cli.report import draw_curves
+from fedjax_sim.run import Evaluation, Result
+from fedjax_sim.run.metrics import Metric, SetScores, client_accuracy, spread
+
+FILES = ("config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png")
+
+
+class RunFolder:
+    """The folder of one run; each record is on disk as soon as it is known.
+
+    Args:
+        path: a folder that is new or empty.
+        config: the settings, for ``config.json``.
+
+    Attributes:
+        recorded: whether it has a record yet.
+
+    Raises:
+        ValueError: if the folder holds something, is none or cannot be made.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Makes the folder and ``config.json``."""
+        self.path, self.recorded = path, False
+        try:
+            check_free(path)
+            self._made = not path.exists()
+            path.mkdir(parents=True, exist_ok=True)
+            _write_json(path / "config.json", config)
+            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"--out {path}: {error.strerror or error}") from error
+
+    def log(
+        self,
+        algorithm: str,
+        evaluation: Evaluation,
+        runs: Sequence[Mapping[str, int]],
+        tables: Sequence[NDArray[np.int64]],
+    ) -> None:
+        """Adds a line for each run to ``metrics.jsonl``.
+
+        Args:
+            algorithm: its name.
+            evaluation: of R runs.
+            runs: what sets each apart (its seed, its fold).
+            tables: samples per client and class, ``int64[N, M]``, one per seed.
+        """
+        for i, run in enumerate(runs):
+            record = {
+                "algorithm": algorithm,
+                **run,
+                "round": evaluation.round,
+                **_scores(evaluation.test, i),
+                "test_loss": evaluation.test_loss[i],
+                "train_loss": evaluation.train_loss[i],
+                "bytes_up": int(evaluation.bytes_up[i]),
+                "bytes_down": int(evaluation.bytes_down[i]),
+            }
+            if evaluation.test.by_client is None:
+                # Nobody has test samples of its own: what their label mix lets expect.
+                correct, count = evaluation.correct[i], evaluation.total[i]
+                record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
+            if evaluation.validation is not None:
+                record["validation"] = _scores(evaluation.validation, i)
+            if evaluation.personal is not None:
+                record["personal"] = _scores(evaluation.personal, i)
+            record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
+            if evaluation.uncollected is not None:
+                record["accuracy_uncollected"] = evaluation.uncollected[i]
+            self._metrics.write(json.dumps(_plain(record)) + "\n")
+        self._metrics.flush()
+        self.recorded = True
+
+    def write_summary(
+        self, summary: Mapping[str, Any], results: Mapping[str, Result], score: Metric
+    ) -> None:
+        """Writes ``summary.json``, and ``curves.png`` of the algorithms that have finished."""
+        _write_json(self.path / "summary.json", summary)
+        if results:
+            draw_curves(results, self.path / "curves.png", score)
+
+    def close(self) -> None:
+        """Closes the files; without a record removes them, and the folder if it was new."""
+        self._metrics.close()
+        if self.recorded:
+            return
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        if self._made:
+            with suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
+
+
+def check_free(path: Path) -> None:
+    """Raises ValueError unless ``path`` is new or an empty folder."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"--out {path} is a file; name a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise ValueError(f"--out {path} is not empty; name a new folder")
+
+
+def _scores(scores: SetScores, run: int) -> dict[str, Any]:
+    """One run's scores on an evaluation set: pooled, and spread over its clients."""
+    found: dict[str, Any] = {m: getattr(scores.pooled, m)[run] for m in scores.metrics}
+    if scores.by_client is not None:
+        for m in scores.metrics:
+            found[f"client_{m}"] = spread(getattr(scores.by_client, m)[run])
+    return found
+
+
+def _plain(content: Any) -> Any:
+    """As JSON knows it: null for NaN, a score that does not exist, and for infinity."""
+    if isinstance(content, Mapping):
+        return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    if isinstance(content, float):
+        return float(content) if math.isfinite(content) else None
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that results depend on."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

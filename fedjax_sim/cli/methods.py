@@ -1,0 +1,207 @@
+"""The named methods as the command sees them: their names, their flags and what these mean."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedjax_sim.algorithms import ALGORITHMS, COMMON
+from fedjax_sim.base.registry import UnknownNameError
+from fedjax_sim.cli.flags import documented, flag, kind, options
+
+
+def algorithm(text: str) -> str:
+    """The name of an algorithm; case, dashes and underscores do not count.
+
+    Args:
+        text: the name, or ``package.module:function``, which is its own name.
+
+    Raises:
+        argparse.ArgumentTypeError: if there is none; offers names that are spelt nearly so, or the
+          method that takes that rule.
+
+    >>> algorithm("FedAvg"), algorithm("phase-shift")
+    ('fedavg', 'phase_shift')
+    >>> algorithm("gossipp")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
+    >>> algorithm("krum")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: 'krum' is no algorithm; use robust --aggregator krum
+    """
+    try:
+        return ALGORITHMS.resolve(text)[0]
+    except UnknownNameError as error:
+        message = str(error)
+        end = f"{'' if message.endswith('?') else ';'} --list shows all"
+        raise argparse.ArgumentTypeError(_of_rule(text) or message + end) from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _of_rule(text: str) -> str | None:
+    """What to say of a text that is no method, but a choice of one."""
+    for name in ALGORITHMS.known:
+        for key, parameter in parameters(name).items():
+            if text in kind(parameter.annotation).get("choices", ()):
+                return f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
+    return None
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The keyword parameters of an algorithm that are flags.
+
+    Raises:
+        ValueError: if it has one without a default that cannot be a flag.
+
+    >>> list(parameters("phase_shift"))
+    ['phases', 'mode']
+    """
+    return _options(_function(name))
+
+
+def owners_of(
+    names: Iterable[str], chosen: Collection[str], taken: Collection[str]
+) -> dict[str, list[str]]:
+    """Every parameter that is a flag, and the algorithms that have it.
+
+    Args:
+        names: the algorithms.
+        chosen: those that will run; of the others a parameter that cannot be a flag is left out.
+        taken: names that no parameter may have, because the command has a flag of that name.
+
+    Raises:
+        ValueError: if a parameter of those that will run cannot be a flag.
+    """
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        try:
+            own = parameters(name)
+            if clashing := [flag(key) for key in own if key in taken]:
+                raise ValueError(
+                    f"{', '.join(clashing)} is a flag of the command itself; rename the parameter"
+                )
+        except ValueError as error:
+            if name in chosen:
+                raise ValueError(f"{name} cannot run here: {error}") from error
+            continue
+        for key in own:
+            owners.setdefault(key, []).append(name)
+    return owners
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    owners: Mapping[str, Sequence[str]],
+    chosen: Sequence[str],
+    *,
+    helping: bool,
+) -> None:
+    """Adds a flag for every parameter of some algorithms.
+
+    Args:
+        parser: where to.
+        owners: the parameters, and the algorithms that have them.
+        chosen: the algorithms that will run.
+        helping: whether help is printed; else none is made.
+
+    Raises:
+        ValueError: if two of those that will run take different values by one flag.
+    """
+    everyone = {name for names in owners.values() for name in names}
+    whose = "one algorithm or some" if everyone - set(chosen) else ", ".join(chosen)
+    group = parser.add_argument_group(f"flags of {whose}, and their defaults there")
+    for key, names in owners.items():
+        readers = {name: kind(parameters(name)[key].annotation) for name in names}
+        first, *others = [name for name in names if name in chosen] or names[:1]
+        for other in others:
+            if readers[other] != readers[first]:
+                raise ValueError(
+                    f"{flag(key)} takes other values for {other} than for {first}: run them one by "
+                    "one, with --compare none"
+                )
+        group.add_argument(
+            flag(key),
+            default=argparse.SUPPRESS,
+            help=_help(key, names) if helping else None,
+            **readers[first],
+        )
+
+
+def chosen_options(
+    given: Mapping[str, Any], chosen: Sequence[str], owners: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """The keyword arguments of each algorithm that were given.
+
+    Args:
+        given: what the command line gave.
+        chosen: the algorithms that will run.
+        owners: every parameter that is a flag.
+
+    Raises:
+        ValueError: if a flag is of none of them, or one is missing.
+    """
+    own = {name: parameters(name) for name in chosen}
+    for key in sorted(given.keys() & set(owners)):
+        if not any(key in own[name] for name in chosen):
+            raise ValueError(f"{flag(key)} is no flag of {'; '.join(map(_flags_of, chosen))}")
+    for name in chosen:
+        missing = [k for k, p in own[name].items() if p.default is p.empty and k not in given]
+        if missing:
+            raise ValueError(f"{name} needs {' and '.join(map(flag, missing))}")
+    return {name: {key: given[key] for key in own[name] if key in given} for name in chosen}
+
+
+def registered() -> str:
+    """The part of ``--list`` for methods that are not the package's own; "" for none."""
+    rows = []
+    for name in ALGORITHMS:
+        if name in ALGORITHMS.own:
+            continue
+        first = (inspect.getdoc(_function(name)) or "").partition("\n")[0]
+        rows.append(f"{name:20}{first}".rstrip())
+        try:
+            flags = ", ".join(f"{flag(key)} {_default(name, key)}" for key in parameters(name))
+        except ValueError as error:
+            flags = f"none: {error}"
+        rows += [f"{'  flags':20}{flags}"] if flags else []
+    return "\n".join(["", "", "registered or brought by plugins:", *rows]) if rows else ""
+
+
+def texts(key: str, owners: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
+    """What a parameter means: each text of its owners' docstrings, and whose it is."""
+    found: dict[str, list[str]] = {}
+    for name, function in owners.items():
+        found.setdefault(documented(function).get(key, ""), []).append(name)
+    return found
+
+
+@functools.cache
+def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return options(function, without=COMMON)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    return ALGORITHMS.resolve(name)[1]
+
+
+def _default(name: str, key: str) -> str:
+    value = parameters(name)[key].default
+    return "needed" if value is inspect.Parameter.empty else str(value)
+
+
+def _help(key: str, owners: Sequence[str]) -> str:
+    """A line for each meaning that the parameter has, with the defaults."""
+    lines = []
+    for text, names in texts(key, {name: _function(name) for name in owners}).items():
+        defaults = ", ".join(f"{name} {_default(name, key)}" for name in names)
+        lines.append(f"{text} ({defaults})".strip())
+    return "\n".join(lines)
+
+
+def _flags_of(name: str) -> str:
+    flags = ", ".join(flag(key) for key in parameters(name))
+    return f"{name}, whose flags are: {flags or 'none'}"

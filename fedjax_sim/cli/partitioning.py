@@ -1,0 +1,327 @@
+"""``python -m fedjax_sim.partition``: ask for a skew, look at it, keep it for the bench."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.cli.commands import Source, complain, deal_seeds, new_folder
+from fedjax_sim.cli.flags import Parser, flag, flagged, kind, options
+from fedjax_sim.cli.folder import check_free, versions
+from fedjax_sim.cli.methods import texts
+from fedjax_sim.cli.settings import setting
+from fedjax_sim.data import Dataset, pooled
+from fedjax_sim.partition import (
+    Partition,
+    SkewReport,
+    draw_partition,
+    draw_skew,
+    save_partition,
+    skew_report,
+)
+from fedjax_sim.partition.forms import DATA
+from fedjax_sim.partition.samplers import SAMPLERS, bind_sampler, form_of, parse_form
+
+PROGRAM = "fedjax_sim.partition"
+DEFAULT = "emd(1.4)"
+DRAWN = 4  # partitions that can still be read side by side
+
+
+def _samplers() -> str:
+    forms = ", ".join(form_of(name, sampler).text for name, sampler in SAMPLERS.items())
+    return (
+        f"a name, with its flags below: {', '.join(SAMPLERS)}; or a text: {forms}, "
+        "package.module:function(name=value, ...)"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Request(Source):
+    """What is dealt, and to how many clients.
+
+    Attributes:
+        pool: whether the test set is dealt too.
+        clients: N; None for all natural ones.
+        seeds: how many partitions.
+        out: the folder of the results, new or empty; None for a new one in ``runs/``.
+        sampler: the name or the text of a sampler; None for the default.
+    """
+
+    pool: bool = setting(
+        False, "deal the test samples too, as RADFed does; for bench --split clients or holdout"
+    )
+    clients: int | None = setting(None, "how many", shown="40, of natural clients all", at_least=1)
+    seeds: int = setting(1, "how many partitions, of seeds 0 to N-1", at_least=1)
+    out: str | None = setting(
+        None,
+        "new folder for the results",
+        shown="runs/<dataset>-<sampler>-<date>-<time>",
+        metavar="DIR",
+        place=True,
+    )
+    sampler: str | None = setting(None, _samplers, shown=DEFAULT, metavar="TEXT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A request that is complete.
+
+    Attributes:
+        request: what the command line gave.
+        sampler: a name in ``SAMPLERS``, or the place of one to import.
+        options: its keyword arguments.
+        clients: N; None for all natural ones.
+        out: the folder of the results.
+    """
+
+    request: Request
+    sampler: str
+    options: dict[str, Any]
+    clients: int | None
+    out: Path
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: its arguments; None for those of this process.
+
+    Returns:
+        The exit status: 0, 2 for bad input, 130 for Ctrl-C.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        job = parse_job(argv)
+        check_free(job.out)
+        dataset = job.request.load()
+        if job.request.pool:
+            dataset = pooled(dataset)
+        partitions = deal_job(job, dataset)
+        reports = [skew_report(dataset.train_y, p, dataset.classes) for p in partitions]
+        try:
+            write_folder(
+                job, dataset, partitions, reports, shlex.join(["python", "-m", PROGRAM, *argv])
+            )
+        except OSError as error:
+            raise ValueError(f"--out {job.out}: {error.strerror or error}") from error
+    except (ValueError, OSError, ImportError) as error:
+        return complain(PROGRAM, f"error: {error}", 2)
+    except KeyboardInterrupt:
+        return complain(PROGRAM, "stopped; nothing was written", 130)
+    print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
+    part = "training and test" if job.request.pool else "training"
+    print(f"\n{dataset.name}, {part} samples; partitions, report and pictures: {job.out}")
+    print(f"train on it: {shlex.join(bench_command(job))}")
+    return 0
+
+
+def bench_command(job: Job) -> list[str]:
+    """The command that trains FedAvg on the first partition."""
+    request = job.request
+    words = ["python", "-m", "fedjax_sim.bench", "--algo", "fedavg"]
+    words += ["--dataset", request.dataset, "--partition", str(job.out / "seed0.npz")]
+    if request.data_dir is not None:
+        words += ["--data-dir", request.data_dir]
+    return [*words, "--split", "clients"] if request.pool else words
+
+
+def parse_job(argv: Sequence[str]) -> Job:
+    """What the command line asks for.
+
+    Args:
+        argv: the arguments, without the program's name.
+
+    Returns:
+        The job; the ranges of a sampler's arguments are left to the sampler.
+
+    Raises:
+        ValueError: if an argument is unknown, missing or malformed; names the flag.
+
+    >>> job = parse_job(["--sampler", "ll(2, 7/8)", "--clients", "20"])
+    >>> job.sampler, job.options, job.clients
+    ('ll', {'labels_per_client': 2, 'fraction': 0.875}, 20)
+    """
+    first = Parser(add_help=False)
+    first.add_argument("-h", "--help", action="store_true")
+    first.add_argument("--sampler")
+    early, _ = first.parse_known_args(argv)
+    named = None if early.sampler is None else _named(early.sampler)
+    samplers = dict(SAMPLERS if early.help else SAMPLERS.known)
+    if named is not None:
+        # The one that is asked for comes first: its flags are read as it says.
+        samplers = {named[0]: SAMPLERS.resolve(named[0])[1]} | samplers
+    given = vars(_parser(samplers, helping=early.help).parse_args(argv))
+    request = Request.of(given)
+    name, chosen = named or _named("emd" if "emd" in given else DEFAULT)
+    chosen |= _from_flags(name, chosen, given, samplers)
+    out = new_folder(request.dataset, name) if request.out is None else Path(request.out)
+    clients = 40 if request.clients is None and name != "natural" else request.clients
+    return Job(request, name, chosen, clients, out)
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a sampler, and the arguments that its text form gives."""
+    try:
+        return parse_form(text, bare="(" not in text)
+    except ValueError as error:
+        message = str(flagged(error, ["sampler"]))
+        where = "" if message.startswith("--") else "--sampler "
+        raise ValueError(where + message) from error
+
+
+def _from_flags(
+    name: str,
+    chosen: Mapping[str, Any],
+    given: Mapping[str, Any],
+    samplers: Mapping[str, Callable[..., Partition]],
+) -> dict[str, Any]:
+    """The arguments of a sampler that flags give, beside those of its text form."""
+    own, found = options(samplers[name], DATA), {}
+    for key in sorted(given.keys() & _owners(samplers).keys()):
+        if key not in own:
+            flags = ", ".join(map(flag, own)) or "none"
+            raise ValueError(f"{flag(key)} is no flag of {name}, whose flags are: {flags}")
+        if key in chosen:
+            raise ValueError(f"{flag(key)} is given twice: --sampler {given['sampler']!r} has it")
+        found[key] = given[key]
+    missing = [k for k, p in own.items() if p.default is p.empty and k not in {*chosen, *found}]
+    if missing:
+        raise ValueError(f"--sampler {name} needs {' and '.join(map(flag, missing))}")
+    return found
+
+
+def _owners(samplers: Mapping[str, Callable[..., Partition]]) -> dict[str, list[str]]:
+    """All parameters of samplers, and the samplers that each of them belongs to."""
+    taken = {field.name for field in dataclasses.fields(Request)}
+    owners: dict[str, list[str]] = {}
+    for name, sampler in samplers.items():
+        for key in options(sampler, DATA):
+            if key not in taken:
+                owners.setdefault(key, []).append(name)
+    return owners
+
+
+def _parser(samplers: Mapping[str, Callable[..., Partition]], *, helping: bool) -> Parser:
+    parser = Parser(
+        prog=f"python -m {PROGRAM}",
+        description="Deals a data set to clients with the skew that is asked for; prints a report "
+        "and writes a folder with the partition of each seed (seed0.npz, ... for "
+        "fedjax_sim.bench --partition), report.json, clients.png (clients by classes) and "
+        "skew.png (sizes and EMDs of the clients).",
+        epilog="Example: python -m fedjax_sim.partition --dataset digits --sampler dirichlet "
+        "--alpha 0.1 --clients 20",
+    )
+    Request.add_flags(parser, helping=helping)
+    group = parser.add_argument_group("flags of the samplers")
+    for key, names in _owners(samplers).items():
+        owners = {name: samplers[name] for name in names}
+        group.add_argument(
+            flag(key),
+            default=argparse.SUPPRESS,
+            help=_help(key, owners) if helping else None,
+            **kind(options(samplers[names[0]], DATA)[key].annotation),
+        )
+    return parser
+
+
+def _help(key: str, owners: Mapping[str, Callable[..., Partition]]) -> str:
+    """A line for each meaning that the parameter has, with the default."""
+    lines = []
+    for text, names in texts(key, owners).items():
+        defaults = {name: options(owners[name], DATA)[key].default for name in names}
+        for default in dict.fromkeys(defaults.values()):
+            whose = ", ".join(name for name in names if defaults[name] == default)
+            told = "needed" if default is inspect.Parameter.empty else f"default: {default}"
+            lines.append(f"{whose}: {text} ({told})")
+    return "\n".join(lines)
+
+
+def deal_job(job: Job, dataset: Dataset) -> list[Partition]:
+    """One partition of the training samples for each seed.
+
+    Raises:
+        ValueError: if the data allow none, or a user's sampler fails; names the flag.
+    """
+    from tqdm import tqdm
+
+    return deal_seeds(
+        bind_sampler(job.sampler, job.options),
+        dataset,
+        job.clients,
+        # disable=None: no bar where stderr is a file.
+        tqdm(range(job.request.seeds), desc=job.sampler, unit="seed", disable=None),
+        origin=f"--sampler {job.sampler}",
+        flags=["clients", *job.options],
+        foreign=SAMPLERS.is_foreign(job.sampler),
+    )
+
+
+def over_seeds(reports: Sequence[SkewReport]) -> str:
+    """A table with a line for each seed, their mean and their standard deviation."""
+    titles = ("EMD", "C-score", "KL", "n_k min", "max", "mean", "std", "Gini")
+    forms = (".3f", ".3f", ".3f", ",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    found = [report.as_dict() for report in reports]
+    rows = np.array([[d["emd"], d["c_score"], d["kl"], *d["sizes"].values()] for d in found])
+
+    def line(title: str, values: Sequence[float], name: str = "") -> str:
+        cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
+        return f"{title:7}{''.join(cells)}  {name}".rstrip()
+
+    clients, classes = reports[0].table.shape
+    head = f"{reports[0].table.sum():,} samples of {classes} classes at {clients:,} clients"
+    return "\n".join(
+        [
+            head,
+            f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
+            *(
+                line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")
+                for i, (row, r) in enumerate(zip(rows, reports, strict=True))
+            ),
+            line("mean", rows.mean(axis=0)),
+            line("std", rows.std(axis=0)),
+        ]
+    )
+
+
+def write_folder(
+    job: Job,
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    reports: Sequence[SkewReport],
+    command: str,
+) -> None:
+    """Writes the folder: whole, or not at all."""
+    record = {
+        "command": command,
+        "versions": versions(),
+        **job.request.record(),
+        "sampler": job.sampler,
+        "options": job.options,
+        "clients": job.clients,
+        "reports": [report.as_dict() for report in reports],
+    }
+    tables, titles = [r.table for r in reports], [f"seed {i}" for i in range(len(reports))]
+    name = f"{dataset.name} (training and test)" if job.request.pool else dataset.name
+    job.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=job.out.parent, prefix=".") as aside:
+        folder = Path(aside) / job.out.name
+        folder.mkdir()
+        for i, partition in enumerate(partitions):
+            save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
+        (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        draw_partition(tables[:DRAWN], folder / "clients.png", titles[:DRAWN])
+        draw_skew(tables, folder / "skew.png", titles)
+        if job.out.is_dir():
+            job.out.rmdir()  # empty, as `check_free` has found
+        folder.rename(job.out)

@@ -1,0 +1,101 @@
+"""Runs what was built, and records it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.commands import new_folder
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.summary import show, summarise
+from fedjax_sim.partition import draw_partition, partition_hash
+from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run.metrics import mean_known
+
+
+def open_folder(config: Config, setup: Setup) -> RunFolder:
+    """Makes the run folder, with the settings."""
+    out = config.machine.out
+    path = new_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
+    found = {
+        "model": setup.model_name,
+        "clients": setup.clients,
+        "clients_per_round": setup.clients_per_round,
+        "partitions": [p.name for p in setup.partitions],
+        "partition_hashes": [partition_hash(p) for p in setup.partitions],
+    }
+    return RunFolder(path, config.record() | found)
+
+
+def draw_clients(config: Config, setup: Setup, path: Path) -> None:
+    """Draws who has how many samples of each class, for up to four seeds."""
+    seeds = config.experiment.seeds
+    shown = setup.tables[: min(4, len(setup.partitions))]
+    one_for_all = len(setup.partitions) < len(seeds)
+    titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in seeds[: len(shown)]]
+    draw_partition(shown, path, titles)
+
+
+def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[str, str]:
+    """Runs every algorithm, records it and prints the table.
+
+    Returns:
+        The algorithms whose loss diverged, and what is to be said of each.
+    """
+    draw_clients(config, setup, folder.path / "clients.png")
+    common = {
+        "versions": versions(),
+        "devices": [str(d) for d in setup.execution.devices],
+        "command": command,
+    }
+    results: dict[str, Result] = {}
+    summaries: dict[str, dict[str, Any]] = {}
+    diverged: dict[str, str] = {}
+    for name in config.algorithms:
+        try:
+            results[name] = run_one(name, config, setup, folder)
+        except DivergedError as error:
+            diverged[name] = str(error)
+            summaries[name] = {"diverged": diverged[name]}
+        else:
+            summaries[name] = summarise(name, results[name], config, setup)
+        folder.write_summary({**summaries, **common}, results, config.scores.score)
+    if results:
+        show(config, setup, summaries)
+        print(f"\nrecords and pictures: {folder.path}")
+    return diverged
+
+
+def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Result:
+    """Runs one algorithm behind a progress bar."""
+    from tqdm import tqdm
+
+    algorithm, problem, metric = setup.algorithms[name], setup.problem, config.scores.score
+    rounds = max(1, round(config.experiment.rounds * algorithm.round_factor))
+    # disable=None: no bar where stderr is a file.
+    bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
+
+    def record(evaluation: Evaluation) -> None:
+        folder.log(name, evaluation, problem.runs, setup.tables)
+        score = float(mean_known(getattr(evaluation.test.reported, metric)))
+        bar.set_postfix_str(f"{metric} {100 * score:.1f} %", refresh=False)
+        bar.update(evaluation.round - bar.n)
+
+    with bar:
+        return simulate(
+            algorithm,
+            setup.model,
+            problem.data,
+            problem.test,
+            rounds=rounds,
+            classes=setup.classes,
+            seeds=[run["seed"] for run in problem.runs],
+            eval_every=min(config.experiment.eval_every, rounds),
+            validation=problem.validation,
+            auc=True if metric == "auc" else None,
+            personal=config.scores.split == "holdout",
+            execution=setup.execution,
+            on_evaluation=record,
+        )

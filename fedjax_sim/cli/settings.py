@@ -1,0 +1,149 @@
+"""Settings declared once: flag, default, check and record of each follow from its field."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+from fedjax_sim.cli.flags import flag, kind, number
+
+
+class Setting(NamedTuple):
+    """What a field tells beside its type and default.
+
+    Attributes:
+        help: what the flag is for; or a function that says it, if that takes a look at registries.
+        shown: the default in words; None for the default itself, "" for nothing.
+        metavar: what stands for the value.
+        convert: reads the value; None for what the type says.
+        limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
+        instead: a flag that may be given in place of this one, and what reads its value.
+        place: whether it is a place on this machine, which says nothing of a run.
+    """
+
+    help: str | Callable[[], str]
+    shown: str | None
+    metavar: str | None
+    convert: Callable[[str], Any] | None
+    limits: Mapping[str, float]
+    instead: Instead | None
+    place: bool
+
+
+class Instead(NamedTuple):
+    """A short form of a setting.
+
+    Attributes:
+        flag: its flag.
+        help: what it is for.
+        convert: makes the setting of its text.
+    """
+
+    flag: str
+    help: str
+    convert: Callable[[str], Any]
+
+
+def setting(
+    default: Any,
+    help: str | Callable[[], str],
+    *,
+    shown: str | None = None,
+    metavar: str | None = None,
+    convert: Callable[[str], Any] | None = None,
+    instead: Instead | None = None,
+    place: bool = False,
+    **limits: float,
+) -> Any:
+    """A field of a :class:`Group`; the arguments are those of :class:`Setting`."""
+    told = Setting(help, shown, metavar, convert, limits, instead, place)
+    return dataclasses.field(default=default, metadata={"setting": told})
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Settings of one subject; a subclass has one ``setting(...)`` a field.
+
+    Rules between its settings stand in ``__post_init__``, which names flags in what it raises.
+
+    Attributes:
+        title: of its flags in the help.
+    """
+
+    title: ClassVar[str] = ""
+
+    @classmethod
+    def add_flags(cls, add_to: argparse._ActionsContainer, *, helping: bool) -> None:
+        """Adds a flag for every setting; one that is left out is not in the namespace.
+
+        Args:
+            add_to: a parser, or a group of its flags.
+            helping: whether help is printed; else none is made.
+        """
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            told: Setting = field.metadata["setting"]
+            section = add_to
+            if told.instead is not None:
+                section = add_to.add_mutually_exclusive_group()
+                section.add_argument(
+                    told.instead.flag,
+                    dest=field.name,
+                    type=told.instead.convert,
+                    metavar="X",
+                    default=argparse.SUPPRESS,
+                    help=told.instead.help,
+                )
+            section.add_argument(
+                flag(f"no_{field.name}" if field.default is True else field.name),
+                dest=field.name,
+                default=argparse.SUPPRESS,
+                help=_help(field, told) if helping else None,
+                **_kind(field, told, hints[field.name]),
+            )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
+        """The settings of a namespace; those that were not given have their defaults.
+
+        Args:
+            given: what the command line gave, of other groups too.
+            defaults: those that are not the fields' own.
+        """
+        known = {**(defaults or {}), **given}
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: known[name] for name in names if name in known})
+
+    def record(self) -> dict[str, Any]:
+        """The settings by name, for a file, without places on this machine."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if not field.metadata["setting"].place
+        }
+
+    def _default(self, name: str, value: Any) -> None:
+        """Sets what was not given and hangs on other settings; for ``__post_init__`` alone."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+
+def _kind(field: dataclasses.Field[Any], told: Setting, hint: Any) -> dict[str, Any]:
+    """What argparse must know of a setting."""
+    if hint is bool:
+        return {"action": "store_false" if field.default else "store_true"}
+    read: dict[str, Any] = {"type": told.convert} if told.convert else kind(hint)
+    if read.get("type") in (int, float):
+        read["type"] = number(read["type"], **told.limits)
+    return read if told.metavar is None else read | {"metavar": told.metavar}
+
+
+def _help(field: dataclasses.Field[Any], told: Setting) -> str:
+    text = told.help if isinstance(told.help, str) else told.help()
+    shown = told.shown
+    if shown is None and not isinstance(field.default, bool):
+        shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+    return f"{text} (default: {shown})" if shown else text

@@ -1,0 +1,110 @@
+"""What is told of a run at its end: ``summary.json`` and what the terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import privacy
+from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.config import Config, Preparation
+from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.report import measurements, table
+from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.run import Result
+
+
+def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[str, Any]:
+    """What ``summary.json`` says of one algorithm; of DP-FedAvg ε and δ too."""
+    experiment = config.experiment
+    summary = measurements(
+        result,
+        score=config.scores.score,
+        seeds=len(experiment.seeds),
+        # FedAvg's cohort travels down and up once in each of its rounds.
+        fedavg_bytes=2.0 * setup.clients_per_round * experiment.rounds * setup.model_bytes,
+        clients=setup.clients,
+        emd=setup.emd,
+    )
+    if name == "dp_fedavg":
+        summary |= privacy_spent(config, setup, summary["rounds"])
+    return summary
+
+
+def privacy_spent(config: Config, setup: Setup, rounds: int) -> dict[str, Any]:
+    """ε of a client's privacy in one run of DP-FedAvg at δ = 1/N, or why it is not known."""
+    settings = {key: p.default for key, p in parameters("dp_fedavg").items()}
+    settings |= config.options["dp_fedavg"]
+    clients = setup.problem.data.clients
+    try:
+        spent = privacy.epsilon(
+            settings["noise_multiplier"],
+            clients=clients,
+            clients_per_round=setup.clients_per_round,
+            rounds=rounds,
+            delta=1 / clients,
+            sampling=settings["sampling"],
+        )
+    except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
+        return {"epsilon_unknown": str(error)}
+    return {"epsilon": spent, "delta": 1 / clients}
+
+
+def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints what has run and the table."""
+    experiment, devices = config.experiment, setup.execution.devices
+    prepared = _prepared(config.preparation, setup)
+    print(
+        f"{experiment.dataset}, {setup.model_name}: {setup.clients} clients, "
+        f"{setup.clients_per_round} a round, EMD {setup.emd:.2f}; {experiment.rounds} rounds, "
+        f"{config.training.epochs:g} epochs, {len(experiment.seeds)} seeds; {len(devices)} x "
+        f"{devices[0].device_kind}"
+        f"\nscore: {config.scores.score}, {setup.problem.scored}{prepared}\n"
+    )
+    print(table(summaries))
+    for name, s in summaries.items():
+        if "epsilon" in s:
+            print(
+                f"\n{name}: a run is (ε, δ)-private for each client, ε = {s['epsilon']:.3g} at "
+                f"δ = 1/N = {s['delta']:.3g}"
+            )
+        elif "epsilon_unknown" in s:
+            print(f"\n{name}: ε is not known: {s['epsilon_unknown']}")
+    personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
+    if personal and config.scores.split != "holdout":
+        print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
+
+
+def _prepared(preparation: Preparation, setup: Setup) -> str:
+    """What became of the clients' training samples where they are shared or copied."""
+    data, trained = setup.problem.data, setup.problem.trained
+    if not any(p.repeats for p in trained):
+        return ""
+    tables = [label_table(data.y, p, setup.classes) for p in trained]
+    copied = float(np.mean([np.mean(p.index >= len(data.y)) for p in trained]))
+    shared = float(np.mean([_common(p, len(data.y)) for p in trained]))
+    lacking = np.mean([np.sum(t == 0) for t in tables])
+    reached = np.mean([emd(t) for t in tables])
+    lines = [
+        f"\nclients train at EMD {reached:.2f}: {_percent(copied)} of their samples are copies, "
+        f"{_percent(shared)} are shared",
+        f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
+        "seeds)",
+    ]
+    fedaug = preparation.fedaug
+    if fedaug is not None and not copied:
+        lines.append(f"no copies: no client above --fedaug {fedaug:g} has samples to copy")
+    return "\n".join(lines)
+
+
+def _common(partition: Partition, samples: int) -> float:
+    """The part of the clients' samples that another client has too."""
+    own = partition.index[partition.index < samples]
+    return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))
+
+
+def _percent(part: float) -> str:
+    """Two digits at least, unless it is nothing."""
+    return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
