@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -16,13 +17,22 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # from here on no command under test can change their number
 
+import chex  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import fedjax_sim as fs  # noqa: E402
 
+T = TypeVar("T")
 SIZES = (1, 3, 16, 17, 40, 5, 33, 8)
 LOCAL = ("127.", "localhost", "::1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The examples of the named methods train, 5 to 10 s each: they run with the slow tests."""
+    for item in items:
+        if "algorithms" in item.path.parts and item.path.stem not in ("_fedavg", "_phase_shift"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,6 +49,12 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(socket.socket, "connect", guarded)
         patch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _fresh_trace_counter() -> None:
+    """``chex.assert_max_traces`` counts by source code: each case of a test counts from 0."""
+    chex.clear_trace_counter()
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +78,22 @@ class Federation(NamedTuple):
     def sizes(self) -> np.ndarray:
         """n_k."""
         return np.diff(self.data.start)
+
+    @property
+    def partition(self) -> fs.partition.Partition:
+        """Who owns which sample."""
+        return fs.partition.Partition(np.asarray(self.data.index), np.asarray(self.data.start))
+
+
+def altered_data(data: fs.ClientData, **fields: Any) -> fs.ClientData:
+    """With other fields; like those of ``fs.client_data``, they may be NumPy's."""
+    return dataclasses.replace(data, **fields)
+
+
+def known(value: T | None) -> T:
+    """What a result has here, and others may lack."""
+    assert value is not None
+    return value
 
 
 def make_federation(
@@ -104,7 +136,7 @@ class Play(NamedTuple):
 def play(
     algorithm: fs.Algorithm, model: fs.Model, data: fs.ClientData, rounds: int, seed: int = 0
 ) -> Play:
-    """Rounds one by one, with the keys that :func:`fedjax_sim.simulate` uses."""
+    """Rounds one by one, with the keys that :func:`fedjax_sim.run.simulation` uses."""
     data = jax.device_put(data)
     root = jax.random.key(seed)
     run_key = jax.random.fold_in(root, 1)
@@ -121,12 +153,10 @@ def play(
 
 def assert_trees(a: Any, b: Any, rtol: float | None = None, atol: float = 0.0) -> None:
     """Equal to the bit if ``rtol`` is None, else close."""
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if rtol is None:
-            np.testing.assert_array_equal(np.asarray(u), np.asarray(v))
-        else:
-            np.testing.assert_allclose(np.asarray(u), np.asarray(v), rtol=rtol, atol=atol)
+    if rtol is None:
+        chex.assert_trees_all_equal(a, b)
+    else:
+        chex.assert_trees_all_close(a, b, rtol=rtol, atol=atol)
 
 
 def largest_change(a: Any, b: Any) -> float:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import redistribution, selection
-from fedjax_sim.batches import shuffled
+from fedjax_sim.engine.batches import shuffled
 
 _shuffled = jax.jit(shuffled, static_argnums=2)
 _draw = jax.jit(selection.uniform().draw)
@@ -24,6 +24,7 @@ _permute = jax.jit(redistribution.permute, static_argnums=1)
 _fold_in = jax.jit(jax.random.fold_in)
 
 Layers = list[np.ndarray]  # W_1, b_1, W_2, b_2, ...
+Numbers = np.ndarray | jax.Array
 
 
 def layers_of(variables: Any) -> Layers:
@@ -35,8 +36,9 @@ def layers_of(variables: Any) -> Layers:
     return out
 
 
-def loss_and_gradient(layers: Layers, x: np.ndarray, y: np.ndarray) -> tuple[float, Layers]:
+def loss_and_gradient(layers: Layers, x: Numbers, y: Numbers) -> tuple[float, Layers]:
     """Mean cross-entropy of a ReLU network (none hidden: logistic regression), by hand."""
+    x, y = np.asarray(x), np.asarray(y)
     inputs, h = [], x.reshape(len(x), -1).astype(np.float64)
     depth = len(layers) // 2
     for i in range(depth):
@@ -93,18 +95,18 @@ class Oracle:
 
     def draw(self, t: int, count: int, busy: list[int]) -> list[int]:
         """``count`` clients that are not ``busy``, in the order in which they were drawn."""
-        held = jnp.array([*busy, *[0] * count], jnp.int32)
-        vacant = jnp.array([False] * len(busy) + [True] * count)
-        visits = jnp.zeros(len(held), jnp.int32)
-        clients, _ = _draw(self.key(t, 0), (), self.data, held, vacant, visits)
+        last = jnp.array([*busy, *[0] * count], jnp.int32)
+        free = jnp.array([False] * len(busy) + [True] * count)
+        visits = jnp.zeros(len(last), jnp.int32)
+        clients, _ = _draw(self.key(t, 0), (), self.data, last, free, visits)
         return [int(c) for c in clients[len(busy) :]]
 
     def permutation(self, t: int, count: int) -> list[int]:
-        return [int(i) for i in _permute(self.key(t, 1), count)]
+        return [int(i) for i in _permute(self.key(t, 1), count).source]
 
     def dealt(self, t: int, cohort: list[int]) -> list[int]:
         """The clients that models in flight meet: of a round in which no model is fresh."""
-        luck = np.asarray(jax.random.uniform(self.key(t, 2**30), len(cohort)))
+        luck = np.asarray(jax.random.uniform(self.key(t, 2**30), (len(cohort),)))
         return [cohort[i] for i in np.argsort(np.argsort(luck))]
 
     def rows(self, client: int) -> np.ndarray:
@@ -176,7 +178,7 @@ def average(models: list[Layers], weights: list[float]) -> Layers:
     """Weighted mean."""
     total = sum(weights)
     return [
-        sum(a / total * m[i] for a, m in zip(weights, models, strict=True))
+        np.sum([a / total * m[i] for a, m in zip(weights, models, strict=True)], axis=0)
         for i in range(len(models[0]))
     ]
 
@@ -196,7 +198,8 @@ def fedavg(
     def mean(server: Layers, cohort: list[int], visits: list[Visit]) -> Layers:
         return average([v.layers for v in visits], [float(oracle.sizes[k]) for k in cohort])
 
-    visit, absorb = visit or oracle.visit, absorb or mean
+    visit = visit or oracle.visit
+    absorb = absorb or mean
     server, servers = layers_of(oracle.initial), []
     for t in range(rounds):
         cohort = oracle.draw(t, m, [])

@@ -2,20 +2,31 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import known
 from scipy import stats
 
 from fedjax_sim import bench, models, privacy
+from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
-from fedjax_sim.config import Config, parse
+from fedjax_sim.cli import running
+from fedjax_sim.cli.build import augmentations, build
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.flags import documented
+from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.summary import privacy_spent, show
+from fedjax_sim.data import load_dataset
 from fedjax_sim.partition import (
     iid,
     limit_label_emd,
@@ -23,7 +34,7 @@ from fedjax_sim.partition import (
     partition_hash,
     save_partition,
 )
-from fedjax_sim.simulate import DivergedError, simulate
+from fedjax_sim.run import DivergedError, simulate
 
 BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache"]
 TINY = [*BASE, "--emd", "0.9"]
@@ -35,14 +46,21 @@ KEYS = {
 LOGISTIC_BYTES = (64 * 10 + 10) * 4
 
 
-def nan_later(shape, classes):
+def nan_later(shape: Any, classes: int) -> Model:
     """Logistic regression that gives NaN from the 100th training step on."""
     inner = models.logistic(shape, classes)
 
-    def init(key):
+    def init(key: jax.Array) -> Variables:
         return Variables(inner.init(key).params, {"steps": jnp.float32(0)})
 
-    def apply(variables, x, *, train, mask=None, key=None):
+    def apply(
+        variables: Variables,
+        x: jax.Array,
+        *,
+        train: bool,
+        mask: jax.Array | None = None,
+        key: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any]:
         steps = variables.state["steps"] + float(train)
         logits, _ = inner.apply(Variables(variables.params, {}), x, train=train)
         return jnp.where(steps > 100, jnp.nan, logits), {"steps": steps}
@@ -50,27 +68,27 @@ def nan_later(shape, classes):
     return Model(init, apply)
 
 
-def five_classes(shape, classes):
+def five_classes(shape: Any, classes: int) -> Model:
     return models.logistic(shape, 5)
 
 
-def no_model(shape, classes):
+def no_model(shape: Any, classes: int) -> str:
     return "a model"
 
 
-def records(folder: Path) -> list[dict]:
+def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "run"
     options = ["--rounds", "5", "--phases", "4", "--out", str(folder)]
     assert bench.main([*TINY, *options]) == 0
     return folder
 
 
-def test_summary_is_complete_and_consistent(finished):
+def test_summary_is_complete_and_consistent(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert {"phase_shift", "fedavg", "versions", "devices", "command"} == summary.keys()
     assert "--phases 4" in summary["command"]
@@ -90,15 +108,15 @@ def test_summary_is_complete_and_consistent(finished):
         assert 1 <= s["xla_programs"] <= 4
 
 
-def test_settings_have_the_fingerprint_of_each_partition(finished):
+def test_settings_have_the_fingerprint_of_each_partition(finished: Path) -> None:
     settings = json.loads((finished / "config.json").read_text())
-    labels = bench.load_dataset("digits").train_y
+    labels = load_dataset("digits").train_y
     made = [limit_label_emd(labels, 8, emd=0.9, seed=seed) for seed in (0, 1)]
     assert settings["partition_hashes"] == [partition_hash(p) for p in made]
     assert settings["partitions"] == [p.name for p in made]
 
 
-def test_records_name_places_of_the_machine_in_the_command_alone(finished):
+def test_records_name_places_of_the_machine_in_the_command_alone(finished: Path) -> None:
     settings = json.loads((finished / "config.json").read_text())
     assert settings.keys().isdisjoint({"data_dir", "out"})
     for path in finished.glob("*.json*"):
@@ -106,7 +124,7 @@ def test_records_name_places_of_the_machine_in_the_command_alone(finished):
         assert all(line.lstrip().startswith('"command": ') for line in told)
 
 
-def test_traffic_is_that_counted_by_hand(finished):
+def test_traffic_is_that_counted_by_hand(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     fedavg, shift = summary["fedavg"], summary["phase_shift"]
     assert fedavg["bytes_up"] == fedavg["bytes_down"] == 5 * 8 * LOGISTIC_BYTES
@@ -117,7 +135,7 @@ def test_traffic_is_that_counted_by_hand(finished):
     assert shift["traffic_ratio"] == pytest.approx((16 + 40) / 80)
 
 
-def test_one_line_for_each_evaluation_algorithm_and_seed(finished):
+def test_one_line_for_each_evaluation_algorithm_and_seed(finished: Path) -> None:
     found = [(r["algorithm"], r["round"], r["seed"]) for r in records(finished)]
     names = ("phase_shift", "fedavg")
     assert found == [(n, t, s) for n in names for t in range(1, 6) for s in (0, 1)]
@@ -129,17 +147,19 @@ def test_one_line_for_each_evaluation_algorithm_and_seed(finished):
 
 
 @pytest.mark.slow
-def test_client_accuracy_uses_the_tables_of_its_own_seed(tmp_path, monkeypatch):
+def test_client_accuracy_uses_the_tables_of_its_own_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = []
 
-    def spy(*args, **kwargs):
+    def spy(*args: Any, **kwargs: Any) -> Any:
         results.append(simulate(*args, **kwargs))
         return results[-1]
 
-    monkeypatch.setattr(bench, "simulate", spy)
+    monkeypatch.setattr(running, "simulate", spy)
     options = [*BASE, "--compare", "none", "--partition", "ll(5, 0.9)"]
     assert bench.main([*options, "--out", str(tmp_path / "run")]) == 0
-    setup = bench.build(parse(options))
+    setup = build(parse(options))
     for r in records(tmp_path / "run"):
         e = results[0].evaluations[r["round"] - 1]
         by_class = e.correct[r["seed"]] / e.total[r["seed"]]
@@ -149,7 +169,7 @@ def test_client_accuracy_uses_the_tables_of_its_own_seed(tmp_path, monkeypatch):
         assert r["client_accuracy"]["p10"] == pytest.approx(np.quantile(by_client, 0.1))
 
 
-def test_pictures_can_be_read(finished):
+def test_pictures_can_be_read(finished: Path) -> None:
     from matplotlib.image import imread
 
     for name in ("curves.png", "clients.png"):
@@ -158,7 +178,7 @@ def test_pictures_can_be_read(finished):
         assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 10
 
 
-def test_no_file_is_left_aside(finished):
+def test_no_file_is_left_aside(finished: Path) -> None:
     assert {p.name for p in finished.iterdir()} == {
         "config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png"
     }  # fmt: skip
@@ -168,7 +188,9 @@ def test_no_file_is_left_aside(finished):
 
 
 @pytest.mark.slow
-def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
+def test_table_fits_and_names_every_algorithm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [*TINY, "--algo", "radfed", "--redistribution-rounds", "2", "--out", str(tmp_path / "r")]
     assert bench.main([*argv, "--compare", "fedavg", "phase_shift", "radfed"]) == 0
     out = capsys.readouterr().out
@@ -181,7 +203,7 @@ def test_table_fits_and_names_every_algorithm(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path):
+def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path: Path) -> None:
     argv = [*TINY, "--rounds", "10", "--phases", "4", "--mode", "epochs", "--compare", "none"]
     assert bench.main([*argv, "--eval-every", "7", "--out", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["phase_shift"]
@@ -192,7 +214,7 @@ def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path):
+def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path: Path) -> None:
     argv = [*TINY, "--phases", "1", "--compare", "fedavg", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 0
     by_name = {
@@ -203,8 +225,8 @@ def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_saved_partition_serves_all_seeds(tmp_path):
-    labels = bench.load_dataset("digits").train_y
+def test_saved_partition_serves_all_seeds(tmp_path: Path) -> None:
+    labels = load_dataset("digits").train_y
     save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
     argv = [*BASE, "--compare", "none", "--partition", str(tmp_path / "p.npz"), "--phases", "5"]
     argv += ["--clients", "5"]
@@ -214,24 +236,54 @@ def test_saved_partition_serves_all_seeds(tmp_path):
     assert len(summary["accuracy_per_seed"]) == 2
 
 
-def test_flags_are_the_parameters_of_the_algorithms():
+def test_flags_are_the_parameters_of_the_algorithms() -> None:
     config = parse(["--algo", "fedavg", "--equal-weights", "--compare", "radfed", "--lr", "0.5"])
     assert isinstance(config, Config)
     assert config.options == {"fedavg": {"equal_weights": True}, "radfed": {}}
-    assert (config.lr, config.epochs, config.rounds, config.model) == (0.5, 2, 30, "mlp")
+    assert (config.training.lr, config.training.epochs, config.training.model) == (0.5, 2, "mlp")
+    assert config.experiment.rounds == 30
     config = parse(["--dataset", "cifar10", "--algo", "fedavg", "--seeds", "3"])
     assert config.algorithms == ("fedavg",)
-    assert (config.lr, config.epochs, config.rounds, config.model) == (0.001, 8, 15, "cifar_cnn")
-    assert config.seeds == (0, 1, 2)
+    training, experiment = config.training, config.experiment
+    assert (training.lr, training.epochs, training.model) == (0.001, 8, "cifar_cnn")
+    assert (experiment.rounds, experiment.seeds) == (15, (0, 1, 2))
 
 
-def test_help_documents_every_flag(capsys):
+def told(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     with pytest.raises(SystemExit) as stopped:
-        bench.main(["--help"])
+        bench.main([*flags, "--help"])
     assert stopped.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_documents_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys)
     assert "--redistribution-rounds N S, the local rounds from one aggregation to the next" in text
     assert "learning rate of SGD (default: digits 0.02, mnist 0.001" in text
+
+
+def test_help_is_true_for_every_method_that_has_the_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each flag of each method, with that method's own words and default."""
+    text = told(capsys)
+    for name, method in ALGORITHMS.items():
+        for key, parameter in parameters(name).items():
+            words = documented(method)[key].replace("%%", "%")
+            (defaults,) = re.findall(
+                rf"{re.escape(words)} \(((?:[^()]|\([^()]*\))*\b{name} [^()]*)\)", text
+            )
+            assert f"{name} {parameter.default}" in defaults.split(", ")
+
+
+def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "--algo", "dp_fedavg", "--compare", "robust")
+    assert "flags of dp_fedavg, robust, and their defaults there:" in text
+    assert "(dp_fedavg 1.0) C, the" in text  # the clip of either
+    assert "None: no limit (robust None)" in text
+    assert "--phases N" not in text
+    assert "--rounds N" in text
+    assert "--mu" not in told(capsys, "--algo", "scaffold")
 
 
 BAD = {
@@ -252,14 +304,14 @@ BAD = {
     "no root to train on": (["--compare", "ozdayi"], "ozdayi: --server-fraction must be given"),
     "no copies": (["--no-mirror"], "--no-mirror is for --fedaug or --rebalance"),
     "abbreviation": (["--phase", "4"], "--phase"),
-    "emd": (["--emd", "1.95"], "--emd=1.95"),
+    "emd": (["--emd", "1.95"], "--emd must be"),
     "byzantine": (
         ["--algo", "robust", "--byzantine", "0.5"],
         "robust: --byzantine must be in [0, 0.5), got 0.5",
     ),
     "no limit": (
         ["--algo", "dynamic_clustering", "--cluster-by", "distance"],
-        "--cluster-limit must be given where cluster_by is 'distance'",
+        "--cluster-limit must be given if cluster_by is 'distance'",
     ),
     "emd and partition": (["--emd", "1", "--partition", "iid"], "--partition"),
     "sampler": (["--partition", "nope(3)"], "dirichlet(alpha"),
@@ -302,7 +354,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_line_and_leaves_nothing(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     extra, wanted = BAD[case]
     monkeypatch.chdir(tmp_path)
     base = BASE if extra[0] == "--partition" else TINY
@@ -315,31 +369,35 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_method_that_does_not_use_samples_of_the_server_needs_none():
+def test_method_that_does_not_use_samples_of_the_server_needs_none() -> None:
     config = parse([*TINY, "--algo", "ozdayi", "--server-epochs", "0", "--compare", "none"])
-    assert bench.build(config).algorithms.keys() == {"ozdayi"}
+    assert build(config).algorithms.keys() == {"ozdayi"}
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-mirror"]])
-def test_copies_are_mirrored_unless_told_not_to(flags):
+def test_copies_are_mirrored_unless_told_not_to(flags: Any) -> None:
     """Images that are white on the left stay so, turned and tilted as they are."""
     config = parse(["--fedaug", "0.8", *flags])
-    (transform,) = bench.augmentations(config, bench.load_dataset("digits"))
+    (transform,) = augmentations(config.preparation, load_dataset("digits"))
     x = np.zeros((64, 8, 8, 1), np.uint8)
     x[:, :, :4] = 16
     ones = jnp.ones(64, bool)
     batch = Batch(jnp.asarray(x), jnp.zeros(64, jnp.int32), ones, ones)
-    out = np.asarray(jax.jit(lambda b: transform(jax.random.key(0), b, None).x)(batch), int)
+    nothing: Any = None
+    altered = jax.jit(lambda b: transform(jax.random.key(0), b, nothing).x)(batch)
+    out = np.asarray(altered).astype(int)
     left, right = out[:, :, :4].sum(axis=(1, 2, 3)), out[:, :, 4:].sum(axis=(1, 2, 3))
     mirrored = np.mean(left < right)
     assert mirrored == 0 if flags else 0.3 < mirrored < 0.7
 
 
-def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
-    def give_up(*args):
+def test_solver_that_gives_up_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*args: Any) -> None:
         raise RuntimeError("the solver stopped: MaxIterations")
 
-    monkeypatch.setattr("fedjax_sim.partition.matched.closest_table", give_up)
+    monkeypatch.setattr("fedjax_sim.partition._matched.closest_table", give_up)
     argv = [*BASE, "--partition", "matched(1, 0.1)", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 2
     wanted = "--partition matched(1, 0.1): the solver stopped: MaxIterations"
@@ -348,8 +406,10 @@ def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("other", ["--dataset=synthetic(0, 0)", "--split=clients"])
-def test_partition_of_other_samples_is_refused(other, tmp_path, capsys):
-    labels = bench.load_dataset("digits").train_y
+def test_partition_of_other_samples_is_refused(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = load_dataset("digits").train_y
     save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3), labels, "digits")
     argv = ["--partition", str(tmp_path / "p.npz"), other, "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 2
@@ -358,18 +418,18 @@ def test_partition_of_other_samples_is_refused(other, tmp_path, capsys):
     assert f"deals the 1,438 samples of digits, not the {found}\n" in capsys.readouterr().err
 
 
-def test_clients_of_a_file_are_its_own(tmp_path, capsys):
-    save_partition(tmp_path / "p.npz", iid(bench.load_dataset("digits").train_y, 5, seed=3))
+def test_clients_of_a_file_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_partition(tmp_path / "p.npz", iid(load_dataset("digits").train_y, 5, seed=3))
     argv = ["--algo", "fedavg", "--model", "logistic", "--partition", str(tmp_path / "p.npz")]
-    assert parse(argv).clients is None
-    assert bench.build(parse([*argv, "--clients", "5"])).clients == 5
+    assert parse(argv).experiment.clients is None
+    assert build(parse([*argv, "--clients", "5"])).clients == 5
     assert bench.main([*argv, "--clients", "6"]) == 2
     assert "the file has 5 clients, --clients is 6" in capsys.readouterr().err
 
 
-def test_each_data_set_says_what_its_test_set_is():
+def test_each_data_set_says_what_its_test_set_is() -> None:
     scored = {
-        name: bench.build(parse(["--dataset", name, "--model", "logistic"])).problem.scored
+        name: build(parse(["--dataset", name, "--model", "logistic"])).problem.scored
         for name in ("digits", "synthetic(0, 0)")
     }
     assert scored == {
@@ -378,12 +438,12 @@ def test_each_data_set_says_what_its_test_set_is():
     }
 
 
-def test_names_are_found_whatever_their_case_and_dashes():
+def test_names_are_found_whatever_their_case_and_dashes() -> None:
     config = parse(["--algo", "Phase-Shift", "--compare", "FedAvg", "dpfedavg", "STC"])
     assert config.algorithms == ("phase_shift", "fedavg", "dp_fedavg", "stc")
 
 
-def test_client_without_samples(tmp_path, capsys):
+def test_client_without_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_partition(tmp_path / "p.npz", partition_from_lists([[0, 1], [], [2]]))
     argv = [*BASE, "--partition", str(tmp_path / "p.npz"), "--phases", "3"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 2
@@ -391,7 +451,7 @@ def test_client_without_samples(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_used_folder_is_not_touched(tmp_path, capsys):
+def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.txt").write_text("mine")
     assert bench.main([*TINY, "--out", str(tmp_path)]) == 2
     assert "not empty" in capsys.readouterr().err
@@ -401,7 +461,9 @@ def test_used_folder_is_not_touched(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
+def test_nan_stops_and_keeps_what_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [*TINY, "--model", f"{__name__}:nan_later", "--rounds", "9", "--compare", "none"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
@@ -416,14 +478,16 @@ def test_nan_stops_and_keeps_what_was_written(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_too_large_learning_rate_stops(tmp_path, capsys):
+def test_too_large_learning_rate_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*TINY, "--model", "mlp", "--lr", "1e30", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 1
     assert "the loss became" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()  # before the first record
 
 
-def test_divergence_of_one_leaves_the_others(tmp_path, capsys):
+def test_divergence_of_one_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [*TINY, "--seeds", "1", "--algo", "fedadam", "--server-lr", "1e30"]
     assert bench.main([*argv, "--compare", "fedavg", "--out", str(tmp_path / "run")]) == 1
     out, err = capsys.readouterr()
@@ -443,11 +507,17 @@ def test_divergence_of_one_leaves_the_others(tmp_path, capsys):
 
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("the loss became nan")])
-def test_folder_without_a_record_is_removed(there, error, tmp_path, capsys, monkeypatch):
-    def stopped(*args, **kwargs):
+def test_folder_without_a_record_is_removed(
+    there: bool,
+    error: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr(bench, "simulate", stopped)
+    monkeypatch.setattr(running, "simulate", stopped)
     if there:
         (tmp_path / "run").mkdir()
     status = 130 if error is KeyboardInterrupt else 1
@@ -456,21 +526,23 @@ def test_folder_without_a_record_is_removed(there, error, tmp_path, capsys, monk
     assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
 
 
-def test_interrupt_keeps_what_was_written(tmp_path, capsys, monkeypatch):
-    def interrupted(*args, on_evaluation, **kwargs):
-        def record(evaluation):
+def test_interrupt_keeps_what_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
+        def record(evaluation: Any) -> None:
             on_evaluation(evaluation)
             raise KeyboardInterrupt
 
         return simulate(*args, on_evaluation=record, **kwargs)
 
-    monkeypatch.setattr(bench, "simulate", interrupted)
+    monkeypatch.setattr(running, "simulate", interrupted)
     assert bench.main([*TINY, "--out", str(tmp_path / "run")]) == 130
     assert str(tmp_path / "run") in capsys.readouterr().err
     assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
 
 
-def test_differential_privacy_is_told(tmp_path, capsys):
+def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every client in every round: T Gaussian mechanisms are one of noise z / sqrt(T)."""
     argv = [*TINY, "--seeds", "1", "--rounds", "4", "--algo", "dp_fedavg", "--compare", "none"]
     argv += ["--noise-multiplier", "3", "--eval-every", "4"]
@@ -485,40 +557,40 @@ def test_differential_privacy_is_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_privacy_follows_how_cohorts_are_drawn(sampling):
+def test_privacy_follows_how_cohorts_are_drawn(sampling: Any) -> None:
     flags = ["--sampling", sampling, "--clients-per-round", "2", "--noise-multiplier", "0.7"]
     config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none", *flags])
     wanted = privacy.epsilon(
         0.7, clients=8, clients_per_round=2, rounds=5, delta=1 / 8, sampling=sampling
     )
-    assert bench.privacy_spent(config, bench.build(config), 5) == {
+    assert privacy_spent(config, build(config), 5) == {
         "epsilon": wanted,
         "delta": 1 / 8,
     }
 
 
-def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch):
+def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none"])
-    told = bench.privacy_spent(config, bench.build(config), 5)
+    told = privacy_spent(config, build(config), 5)
     assert told == {
         "epsilon_unknown": "epsilon needs dp-accounting: pip install 'fedjax-sim[privacy]'"
     }
 
 
-def shown(capsys, *flags):
+def shown(capsys: pytest.CaptureFixture[str], *flags: Any) -> Any:
     base = BASE if "--partition" in flags else TINY
     config = parse([*base, "--algo", "fedavg", "--compare", "none", *flags])
-    setup = bench.build(config)
+    setup = build(config)
     numbers = {"score": "accuracy", "score_last_per_run": [0], "accuracy_last": 0, "bytes_up": 140,
                "bytes_down": 41_600, "traffic_ratio": 0, "rounds": 1, "samples_per_second": 0,
                "compile_seconds": 0, "run_seconds": 0, "utilisation": 1, "xla_programs": 1,
                "peak_memory_mb": 1}  # fmt: skip
-    bench.show(config, setup, {"fedavg": numbers})
+    show(config, setup, {"fedavg": numbers})
     return capsys.readouterr().out, setup
 
 
-def test_what_became_of_the_samples_is_told(capsys):
+def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     out, setup = shown(capsys, "--share-beta", "0.02", "--seeds", "1")
     (partition,) = setup.problem.trained
     _, often = np.unique(partition.index, return_counts=True)
@@ -535,7 +607,7 @@ def test_what_became_of_the_samples_is_told(capsys):
     assert "no copies: no client above --fedaug 1.9 has samples to copy" in out
 
 
-def test_small_traffic_has_a_small_unit(capsys):
+def test_small_traffic_has_a_small_unit(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = shown(capsys)
     head, _, row = out.split("\n\n")[1].splitlines()
     assert head.split() == ["algorithm", "last", "%", "B", "up", "B", "down", "traffic/FedAvg"]
@@ -545,15 +617,15 @@ def test_small_traffic_has_a_small_unit(capsys):
 ENTRY = [sys.executable, "-m", "fedjax_sim.bench"]
 
 
-def test_reader_that_goes_away_is_no_error():
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*ENTRY, "--list"], text=True, **pipe) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
+def test_reader_that_goes_away_is_no_error() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*ENTRY, "--list"], text=True, stdout=pipe, stderr=pipe) as process:
+        known(process.stdout).close()
+        assert known(process.stderr).read() == ""
     assert process.returncode == 141
 
 
-def test_more_devices_than_cores_are_refused_at_once(tmp_path):
+def test_more_devices_than_cores_are_refused_at_once(tmp_path: Path) -> None:
     cores = bench.available_cores()
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     argv = [*ENTRY, *TINY, "--devices", "99", "--out", str(tmp_path / "run")]
@@ -564,7 +636,9 @@ def test_more_devices_than_cores_are_refused_at_once(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bench.available_cores() < 2, reason="needs two cores")
-def test_command_uses_several_devices_and_a_quiet_cache(tmp_path, monkeypatch):
+def test_command_uses_several_devices_and_a_quiet_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,12 +17,12 @@ import fedjax_sim as fs
 from fedjax_sim import (
     aggregators,
     compression,
-    drift,
+    corrections,
     optimizers,
-    receive,
+    preaggregation,
     redistribution,
+    refresh,
     schedule,
-    screens,
     selection,
     server,
     weighting,
@@ -30,23 +31,23 @@ from fedjax_sim.base import LocalUpdate
 
 SLOTS, ROUNDS = 4, 12
 
-DRIFTS: dict[str, Any] = {
+CORRECTIONS: dict[str, Any] = {
     "none": (),
-    "proximal": (drift.proximal(0.1),),
-    "scaffold": (drift.scaffold(),),
-    "both": (drift.proximal(0.1), drift.scaffold(option=1)),
+    "proximal": (corrections.proximal(0.1),),
+    "scaffold": (corrections.scaffold(),),
+    "both": (corrections.proximal(0.1), corrections.scaffold(option=1)),
 }
-# Which slots are due when goes with whether a slot holds its client.
+# Which slots are due when goes with whether a slot keeps its client.
 SCHEDULES: dict[str, Any] = {
     "every round": (schedule.every_round(SLOTS), False),
     "delayed": (schedule.delayed(SLOTS, 3), False),
-    "delayed, held": (schedule.delayed(SLOTS, 3), True),
+    "delayed, sticky": (schedule.delayed(SLOTS, 3), True),
     "staggered": (schedule.staggered(SLOTS, 2), True),
 }
-SCREENS: dict[str, Any] = {
+PREAGGREGATIONS: dict[str, Any] = {
     "none": (),
-    "clip": (screens.clip_norm(1.0),),
-    "signs, then clip": (screens.sign_agreement(1), screens.clip_norm(1.0)),
+    "clip": (preaggregation.clip_norm(1.0),),
+    "signs, then clip": (preaggregation.sign_agreement(1), preaggregation.clip_norm(1.0)),
 }
 AGGREGATORS: dict[str, Any] = {
     "mean": aggregators.AGGREGATORS["mean"],
@@ -77,32 +78,34 @@ def one_of(choices: dict[str, Any]) -> Any:
 def compositions(draw: Any) -> dict[str, Any]:
     return {
         "optimizer_state": draw(st.sampled_from(["reset", "keep", "average"])),
-        "drift": draw(one_of(DRIFTS)),
+        "corrections": draw(one_of(CORRECTIONS)),
         "compressor": draw(one_of(COMPRESSORS)),
         "schedule": draw(one_of(SCHEDULES)),
         "active": draw(st.sampled_from([None, 3])),
         "redistribution": draw(st.sampled_from(["keep", "permute"])),
-        "receive": draw(st.sampled_from(["nothing", "drift_correction"])),
-        "weighting": draw(st.sampled_from(["by_seen", "equal"])),
-        "screens": draw(one_of(SCREENS)),
+        "refresh": draw(st.sampled_from(["nothing", "drift_correction"])),
+        "weighting": draw(st.sampled_from(["by_samples_visited", "equal"])),
+        "preaggregation": draw(one_of(PREAGGREGATIONS)),
         "aggregator": draw(one_of(AGGREGATORS)),
         "server": draw(one_of(SERVERS)),
     }
 
 
 def composed(local: LocalUpdate, parts: dict[str, Any]) -> fs.Algorithm:
-    plan, held = SCHEDULES[parts["schedule"]]
-    local = local.change(drift=DRIFTS[parts["drift"]], optimizer_state=parts["optimizer_state"])
+    plan, sticky = SCHEDULES[parts["schedule"]]
+    local = local.change(
+        corrections=CORRECTIONS[parts["corrections"]], optimizer_state=parts["optimizer_state"]
+    )
     if COMPRESSORS[parts["compressor"]] is not None:
         local = compression.compressed(local, COMPRESSORS[parts["compressor"]])
     return fs.compose(
         local,
-        selection=selection.uniform(held=held, active=None if held else parts["active"]),
+        selection=selection.uniform(sticky=sticky, active=None if sticky else parts["active"]),
         schedule=plan,
         redistribution=getattr(redistribution, parts["redistribution"]),
-        receive=getattr(receive, parts["receive"])(),
+        refresh=getattr(refresh, parts["refresh"])(),
         weighting=getattr(weighting, parts["weighting"]),
-        screens=SCREENS[parts["screens"]],
+        preaggregation=PREAGGREGATIONS[parts["preaggregation"]],
         aggregator=AGGREGATORS[parts["aggregator"]],
         server=SERVERS[parts["server"]],
     )
@@ -122,7 +125,7 @@ def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
         rounds=ROUNDS, classes=easy.classes, eval_every=ROUNDS - 1,
     )  # fmt: skip
     first = model.init(jax.random.fold_in(jax.random.key(0), 0))
-    logits, _ = model.apply(first, easy.test[0], train=False)
+    logits, _ = model.apply(first, jnp.asarray(easy.test[0]), train=False)
     before = float(optax.softmax_cross_entropy_with_integer_labels(logits, easy.test[1]).mean())
     after = float(result.evaluations[-1].test_loss[0])
     assert np.isfinite(after)
@@ -130,14 +133,14 @@ def check_it_learns(easy: Federation, parts: dict[str, Any]) -> None:
     assert result.xla_programs <= 4
 
 
-def test_a_slot_that_rests_takes_no_correction(easy: Federation) -> None:
+def test_an_idle_slot_takes_no_correction(easy: Federation) -> None:
     """Its client has no samples, and before the first aggregation nor has the server: 0 / 0."""
     model = fs.models.logistic((6,), easy.classes)
     algorithm = fs.compose(
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
         selection=selection.uniform(active=SLOTS - 1),
         schedule=schedule.delayed(SLOTS, 3),
-        receive=receive.drift_correction(),
+        refresh=refresh.drift_correction(),
         weighting=weighting.equal,
     )
     final = play(algorithm, model, easy.data, 4).final

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -19,20 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import (
-    compression,
-    receive,
-    redistribution,
-    schedule,
-    selection,
-    server,
-    weighting,
-)
-from fedjax_sim.algorithms.fedavg_qsgd import fedavg_qsgd
-from fedjax_sim.algorithms.fedavg_top_k import fedavg_top_k
-from fedjax_sim.algorithms.stc import stc
+from fedjax_sim import compression, redistribution, refresh, schedule, selection, server, weighting
+from fedjax_sim.algorithms import fedavg_qsgd, fedavg_top_k, stc
 from fedjax_sim.base import ClientView, LocalUpdate
-from fedjax_sim.measured import with_initial_loss
+from fedjax_sim.client.reports import with_initial_loss
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 KEY = jax.random.key(0)
@@ -164,7 +155,7 @@ def test_the_code_and_the_initial_loss_have_chances_of_their_own() -> None:
         ),
         telling,
     )
-    out = jax.jit(local.train)(KEY, variables, client, local.memory(variables), ((), ()))
+    out = jax.jit(local.train)(KEY, variables, client, local.client_state(variables), ((), ()))
     seen = float(out.info.extra["initial_loss"])
     assert seen > 0
     assert seen != float(out.variables.params["w"][0])
@@ -174,13 +165,13 @@ def test_the_code_and_the_initial_loss_have_chances_of_their_own() -> None:
 def test_sent_and_residual_make_the_update(kind: str) -> None:
     plain, variables, client = lone()
     local = compression.compressed(plain, SPARSE[kind](0.2))
-    train, memory = jax.jit(local.train), local.memory(variables)
-    alone, nothing = jax.jit(plain.train), plain.memory(variables)
+    train, client_state = jax.jit(local.train), local.client_state(variables)
+    alone, nothing = jax.jit(plain.train), plain.client_state(variables)
     sent = wanted = jax.tree.map(jnp.zeros_like, variables.params)
     received = variables
     for t in range(6):
         key = jax.random.key(t)
-        out = train(key, received, client, memory, ((), ()))
+        out = train(key, received, client, client_state, ((), ()))
         free = alone(key, received, client, nothing, ((), ()))
         sent, wanted = (
             jax.tree.map(lambda s, new, old: s + new - old, total, to.variables.params, start)
@@ -188,19 +179,20 @@ def test_sent_and_residual_make_the_update(kind: str) -> None:
         )
         assert_trees(out.variables.state, free.variables.state)  # statistics go whole
         assert_trees(out.info, free.info)
-        received, memory = out.variables, out.memory
+        received, client_state = out.variables, out.client_state
     flat = {name: jax.flatten_util.ravel_pytree(a)[0] for name, a in [("s", sent), ("w", wanted)]}
-    np.testing.assert_allclose(flat["s"] + memory[1], flat["w"], rtol=1e-5, atol=1e-5)
-    assert float(jnp.abs(memory[1]).max()) > 0.01
+    residual = client_state[1]
+    np.testing.assert_allclose(flat["s"] + residual, flat["w"], rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(residual).max()) > 0.01
 
 
 def test_a_wrapper_is_changed_within() -> None:
     plain, variables, client = lone()
     local = compression.compressed(plain, compression.top_k(1), feedback=False)
-    memory = local.memory(variables)
-    assert memory == (plain.memory(variables), None)
+    client_state = local.client_state(variables)
+    assert client_state == (plain.client_state(variables), None)
     once = local.change(max_steps=1)
-    out = once.train(KEY, variables, client, memory, ((), ()))
+    out = once.train(KEY, variables, client, client_state, ((), ()))
     assert int(out.info.steps) == 1
     assert once.upload_bytes(variables, 1) == 18 * 4 + 4
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -258,7 +250,7 @@ def test_sending_all_is_fedavg(
     everything = fedavg_top_k(local, clients_per_round=COHORT, sparsity=1, execution=ONE)
     ours = play(everything, models["logistic"], federation.data, ROUNDS)
     assert_trees(ours.servers, whole.servers, rtol=1e-5, atol=1e-6)
-    assert not np.asarray(ours.states[-1].memory[1]).any()  # nothing is left out
+    assert not np.asarray(ours.states[-1].client_state[1]).any()  # nothing is left out
     assert largest_change(ours.servers[-1], ours.servers[0]) > 1e-3
 
 
@@ -316,7 +308,7 @@ def test_top_k_against_numpy(
         cohort, arrived, residuals = rounds.clients(t, w, residuals)
         w = w + np.average(arrived, axis=0, weights=federation.sizes[cohort])
         close(jax.flatten_util.ravel_pytree(state.server.params)[0], w)
-        close(state.memory[1], residuals)
+        close(state.client_state[1], residuals)
 
 
 def test_stc_against_numpy(
@@ -333,7 +325,7 @@ def test_stc_against_numpy(
         wanted = arrived.mean(axis=0) + behind
         after = np.asarray(jax.flatten_util.ravel_pytree(state.server.params)[0])
         step, w = after - w, after
-        residuals, behind = np.asarray(state.memory[1]), np.asarray(state.opt_state[1])
+        residuals, behind = np.asarray(state.client_state[1]), np.asarray(state.opt_state[1])
         close(residuals, expected)
         close(step + behind, wanted)  # what was sent, and what is left
         sent = step != 0
@@ -360,9 +352,9 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
         )
     return fs.compose(
         local,
-        selection=selection.uniform(held=True),
+        selection=selection.uniform(sticky=True),
         schedule=schedule.staggered(4, 2),
-        receive=receive.drift_correction(),
+        refresh=refresh.drift_correction(),
         server=down,
         execution=ONE,
     )
@@ -375,17 +367,15 @@ def two_runs(algorithm: fs.Algorithm, model: fs.Model, data: Any, rounds: int) -
     variables = jax.vmap(lambda root: model.init(jax.random.fold_in(root, 0)))(jnp.stack(roots))
     data = jax.device_put(data)
     states = jax.vmap(algorithm.init, (0, 0, None))(keys, variables, data)
-    step = jax.jit(
-        jax.vmap(
-            lambda key, t, state: algorithm.step(jax.random.fold_in(key, t), state, data)[0],
-            (0, None, 0),
-        )
-    )
+
+    def one_round(key: jax.Array, t: int, state: Any) -> Any:
+        return algorithm.step(jax.random.fold_in(key, t), state, data)[0]
+
+    step = jax.jit(jax.vmap(chex.assert_max_traces(one_round, n=1), (0, None, 0)))
     servers = []
     for t in range(rounds):
         states = step(keys, t, states)
         servers.append(states.server)
-    assert step._cache_size() == 1
     return servers
 
 
@@ -422,14 +412,14 @@ def test_mixes(
         }[name]
     )
     if name == "radfed":
-        check_rest(second)
+        check_idle(second)
 
 
-def check_rest(run: Play) -> None:
+def check_idle(run: Play) -> None:
     """Only the two clients that trained have another residual."""
-    before = np.zeros_like(run.states[0].memory[1])
+    before = np.zeros_like(run.states[0].client_state[1])
     for state in run.states:
-        clients, after = np.asarray(state.slots.client), np.asarray(state.memory[1])
+        clients, after = np.asarray(state.slots.client), np.asarray(state.client_state[1])
         visited = np.isin(np.arange(8), clients)
         assert visited.sum() == (clients == 8).sum() == 2
         np.testing.assert_array_equal((after != before).any(axis=1), visited)

@@ -15,20 +15,30 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
+from conftest import (
+    Federation,
+    Play,
+    altered_data,
+    assert_trees,
+    known,
+    largest_change,
+    make_federation,
+    play,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import augment, bench, mediators
-from fedjax_sim import fedmix as mixing
-from fedjax_sim.algorithms.astraea import astraea
-from fedjax_sim.algorithms.fedmix import fedmix
+from fedjax_sim import augment, bench
+from fedjax_sim.algorithms import astraea, fedmix
 from fedjax_sim.base import Batch, ClientView
-from fedjax_sim.batches import rows_at
-from fedjax_sim.config import parse
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.client import mixup
 from fedjax_sim.data import augmentation_level, fedaug, rebalance, share
-from fedjax_sim.execution import client_sizes, make_execution, visits
+from fedjax_sim.engine.batches import rows_at
+from fedjax_sim.engine.clients import client_sizes, visits
+from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.partition import emd, iid, label_table, limit_label
 from fedjax_sim.partition.table import (
     Partition,
@@ -37,6 +47,7 @@ from fedjax_sim.partition.table import (
     save_partition,
     validate_partition,
 )
+from fedjax_sim.plan import mediators
 
 BALANCED = np.repeat(np.arange(10, dtype=np.int32), 400)
 
@@ -140,13 +151,13 @@ def test_client_data_of_copies(skewed: Partition) -> None:
     assert one.capacity == plans[0].sizes.max()
     assert plain.copies is False
     assert plain.budget is None
-    assert both.budget.tolist() == [skewed.sizes.tolist()] * 2
+    assert known(both.budget).tolist() == [skewed.sizes.tolist()] * 2
     clients = jnp.array([3, 10])
     np.testing.assert_array_equal(client_sizes(jax.device_put(one), clients), [skewed.sizes[3], 0])
     visit = jax.tree.map(lambda a: a[0], visits(jax.device_put(one), clients))
     view = visit.view((jnp.asarray(x), jnp.asarray(BALANCED), jnp.asarray(one.index)), one)
     batch = rows_at(view, jnp.arange(one.capacity))
-    copies = np.asarray(batch.copy & batch.mask)
+    copies = np.asarray(known(batch.copy) & batch.mask)
     assert copies.sum() == plans[0].sizes[3] - skewed.sizes[3]
     np.testing.assert_array_equal(batch.y, BALANCED[np.asarray(batch.x[:, 0], int)])
 
@@ -195,12 +206,12 @@ def test_repeats_are_checked_and_kept(tmp_path: Path) -> None:
     index, start = np.array([0, 1, 1, 3], np.int32), np.array([0, 2, 4], np.int32)
     with pytest.raises(ValueError, match="1 more than once"):
         validate_partition(Partition(index, start), 4)
-    with pytest.raises(ValueError, match="has 3; allowed: 0 to 1"):
+    with pytest.raises(ValueError, match="must be in 0 to 1, got 3"):
         validate_partition(Partition(index[[0, 3]], np.array([0, 1, 2], np.int32)), 2)
     validate_partition(Partition(index, start, repeats=True), 2)
     with pytest.raises(ValueError, match="1 more than once"):
         validate_partition(Partition(index, np.array([0, 1, 4], np.int32), repeats=True), 2)
-    with pytest.raises(ValueError, match="has 4; allowed: 0 to 3"):
+    with pytest.raises(ValueError, match="must be in 0 to 3, got 4"):
         validate_partition(Partition(index + 1, start, repeats=True), 2)
     save_partition(tmp_path / "p.npz", Partition(index, start, repeats=True))
     assert load_partition(tmp_path / "p.npz").repeats
@@ -223,7 +234,7 @@ def altered(transform: Any, x: np.ndarray, copy: np.ndarray, seed: int = 0) -> n
 @pytest.mark.parametrize("channels", [1, 3])
 def test_only_copies_are_altered(channels: int) -> None:
     x, copy = IMAGES[..., :channels], np.arange(6) % 2 == 0
-    transform = augment.thesis(x.shape[1:])
+    transform: Any = augment.fedaug_augmentations(x.shape[1:])
     batch = Batch(jnp.asarray(x), jnp.zeros(6, jnp.int32), jnp.ones(6, bool), jnp.asarray(copy))
     keys = jax.random.split(jax.random.key(0), 8)
     outs = np.asarray(jax.jit(jax.vmap(lambda key: transform(key, batch, None).x))(keys))
@@ -233,7 +244,7 @@ def test_only_copies_are_altered(channels: int) -> None:
     assert moved > 0.7  # 15/16 of grey images
     assert len({out.tobytes() for out in outs}) == 8
     own = outs[0][copy].astype(int) - x[copy]
-    assert (own[0] != own[1]).any()  # each image by chance of its own
+    assert (own[0] != own[1]).any()  # each image is drawn for itself
 
 
 def test_motions() -> None:
@@ -295,7 +306,7 @@ def test_peer_means_are_the_blocks_of_others(federation: Federation) -> None:
         for first in range(start[k], start[k + 1], 4)
     ]
     means = np.array([x[a:b].mean(axis=0) for _, a, b in blocks])
-    transform = mixing.peer_means(4)
+    transform = mixup.peer_means(4)
     batch = Batch(view.x[:2], view.y[:2], jnp.ones(2, bool))
     keys = jax.random.split(jax.random.key(0), 4000)
     peers = jax.jit(jax.vmap(lambda key: transform(key, batch, view).peer))(keys)
@@ -313,7 +324,7 @@ def test_peer_means_are_the_blocks_of_others(federation: Federation) -> None:
 
 def mixed_batch(federation: Federation) -> Batch:
     x, y = (jnp.asarray(a)[:5] for a in (federation.data.x, federation.data.y))
-    peer = mixing.Peer(jnp.linspace(-1.0, 2.0, 6), jnp.array([0, 2, 2, 1]), jnp.arange(4) < 3)
+    peer = mixup.Peer(jnp.linspace(-1.0, 2.0, 6), jnp.array([0, 2, 2, 1]), jnp.arange(4) < 3)
     return Batch(x, y, jnp.arange(5) < 4, peer=peer)
 
 
@@ -323,7 +334,7 @@ def test_fedmix_objective(federation: Federation, models: dict[str, fs.Model]) -
     variables = model.init(jax.random.key(3))
     layers = oracle.layers_of(variables)
     batch = mixed_batch(federation)
-    objective = mixing.fedmix(fs.empirical_risk(model), lam)
+    objective = mixup.mixed_objective(fs.empirical_risk(model), lam)
 
     def value(params: Any) -> jax.Array:
         return objective(params, variables.state, params, batch, jax.random.key(0))[0]
@@ -506,12 +517,12 @@ def test_label_counts_of_one_run_among_others(federation: Federation) -> None:
     data = federation.data
     two = np.concatenate([data.index, data.index])
     starts = np.stack([data.start, data.start + data.start[-1]])
-    shared = fs.ClientData(data.x, data.y, two, starts, data.capacity)
+    shared = altered_data(data, index=two, start=starts)
     axes = fs.ClientData(None, None, None, 0, data.capacity)  # type: ignore[arg-type]
     counts = jax.vmap(lambda d: mediators.label_counts(d, 3), in_axes=(axes,))(
         jax.device_put(shared)
     )
-    table = label_table(data.y, Partition(data.index, data.start), 3)
+    table = label_table(data.y, federation.partition, 3)
     np.testing.assert_array_equal(counts, [table, table])
 
 
@@ -546,10 +557,9 @@ def test_astraea_against_numpy(federation: Federation, models: dict[str, fs.Mode
         fs.empirical_risk(models["mlp"]), optax.sgd(0.05, momentum=0.5), batch_size=8, epochs=2
     )
     algorithm = astraea(local, clients_per_round=6, classes=3, mediator_size=3, mediator_epochs=2)
-    assert algorithm.tempo == 3
+    assert algorithm.round_factor == 3
     clients = slow(oracle.Oracle, federation.data, models["mlp"])
-    partition = Partition(federation.data.index, federation.data.start)
-    counts = label_table(federation.data.y, partition, 3)
+    counts = label_table(federation.data.y, federation.partition, 3)
     theirs = in_turn(clients, counts, rounds=16, slots=2, each=3, epochs=2)
     agree(clients, theirs, play(algorithm, models["mlp"], federation.data, 16))
 
@@ -570,6 +580,9 @@ def risk() -> Any:
     return fs.empirical_risk(fs.models.logistic((6,), 3))
 
 
+NONE: Any = None  # where a part does not look
+
+
 def local_update() -> Any:
     return fs.local_sgd(risk(), optax.sgd(0.1))
 
@@ -579,20 +592,32 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "nan": (lambda: augmentation_level([1, 2], float("nan")), "emd must be at least 0, got nan"),
     "power": (lambda: rebalance([0], partition_from_lists([[0]]), -1), "alpha must be at least 0"),
     "beta": (lambda: share([0], partition_from_lists([[0]]), 0, seed=0), "beta must be above 0"),
+    "labels": (
+        lambda: share([0, -1], partition_from_lists([[0, 1]]), 0.5, seed=0),
+        "labels must be in 0 … M - 1, got -1 … 0",
+    ),
+    "labels of fedaug": (
+        lambda: fedaug([-1, 0], partition_from_lists([[0, 1]]), 1.0),
+        "labels must be in 0 … M - 1, got -1 … 0",
+    ),
+    "labels of rebalance": (
+        lambda: rebalance([0.0, 1.0], partition_from_lists([[0, 1]])),
+        "labels must be integers [2], got float64 [2]",
+    ),
     "part": (
         lambda: share([0], partition_from_lists([[0]]), 0.5, 2, seed=0),
         "alpha must be above 0 and at most 1, got 2",
     ),
     "rare": (
         lambda: share([0, 0, 0, 1], partition_from_lists([range(4)]), 0.9, seed=0),
-        "beta=0.9 takes 2 samples of each class, but class 1 has 1",
+        "beta must take at most the 1 samples of class 1, got 0.9, which takes 2 of each class",
     ),
     "shape": (
-        lambda: augment.thesis((54,)),
+        lambda: augment.fedaug_augmentations((54,)),
         "augmentations are for images [H, W, 1] or [H, W, 3], got [54]",
     ),
     "floats": (
-        lambda: altered(augment.thesis((9, 9, 3)), IMAGES / 255, np.ones(6, bool)),
+        lambda: altered(augment.fedaug_augmentations((9, 9, 3)), IMAGES / 255, np.ones(6, bool)),
         "augmentations are for images, uint8 [B, H, W, C], got float32 [6, 9, 9, 3]",
     ),
     "ratio": (
@@ -604,7 +629,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "mix_samples must be at least 1, got 0",
     ),
     "alone": (
-        lambda: mixing.peer_means(2)(
+        lambda: mixup.peer_means(2)(
             jax.random.key(0),
             mixed_batch(make_federation((9,))),
             peer_view(make_federation((9,)), 0)[0],
@@ -612,8 +637,8 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "FedMix needs the samples of other clients: peers=True, and at least 2 clients",
     ),
     "no peer": (
-        lambda: mixing.fedmix(risk(), 0.1)(
-            {}, {}, {}, Batch(jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)), None
+        lambda: mixup.mixed_objective(risk(), 0.1)(
+            {}, {}, {}, Batch(jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)), NONE
         ),
         "FedMix's objective needs Batch.peer: add peer_means to transforms",
     ),
@@ -629,7 +654,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "each": (lambda: mediators.mediators(1, 0, 3), "clients_each must be at least 1, got 0"),
     "few": (
-        lambda: mediators.mediators(3, 3, 3).init(None, make_federation().data, None),
+        lambda: mediators.mediators(3, 3, 3).init(NONE, make_federation().data, NONE),
         "clients_per_round must be at most the 8 clients, got 9",
     ),
 }
@@ -661,21 +686,21 @@ def test_two_phase_fedaug_by_the_command(
     config = json.loads((tmp_path / "o" / "config.json").read_text())
     assert (config["fedaug"], config["share_beta"], config["share_alpha"]) == (0.8, 0.02, 0.5)
     assert config["rebalance"] is None
-    setup = bench.build(parse(flags))
+    setup = build(parse(flags))
     data, (partition,) = setup.problem.data, setup.partitions
     assert data.copies
     own = [np.isin(a[a < len(data.y)], b).sum() for a, b in zip(
         setup.problem.trained[0].lists, partition.lists, strict=True
     )]  # fmt: skip
     assert (np.array(own) < data.budget).all()  # each has samples of the common set
-    assert setup.algorithms["phase_shift"].tempo == pytest.approx(4 / 3)
+    assert setup.algorithms["phase_shift"].round_factor == pytest.approx(4 / 3)
 
 
 COMMAND_ERRORS = {
     "table": (["--fedaug", "0.8", "--dataset", "synthetic(0, 0)"], "--fedaug is for images, uint8"),
     "emd": (["--fedaug", "2"], "--fedaug: must be a number at least 0 and below 2, got '2'"),
     "alpha": (["--share-alpha", "0.5"], "--share-alpha is for --share-beta"),
-    "too much": (["--share-beta", "0.999"], "--share-beta: beta=0.999 takes 144 samples of each"),
+    "too much": (["--share-beta", "0.999"], "got 0.999, which takes 144 of each class"),
     "power": (["--rebalance", "-1"], "--rebalance: must be a number at least 0, got '-1'"),
 }
 

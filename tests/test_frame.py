@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +18,12 @@ import fedjax_sim as fs
 from fedjax_sim import (
     aggregators,
     attacks,
+    broadcast,
     clustering,
-    dispatch,
-    receive,
+    preaggregation,
     redistribution,
+    refresh,
     schedule,
-    screens,
     selection,
     tree,
 )
@@ -44,44 +45,43 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any, moved: Any)
     algorithm = fs.compose(
         local_of(models["logistic"]),
         selection=selection.uniform(),
-        schedule=schedule.never(3),
+        schedule=schedule.serverless(3),
         redistribution=moved,
         execution=fs.make_execution(devices=2),
     )
     data = make_federation([4] * clients).data
     seen: list[set[int]] = [set(), set(), set()]
     for state in play(algorithm, models["logistic"], data, rounds=40).states:
-        for slot, client in zip(state.slots.id, state.slots.client, strict=True):
-            if slot < 3:
-                seen[slot].add(int(client))
+        for slot, client in enumerate(state.slots.client):
+            seen[slot].add(int(client))
     # A slot misses a client in all 40 rounds with probability 0.7^40, below 1e-6.
     assert seen == [set(range(clients))] * 3
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_screens_measure_from_what_was_received(
+def test_preaggregations_measure_from_what_was_received(
     federation: Federation, models: Any, rounds: int
 ) -> None:
-    """Remembered for every slot or the server's for all: the same where all received the same."""
+    """Remembered for every slot or the server's for all: the same if all received the same."""
 
-    def run(part: fs.base.Dispatch) -> Any:
+    def run(part: fs.base.Broadcast) -> Any:
         algorithm = fs.compose(
             local_of(models["logistic"]),
             selection=selection.uniform(),
             schedule=schedule.delayed(5, rounds),
             redistribution=redistribution.permute,
-            dispatch=part,
-            screens=[
+            broadcast=part,
+            preaggregation=[
                 attacks.sign_flip(attacks.byzantine(8, 0.25)),
-                screens.clip_norm(0.01),
-                screens.normalise(0.1),
-                screens.sign_agreement(1),
+                preaggregation.clip_norm(0.01),
+                preaggregation.normalise(0.1),
+                preaggregation.sign_agreement(1),
             ],
             execution=fs.make_execution(devices=2),
         )
         return play(algorithm, models["logistic"], federation.data, rounds=2 * rounds).final
 
-    assert_trees(run(dispatch.stale(0)), run(dispatch.latest()), rtol=1e-6, atol=1e-7)
+    assert_trees(run(broadcast.stale(0)), run(broadcast.latest()), rtol=1e-6, atol=1e-7)
 
 
 def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> None:
@@ -91,13 +91,13 @@ def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> Non
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(8),
-        dispatch=clustering.ifca(2, risk),
-        screens=[screens.clip_norm(limit)],
+        broadcast=clustering.ifca(2, risk),
+        preaggregation=[preaggregation.clip_norm(limit)],
         execution=fs.make_execution(devices=2),
     )
     states = play(algorithm, model, federation.data, rounds=3).states
-    before = jax.tree.map(np.asarray, states[0].dispatch.variables.params)
-    after = states[-1].dispatch.variables.params
+    before = jax.tree.map(np.asarray, states[0].broadcast.variables.params)
+    after = states[-1].broadcast.variables.params
     for j in range(2):
         moved = tree.norm(jax.tree.map(lambda a, b, j=j: a[j] - b[j], after, before))
         assert float(moved) <= 2 * limit * 1.001  # two rounds of changes of at most C
@@ -110,15 +110,16 @@ def test_clusters_are_reduced_by_the_aggregator() -> None:
 
     rows = fs.Variables(jnp.array([1.0, 2.0, 30.0, 5.0, jnp.nan]), ())
     weights, tag = jnp.array([1.0, 1, 1, 1, 0]), jnp.array([0, 0, 0, 1, 1])
-    cohort = Cohort(None, None, jnp.arange(5), None, None, tag, None)  # type: ignore[arg-type]
-    part = clustering.ifca(3, risk)  # type: ignore[arg-type]
+    none: Any = None
+    cohort = Cohort(none, none, jnp.arange(5), none, none, none, tag, none)
+    part = clustering.ifca(3, risk)
     start = part.init(fs.Variables(jnp.float32(7), ()))
     median = aggregators.coordinate_median
-    new = part.absorb(start, None, rows, weights, cohort, median).variables.params
-    assert new.tolist() == [2.0, 5.0, 7.0]  # nobody chose the third
+    new = part.update(start, none, rows, weights, cohort, median).variables.params
+    assert new.tolist() == [2.0, 5.0, 7.0]  # no client chose the third
 
 
-def test_a_cohort_of_nobody_moves_nothing(models: Any) -> None:
+def test_an_empty_cohort_moves_nothing(models: Any) -> None:
     """Nor does it make the model NaN."""
     algorithm = fs.compose(
         local_of(models["logistic"]),
@@ -145,7 +146,7 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
         local_of(models["logistic"]),
         selection=selection.uniform(),
         schedule=schedule.delayed(5, rounds=3),
-        screens=[noise],
+        preaggregation=[noise],
         execution=fs.make_execution(devices=2),
     )
     model, data = models["logistic"], jax.device_put(federation.data)
@@ -158,21 +159,23 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
 
 
 def test_corrections_keep_the_dtype() -> None:
-    half = {"w": jnp.full(2, 4, jnp.bfloat16), "n": jnp.int32(3)}
-    server = {"w": jnp.zeros(2, jnp.bfloat16), "n": jnp.int32(3)}
-    new = receive.drift_correction().correct(server, jnp.float32(30), half, jnp.float32(10))
-    wanted = {"w": jnp.ones(2, jnp.bfloat16), "n": jnp.int32(3)}
-    assert [a.dtype for a in jax.tree.leaves(new)] == [a.dtype for a in jax.tree.leaves(wanted)]
+    half = fs.Variables({"w": jnp.full(2, 4, jnp.bfloat16)}, {"n": jnp.int32(3)})
+    server = fs.Variables({"w": jnp.zeros(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
+    new = refresh.drift_correction().correct(server, jnp.float32(30), half, jnp.float32(10))
+    wanted = fs.Variables({"w": jnp.ones(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, wanted)
     assert_trees(new, wanted)
 
 
 def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) -> None:
-    local, clip = local_of(models["logistic"]), screens.clip_norm(1.0)
+    local, clip = local_of(models["logistic"]), preaggregation.clip_norm(1.0)
     every, uniform = schedule.every_round(3), selection.uniform()
     with pytest.raises(ValueError, match="selection must be a Selection, got <function uniform"):
         fs.compose(local, selection=selection.uniform, schedule=every)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="screens must be a sequence of Screen, got <function"):
-        fs.compose(local, selection=uniform, schedule=every, screens=clip)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match="preaggregation must be a sequence of PreAggregation, got "
+    ):
+        fs.compose(local, selection=uniform, schedule=every, preaggregation=clip)  # type: ignore[arg-type]
     rule: Any = optax.sgd(1.0)
     with pytest.raises(ValueError, match="server must be a Server, got Gradient"):
         fs.compose(local, selection=uniform, schedule=every, server=rule)

@@ -12,21 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, play
+from conftest import Federation, Play, altered_data, assert_trees, largest_change, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import fedjax_sim as fs
-from fedjax_sim import receive, redistribution, schedule, selection, tree, weighting
-from fedjax_sim.aggregators import AGGREGATORS
+from fedjax_sim import redistribution, refresh, schedule, selection, tree, weighting
 from fedjax_sim.base import LocalUpdate
-from fedjax_sim.batches import shuffled
+from fedjax_sim.client.losses import cross_entropy
 from fedjax_sim.data import eval_set
-from fedjax_sim.execution import Execution, samples_of, visits
-from fedjax_sim.experiment import Experiment
-from fedjax_sim.losses import cross_entropy
+from fedjax_sim.engine.batches import shuffled
+from fedjax_sim.engine.clients import samples_of, visits
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import layers
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.server.aggregators import AGGREGATORS
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -37,12 +38,12 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
     )
 
 
-def reordered(groups: int, held: bool) -> Any:
+def reordered(groups: int, sticky: bool) -> Any:
     """A uniform selection that reverses the clients that it draws, inside each group."""
-    plain = selection.uniform(held=held)
+    plain = selection.uniform(sticky=sticky)
 
-    def draw(key: Any, state: Any, data: Any, clients: Any, vacant: Any, visits: Any) -> Any:
-        drawn, state = plain.draw(key, state, data, clients, vacant, visits)
+    def draw(key: Any, state: Any, data: Any, clients: Any, free: Any, visits: Any) -> Any:
+        drawn, state = plain.draw(key, state, data, clients, free, visits)
         return drawn.reshape(groups, -1)[:, ::-1].reshape(-1), state
 
     return plain._replace(draw=draw)
@@ -56,7 +57,7 @@ def test_cohort_order_is_invisible(
     federation: Federation, models: dict[str, fs.Model], kind: str
 ) -> None:
     groups = 3 if kind == "phase_shift" else 1
-    parts: dict[str, Any] = {
+    compositions: dict[str, dict[str, Any]] = {
         "fedavg": {"schedule": schedule.every_round(6)},
         "radfed": {
             "schedule": schedule.delayed(6, 2),
@@ -65,10 +66,11 @@ def test_cohort_order_is_invisible(
         },
         "phase_shift": {
             "schedule": schedule.staggered(6, 3),
-            "receive": receive.drift_correction(),
+            "refresh": refresh.drift_correction(),
         },
-    }[kind]
-    held = kind == "phase_shift"
+    }
+    parts = compositions[kind]
+    sticky = kind == "phase_shift"
     a, b = (
         play(
             fs.compose(local_sgd(models["mlp"]), selection=chosen, **parts),
@@ -76,7 +78,7 @@ def test_cohort_order_is_invisible(
             federation.data,
             4,
         )
-        for chosen in (selection.uniform(held=held), reordered(groups, held))
+        for chosen in (selection.uniform(sticky=sticky), reordered(groups, sticky))
     )
     assert_trees(a.servers, b.servers)
     assert_trees(a.final, b.final)
@@ -85,7 +87,7 @@ def test_cohort_order_is_invisible(
 def test_client_numbers_are_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
     data, model = federation.data, models["mlp"]
     lists = [data.index[data.start[k] : data.start[k + 1]] for k in (4, 2, 7, 0, 1, 6, 3, 5)]
-    moved = dataclasses.replace(
+    moved = altered_data(
         data,
         index=np.concatenate(lists),
         start=np.cumsum([0, *map(len, lists)]).astype(np.int32),
@@ -118,13 +120,13 @@ def test_others_samples_never_leak(federation: Federation, models: dict[str, fs.
 
     @jax.jit
     def train(d: fs.ClientData) -> Any:
-        task = tree.take(visits(d, jnp.array([3])), 0)
+        task = tree.take(visits(d, jnp.array([3])), jnp.int32(0))
         empty = ((), ())
         return local.train(
             jax.random.key(1), variables, task.view(samples_of(d), d), empty, empty
         ).variables
 
-    a, b = train(data), train(dataclasses.replace(data, x=x))
+    a, b = train(data), train(altered_data(data, x=x))
     assert_trees(a, b)
     assert largest_change(a, variables) > 1e-3
 
@@ -208,8 +210,8 @@ def test_advancing_again_compiles_nothing(
     run, _, _ = programs.advance(run, 3)
     compiled = []
 
-    def listen(event: str, duration: float, **_: Any) -> None:
-        del duration
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
@@ -290,10 +292,9 @@ def test_shuffled_is_uniform(size: int, capacity: int) -> None:
 
 
 @functools.cache
-def _seats(devices: int, lists: int) -> Any:
+def _deal(devices: int, lists: int) -> Any:
     execution = Execution(tuple(jax.devices()[:devices]), None)
-    seats = execution.seats if lists == 0 else jax.vmap(execution.seats)
-    return jax.jit(seats)
+    return jax.jit(execution.deal if lists == 0 else jax.vmap(execution.deal))
 
 
 @few
@@ -302,15 +303,15 @@ def _seats(devices: int, lists: int) -> Any:
     st.sampled_from([0, 1, 3]),
     st.data(),
 )
-def test_seats(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
-    """Every task once, empty places elsewhere, loads within twice the best that could be."""
+def test_deal(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
+    """Every task once, padding rows elsewhere, loads within twice the best that could be."""
     devices, count = shape
     rows, block = max(lists, 1), -(-count // devices)
     costs = np.array(
         data.draw(st.lists(st.integers(1, 500), min_size=rows * count, max_size=rows * count)),
         np.int32,
     ).reshape(rows, count)
-    out = np.asarray(_seats(devices, lists)(costs if lists else costs[0]))
+    out = np.asarray(_deal(devices, lists)(costs if lists else costs[0]))
     out = out.reshape(rows, devices * block)
     for row in out:
         assert sorted(row.tolist()) == [*range(count), *[count] * (devices * block - count)]
@@ -319,12 +320,12 @@ def test_seats(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
         assert loads.max() <= 2 * max(costs.max(), -(-costs.sum() // devices))
 
 
-def test_seats_even_out_a_steep_cohort() -> None:
+def test_dealing_evens_out_a_steep_cohort() -> None:
     costs = np.arange(1, 21, dtype=np.int32) ** 2
-    place = np.asarray(_seats(4, 0)(costs))
-    loads = costs[place].reshape(4, 5).sum(axis=1)
+    task = np.asarray(_deal(4, 0)(costs))
+    loads = costs[task].reshape(4, 5).sum(axis=1)
     assert loads.max() <= 1.1 * loads.mean()
-    assert costs.reshape(4, 5).sum(axis=1).max() > 2 * loads.mean()  # unseated
+    assert costs.reshape(4, 5).sum(axis=1).max() > 2 * loads.mean()  # not dealt
 
 
 @pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((2, 2), (2, 2)), ((1, 0), (0, 2))])

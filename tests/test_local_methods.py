@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import drift, execution, optimizers, screens, tree
-from fedjax_sim.algorithms import fedopt
-from fedjax_sim.algorithms.fedavg import fedavg
-from fedjax_sim.algorithms.fedavgm import fedavgm
-from fedjax_sim.algorithms.fednova import fednova
-from fedjax_sim.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedjax_sim.algorithms.fedprox import fedprox
-from fedjax_sim.algorithms.mfl import mfl
-from fedjax_sim.algorithms.parallel_sgd import parallel_sgd
-from fedjax_sim.algorithms.scaffold import scaffold
+from fedjax_sim import corrections, optimizers, preaggregation, tree
+from fedjax_sim.algorithms import (
+    fedadagrad,
+    fedadam,
+    fedavg,
+    fedavgm,
+    fednova,
+    fedprox,
+    fedyogi,
+    mfl,
+    parallel_sgd,
+    scaffold,
+)
 from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Objective
+from fedjax_sim.engine.clients import samples_of, visits
 
 LR, COHORT, ROUNDS = 0.05, 5, 4
 ONE = fs.make_execution(devices=1)
@@ -155,7 +159,7 @@ def test_first_visit_is_fedavg(
     model = models["logistic"]
     equal = fedavg(local_sgd(model), clients_per_round=3, equal_weights=True, execution=ONE)
     first = play(equal, model, federation.data, 1).final
-    options = {"clients_per_round": 3, "execution": ONE}
+    options: dict[str, Any] = {"clients_per_round": 3, "execution": ONE}
     corrected = play(scaffold(local_sgd(model), **options), model, federation.data, 2)
     assert_trees(corrected.servers[0], first, 1e-6, 1e-7)
     assert largest_change(corrected.servers[1], corrected.servers[0]) > 1e-3
@@ -174,7 +178,7 @@ SHARE = SIZES / SIZES.sum()
 
 def point(dim: int = 2) -> fs.Model:
     """A model that is nothing but its parameters."""
-    return fs.Model(lambda key: fs.Variables(jnp.ones(dim), ()), lambda *_, **__: None)  # type: ignore[arg-type,return-value]
+    return fs.Model(lambda key: fs.Variables(jnp.ones(dim), ()), lambda *_, **__: None)  # type: ignore[arg-type]
 
 
 def quadratics() -> fs.ClientData:
@@ -231,11 +235,9 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
         algorithm = scaffold(local, clients_per_round=cohort, option=option, **options)  # type: ignore[arg-type]
         out = play(algorithm, point(), data, 60 if cohort == 4 else 150)
         np.testing.assert_allclose(out.final.params, best, atol=1e-3)
-        memory, common = out.states[-1].memory[1][0], out.states[-1].shared[1][0]
-        np.testing.assert_allclose(common, np.mean(memory, axis=0), atol=1e-5)
-        np.testing.assert_allclose(
-            memory, CURVATURE[:, None] * (best - CENTRE), rtol=1e-2, atol=1e-2
-        )
+        own, common = out.states[-1].client_state[1][0], out.states[-1].shared_state[1][0]
+        np.testing.assert_allclose(common, np.mean(own, axis=0), atol=1e-5)
+        np.testing.assert_allclose(own, CURVATURE[:, None] * (best - CENTRE), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.8)])
@@ -254,9 +256,9 @@ def test_fednova_on_slopes(momentum: float, mu: float) -> None:
     np.testing.assert_allclose(moved, 0.1 * (SHARE @ a) * direction, rtol=1e-4)
 
 
-def test_fednova_starts_momenta_anew() -> None:
+def test_fednova_starts_momenta_afresh() -> None:
     """a_k counts on it: a momentum that lives on would go further than that."""
-    ends = [
+    one, other = [
         play(
             fednova(
                 on_bowls(0.05, 0.9, epochs=3, optimizer_state=kind),
@@ -265,7 +267,7 @@ def test_fednova_starts_momenta_anew() -> None:
         ).servers
         for kind in ("reset", "keep")
     ]  # fmt: skip
-    assert_trees(*ends)
+    assert_trees(one, other)
 
 
 def test_fednova_on_bowls() -> None:
@@ -328,8 +330,8 @@ def test_one_step_each() -> None:
 
 
 def one_client(data: fs.ClientData, k: int) -> Any:
-    visit = jax.tree.map(lambda a: a[0], execution.visits(data, jnp.array([k])))
-    return visit.view(execution.samples_of(data), data)
+    visit = jax.tree.map(lambda a: a[0], visits(data, jnp.array([k])))
+    return visit.view(samples_of(data), data)
 
 
 def test_option_two_is_the_printed_form(
@@ -337,7 +339,7 @@ def test_option_two_is_the_printed_form(
 ) -> None:
     """c_k - c + (w_recv - w_k) / (T_k η) for plain SGD, from variates that are not zero."""
     model, data = models["logistic"], jax.device_put(federation.data)
-    local = local_sgd(model, momentum=0.0).change(drift=(drift.scaffold(2),))
+    local = local_sgd(model, momentum=0.0).change(corrections=(corrections.scaffold(2),))
     start = model.init(jax.random.key(4))
     own = jax.tree.map(lambda w: jnp.full_like(w, 0.2), start.params)
     common = jax.tree.map(lambda w: jnp.full_like(w, -0.1), start.params)
@@ -348,8 +350,8 @@ def test_option_two_is_the_printed_form(
         lambda c_k, c, w, w_k: c_k - c + (w - w_k) / (steps * LR),
         own, common, start.params, end.variables.params,
     )  # fmt: skip
-    assert_trees(end.memory[1][0], printed, 1e-4, 1e-5)
-    change = jax.tree.map(jnp.subtract, end.memory[1][0], own)
+    assert_trees(end.client_state[1][0], printed, 1e-4, 1e-5)
+    change = jax.tree.map(jnp.subtract, end.client_state[1][0], own)
     assert_trees(end.message[1][0], change)
 
 
@@ -362,10 +364,12 @@ def test_variates_of_clients_that_took_no_step(
     local = local_sgd(model, last_batch="drop")
     algorithm = scaffold(local, clients_per_round=8, option=option, execution=ONE)
     state = algorithm.init(jax.random.key(0), model.init(jax.random.key(1)), data)
-    ones = jax.tree.map(jnp.ones_like, state.memory)
-    after, _ = jax.jit(algorithm.step)(jax.random.key(2), state._replace(memory=ones), data)
+    ones = jax.tree.map(jnp.ones_like, state.client_state)
+    after, _ = jax.jit(algorithm.step)(jax.random.key(2), state._replace(client_state=ones), data)
     idle = federation.sizes < 16
-    for c_k, c in zip(jax.tree.leaves(after.memory), jax.tree.leaves(after.shared), strict=True):
+    for c_k, c in zip(
+        jax.tree.leaves(after.client_state), jax.tree.leaves(after.shared_state), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(c_k)[idle], 1)
         assert np.abs(np.asarray(c_k)[~idle] - 1).max() > 0.1
         np.testing.assert_allclose(c, np.sum(np.asarray(c_k) - 1, axis=0) / 8, rtol=1e-4, atol=1e-6)
@@ -377,16 +381,16 @@ def test_whole_gradient_sees_the_transforms(
     """Option 1's variate is of the samples as they are trained on."""
     model, data = models["logistic"], jax.device_put(federation.data)
     doubled = local_sgd(model).change(
-        drift=(drift.scaffold(1),),
+        corrections=(corrections.scaffold(1),),
         transforms=(lambda key, batch, client: batch._replace(x=2 * batch.x),),
     )
     start = model.init(jax.random.key(4))
-    empty = doubled.memory(start), doubled.shared(start)
+    empty = doubled.client_state(start), doubled.shared_state(start)
     end = doubled.train(jax.random.key(5), start, one_client(data, 4), *empty)
     rows = data.index[data.start[4] : data.start[5]]
     x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
     slow = oracle.loss_and_gradient(oracle.layers_of(start), 2 * x, y)[1]
-    fast = oracle.layers_of(fs.Variables(end.memory[1][0], ()))
+    fast = oracle.layers_of(fs.Variables(end.client_state[1][0], ()))
     for a, b in zip(slow, fast, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
 
@@ -394,9 +398,9 @@ def test_whole_gradient_sees_the_transforms(
 def test_statistics_are_never_corrected() -> None:
     """A model with a state: its variates are of the parameters alone."""
     variables = fs.Variables({"w": jnp.ones(3)}, {"mean": jnp.zeros(3)})
-    local = on_bowls().change(drift=(drift.scaffold(),))
-    assert_trees(local.memory(variables), ((), ({"w": jnp.zeros(3)},)))
-    assert_trees(local.shared(variables), ((), ({"w": jnp.zeros(3)},)))
+    local = on_bowls().change(corrections=(corrections.scaffold(),))
+    assert_trees(local.client_state(variables), ((), ({"w": jnp.zeros(3)},)))
+    assert_trees(local.shared_state(variables), ((), ({"w": jnp.zeros(3)},)))
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -404,18 +408,18 @@ def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
     """Of 10 clients two report 1 and 2; rows without samples hold NaN."""
     samples = jnp.array([0, 3, 0, 7]) * (0 if empty else 1)
     change = jnp.array([[jnp.nan], [1.0], [jnp.nan], [2.0]])
-    c = drift.scaffold().absorb(jnp.array([0.5]), change, samples, 10)
+    c = corrections.scaffold().reduce(jnp.array([0.5]), change, samples, 10)
     np.testing.assert_allclose(c, 0.5 if empty else 0.8, rtol=1e-6)
-    term = drift.adaptive_proximal()
-    last = drift.Mu(jnp.float32(0.3), jnp.float32(1.0), jnp.int32(2))
+    term = corrections.adaptive_proximal()
+    last = corrections.Mu(jnp.float32(0.3), jnp.float32(1.0), jnp.int32(2))
     message = (jnp.array([jnp.nan, 4.0, jnp.nan, 3.0]), jnp.array([9, 3, 9, 7]))
-    new = term.absorb(last, message, samples, 10)
+    new = term.reduce(last, message, samples, 10)
     wanted = (0.3, 1.0, 2) if empty else (0.4, 3.3, 0)
     np.testing.assert_allclose(np.array([float(a) for a in new]), wanted, rtol=1e-6)
     local = on_bowls(momentum=0.9, optimizer_state="average")
-    shared = local.shared(point(1).init(jax.random.key(0)))
+    shared = local.shared_state(point(1).init(jax.random.key(0)))
     sent = jax.tree.map(lambda a: change, shared)
-    (trace, _), () = local.absorb(shared, sent, samples, 10)
+    (trace, _), () = local.reduce(shared, sent, samples, 10)
     np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
 
 
@@ -428,9 +432,9 @@ def test_twice_the_traffic(
     size = sum(a.size * 4 for a in jax.tree.leaves(variables))
     traffic = method(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
     assert (traffic.upload, traffic.download) == (size, size)
-    assert (traffic.message, traffic.shared) == (size, size)
+    assert (traffic.message, traffic.shared_state) == (size, size)
     plain = fedavg(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
-    assert (plain.message, plain.shared) == (0, 0)
+    assert (plain.message, plain.shared_state) == (0, 0)
 
 
 # The μ that follows the loss.
@@ -451,20 +455,20 @@ def trajectory(losses: list[float], patience: int, step: float = 0.1) -> list[fl
     return out
 
 
-_adaptive = {p: drift.adaptive_proximal(patience=p) for p in (2, 5)}
-_absorb = {p: jax.jit(d.absorb, static_argnums=3) for p, d in _adaptive.items()}
+_adaptive = {p: corrections.adaptive_proximal(patience=p) for p in (2, 5)}
+_reduce = {p: jax.jit(d.reduce, static_argnums=3) for p, d in _adaptive.items()}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([-1, -1, 0, 1]), max_size=25), st.sampled_from([2, 5]))
-@example([1] * 4 + [-1] * 9, 2)  # a row of falls is counted anew after each decrease
+@example([1] * 4 + [-1] * 9, 2)  # a row of falls is counted from 0 after each decrease
 @example([1] + [-1] * 11, 5)  # the floor
 def test_trajectory_of_mu(changes: list[int], patience: int) -> None:
     losses = np.cumsum([30, *changes])
-    shared, ours = _adaptive[patience].shared(()), []
+    shared, ours = _adaptive[patience].shared_state(()), []
     for loss in losses:
         told = jnp.full(2, float(loss)), jnp.array([4, 6])
-        shared = _absorb[patience](shared, told, jnp.array([2, 3]), 8)
+        shared = _reduce[patience](shared, told, jnp.array([2, 3]), 8)
         ours.append(float(shared.mu))
     np.testing.assert_allclose(ours, trajectory([float(x) for x in losses], patience), atol=1e-6)
 
@@ -473,9 +477,9 @@ def test_mu_in_a_run(federation: Federation, models: dict[str, fs.Model]) -> Non
     """It follows the loss that rounds report, and the next round trains with it."""
     model, data = models["logistic"], federation.data
     local = local_sgd(model)
-    options = {"clients_per_round": 2, "execution": ONE}
+    options: dict[str, Any] = {"clients_per_round": 2, "execution": ONE}
     out = play(fedprox(local, adaptive=True, **options), model, data, 8)
-    mus = [float(s.shared[1][0].mu) for s in out.states]
+    mus = [float(s.shared_state[1][0].mu) for s in out.states]
     np.testing.assert_allclose(mus, trajectory([float(m.loss) for m in out.metrics], 5), atol=1e-6)
     assert max(mus) > 0
     given_, fixed = (
@@ -498,7 +502,7 @@ def test_projection(start: list[float], step: list[float], radius: float) -> Non
     w, u = ({"a": jnp.array(v[:2]), "b": jnp.array([v[2:]])} for v in (start, step))
     moved, _ = optimizers.project_l2_ball(radius).update(u, (), w)
     free = np.array(start, np.float32) + np.array(step, np.float32)
-    norm = np.linalg.norm(free)
+    norm = float(np.linalg.norm(free))
     new = np.concatenate([np.ravel(x) for x in jax.tree.leaves(optax.apply_updates(w, moved))])
     np.testing.assert_allclose(new, free * min(1, radius / max(norm, 1e-9)), rtol=1e-4, atol=2e-6)
     assert np.linalg.norm(new) <= max(radius, 0) * (1 + 1e-5) + 2e-6
@@ -588,22 +592,21 @@ def test_adaptive_servers(name: str, v0: float | None) -> None:
     ],
 )
 def test_adaptive_methods_take_the_named_rule(
-    monkeypatch: pytest.MonkeyPatch, method: Any, options: dict[str, Any], rule: Any
+    method: Callable[..., fs.Algorithm], options: dict[str, Any], rule: Any
 ) -> None:
     """The server that the method composes moves as that rule does."""
-    given_: dict[str, Any] = {}
-    monkeypatch.setattr(fedopt, "compose", lambda local, **parts: given_.update(parts))
-    method(on_bowls(), clients_per_round=4, server_lr=0.2, tau=0.1, **options)
+    made = method(on_bowls(), clients_per_round=4, server_lr=0.2, tau=0.1, **options)
+    nothing: Any = None
     ends = []
-    for server in (given_["server"], fs.server.optimizer(rule)):
+    for server in (made.parts.server, fs.server.optimizer(rule)):
         w = fs.Variables(jnp.array([1.0, -2.0]), ())
         state = server.init(w)
         for target in ([3.0, 1.0], [2.0, -1.0]):
             aggregate = fs.Variables(jnp.array(target), ())
             with jax.numpy_dtype_promotion("standard"):  # optax's Yogi mixes
-                w, state = server.update(jax.random.key(0), aggregate, w, state, None)
+                w, state = server.update(jax.random.key(0), aggregate, w, state, nothing)
         ends.append(w)
-    assert_trees(*ends)
+    assert_trees(ends[0], ends[1])
 
 
 # Normalisation.
@@ -612,15 +615,15 @@ def test_adaptive_methods_take_the_named_rule(
 def normalised(
     steps: list[int], weights: list[float], models: Any = None, **options: Any
 ) -> np.ndarray:
-    """The rows of :func:`screens.normalise` for changes of 1 from 0, with a state of 7."""
+    """The rows of ``preaggregation.normalise`` for changes of 1 from 0, with a state of 7."""
     count = jnp.array(steps, jnp.int32)
-    info = LocalInfo(jnp.zeros(len(steps)), count, count)
-    server = fs.Variables(jnp.zeros((1, 1)), jnp.zeros(1))
-    cohort = Cohort(server, tree.stack_copies(server, 1), count, count, info, (), None)  # type: ignore[arg-type]
+    info, present = LocalInfo(jnp.zeros(len(steps)), count, count), jnp.ones(len(steps), bool)
+    server, data = fs.Variables(jnp.zeros((1, 1)), jnp.zeros(1)), cast("Any", None)
+    cohort = Cohort(server, tree.stack_copies(server, 1), count, present, count, info, (), data)
     rows = jnp.ones((len(steps), 1, 1)) if models is None else models
     stacked = fs.Variables(rows, jnp.full((len(steps), 1), 7.0))
-    screen = screens.normalise(**{"lr": 0.1, **options})
-    out, kept, _ = screen.apply(None, (), stacked, jnp.array(weights), cohort)
+    part = preaggregation.normalise(**{"lr": 0.1, **options})
+    out, kept, _ = part.apply(jax.random.key(0), (), stacked, jnp.array(weights), cohort)
     np.testing.assert_array_equal(kept, np.array(weights, np.float32))
     np.testing.assert_array_equal(out.state, 7.0)
     return np.asarray(out.params)[:, :, 0]
@@ -663,31 +666,32 @@ def test_counters_are_averaged_to_whole_numbers() -> None:
 
 
 def test_change_is_checked_like_a_new_one() -> None:
-    local = on_bowls(epochs=3, drift=(drift.proximal(0.1),))
-    changed = local.change(drift=(drift.scaffold(),), epochs=5)
+    local = on_bowls(epochs=3, corrections=(corrections.proximal(0.1),))
+    changed = local.change(corrections=(corrections.scaffold(),), epochs=5)
     assert changed.epochs == 5
-    assert len(changed.memory(point().init(jax.random.key(0)))[1]) == 2
+    assert len(changed.client_state(point().init(jax.random.key(0)))[1]) == 2
     with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
         local.change(max_steps=0)
     with pytest.raises(TypeError, match="stride"):
         local.change(stride=2)
 
 
-def test_drift_terms_are_dropped_by_none() -> None:
-    local = on_bowls(drift=(drift.scaffold(),)).change(drift=None)
-    assert local.memory(point().init(jax.random.key(0)))[1] == ()
+def test_corrections_are_dropped_by_none() -> None:
+    local = on_bowls(corrections=(corrections.scaffold(),)).change(corrections=None)
+    assert local.client_state(point().init(jax.random.key(0)))[1] == ()
 
 
 def test_two_seeds_are_two_runs() -> None:
-    """Everything at once, under vmap: drifts, memory, normalisation, an adaptive server."""
+    """Everything at once, under vmap: corrections, client states, an adaptive server, ..."""
     local = on_bowls(0.05, epochs=3).change(
-        drift=(drift.scaffold(), drift.adaptive_proximal(0.1)), optimizer_state="keep"
+        corrections=(corrections.scaffold(), corrections.adaptive_proximal(0.1)),
+        optimizer_state="keep",
     )
     algorithm = fs.compose(
         local,
         selection=fs.selection.uniform(),
         schedule=fs.schedule.every_round(2),
-        screens=(screens.normalise(0.05),),
+        preaggregation=(preaggregation.normalise(0.05),),
         server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
     )
     model, data = point(), jax.device_put(quadratics())
@@ -708,26 +712,29 @@ def test_two_seeds_are_two_runs() -> None:
 
 
 def nova(**options: Any) -> Any:
-    return screens.normalise(**{"lr": 0.1, **options})
+    return preaggregation.normalise(**{"lr": 0.1, **options})
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "mu": (lambda: drift.proximal(-1.0), "mu must be at least 0, got -1.0"),
-    "start": (lambda: drift.adaptive_proximal(-0.1), "start must be at least 0, got -0.1"),
-    "step": (lambda: drift.adaptive_proximal(step=0), "step must be positive, got 0"),
-    "patience": (lambda: drift.adaptive_proximal(patience=0), "patience must be at least 1, got 0"),
-    "option": (lambda: drift.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
+    "mu": (lambda: corrections.proximal(-1.0), "mu must be at least 0, got -1.0"),
+    "start": (lambda: corrections.adaptive_proximal(-0.1), "start must be at least 0, got -0.1"),
+    "step": (lambda: corrections.adaptive_proximal(step=0), "step must be positive, got 0"),
+    "patience": (
+        lambda: corrections.adaptive_proximal(patience=0),
+        "patience must be at least 1, got 0",
+    ),
+    "option": (lambda: corrections.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
     "optimizer": (
-        lambda: fs.local_sgd(over_samples(bowl), 0.1),  # type: ignore[arg-type]
+        lambda: fs.local_sgd(over_samples(bowl), 0.1),
         "optimizer must be an optax.GradientTransformation, got 0.1",
     ),
-    "a drift alone": (
-        lambda: on_bowls(drift=drift.proximal(1.0)),
-        "drift must be a sequence of Drift, such as (scaffold(),), got Drift(memory=<function",
+    "a correction alone": (
+        lambda: on_bowls(corrections=corrections.proximal(1.0)),
+        "corrections must be a sequence of Correction, such as (scaffold(),), got proximal(1.0)",
     ),
-    "a drift not called": (
-        lambda: on_bowls().change(drift=(drift.scaffold,)),
-        "drift must be a sequence of Drift, such as (scaffold(),), got (<function scaffold",
+    "a correction not called": (
+        lambda: on_bowls().change(corrections=(corrections.scaffold,)),
+        "corrections must be a sequence of Correction, such as (scaffold(),), got (<function",
     ),
     "a transform alone": (
         lambda: on_bowls().change(transforms=lambda key, batch, client: batch),

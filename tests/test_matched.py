@@ -17,13 +17,13 @@ from fedjax_sim.partition import (
     Partition,
     c_score,
     label_table,
-    matched_dirichlet,
+    matched,
     parse_sampler,
     partition_hash,
     size_statistics,
     validate_partition,
 )
-from fedjax_sim.partition.matched import closest_table
+from fedjax_sim.partition._matched import closest_table
 from fedjax_sim.partition.rectangles import (
     BLOCK,
     Moves,
@@ -109,11 +109,11 @@ def test_every_request_is_met(
     if features:
         options["features"] = feature_set(np.random.default_rng(seed), len(labels), features)
         options["theta"] = theta
-    partition = matched_dirichlet(labels, clients, **options, seed=seed)
+    partition = matched(labels, clients, **options, seed=seed)
     validate_partition(partition, len(labels))
     assert np.array_equal(np.sort(partition.index), np.arange(len(labels)))
     assert partition.sizes.size == clients
-    again = matched_dirichlet(labels, clients, **options, seed=seed)
+    again = matched(labels, clients, **options, seed=seed)
     assert partition_hash(partition) == partition_hash(again)
 
 
@@ -123,7 +123,7 @@ def test_seeds_flags_and_devices() -> None:
     def sample(seed: int) -> str:
         options: dict[str, Any] = {"features": {"f": labels % 3}, "theta": 0.3}
         return partition_hash(
-            matched_dirichlet(labels, 9, mu=1.0, lam=0.3, moves=40_000, seed=seed, **options)
+            matched(labels, 9, mu=1.0, lam=0.3, moves=40_000, seed=seed, **options)
         )
 
     first = sample(0)
@@ -137,12 +137,10 @@ def test_seeds_flags_and_devices() -> None:
 def test_sizes_do_not_depend_on_the_mixes() -> None:
     labels = np.arange(2000) % 10
     none: dict[str, Any] = {"burn_in": 0, "moves": 0, "seed": 5}
-    sizes = [
-        matched_dirichlet(labels, 20, mu=1.0, lam=lam, **none).sizes for lam in (0.01, 1.0, 100.0)
-    ]
+    sizes = [matched(labels, 20, mu=1.0, lam=lam, **none).sizes for lam in (0.01, 1.0, 100.0)]
     assert np.array_equal(sizes[0], sizes[1])
     assert np.array_equal(sizes[0], sizes[2])
-    assert np.ptp(matched_dirichlet(labels, 20, mu=1e6, lam=0.01, **none).sizes) <= 2
+    assert np.ptp(matched(labels, 20, mu=1e6, lam=0.01, **none).sizes) <= 2
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_table_1_of_radfed(lam: float, score: float, spread: float) -> None:
     labels = np.repeat(np.arange(10), MNIST)
     scores, spreads = [], []
     for seed in range(5):
-        partition = matched_dirichlet(labels, 100, mu=1.0, lam=lam, seed=seed)
+        partition = matched(labels, 100, mu=1.0, lam=lam, seed=seed)
         table = label_table(labels, partition, 10)
         assert table.sum(axis=0).tolist() == MNIST
         assert size_statistics(partition.sizes).mean == 700
@@ -178,7 +176,7 @@ def test_each_kind_has_its_own_skew() -> None:
 
     def skew(lam: float, theta: dict[str, float]) -> dict[str, float]:
         features = {name: kinds[name] for name in theta}
-        partition = matched_dirichlet(
+        partition = matched(
             kinds["label"], 40, mu=10.0, lam=lam, theta=theta, features=features, seed=1
         )
         return scores(partition, kinds)
@@ -199,30 +197,30 @@ def test_text_form() -> None:
     assert name == "matched"
     plain = sample(labels, 4, 7, features=features)  # the data set's features are there, not used
     assert plain.name == "matched(1, 0.1)"
-    same = matched_dirichlet(labels, 4, mu=1.0, lam=0.1, seed=7)
+    same = matched(labels, 4, mu=1.0, lam=0.1, seed=7)
     assert partition_hash(plain) == partition_hash(same)
     _, sample = parse_sampler("matched(1, 0.1, 0.3)")
     used = sample(labels, 4, 7, features=features)
     assert used.name == "matched(1, 0.1, 0.3)"
-    same = matched_dirichlet(labels, 4, mu=1.0, lam=0.1, theta=0.3, features=features, seed=7)
+    same = matched(labels, 4, mu=1.0, lam=0.1, theta=0.3, features=features, seed=7)
     assert partition_hash(used) == partition_hash(same)
-    with pytest.raises(ValueError, match=r"theta=0\.3 with features \[\]"):
+    with pytest.raises(ValueError, match=r"got theta=0\.3 and features=\[\]"):
         sample(labels, 4, 7)
 
 
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "mu": ({"mu": 0.0}, "mu=0.0 must be positive and finite"),
-    "lam": ({"lam": math.inf}, "lam=inf must be positive and finite"),
-    "nan": ({"lam": math.nan}, "lam=nan must be positive and finite"),
+    "mu": ({"mu": 0.0}, "mu must be positive and finite, got 0.0"),
+    "lam": ({"lam": math.inf}, "lam must be positive and finite, got inf"),
+    "nan": ({"lam": math.nan}, "lam must be positive and finite, got nan"),
     "theta": (
         {"theta": -1.0, "features": {"f": [0] * 6}},
-        "theta of feature 'f'=-1.0 must be positive and finite",
+        "theta of feature 'f' must be positive and finite, got -1.0",
     ),
-    "no theta": ({"features": {"f": [0] * 6}}, "theta=None with features ['f']"),
-    "no features": ({"theta": 0.1}, "theta=0.1 with features []"),
+    "no theta": ({"features": {"f": [0] * 6}}, "got theta=None and features=['f']"),
+    "no features": ({"theta": 0.1}, "got theta=0.1 and features=[]"),
     "names": (
         {"theta": {"g": 0.1}, "features": {"f": [0] * 6}},
-        "theta has the names ['g'], the features ['f']",
+        "theta must have the names ['f'], got ['g']",
     ),
     "shape": (
         {"theta": 0.1, "features": {"f": [0] * 5}},
@@ -232,11 +230,11 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"theta": 0.1, "features": {"f": [0.5] * 6}},
         "features['f'] must be int [6], got float64 [6]",
     ),
-    "xi": ({"xi": 1.5}, "xi=1.5 must be in 0 < xi <= 1"),
-    "slack": ({"slack": -0.1}, "slack=-0.1 must be 0 or more"),
-    "burn_in": ({"burn_in": -1}, "burn_in=-1 must be 0 or more"),
-    "moves": ({"moves": -1}, "moves=-1 must be 0 or more"),
-    "clients": ({"clients": 7}, "clients=7 must be in 1 to 6"),
+    "xi": ({"xi": 1.5}, "xi must be above 0 and at most 1, a part of a cell, got 1.5"),
+    "slack": ({"slack": -0.1}, "slack must be at least 0, got -0.1"),
+    "burn_in": ({"burn_in": -1}, "burn_in must be at least 0, got -1"),
+    "moves": ({"moves": -1}, "moves must be at least 0, got -1"),
+    "clients": ({"clients": 7}, "clients must be in 1 to 6, the number of samples, got 7"),
 }
 
 
@@ -245,7 +243,7 @@ def test_errors(case: str) -> None:
     change, message = ERRORS[case]
     options = {"clients": 2, "mu": 1.0, "lam": 1.0, "seed": 0, **change}
     with pytest.raises(ValueError, match=re.escape(message)):
-        matched_dirichlet([0, 0, 0, 1, 1, 1], **options)
+        matched([0, 0, 0, 1, 1, 1], **options)
 
 
 # The QPs.

@@ -18,19 +18,19 @@ from conftest import assert_trees
 
 import fedjax_sim as fs
 from fedjax_sim import (
-    catalogue,
     clustering,
     compression,
-    receive,
+    preaggregation,
     redistribution,
+    refresh,
     schedule,
-    screens,
     selection,
     server,
 )
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
-from fedjax_sim.flags import keywords
-from fedjax_sim.measured import with_initial_loss
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli import catalogue
+from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
 
@@ -223,25 +223,25 @@ def no_risk(params: Any, state: Any, *_: Any) -> Any:
 
 
 WHOLE = 4 * PARAMETERS
-HELD = selection.uniform(held=True)
+STICKY = selection.uniform(sticky=True)
 # Parts besides compressed uploads and a compressed server, of 8 clients and 4 slots; the messages
 # in a model up and in one down, None: it goes whole.
 COMPRESSED: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
     "every client comes back after 2 rounds": ({}, 1, 2),
-    "half of the slots rest": ({"selection": selection.uniform(active=2)}, 1, 4),
+    "half of the slots are idle": ({"selection": selection.uniform(active=2)}, 1, 4),
     "a cohort of 2, by coins": ({"selection": poisson(2)}, 1, 4),
     # From here on a slot keeps its client for 2 rounds and sends what both gave.
     "4 downloads in 2 rounds, an update": (
-        {"selection": HELD, "schedule": schedule.delayed(COHORT, 2)}, 2, 2,
+        {"selection": STICKY, "schedule": schedule.delayed(COHORT, 2)}, 2, 2,
     ),
     "4 downloads in 2 rounds, 2 updates": (
-        {"selection": HELD, "schedule": schedule.staggered(COHORT, 2)}, 2, 4,
+        {"selection": STICKY, "schedule": schedule.staggered(COHORT, 2)}, 2, 4,
     ),
     "8 downloads in 2 rounds, 2 updates": (
         {
-            "selection": HELD,
+            "selection": STICKY,
             "schedule": schedule.staggered(COHORT, 2),
-            "receive": receive.drift_correction(),
+            "refresh": refresh.drift_correction(),
         }, 2, 2,
     ),
     # The server takes a message of what it sent, and sends on another client's model.
@@ -251,19 +251,19 @@ COMPRESSED: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
     ),
     "redistributed by the clients": (
         {
-            "selection": HELD,
+            "selection": STICKY,
             "schedule": schedule.delayed(COHORT, 3),
             "redistribution": redistribution.permute,
         }, None, None,
     ),
     "gossip": (
         {
-            "selection": HELD,
-            "schedule": schedule.never(COHORT),
+            "selection": STICKY,
+            "schedule": schedule.serverless(COHORT),
             "redistribution": redistribution.matchings(redistribution.ring(COHORT), 1.0),
         }, None, None,
     ),
-    "the clusters' own models": ({"dispatch": clustering.ifca(2, no_risk)}, 1, None),
+    "the clusters' own models": ({"broadcast": clustering.ifca(2, no_risk)}, 1, None),
 }  # fmt: skip
 
 
@@ -281,27 +281,27 @@ def test_compressed_models(case: str, digits: Any) -> None:
     assert traffic.download == (WHOLE if down is None else down * TOP_K)
 
 
-def test_what_nobody_reads_is_not_sent(digits: Any) -> None:
+def test_what_is_not_read_is_not_sent(digits: Any) -> None:
     """A loss that the clients report; only q-FFL's server needs it."""
     model = networks()["mlp"]
     risk = fs.empirical_risk(model)
     local = with_initial_loss(fs.local_sgd(risk, optax.sgd(LR)), risk)
     variables = model.init(jax.random.key(0))
-    screened = fs.compose(
+    fair = fs.compose(
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(COHORT),
-        screens=(screens.q_fair(1.0, LR), screens.agnostic(0.1)),
+        preaggregation=(preaggregation.q_fair(1.0, LR), preaggregation.agnostic(0.1)),
     )
     plain = fs.fedavg(local, clients_per_round=COHORT)
     assert plain.traffic(variables, digits[0]).message == 0
-    assert screened.traffic(variables, digits[0]).message == 4
+    assert fair.traffic(variables, digits[0]).message == 4
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_method_is_one_composition_and_documented(name: str) -> None:
     method = next(m for m in catalogue.catalogue() if m.name == name)
-    assert method.parts or method.another[0] in ALGORITHMS
+    assert method.parts
     assert all(part.meaning for part in method.parts)
     assert method.traffic
     assert method.source
@@ -312,5 +312,5 @@ def test_method_is_one_composition_and_documented(name: str) -> None:
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[1] / "docs" / "algorithms.md"
     assert page.read_text(encoding="utf-8") == catalogue.page(), (
-        "python -m fedjax_sim.catalogue > docs/algorithms.md"
+        "python -m fedjax_sim.cli.catalogue > docs/algorithms.md"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ import tensorflow_datasets as tfds
 from conftest import assert_trees, largest_change
 
 import fedjax_sim as fs
-from fedjax_sim import bench, tree
+from fedjax_sim import tree
 from fedjax_sim.base import Batch
+from fedjax_sim.cli.build import load_model
 from fedjax_sim.models import layers, mobilenet, resnet
-from fedjax_sim.models.lstm import recurrence
-from fedjax_sim.simulate import check_model
+from fedjax_sim.models._lstm import recurrence
+from fedjax_sim.run import check_model
 
 # Channels of a MobileNetV2 that no image side and no other tensor of these tests has.
 NARROW = (17, *(18,) * 2, *(19,) * 3, *(20,) * 4, *(21,) * 3, *(22,) * 3)
@@ -72,7 +73,7 @@ def resnet8(shape: Any, classes: int) -> fs.Model:
     return fs.models.from_linen(resnet.FixupResNet(classes, blocks=1), shape)
 
 
-SMALL = {
+SMALL: dict[str, tuple[Callable[[], fs.Model], tuple[int, ...]]] = {
     "ffn": (lambda: fs.models.ffn((6,), CLASSES), (6,)),
     "lstm": (lambda: fs.models.lstm(TOKENS, CLASSES, units=6), TOKENS),
     "resnet8": (lambda: resnet8(IMAGE, CLASSES), IMAGE),
@@ -161,7 +162,7 @@ def test_padding_is_invisible_and_vmap_too(name: str) -> None:
 def test_padding_of_nan_reaches_no_statistic_and_no_gradient_of_batch_norm() -> None:
     norm, rng = layers.BatchNorm(), np.random.default_rng(0)
     x, weight = rng.normal(size=(2, 3, 2, 2, 4)).astype(np.float32)
-    start = norm.init(jax.random.key(0), x, train=True)
+    start = dict(norm.init(jax.random.key(0), x, train=True))
     mask = np.array([True] * 3 + [False] * 2)
 
     @jax.jit
@@ -198,7 +199,7 @@ def weights_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command and ``weights=None`` look."""
     folder = tmp_path / "mobilenet_v2"
     folder.mkdir()
-    np.savez(folder / "narrow.npz", **ARRAYS)
+    np.savez(folder / "narrow.npz", allow_pickle=True, **ARRAYS)
     monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", str(tmp_path))
     return folder / "narrow.npz"
 
@@ -287,7 +288,7 @@ def test_lstm_is_an_lstm() -> None:
     model = fs.models.lstm(TOKENS, CLASSES, units=6)
     variables = jit(model.init)(jax.random.key(3))
     tokens = inputs("lstm", TOKENS, 4)
-    ours = jit(lambda v: model.apply(v, tokens, train=True)[0])(variables)
+    ours = jit(lambda v: model.apply(v, jnp.asarray(tokens), train=True)[0])(variables)
     np.testing.assert_allclose(ours, numpy_lstm(variables.params, tokens, 6), rtol=1e-4, atol=1e-6)
     bias = np.asarray(variables.params["_Layer_0"]["bias"]).reshape(4, 6)
     np.testing.assert_array_equal(bias, np.eye(4)[1][:, None].repeat(6, axis=1))
@@ -389,7 +390,13 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) 
         close_vjp(ours, wanted, x, dense, single)
 
 
-def keras_mobilenet(x: np.ndarray, size: int) -> jax.Array:
+def test_an_unknown_lowering_is_refused() -> None:
+    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5))
+    with pytest.raises(ValueError, match="lowering must be 'direct' or 'im2col', got 'winograd'"):
+        layers.conv(x, kernel, ((0, 0), (0, 0)), "winograd")  # type: ignore[arg-type]
+
+
+def keras_mobilenet(images: np.ndarray, size: int) -> jax.Array:
     """The whole network up to the mean, of lax's convolutions and unfolded BatchNorms."""
 
     def layer(name: str, norm: str, x: jax.Array, stride: int = 1) -> jax.Array:
@@ -412,8 +419,8 @@ def keras_mobilenet(x: np.ndarray, size: int) -> jax.Array:
     def relu6(x: jax.Array) -> jax.Array:
         return jnp.clip(x, 0, 6)
 
-    x = jax.image.resize(x.astype(np.float32), (len(x), size, size, 3), "bilinear") / 127.5 - 1
-    x = relu6(layer("Conv1", "bn_Conv1", x, 2))
+    scaled = jax.image.resize(images.astype(np.float32), (len(images), size, size, 3), "bilinear")
+    x = relu6(layer("Conv1", "bn_Conv1", scaled / 127.5 - 1, 2))
     for number in range(17):
         block = f"block_{number}" if number else "expanded_conv"
         stride = 2 if number in (1, 3, 6, 13) else 1
@@ -462,7 +469,7 @@ def test_trunk_and_tail_are_the_whole(images: np.ndarray) -> None:
 
 
 def test_fresh_tail() -> None:
-    """Drawn anew, by the key; the pretrained one is not, but for the classifier."""
+    """Drawn afresh, by the key; the pretrained one is not, but for the classifier."""
 
     def kernel(seed: int, fresh: bool) -> Any:
         tail = fs.models.mobilenet_v2_tail(FEATURES, CLASSES, ARRAYS, fresh_tail=fresh)
@@ -526,7 +533,7 @@ def test_mobilenet_says_what_does_not_fit(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"size must be a multiple of 32, got {size}"):
             make(IMAGE, CLASSES, ARRAYS, size=size)
     some = {name: a for name, a in ARRAYS.items() if name != "block_7_project_BN/beta"}
-    with pytest.raises(ValueError, match=r"there is no 'block_7_project_BN/beta'"):
+    with pytest.raises(ValueError, match=r"got none named 'block_7_project_BN/beta'"):
         make(IMAGE, CLASSES, some)
     (tmp_path / "weights.h5").write_text("no zip")
     with pytest.raises(ValueError, match=r"an \.npz file, got .*weights\.h5"):
@@ -543,7 +550,7 @@ def test_command_takes_mobilenet_unscaled(weights_file: Path, images: np.ndarray
     dataset = digits._replace(
         train_x=images, train_y=y, test_x=images, test_y=y, classes=5, mean=mean, std=std
     )
-    found, plain = bench.load_model("mobilenet_v2", dataset), fs.models.mobilenet_v2(IMAGE, 5)
+    found, plain = load_model("mobilenet_v2", dataset), fs.models.mobilenet_v2(IMAGE, 5)
     variables = jax.eval_shape(plain.init, jax.random.key(0))
     texts = [
         jax.jit(lambda v, x, m=m: m.apply(v, x, train=False)).lower(variables, images).as_text()

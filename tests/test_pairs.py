@@ -9,8 +9,8 @@ import pytest
 from conftest import largest_change
 
 import fedjax_sim as fs
-from fedjax_sim.bench import load_model
-from fedjax_sim.config import DEFAULTS
+from fedjax_sim.cli.build import load_model
+from fedjax_sim.cli.defaults import DEFAULTS
 from fedjax_sim.data import DATASETS, load_dataset, pooled
 
 PAIRS = [
@@ -60,7 +60,7 @@ def test_a_round(
 
 
 def test_no_data_set_is_left_out() -> None:
-    """Of the full eICU only the tables' own tests are possible: nobody may hand it on."""
+    """Of the full eICU only the tables' own tests are possible: it must not be passed on."""
     covered = {name.split("(")[0] for name, _ in PAIRS}
     assert covered | {"eicu"} == {*DATASETS, "synthetic"} == set(DEFAULTS) - {"tfds"}
     assert {net for _, net in PAIRS} == set(fs.models.MODELS)

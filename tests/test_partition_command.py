@@ -1,31 +1,32 @@
 """`python -m fedjax_sim.partition`: what it prints and writes, and what it says to bad input."""
 
-import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedjax_sim import bench
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli import partitioning
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import load_dataset, pooled
-from fedjax_sim.flags import keywords
 from fedjax_sim.partition import (
     SAMPLERS,
     emd,
     label_table,
     limit_label_emd,
     load_partition,
-    matched_dirichlet,
+    matched,
     natural,
     parse_sampler,
     partition_hash,
 )
 
-command = importlib.import_module("fedjax_sim.partition.__main__")
 BASE = ["--clients", "20"]
 # One request by flags and the same by its text form, for every sampler.
 ALIKE = {
@@ -44,20 +45,20 @@ ALIKE = {
 
 
 def run(folder: Path, *argv: str) -> None:
-    assert command.main([*argv, "--out", str(folder)]) == 0
+    assert partitioning.command([*argv, "--out", str(folder)]) == 0
 
 
-def record(folder: Path) -> dict:
+def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "report.json").read_text())
 
 
-def test_every_sampler_has_a_request_here():
+def test_every_sampler_has_a_request_here() -> None:
     assert ALIKE.keys() == SAMPLERS.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
-def test_flags_and_text_give_the_same_partition(name, tmp_path):
+def test_flags_and_text_give_the_same_partition(name: Any, tmp_path: Path) -> None:
     flags, text = ALIKE[name]
     grouped = name == "natural"
     data = ["--dataset", "synthetic(0, 0)"] if grouped else BASE
@@ -71,21 +72,26 @@ def test_flags_and_text_give_the_same_partition(name, tmp_path):
     assert partition_hash(by_flags) == partition_hash(library)
 
 
-def test_every_parameter_of_every_sampler_is_a_flag(capsys):
+def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        command.main(["--help"])
+        partitioning.command(["--help"])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    for function in (*SAMPLERS.values(), matched_dirichlet, natural):
+    functions: list[Any] = [*SAMPLERS.values(), matched, natural]
+    for function in functions:
         for key in keywords(function, ("seed", "groups", "features")):
             assert "--" + key.replace("_", "-") in text
-    assert "--q X ll_q, q: Probability in 0 … 1" in text
-    assert "dirichlet, natural: Least samples of a client, 1 or more (default: 1)" in text
+    # A flag says of every sampler that has it what it is there.
+    assert "--alpha X dirichlet, quantity: α, the concentration, positive" in text
+    assert "--q X ll_q: a probability, in 0 … 1; q = t/M has no skew (needed) q: a prob" in text
+    assert "dirichlet: the least samples of a client, at least 1 (default: 1) natural: " in text
     for word in ("--pool", "--seeds", "robin_hood(target[, tolerance])", "default: emd(1.4)"):
         assert word in text
 
 
-def test_folder_holds_partitions_report_and_pictures(tmp_path, capsys):
+def test_folder_holds_partitions_report_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from matplotlib.image import imread
 
     argv = ["--sampler", "dirichlet", "--alpha", "0.5", *BASE, "--seeds", "3"]
@@ -113,7 +119,9 @@ def test_folder_holds_partitions_report_and_pictures(tmp_path, capsys):
         assert min(imread(tmp_path / "run" / name).shape[:2]) > 300
 
 
-def test_one_seed_prints_the_whole_report(tmp_path, capsys):
+def test_one_seed_prints_the_whole_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path / "run", "--sampler", "ll(1, 0.6)", *BASE)
     out = capsys.readouterr().out
     for words in ("ll(1, 0.6): 1,438 samples of 10 classes at 20 clients", "KL [nats]",
@@ -122,7 +130,7 @@ def test_one_seed_prints_the_whole_report(tmp_path, capsys):
     assert str(tmp_path / "run" / "seed0.npz") in out
 
 
-def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path):
+def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path: Path) -> None:
     run(tmp_path / "plain")
     run(tmp_path / "target", "--emd", "1.0", *BASE)
     y = load_dataset("digits").train_y
@@ -134,7 +142,9 @@ def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path):
 
 
 @pytest.mark.parametrize("pool", [False, True])
-def test_the_bench_takes_the_file(pool, tmp_path, capsys):
+def test_the_bench_takes_the_file(
+    pool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = ["--sampler", "quantity", "--alpha", "1", "--clients", "6"]
     run(tmp_path / "run", *argv, *(["--pool"] if pool else []))
     dataset = load_dataset("digits")
@@ -143,23 +153,23 @@ def test_the_bench_takes_the_file(pool, tmp_path, capsys):
     (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("train on it: "))
     words = line.removeprefix("train on it: python -m fedjax_sim.bench ").split()
     assert ("--split" in words) == pool
-    setup = bench.build(bench.parse([*words, "--model", "logistic", "--no-cache"]))
+    setup = build(parse([*words, "--model", "logistic", "--no-cache"]))
     assert setup.clients == 6
     assert sum(table.sum() for table in setup.tables[:1]) == samples
     name = "digits (training and test)" if pool else "digits"
     with pytest.raises(
         ValueError, match=re.escape(f"deals the {samples:,} samples of {name}, not")
     ):
-        bench.build(bench.parse([*words, "--dataset", "synthetic(0, 0)"]))
+        build(parse([*words, "--dataset", "synthetic(0, 0)"]))
 
 
-def test_features_reach_the_sampler_if_theta_is_given(tmp_path, data_dir):
+def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: str) -> None:
     argv = ["--dataset", "covertype", "--data-dir", data_dir, "--clients", "5"]
     argv += ["--sampler", "matched", "--mu", "1", "--lam", "1", "--burn-in", "0", "--moves", "0"]
     dataset = load_dataset("covertype", data_dir)
     for name, theta, features in (("without", None, None), ("with", 0.1, dataset.features)):
         run(tmp_path / name, *argv, *([] if theta is None else ["--theta", str(theta)]))
-        wanted = matched_dirichlet(
+        wanted = matched(
             dataset.train_y, 5, mu=1, lam=1, theta=theta, features=features, burn_in=0, moves=0,
             seed=0,
         )  # fmt: skip
@@ -168,7 +178,7 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path, data_dir):
 
 
 BAD = {
-    "unknown sampler": (["--sampler", "nope"], "--sampler='nope' is not understood"),
+    "unknown sampler": (["--sampler", "nope"], "--sampler must be the text of one, got 'nope'"),
     "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(t, f"),
     "needed flag": (["--sampler", "dirichlet"], "--sampler dirichlet needs --alpha"),
     "needed flags": (["--sampler", "matched"], "needs --mu and --lam"),
@@ -176,14 +186,20 @@ BAD = {
     "other's flag, default": (["--alpha", "0.5"], "--alpha is no flag of emd"),
     "no flags": (["--sampler", "iid", "--alpha", "1"], "flags are: none"),
     "twice": (["--sampler", "q(0.5)", "--q", "0.6"], "--q is given twice"),
-    "range": (["--sampler", "dirichlet", "--alpha", "-1"], "--alpha=-1.0 must be positive"),
+    "range": (
+        ["--sampler", "dirichlet", "--alpha", "-1"],
+        "--alpha must be positive and finite, got -1.0",
+    ),
     "text": (["--sampler", "dirichlet", "--alpha", "much"], "--alpha"),
-    "out of reach": (["--emd", "1.95"], "--emd=1.95 is out of reach"),
-    "not divisible": (["--sampler", "q(0.5)", "--clients", "15"], "--clients=15 must be a mult"),
-    "fewer samples": (["--clients", "5000"], "--clients=5000 must be in 1 to 1438"),
+    "out of reach": (["--emd", "1.95"], "--emd must be above 0 (that is iid) and at most 1.8"),
+    "not divisible": (
+        ["--sampler", "q(0.5)", "--clients", "15"],
+        "--clients must be a multiple of 10",
+    ),
+    "fewer samples": (["--clients", "5000"], "--clients must be in 1 to 1438"),
     "clients": (["--clients", "0"], "--clients"),
     "seeds": (["--seeds", "0"], "--seeds"),
-    "no groups": (["--sampler", "natural"], "needs data with a natural group"),
+    "no groups": (["--sampler", "natural"], "groups must be a natural group for each"),
     "no features": (["--sampler", "matched(1, 1, 0.1)"], "theta=0.1"),
     "dataset": (["--dataset", "nope"], "--dataset"),
     "data_dir": (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist"),
@@ -193,10 +209,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_line_and_leaves_nothing(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     extra, wanted = BAD[case]
     monkeypatch.chdir(tmp_path)
-    assert command.main([*extra, "--out", str(tmp_path / "deep" / "run")]) == 2
+    assert partitioning.command([*extra, "--out", str(tmp_path / "deep" / "run")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("fedjax_sim.partition: error: ")
@@ -205,58 +223,66 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, tmp_path, capsys, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_solver_that_gives_up_is_one_line(tmp_path, capsys, monkeypatch):
-    def give_up(*args):
+def test_solver_that_gives_up_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*args: Any) -> None:
         raise RuntimeError("the solver stopped: MaxIterations")
 
-    monkeypatch.setattr("fedjax_sim.partition.matched.closest_table", give_up)
+    monkeypatch.setattr("fedjax_sim.partition._matched.closest_table", give_up)
     out = ["--out", str(tmp_path / "run")]
-    assert command.main(["--sampler", "matched(1, 0.1)", *BASE, *out]) == 2
+    assert partitioning.command(["--sampler", "matched(1, 0.1)", *BASE, *out]) == 2
     wanted = "matched: the solver stopped: MaxIterations\n"
     assert capsys.readouterr().err.endswith(f"fedjax_sim.partition: error: --sampler {wanted}")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+def test_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "run"
-    assert command.main([*BASE, "--out", str(out)]) == 2
+    assert partitioning.command([*BASE, "--out", str(out)]) == 2
     assert capsys.readouterr().err.startswith(f"fedjax_sim.partition: error: --out {out}: ")
 
 
-def test_used_folder_is_not_touched(tmp_path, capsys):
+def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "old.txt").write_text("mine")
-    assert command.main([*BASE, "--out", str(tmp_path)]) == 2
+    assert partitioning.command([*BASE, "--out", str(tmp_path)]) == 2
     assert "not empty" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
 
 
-def test_empty_folder_is_filled(tmp_path):
+def test_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run(tmp_path / "run", *BASE)
     assert (tmp_path / "run" / "seed0.npz").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-def test_interrupt_leaves_no_half_written_folder(tmp_path, capsys, monkeypatch):
-    def interrupted(*args):
+def test_interrupt_leaves_no_half_written_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> Any:
         assert any(tmp_path.rglob("seed0.npz"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "draw_skew", interrupted)
-    assert command.main([*BASE, "--out", str(tmp_path / "run")]) == 130
+    monkeypatch.setattr(partitioning, "draw_skew", interrupted)
+    assert partitioning.command([*BASE, "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "fedjax_sim.partition: stopped; nothing was written\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_default_folder_is_new_and_named_after_the_request(tmp_path, monkeypatch):
+def test_default_folder_is_new_and_named_after_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command.main(["--sampler", "iid", "--dataset", "synthetic(1, 1)"]) == 0
+    assert partitioning.command(["--sampler", "iid", "--dataset", "synthetic(1, 1)"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("synthetic_1_1-iid-")
 
 
-def test_module_runs_by_name(tmp_path):
+def test_module_runs_by_name(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedjax_sim.partition", "--sampler", "iid"]
     argv += ["--out", str(tmp_path / "run")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)

@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, play
+from conftest import Federation, Play, assert_trees, known, largest_change, play
 from oracle import layers_of, loss_and_gradient
 from sklearn import metrics as sk
 
 import fedjax_sim as fs
-from fedjax_sim import compression, drift, personal, report, schedule, selection
-from fedjax_sim.algorithms.ditto import ditto
-from fedjax_sim.algorithms.fine_tuned import fine_tuned
+from fedjax_sim import compression, corrections, personal, schedule, selection
+from fedjax_sim.algorithms import ditto, fine_tuned
 from fedjax_sim.base import ClientView, LocalUpdate
+from fedjax_sim.cli import report
+from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -74,8 +75,8 @@ def test_dittos_own_models_are_those_of_the_oracle(
     draw = jax.jit(selection.uniform().draw)
     for t, state in enumerate(out.states):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
-        nobody = jnp.zeros(3, jnp.int32)
-        cohort, _ = draw(jax.random.fold_in(key, 0), (), data, nobody, jnp.ones(3, bool), nobody)
+        zeros = jnp.zeros(3, jnp.int32)
+        cohort, _ = draw(jax.random.fold_in(key, 0), (), data, zeros, jnp.ones(3, bool), zeros)
         for k in map(int, cohort):
             rows = data.index[data.start[k] : data.start[k + 1]]
             for _ in range(2):
@@ -86,7 +87,7 @@ def test_dittos_own_models_are_those_of_the_oracle(
                 ]
             visited.add(k)
         server = layers_of(state.server)  # which no test here is about
-    kept = out.states[-1].memory.own
+    kept = out.states[-1].client_state.own
     for k in range(clients):
         mine = layers_of(jax.tree.map(lambda a, k=k: a[k], kept))
         assert_trees(mine, own[k], rtol=1e-4, atol=1e-5)
@@ -96,8 +97,9 @@ def test_dittos_own_models_are_those_of_the_oracle(
 
 def test_own_models_are_found_inside_another_wrapper(models: dict[str, fs.Model]) -> None:
     variables = models["logistic"].init(jax.random.key(0))
-    inside = ditto_local(models["logistic"]).memory(variables)
-    found = personal.kept()(None, None, None, ("residual", (inside,)))  # type: ignore[arg-type]
+    inside = ditto_local(models["logistic"]).client_state(variables)
+    nothing: Any = None
+    found = personal.stored()(nothing, nothing, nothing, ("residual", (inside,)))
     assert_trees(found, variables)
 
 
@@ -112,10 +114,10 @@ def two_models(local: LocalUpdate, model: fs.Model) -> tuple[fs.Variables, fs.Va
         jnp.ones((20, 6)), jnp.zeros(20, jnp.int32), jnp.arange(20, dtype=jnp.int32),
         jnp.int32(0), jnp.int32(20), 20, jnp.int32(0),
     )  # fmt: skip
-    memory, shared = local.memory(variables), local.shared(variables)
-    out = jax.jit(local.train)(jax.random.key(1), variables, client, memory, shared)
+    start = local.client_state(variables), local.shared_state(variables)
+    out = jax.jit(local.train)(jax.random.key(1), variables, client, *start)
     nothing: Any = None
-    return out.variables, personal.kept()(nothing, variables, nothing, out.memory)
+    return out.variables, personal.stored()(nothing, variables, nothing, out.client_state)
 
 
 def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None:
@@ -126,17 +128,17 @@ def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None
 
 
 @pytest.mark.parametrize("lam", [0.0, LAM])
-def test_drift_terms_of_the_shared_model_do_not_move_the_own(
+def test_corrections_of_the_shared_model_do_not_move_the_own(
     models: dict[str, fs.Model], lam: float
 ) -> None:
     """h_k has the client's loss and the pull of λ, whatever holds w_k back."""
     model = models["logistic"]
     plain = local_sgd(model)
-    held = local_sgd(model, drift=(drift.proximal(5.0),))
+    held = local_sgd(model, corrections=(corrections.proximal(5.0),))
     sent, own = two_models(personal.ditto(plain, lam), model)
     for local in (
         personal.ditto(held, lam),
-        personal.ditto(plain, lam).change(drift=(drift.proximal(5.0),)),
+        personal.ditto(plain, lam).change(corrections=(corrections.proximal(5.0),)),
     ):
         sent_held, own_held = two_models(local, model)
         assert_trees(own_held, own)
@@ -194,9 +196,9 @@ LISTS = [  # of two runs: who owns which test sample; a client may have none
 @pytest.fixture(scope="module")
 def two_partitions(federation: Federation) -> fs.ClientData:
     """The second run's clients own the samples in another order."""
-    data = federation.data
-    parts = [Partition(data.index, data.start), Partition(data.index[::-1], data.start)]
-    return fs.client_data(data.x, data.y, parts)
+    first = federation.partition
+    parts = [first, Partition(first.index[::-1], first.start)]
+    return fs.client_data(federation.data.x, federation.data.y, parts)
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +229,8 @@ def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
     tune = jax.jit(lambda key, w, client: local.train(key, w, client, ((), ()), ((), ())))
     answer = jax.jit(lambda w, x: model.apply(w, x, train=False)[0])
     last = tuned.evaluations[-1]
+    scores = known(last.personal)
+    found = known(scores.by_client)
     x, y = federation.test
     for r, seed in enumerate((4, 5)):
         server = jax.tree.map(lambda a, r=r: a[r], tuned.variables)
@@ -240,21 +244,20 @@ def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
             own = tune(jax.random.fold_in(jax.random.fold_in(key, 5), k), server, client).variables
             logits = np.asarray(answer(own, x))[rows].astype(np.float64)
             if not rows:
-                assert math.isnan(last.personal.by_client.accuracy[r, k])
+                assert math.isnan(found.accuracy[r, k])
                 continue
             right = logits.argmax(axis=1) == y[rows]
             log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
             loss = -log_p[np.arange(len(rows)), y[rows]]
             f1 = sk.f1_score(y[rows], logits.argmax(axis=1), average="weighted", zero_division=0)
-            found = last.personal.by_client
             assert found.accuracy[r, k] == pytest.approx(right.mean(), abs=1e-9)
             assert found.f1[r, k] == pytest.approx(f1, abs=1e-6)
             assert found.loss[r, k] == pytest.approx(loss.mean(), rel=1e-4)
             everyone.append((right, loss))
         right, loss = map(np.concatenate, zip(*everyone, strict=True))
-        assert last.personal.pooled.accuracy[r] == pytest.approx(right.mean(), abs=1e-9)
-        assert last.personal.pooled.loss[r] == pytest.approx(loss.mean(), rel=1e-4)
-    assert not np.array_equal(last.personal.pooled.loss, last.test.pooled.loss)
+        assert scores.pooled.accuracy[r] == pytest.approx(right.mean(), abs=1e-9)
+        assert scores.pooled.loss[r] == pytest.approx(loss.mean(), rel=1e-4)
+    assert not np.array_equal(scores.pooled.loss, last.test.pooled.loss)
     assert tuned.xla_programs <= 4
 
 
@@ -290,9 +293,9 @@ def test_the_model_that_all_receive_scores_as_the_servers(
     """In AUC too, and after the models in flight were collected at the end."""
     algorithm = fs.compose(
         local_sgd(models["mlp"]),
-        selection=selection.uniform(held=True),
+        selection=selection.uniform(sticky=True),
         schedule=schedule.staggered(4, 2),
-        personal=personal.received(),
+        personal=personal.as_received(),
     )
     data, test = two_partitions, own_tests
     if runs == 1:
@@ -305,20 +308,20 @@ def test_the_model_that_all_receive_scores_as_the_servers(
     assert last.uncollected is not None
     for e in result.evaluations:
         assert_trees(e.personal, e.test, rtol=1e-6)
-    assert np.isfinite(last.personal.pooled.auc).all()
+    assert np.isfinite(known(known(last.personal).pooled.auc)).all()
 
 
 def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path) -> None:
-    folder = report.RunFolder(tmp_path / "run", {})
+    folder = RunFolder(tmp_path / "run", {})
     folder.log("fine_tuned", tuned.evaluations[-1], [{"seed": 4}, {"seed": 5}], [])
     folder.close()
     lines = [json.loads(s) for s in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    own = tuned.evaluations[-1].personal
-    mean = np.nanmean(own.by_client.accuracy, axis=1)
+    own = known(tuned.evaluations[-1].personal)
+    mean = np.nanmean(known(own.by_client).accuracy, axis=1)
     assert [s["personal"]["client_accuracy"]["mean"] for s in lines] == pytest.approx(mean)
     assert [s["personal"]["auc"] for s in lines] == pytest.approx(own.pooled.auc)
     about = {"score": "accuracy", "seeds": 2, "fedavg_bytes": 1.0, "clients": 8, "emd": 0.0}
-    summary = report.summarise(tuned, **about)  # type: ignore[arg-type]
+    summary = report.measurements(tuned, **about)  # type: ignore[arg-type]
     assert summary["personal_accuracy_last"] == pytest.approx(mean.mean())
     assert summary["personal_accuracy_last_std"] == pytest.approx(mean.std())
     without = {k: v for k, v in summary.items() if not k.startswith("personal")}
@@ -333,7 +336,7 @@ def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path
 def test_divergence_of_fine_tuning_names_the_round(
     federation: Federation, models: dict[str, fs.Model], own_tests: EvalSet
 ) -> None:
-    def explode(key: Any, received: fs.Variables, client: Any, memory: Any) -> fs.Variables:
+    def explode(key: Any, received: fs.Variables, client: Any, client_state: Any) -> fs.Variables:
         return jax.tree.map(lambda a: a * jnp.float32(jnp.inf), received)
 
     algorithm = fs.compose(
@@ -372,9 +375,9 @@ ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
         lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
         "epochs must be positive, got 0",
     ),
-    "kept": (
-        lambda local: personal.kept()(None, None, None, ((), ())),  # type: ignore[arg-type]
-        "kept() needs a local update with a personal model; see ditto",
+    "stored": (
+        lambda local: personal.stored()(None, None, None, ((), ())),  # type: ignore[arg-type]
+        "stored() needs a local update with a personal model; see ditto",
     ),
 }
 

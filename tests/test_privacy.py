@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from conftest import SIZES, Federation, Play, assert_trees, largest_change, play
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import compression, drift, privacy, schedule, tree
-from fedjax_sim.algorithms.dp_fedavg import dp_fedavg
+from fedjax_sim import compression, corrections, privacy, schedule, tree
+from fedjax_sim.algorithms import dp_fedavg
 from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Variables
 
 KEY = jax.random.key(0)
@@ -32,16 +32,17 @@ def cohort_of(server: Any, rows: int) -> Cohort:
     none = jnp.zeros(rows, jnp.int32)
     info = LocalInfo(jnp.zeros(rows), none, none)
     w = Variables(server, {})
-    return Cohort(w, tree.stack_copies(w, 1), none, none, info, (), None)  # type: ignore[arg-type]
+    present, data = jnp.ones(rows, bool), cast("Any", None)
+    return Cohort(w, tree.stack_copies(w, 1), none, present, none, info, (), data)
 
 
 def private_mean(
     server: Any, models: Any, weights: Any, key: Any = KEY, **settings: Any
 ) -> tuple[Any, Any]:
-    """The aggregate, and the weights after the screen."""
+    """The aggregate, and the weights after the mechanism."""
     settings = {"clip": 1.0, "noise_multiplier": 0.0, "clients_per_round": 2.0, **settings}
-    screen = privacy.gaussian_mechanism(**settings)
-    rows, weights, _ = screen.apply(
+    mechanism = privacy.gaussian_mechanism(**settings)
+    rows, weights, _ = mechanism.apply(
         key, (), Variables(models, {}), jnp.asarray(weights), cohort_of(server, len(weights))
     )
     return tree.mean(rows, weights).params, weights
@@ -208,7 +209,7 @@ def test_a_round_without_clients_is_noise(
         local,
         selection=privacy.poisson(1e-6),
         schedule=schedule.every_round(2),
-        screens=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
+        preaggregation=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
         execution=ONE,
     )
     out = play(algorithm, models["logistic"], federation.data, 2)
@@ -307,19 +308,19 @@ def private(local: LocalUpdate | None = None, **settings: Any) -> fs.Algorithm:
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "clip": (lambda: private(clip=0.0), "clip must be positive, got 0.0"),
-    "infinite": (lambda: private(clip=math.inf), "clip must be finite where noise is added"),
+    "infinite": (lambda: private(clip=math.inf), "clip must be finite if noise is added"),
     "noise": (
         lambda: private(noise_multiplier=-1.0),
         "noise_multiplier must be at least 0 and finite, got -1.0",
     ),
     "none": (lambda: private(clients_per_round=0), "clients_per_round must be positive, got 0"),
-    "nobody": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
+    "no cohort": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
     "peers": (
         lambda: private(flat().change(peers=True)),
         "local must do without the other clients' samples to be private, got peers=True",
     ),
     "peers of a changed one": (
-        lambda: privacy.unshared(flat()).change(peers=True),
+        lambda: privacy.private(flat()).change(peers=True),
         "local must do without the other clients' samples to be private, got peers=True",
     ),
     "sampling": (
@@ -355,8 +356,10 @@ def test_statistics_are_refused(federation: Federation) -> None:
 
 WEIGHTS = Variables({"w": jnp.zeros(2)}, ())
 SHARED: dict[str, dict[str, Any]] = {
-    "variates": {"drift": (drift.scaffold(),)},
-    "losses behind mu": {"drift": (drift.proximal(0.1), drift.adaptive_proximal())},
+    "variates": {"corrections": (corrections.scaffold(),)},
+    "losses behind mu": {
+        "corrections": (corrections.proximal(0.1), corrections.adaptive_proximal())
+    },
     "momenta": {"optimizer_state": "average"},
 }
 
@@ -367,18 +370,18 @@ def test_what_is_shared_through_the_server_is_refused(federation: Federation, ca
     message = "local must share nothing through the server to be private"
     for algorithm in (
         private(flat().change(**SHARED[case])),
-        fs.fedavg(privacy.unshared(flat()).change(**SHARED[case]), clients_per_round=3),
+        fs.fedavg(privacy.private(flat()).change(**SHARED[case]), clients_per_round=3),
     ):
         with pytest.raises(ValueError, match=message):
             algorithm.init(KEY, WEIGHTS, federation.data)
 
 
 def test_what_stays_at_the_client_is_not_refused(federation: Federation) -> None:
-    local = flat().change(drift=(drift.proximal(0.1),), optimizer_state="keep")
+    local = flat().change(corrections=(corrections.proximal(0.1),), optimizer_state="keep")
     local = compression.compressed(local, compression.top_k(0.5))
     state = private(local).init(KEY, WEIGHTS, federation.data)
-    assert jax.tree.leaves(state.memory)
-    assert not jax.tree.leaves(state.shared)
+    assert jax.tree.leaves(state.client_state)
+    assert not jax.tree.leaves(state.shared_state)
 
 
 def test_too_few_clients_are_refused(federation: Federation) -> None:

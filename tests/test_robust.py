@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, assert_trees, make_federation, play
+from conftest import Federation, altered_data, assert_trees, make_federation, play
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import aggregators, attacks, schedule, screens, selection, tree
-from fedjax_sim.algorithms.fltrust import fltrust
-from fedjax_sim.algorithms.robust import robust
-from fedjax_sim.base import Batch, ClientView, Cohort, LocalInfo, Screen, Variables
+from fedjax_sim import aggregators, attacks, preaggregation, schedule, selection, tree
+from fedjax_sim.algorithms import fltrust, robust
+from fedjax_sim.base import Batch, ClientView, Cohort, LocalInfo, PreAggregation, Variables
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 9, 4
@@ -135,7 +134,8 @@ def test_geometric_median(stack: tuple[np.ndarray, np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ROBUST)
 def test_equal_rows_are_returned_to_the_bit(name: str) -> None:
     row = np.float32(np.random.default_rng(0).normal(size=(1, WIDTH)))
-    model = Variables({"w": row, "h": jnp.asarray(row, jnp.bfloat16)}, {"n": np.int32([[7]])})
+    seven = np.array([[7]], np.int32)
+    model = Variables({"w": row, "h": jnp.asarray(row, jnp.bfloat16)}, {"n": seven})
     stack = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a), ROWS, axis=0), model)
     out = jax.jit(aggregators.AGGREGATORS[name])(stack, jnp.array([3.0, 0, 1, 1, 1, 1, 7, 1, 1]))
     assert_trees(out, jax.tree.map(lambda a: jnp.asarray(a)[0], model))
@@ -175,21 +175,27 @@ def test_batch_statistics_do_not_decide(name: str) -> None:
         assert out.state[0] == state[(rows == np.asarray(out.params)).all(axis=1)][0, 0]
 
 
-def cohort_of(server: Any, client: Any, data: Any = None) -> Cohort:
-    info = LocalInfo(jnp.zeros(len(client)), jnp.ones(len(client), int), jnp.ones(len(client), int))
-    received = tree.stack_copies(server, 1)
-    return Cohort(server, received, jnp.asarray(client, jnp.int32), info.steps, info, (), data)
-
-
 CLIENTS = 8
+
+
+def cohort_of(server: Any, visited: Any, data: Any = None, clients: int = CLIENTS) -> Cohort:
+    client, count = jnp.asarray(visited, jnp.int32), len(visited)
+    ones = jnp.ones(count, jnp.int32)
+    info = LocalInfo(jnp.zeros(count), ones, ones)
+    received = tree.stack_copies(server, 1)
+    return Cohort(server, received, client, client < clients, ones, info, (), data)
+
+
 MALICIOUS = np.isin(np.arange(CLIENTS), [1, 4, 6])
-PLACES = np.array([4, 0, 1, 8, 7, 6, 2])  # 8 is nobody
+VISITED = np.array([4, 0, 1, 8, 7, 6, 2])  # 8 is no client
 WEIGHTS = np.array([2, 1, 3, 0, 1, 0, 1], np.float32)  # of the malicious 4 and 1 are present
 
 
-def attacked(attack: Screen, rows: np.ndarray, server: np.ndarray, key: int = 0) -> np.ndarray:
+def attacked(
+    attack: PreAggregation, rows: np.ndarray, server: np.ndarray, key: int = 0
+) -> np.ndarray:
     models = Variables({"w": jnp.asarray(rows)}, {"s": jnp.arange(len(rows), dtype=jnp.float32)})
-    cohort = cohort_of(Variables({"w": jnp.asarray(server)}, {"s": jnp.float32(0)}), PLACES)
+    cohort = cohort_of(Variables({"w": jnp.asarray(server)}, {"s": jnp.float32(0)}), VISITED)
     out, weights, _ = attack.apply(jax.random.key(key), (), models, jnp.asarray(WEIGHTS), cohort)
     np.testing.assert_array_equal(np.asarray(weights), WEIGHTS)
     assert_trees(out.state, models.state)
@@ -201,13 +207,13 @@ def attacked(attack: Screen, rows: np.ndarray, server: np.ndarray, key: int = 0)
 
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
-    out = np.random.default_rng(3).normal(size=(len(PLACES), 5)).astype(np.float32)
+    out = np.random.default_rng(3).normal(size=(len(VISITED), 5)).astype(np.float32)
     out[[3, 5]] = np.nan
     return out
 
 
 def test_sign_flip(rows: np.ndarray) -> None:
-    server = np.float32([1, 2, 3, 4, 5])
+    server = np.arange(1, 6, dtype=np.float32)
     sent = attacked(attacks.sign_flip(MALICIOUS, 3.0), rows, server)
     np.testing.assert_allclose(sent, server - 3 * (rows[[0, 2]] - server), rtol=1e-6)
 
@@ -217,22 +223,23 @@ def test_gaussian(rows: np.ndarray) -> None:
     sent, other = (attacked(attacks.gaussian(MALICIOUS, 0.5), wide, server, k) for k in (0, 1))
     noise = (sent - 7) / 0.5
     assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-3
-    assert abs(np.corrcoef(noise)[0, 1]) < 0.1
+    assert abs(np.asarray(np.corrcoef(noise))[0, 1]) < 0.1
     assert (sent != other).all()
 
 
 def test_alie(rows: np.ndarray) -> None:
-    mean, std = rows[[0, 2]].mean(axis=0), rows[[0, 2]].std(axis=0)
+    mean, std = np.mean(rows[[0, 2]], axis=0), np.std(rows[[0, 2]], axis=0)
     sent = attacked(attacks.alie(MALICIOUS, 1.5), rows, np.zeros(5, np.float32))
     np.testing.assert_allclose(sent, np.stack([mean - 1.5 * std] * 2), rtol=1e-5, atol=1e-6)
 
 
 @jax.jit
-def hidden(malicious: jax.Array, weights: jax.Array) -> jax.Array:
+def hidden(malicious: Any, weights: jax.Array) -> jax.Array:
     """What ALIE sends for rows with mean 1 and standard deviation 1."""
     values = jnp.where(jnp.arange(51) % 2, 2.0, 0.0)[:, None]
-    cohort = cohort_of(Variables(jnp.zeros(1), ()), range(51))
-    return attacks.alie(malicious).apply(None, (), Variables(values, ()), weights, cohort)[0].params
+    cohort = cohort_of(Variables(jnp.zeros(1), ()), range(51), clients=51)
+    key, attack = jax.random.key(0), attacks.alie(malicious)
+    return attack.apply(key, (), Variables(values, ()), weights, cohort)[0].params
 
 
 @pytest.mark.parametrize(("n", "m"), [(51, 12), (50, 10), (10, 2), (10, 6), (4, 4)])
@@ -263,13 +270,13 @@ def test_malicious_clients_are_a_fixed_choice() -> None:
 
 
 def test_clip(rows: np.ndarray) -> None:
-    server = np.float32([1, 0, 0, 0, 0])
+    server = np.eye(1, 5, dtype=np.float32)[0]
     rows = rows.copy()
     rows[4], rows[6] = server, np.inf  # a row that has not moved, a broken one
     models = Variables({"a": jnp.asarray(rows[:, :2]), "b": jnp.asarray(rows[:, 2:])}, rows[:, 0])
     parts = Variables({"a": jnp.asarray(server[:2]), "b": jnp.asarray(server[2:])}, server[0])
-    out, weights, _ = screens.clip_norm(1.5).apply(
-        None, (), models, jnp.asarray(WEIGHTS), cohort_of(parts, PLACES)
+    out, weights, _ = preaggregation.clip_norm(1.5).apply(
+        jax.random.key(0), (), models, jnp.asarray(WEIGHTS), cohort_of(parts, VISITED)
     )
     for k in np.flatnonzero(WEIGHTS):
         delta = rows[k] - server
@@ -281,15 +288,11 @@ def test_clip(rows: np.ndarray) -> None:
     np.testing.assert_array_equal(out.state, rows[:, 0])
 
 
-def with_root(data: fs.ClientData, rows: np.ndarray) -> fs.ClientData:
+def with_root(data: fs.ClientData, rows: Any) -> fs.ClientData:
     """The server owns these rows of x."""
     index = np.concatenate([data.index, np.asarray(rows, np.int32)])
-    return dataclasses.replace(
-        data,
-        index=index,
-        root=np.array([len(data.index), len(index)], np.int32),
-        capacity=max(data.capacity, len(rows)),
-    )
+    root = np.array([len(data.index), len(index)], np.int32)
+    return altered_data(data, index=index, root=root, capacity=max(data.capacity, len(rows)))
 
 
 def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -302,7 +305,7 @@ def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
     view = ClientView(
         data.x, data.y, jnp.asarray(owned), jnp.int32(0), jnp.int32(20), data.capacity
     )
-    own = local.train(key, server, view, local.memory(server), local.shared(server))
+    own = local.train(key, server, view, local.client_state(server), local.shared_state(server))
     flat, unravel = jax.flatten_util.ravel_pytree(server.params)
     w = np.asarray(flat, np.float64)
     g0 = np.asarray(jax.flatten_util.ravel_pytree(own.variables.params)[0]) - w
@@ -311,17 +314,17 @@ def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
     deltas = np.array([1, 5, -2, 1, 0.1, 1, 1])[:, None] * (g0 + 0.5 * noise)
     deltas[[3, 5]] = np.nan  # absent, and present: weight 0 in the end
     weights = np.array([1, 2, 3, 0, 5, 1, 1], np.float32)
-    screen = screens.trust(local)
+    part = preaggregation.trust(local)
 
     @jax.jit
-    def screened(deltas: jax.Array) -> Any:
+    def trusting(deltas: jax.Array) -> Any:
         stack = jax.vmap(lambda d: Variables(unravel(flat + d), server.state))(deltas)
         cohort = cohort_of(server, range(7), data)
-        rows, scores, _ = screen.apply(key, (), stack, jnp.asarray(weights), cohort)
+        rows, scores, _ = part.apply(key, (), stack, jnp.asarray(weights), cohort)
         out = aggregators.mean(rows, scores)
         return scores, jax.flatten_util.ravel_pytree(out.params)[0]
 
-    scores, out = screened(jnp.asarray(deltas, jnp.float32))
+    scores, out = trusting(jnp.asarray(deltas, jnp.float32))
     total, trusted = np.zeros_like(w), []
     for k in range(7):
         cosine = g0 @ deltas[k] / np.linalg.norm(g0) / np.linalg.norm(deltas[k])
@@ -332,13 +335,13 @@ def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:
     np.testing.assert_allclose(scores, trusted, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(out, w + total / sum(trusted), rtol=1e-4, atol=1e-6)
 
-    scores, out = screened(-jnp.abs(jnp.asarray(deltas[:, :1], jnp.float32)) * g0[None])
+    scores, out = trusting(-jnp.abs(jnp.asarray(deltas[:, :1], jnp.float32)) * g0[None])
     np.testing.assert_array_equal(scores > 0, weights > 0)
-    np.testing.assert_allclose(out, w, rtol=1e-6, atol=1e-7)  # nobody is trusted
+    np.testing.assert_allclose(out, w, rtol=1e-6, atol=1e-7)  # no client is trusted
 
 
 class AtServer(oracle.Oracle):
-    """The server's samples are client 0's: its chance is the first screen's."""
+    """The server's samples are client 0's: its chance is the first pre-aggregation's."""
 
     def key(self, t: int, use: int) -> Any:
         return super().key(t, 3 if use == 2 else use)
@@ -353,23 +356,25 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
     lists = np.split(federation.data.index, federation.data.start[1:-1])
     for k in flipped:
         y[lists[k]] = (y[lists[k]] + 1) % 3
-    data = with_root(
-        dataclasses.replace(federation.data, y=y), np.concatenate([free, lists[3], lists[7]])
-    )
+    rows = np.concatenate([free, lists[3], lists[7]])
+    data = with_root(altered_data(federation.data, y=y), rows)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
     clients = oracle.Oracle(data, initial, *settings)
-    at_server = AtServer(dataclasses.replace(data, start=data.root), initial, *settings)
+    at_server = AtServer(altered_data(data, start=data.root), initial, *settings)
     rounds, trusted = iter(range(5)), []
 
     def flat(layers: oracle.Layers) -> np.ndarray:
         return np.concatenate([np.ravel(a) for a in layers])
 
+    def norm_of(layers: oracle.Layers) -> float:
+        return float(np.linalg.norm(flat(layers)))
+
     def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
         own = oracle.plus(at_server.train(next(rounds), 0, w), w, -1)
-        length, sums, total = np.linalg.norm(flat(own)), oracle.zeros(w), 0.0
+        length, sums, total = norm_of(own), oracle.zeros(w), 0.0
         for k, visit in zip(cohort, visits, strict=True):
             delta = oracle.plus(visit.layers, w, -1)
-            norm = np.linalg.norm(flat(delta))
+            norm = norm_of(delta)
             score = max(float(flat(delta) @ flat(own)) / (norm * length), 0.0)
             trusted.append((k in flipped, score > 0))
             sums, total = oracle.plus(sums, delta, score * length / norm), total + score
@@ -386,7 +391,7 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
     assert {(True, False), (False, True)} <= set(trusted)
 
 
-FORGED: dict[str, Screen] = {
+FORGED: dict[str, PreAggregation] = {
     "sign_flip": attacks.sign_flip(MALICIOUS),
     "gaussian": attacks.gaussian(MALICIOUS, 1.0),
     "alie": attacks.alie(MALICIOUS),
@@ -401,21 +406,20 @@ def test_every_attack_meets_every_rule_compiled_once(name: str) -> None:
 
     def one(key: jax.Array, weights: jax.Array) -> Any:
         models = jax.tree.map(
-            lambda a: a[None] + jax.random.normal(key, (len(PLACES), *a.shape), a.dtype), server
+            lambda a: a[None] + jax.random.normal(key, (len(VISITED), *a.shape), a.dtype), server
         )
         models = jax.tree.map(lambda a: a.at[3].set(jnp.nan), models)
         out = {}
-        for attack, screen in FORGED.items():
-            sent, a, _ = screen.apply(key, (), models, weights, cohort_of(server, PLACES))
+        for attack, part in FORGED.items():
+            sent, a, _ = part.apply(key, (), models, weights, cohort_of(server, VISITED))
             out[attack] = aggregators.AGGREGATORS[name](sent, a)
         return out
 
-    batched = jax.jit(jax.vmap(one))
+    batched = jax.jit(jax.vmap(chex.assert_max_traces(one, n=1)))
     keys = jax.random.split(jax.random.key(0), 3)
-    weights = jnp.asarray(np.stack([WEIGHTS, 2 * WEIGHTS, np.roll(WEIGHTS, 4) * (PLACES < 8)]))
+    weights = jnp.asarray(np.stack([WEIGHTS, 2 * WEIGHTS, np.roll(WEIGHTS, 4) * (VISITED < 8)]))
     first = batched(keys, weights)
     second = batched(keys[::-1], weights[::-1])
-    assert batched._cache_size() == 1
     assert all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(first))
     assert_trees(first, jax.tree.map(lambda a: a[::-1], second))
 
@@ -448,14 +452,15 @@ def accuracy(
     return float(np.mean(np.asarray(logits).argmax(axis=1) == crowd.test[1]))
 
 
-def under_attack(model: fs.Model, **parts: Any) -> fs.Algorithm:
+def under_attack(model: fs.Model, *defences: Any, **parts: Any) -> fs.Algorithm:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
     hostile = attacks.sign_flip(attacks.byzantine(10, 0.2))
     return fs.compose(
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(10),
-        **{**parts, "screens": (hostile, *(s(local) for s in parts.get("screens", ())))},
+        preaggregation=(hostile, *(make(local) for make in defences)),
+        **parts,
     )
 
 
@@ -470,9 +475,7 @@ def test_the_mean_collapses_and_the_others_learn(
         for name in ("coordinate_median", "krum")
     }
     data = with_root(crowd.data, crowd.data.index[::10])
-    defended["fltrust"] = accuracy(
-        crowd, model, under_attack(model, screens=(screens.trust,)), data
-    )
+    defended["fltrust"] = accuracy(crowd, model, under_attack(model, preaggregation.trust), data)
     assert collapsed < 0.5  # chance is 1/3
     assert min(defended.values()) > 0.85, defended
 
@@ -494,13 +497,13 @@ def test_robust_with_the_mean_is_fedavg(crowd: Federation, models: dict[str, fs.
 def test_one_client_makes_every_rule_its_model(
     crowd: Federation, models: dict[str, fs.Model]
 ) -> None:
-    """Also on four devices, where three places are empty."""
+    """Also on four devices, where three rows are padding."""
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
     alone = trained(model, fs.fedavg(local, clients_per_round=1), crowd.data, 1)
     execution = fs.make_execution(devices=4)
     for rule in ("krum", "geometric_median"):
-        algorithm = robust(local, clients_per_round=1, aggregator=rule, execution=execution)  # type: ignore[arg-type]
+        algorithm = robust(local, clients_per_round=1, aggregator=rule, execution=execution)
         assert_trees(alone, trained(model, algorithm, crowd.data, 1), rtol=1e-6)
 
 
@@ -510,11 +513,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "keep": (lambda: aggregators.multi_krum(0.2, 0), "keep must be at least 1, got 0"),
     "iterations": (lambda: aggregators.geometric_median(0), "iterations must be at least 1, got 0"),
     "eps": (lambda: aggregators.geometric_median(9, 0), "eps must be positive, got 0"),
-    "limit": (lambda: screens.clip_norm(0), "limit must be positive, got 0"),
+    "limit": (lambda: preaggregation.clip_norm(0), "limit must be positive, got 0"),
     "fraction": (lambda: attacks.byzantine(9, 1.5), "fraction must be in [0, 1], got 1.5"),
     "sigma": (lambda: attacks.gaussian(MALICIOUS, -1), "sigma must be at least 0, got -1"),
     "peers": (
-        lambda: screens.trust(fs.local_sgd(None, optax.sgd(1.0), peers=True)),  # type: ignore[arg-type]
+        lambda: preaggregation.trust(fs.local_sgd(None, optax.sgd(1.0), peers=True)),  # type: ignore[arg-type]
         "local must do without the other clients' samples for FLTrust, got peers=True",
     ),
     "rule": (

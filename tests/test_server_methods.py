@@ -5,29 +5,35 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, play
+from conftest import Federation, Play, altered_data, assert_trees, largest_change, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import dispatch, drift, redistribution, screens, server, tree
-from fedjax_sim.algorithms.afl import afl
-from fedjax_sim.algorithms.fedasync import fedasync
-from fedjax_sim.algorithms.gossip import gossip
-from fedjax_sim.algorithms.ozdayi import ozdayi
-from fedjax_sim.algorithms.qffl import qffl
-from fedjax_sim.base import ClientData, Cohort, LocalInfo, LocalUpdate, Screen, Server, Variables
-from fedjax_sim.batches import root_view
+from fedjax_sim import broadcast, corrections, preaggregation, redistribution, server, tree
+from fedjax_sim.algorithms import afl, fedasync, gossip, ozdayi, qffl
+from fedjax_sim.base import (
+    ClientData,
+    Cohort,
+    LocalInfo,
+    LocalUpdate,
+    PreAggregation,
+    Redistribution,
+    Server,
+    Variables,
+)
+from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.data import take_root
-from fedjax_sim.measured import with_initial_loss
+from fedjax_sim.engine.batches import root_view
 from fedjax_sim.partition import label_table, partition_from_lists
 
 LR, ROUNDS, BATCH = 0.1, 5, 8
@@ -114,7 +120,7 @@ def with_root(data: ClientData, rows: list[int]) -> ClientData:
     """These rows of x as the server's own."""
     edges = np.array([len(data.index), len(data.index) + len(rows)], np.int32)
     index = np.concatenate([data.index, np.array(rows, np.int32)])
-    return dataclasses.replace(data, index=index, root=edges)  # type: ignore[arg-type]
+    return altered_data(data, index=index, root=edges)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +159,7 @@ def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalU
 
     assert rooted.root is not None
     edges = np.array([0, *np.asarray(rooted.root)], np.int32)
-    own = dataclasses.replace(rooted, start=edges)  # type: ignore[arg-type]
+    own = altered_data(rooted, start=edges)
     clients = slow(rooted, model)
     at_server = AtServer(own, clients.initial, LR, 0.0, BATCH, 2)
     velocity = oracle.zeros(oracle.layers_of(clients.initial))
@@ -197,9 +203,9 @@ def test_ozdayi_with_everything_off_is_fedavg(
 @st.composite
 def dealt(draw: Any) -> tuple[list[int], fs.partition.Partition, int, int]:
     sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-    spare = draw(st.integers(0, 3))
+    more = draw(st.integers(0, 3))
     labels = draw(
-        st.lists(st.integers(0, 3), min_size=sum(sizes) + spare, max_size=sum(sizes) + spare)
+        st.lists(st.integers(0, 3), min_size=sum(sizes) + more, max_size=sum(sizes) + more)
     )
     order = draw(st.permutations(range(len(labels))))
     cuts = np.cumsum(sizes)
@@ -285,7 +291,7 @@ def test_one_root_for_all_runs(two_roots: Any) -> None:
 
 
 def at_server(
-    screen: Screen,
+    part: PreAggregation,
     start: Any,
     rows: Any,
     weights: Any,
@@ -294,7 +300,7 @@ def at_server(
     state: Any = (),
     client: Any = None,
 ) -> tuple[Any, np.ndarray, Any]:
-    """A screen applied to rows of parameters alone."""
+    """A pre-aggregation applied to rows of parameters alone."""
     count = len(weights)
     k = jnp.arange(count, dtype=jnp.int32) if client is None else jnp.asarray(client, jnp.int32)
     extra = {} if losses is None else {"initial_loss": jnp.asarray(losses, jnp.float32)}
@@ -302,9 +308,10 @@ def at_server(
         jnp.zeros(count), jnp.ones(count, jnp.int32), jnp.ones(count, jnp.int32), extra
     )
     w = Variables(jnp.asarray(start), ())
-    cohort = Cohort(w, tree.stack_copies(w, 1), k, k, info, tag, None)  # type: ignore[arg-type]
+    present, nothing = jnp.ones(count, bool), cast("Any", None)
+    cohort = Cohort(w, tree.stack_copies(w, 1), k, present, k, info, tag, nothing)
     models = Variables(jnp.asarray(rows), ())
-    out, weights, state = screen.apply(
+    out, weights, state = part.apply(
         jax.random.key(0), state, models, jnp.asarray(weights, jnp.float32), cohort
     )
     return np.asarray(out.params), np.asarray(weights), state
@@ -318,7 +325,9 @@ def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
     rows = start + rng.integers(-1, 2, (6, 4, 5)).astype(np.float32)
     rows[2] = np.nan
     weights = np.array([3, 1, 0, 7, 1, 0.5], np.float32)
-    new, after, _ = at_server(screens.sign_agreement(theta, literal=literal), start, rows, weights)
+    new, after, _ = at_server(
+        preaggregation.sign_agreement(theta, literal=literal), start, rows, weights
+    )
     assert after.tolist() == weights.tolist()
     for i, j in np.ndindex(4, 5):
         total = sum(np.sign(rows[k, i, j] - start[i, j]) for k in (0, 1, 3, 4, 5))
@@ -331,10 +340,12 @@ def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
 
 
 def test_the_ring_holds_the_last_models() -> None:
-    most, part = 3, dispatch.stale(3)
+    most, part = 3, broadcast.stale(3)
     state, versions = part.init(Variables(jnp.float32(0), ())), [0.0]
-    send = jax.jit(jax.vmap(part.send, in_axes=(0, None, None, None)))
-    absorb = jax.jit(lambda state, w: part.absorb(state, w, None, None, None, None))
+    once = chex.assert_max_traces(n=1)
+    send = jax.jit(jax.vmap(once(part.send), in_axes=(0, None, None, None)))
+    nothing: Any = None
+    update = jax.jit(once(lambda state, w: part.update(state, w, *[nothing] * 4)))
     keys = jax.random.split(jax.random.key(1), 2000)
     for t in range(9):
         now = Variables(jnp.float32(versions[-1]), ())
@@ -345,27 +356,32 @@ def test_the_ring_holds_the_last_models() -> None:
         share = 2000 / len(allowed)
         assert len(counts) == len(allowed)
         assert (np.abs(counts - share) < 5 * np.sqrt(share)).all()
-        assert part.send(None, state, now, None) == (now, 0)
+        assert part.send(None, state, now, nothing) == (now, 0)
         versions.append(t + 1.5)
-        state = absorb(state, Variables(jnp.float32(versions[-1]), ()))
-    assert send._cache_size() == absorb._cache_size() == 1
+        state = update(state, Variables(jnp.float32(versions[-1]), ()))
 
 
 @pytest.mark.parametrize(
-    ("screen", "s"),
+    ("part", "s"),
     [
-        (screens.staleness(0.6), lambda d: 1.0),
-        (screens.staleness(0.6, "polynomial"), lambda d: (d + 1) ** -0.5),
-        (screens.staleness(0.6, "polynomial", 2), lambda d: (d + 1) ** -2.0),
-        (screens.staleness(0.6, "hinge"), lambda d: 1.0 if d <= 4 else 1 / (10 * (d - 4) + 1)),
-        (screens.staleness(0.6, "hinge", 2, 1), lambda d: 1.0 if d <= 1 else 1 / (2 * (d - 1) + 1)),
+        (preaggregation.staleness(0.6), lambda d: 1.0),
+        (preaggregation.staleness(0.6, "polynomial"), lambda d: (d + 1) ** -0.5),
+        (preaggregation.staleness(0.6, "polynomial", 2), lambda d: (d + 1) ** -2.0),
+        (
+            preaggregation.staleness(0.6, "hinge"),
+            lambda d: 1.0 if d <= 4 else 1 / (10 * (d - 4) + 1),
+        ),
+        (
+            preaggregation.staleness(0.6, "hinge", 2, 1),
+            lambda d: 1.0 if d <= 1 else 1 / (2 * (d - 1) + 1),
+        ),
     ],
 )
-def test_staleness(screen: Screen, s: Callable[[int], float]) -> None:
+def test_staleness(part: PreAggregation, s: Callable[[int], float]) -> None:
     ages = [0, 1, 4, 5, 30]
     rows = np.array([[5.0]] * 5 + [[np.nan]], np.float32)
     tag = jnp.array([*ages, 2], jnp.int32)
-    new, *_ = at_server(screen, np.array([1.0], np.float32), rows, [1] * 5 + [0], tag)
+    new, *_ = at_server(part, np.array([1.0], np.float32), rows, [1] * 5 + [0], tag)
     np.testing.assert_allclose(new[:5, 0], [1 + 4 * 0.6 * s(d) for d in ages], rtol=1e-6)
 
 
@@ -466,7 +482,7 @@ def distance(play: Play) -> float:
 def test_models_agree_more_the_larger_the_spectral_gap(
     gossips: dict[str, tuple[fs.Algorithm, Play]],
 ) -> None:
-    matrices = {
+    matrices: dict[str, np.ndarray] = {
         "complete": redistribution.metropolis(redistribution.complete(8)),
         "ring": redistribution.metropolis(redistribution.ring(8)),
         "alone": np.eye(8),
@@ -494,6 +510,13 @@ def test_gossip_counts_what_goes_between_clients(
     assert run.final_uploads == 8
 
 
+def matrix_of(part: Redistribution, key: jax.Array, slots: int) -> jax.Array:
+    """W of a redistribution that mixes."""
+    moves = part(key, slots)
+    assert isinstance(moves, redistribution.Mixing)
+    return moves.matrix
+
+
 @quick
 @given(st.sampled_from([1, 2, 5, 8]), st.data())
 def test_matchings(slots: int, data: Any) -> None:
@@ -507,10 +530,10 @@ def test_matchings(slots: int, data: Any) -> None:
         assert len(set(used)) == len(used)  # no node twice: a matching
     assert colour.max() < max(1, 2 * edges.sum(0).max() - 1)
     base = redistribution.metropolis(edges)
-    whole = redistribution.matchings(edges, 1.0)(jax.random.key(0), slots)
+    whole = matrix_of(redistribution.matchings(edges, 1.0), jax.random.key(0), slots)
     np.testing.assert_allclose(whole, base, atol=1e-6)
     seed = data.draw(st.integers(0, 99))
-    w = np.asarray(redistribution.matchings(edges, 0.5)(jax.random.key(seed), slots))
+    w = np.asarray(matrix_of(redistribution.matchings(edges, 0.5), jax.random.key(seed), slots))
     on = (w > 0) & ~np.eye(slots, dtype=bool)
     for matrix in (w, base):
         np.testing.assert_allclose(matrix, matrix.T, atol=1e-7)
@@ -524,13 +547,14 @@ def test_matchings(slots: int, data: Any) -> None:
 def test_matchings_are_on_as_often_as_asked() -> None:
     draw = redistribution.matchings(redistribution.ring(4), 0.3)
     keys = jax.random.split(jax.random.key(0), 1000)
-    on = np.asarray(jax.vmap(lambda key: draw(key, 4))(keys))[:, 0, 1] > 0
+    on = np.asarray(jax.vmap(lambda key: matrix_of(draw, key, 4))(keys))[:, 0, 1] > 0
     assert abs(on.mean() - 0.3) < 5 * np.sqrt(0.21 / 1000)
 
 
 def test_a_matrix_mixes_as_given() -> None:
     w = np.array([[0.2, 0.8], [1.0, 0.0]])
-    np.testing.assert_allclose(redistribution.mix(w)(jax.random.key(0), 2), w, rtol=1e-6)
+    mixed = matrix_of(redistribution.mix(w), jax.random.key(0), 2)
+    np.testing.assert_allclose(mixed, w, rtol=1e-6)
     for slots in (1, 2, 3, 7):
         ring, whole = redistribution.ring(slots), redistribution.complete(slots)
         assert ring.sum(1).tolist() == [min(slots - 1, 2)] * slots
@@ -605,7 +629,7 @@ def test_q_fair_is_the_step_of_the_paper(q: float) -> None:
     start, rows = rng.normal(size=6), rng.normal(size=(4, 6))
     losses, weights = rng.uniform(0.2, 4, 4), np.array([1, 2, 0, 0.5])
     new, after, _ = at_server(
-        screens.q_fair(q, lr), np.float32(start), np.float32(rows), weights, losses=losses
+        preaggregation.q_fair(q, lr), np.float32(start), np.float32(rows), weights, losses=losses
     )
     top, bottom = np.zeros(6), 0.0
     for a, loss, row in zip(weights, losses, rows, strict=True):
@@ -620,12 +644,14 @@ def test_q_fair_is_the_step_of_the_paper(q: float) -> None:
 def test_q_fair_where_powers_leave_f32_and_where_a_loss_is_0() -> None:
     start, rows = np.zeros(1, np.float32), np.array([[1.0], [2.0], [np.nan]], np.float32)
     new, *_ = at_server(
-        screens.q_fair(20.0, 1.0), start, rows, [1, 1, 0], losses=[100.0, 1000.0, np.nan]
+        preaggregation.q_fair(20.0, 1.0), start, rows, [1, 1, 0], losses=[100.0, 1000.0, np.nan]
     )
     # F^20 of the second is 1e60, of the first 1e40.
     expected = 2 / (20 * 4 / 1000 + 1)
     assert float(np.mean(new[:2])) == pytest.approx(expected, rel=1e-5)
-    new, *_ = at_server(screens.q_fair(0.5, 1.0), start, rows, [1, 1, 0], losses=[0.0, 1.0, 1.0])
+    new, *_ = at_server(
+        preaggregation.q_fair(0.5, 1.0), start, rows, [1, 1, 0], losses=[0.0, 1.0, 1.0]
+    )
     assert np.isfinite(new[:2]).all()
 
 
@@ -661,7 +687,7 @@ def test_afl_against_numpy(federation: Federation, model: fs.Model, agnostic: Pl
 
     servers, _ = oracle.fedavg(clients, 12, 4, absorb=absorb)
     check(servers, agnostic.servers)
-    ours = np.array([state.screens[0] for state in agnostic.states])
+    ours = np.array([state.preaggregation[0] for state in agnostic.states])
     np.testing.assert_allclose(ours, mixtures, atol=1e-5)
     np.testing.assert_allclose(ours.sum(1), 1, atol=1e-6)
     assert (ours >= 0).all()
@@ -669,23 +695,23 @@ def test_afl_against_numpy(federation: Federation, model: fs.Model, agnostic: Pl
 
 
 def test_afl_favours_the_worst_client() -> None:
-    screen = screens.agnostic(0.05)
+    part = preaggregation.agnostic(0.05)
     data = ClientData(None, None, None, jnp.zeros(4, jnp.int32), 1)  # type: ignore[arg-type]
-    lam = screen.init(Variables((), ()), data)
+    lam = part.init(Variables((), ()), data)
     rows = np.array([[1.0], [2.0], [3.0], [np.nan]], np.float32)
     for _ in range(30):
         _, weights, lam = at_server(
-            screen, np.zeros(1, np.float32), rows, [1, 1, 1, 0],
+            part, np.zeros(1, np.float32), rows, [1, 1, 1, 0],
             losses=[0.5, 2.0, 1.0, np.nan], state=lam, client=[0, 1, 2, 3],
         )  # fmt: skip
     np.testing.assert_allclose(lam, [0, 1, 0], atol=1e-6)
     np.testing.assert_allclose(weights, [0, 1, 0, 0], atol=1e-6)
 
 
-def test_afl_stays_where_nobody_has_weight() -> None:
+def test_afl_stays_where_no_client_has_weight() -> None:
     start, rows = np.array([5.0], np.float32), np.array([[1.0], [2.0], [np.nan]], np.float32)
     new, weights, lam = at_server(
-        screens.agnostic(0.0), start, rows, [1, 1, 0], losses=[1.0, 1.0, 1.0],
+        preaggregation.agnostic(0.0), start, rows, [1, 1, 0], losses=[1.0, 1.0, 1.0],
         state=jnp.array([0.0, 0.0, 1.0]), client=[0, 1, 3],
     )  # fmt: skip
     assert weights.tolist() == [1, 1, 0]
@@ -697,15 +723,15 @@ def test_afl_stays_where_nobody_has_weight() -> None:
 
 
 @pytest.mark.parametrize(
-    "screen",
+    "part",
     [
-        screens.sign_agreement(2),
-        screens.staleness(0.7, "polynomial"),
-        screens.q_fair(2.0, 0.1),
-        screens.agnostic(0.1),
+        preaggregation.sign_agreement(2),
+        preaggregation.staleness(0.7, "polynomial"),
+        preaggregation.q_fair(2.0, 0.1),
+        preaggregation.agnostic(0.1),
     ],
 )
-def test_the_order_of_rows_and_absent_rows_do_not_matter(screen: Screen) -> None:
+def test_the_order_of_rows_and_absent_rows_do_not_matter(part: PreAggregation) -> None:
     rng = np.random.default_rng(3)
     start, rows = (rng.normal(size=s).astype(np.float32) for s in [(7,), (5, 7)])
     losses, ages = rng.uniform(0.1, 3, 5).astype(np.float32), np.arange(5, dtype=np.int32)
@@ -715,8 +741,8 @@ def test_the_order_of_rows_and_absent_rows_do_not_matter(screen: Screen) -> None
 
     def mean(order: list[int]) -> np.ndarray:
         new, after, _ = at_server(
-            screen, start, rows[order], weights[order], tag=jnp.asarray(ages[order]),
-            losses=losses[order], state=screen.init(Variables((), ()), data), client=client[order],
+            part, start, rows[order], weights[order], tag=jnp.asarray(ages[order]),
+            losses=losses[order], state=part.init(Variables((), ()), data), client=client[order],
         )  # fmt: skip
         return np.asarray(tree.mean(jnp.asarray(new), jnp.asarray(after)))
 
@@ -743,8 +769,8 @@ def given_root(root: Any, partitions: Any = None) -> Any:
     return fs.client_data(np.zeros((6, 6)), np.zeros(6, int), owned, root=root)
 
 
-def apply_once(screen: Screen) -> Any:
-    return at_server(screen, np.zeros(1, np.float32), np.zeros((1, 1), np.float32), [1])
+def apply_once(part: PreAggregation) -> Any:
+    return at_server(part, np.zeros(1, np.float32), np.zeros((1, 1), np.float32), [1])
 
 
 p3 = partition_from_lists([[0, 1, 2], [3, 4, 5]])
@@ -753,41 +779,53 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "mix above": (lambda: server.mix(1.5), "alpha must be in (0, 1], got 1.5"),
     "peers": (lambda: server.train_on_root(any_local(peers=True)), "got peers=True"),
     "kept": (
-        lambda: start_of(server.train_on_root(any_local(drift=(drift.scaffold(),)))),
+        lambda: start_of(server.train_on_root(any_local(corrections=(corrections.scaffold(),)))),
         "local must neither keep nor share anything",
     ),
     "no root": (lambda: root_view(rootless()), "root of the data must be the server's own samples"),
-    "owned": (lambda: given_root([3, 1]), "root has 1 rows that clients own, row 1 first"),
-    "outside": (lambda: given_root([3, 6]), "root has rows 3 to 6; allowed: 0 to 5"),
-    "twice": (lambda: given_root([3, 3]), "root has a row more than once"),
+    "owned": (lambda: given_root([3, 1]), "root must have no client's rows, got 1, row 1 first"),
+    "outside": (lambda: given_root([3, 6]), "root must be in 0 to 5, got 3 to 6"),
+    "twice": (lambda: given_root([3, 3]), "root must have a row once, got one more"),
     "empty": (lambda: given_root([]), "root must have a row at least"),
-    "runs": (lambda: given_root([[3], [4]]), "root has 2 lists of rows, one for each run"),
+    "runs": (
+        lambda: given_root([[3], [4]]),
+        "root must be rows, or one list of rows for each of 1",
+    ),
     "size": (lambda: take_root([0] * 6, p3, 0, seed=0), "size must be in 1..5, got 0"),
     "all": (lambda: take_root([0] * 6, p3, 6, seed=0), "size must be in 1..5, got 6"),
-    "last": (lambda: take_root([0] * 6, p3, 5, seed=0), "size=5 takes 1 samples of class 0 more"),
+    "last": (lambda: take_root([0] * 6, p3, 5, seed=0), "got 5: class 0 lacks 1 samples"),
     "class": (
         lambda: take_root([0, 0, 0, 0, 0, 1], p3, 4, seed=0),
-        "size=4 takes 1 samples of class 1 more",
+        "size must leave every client its last sample, got 4: class 1 lacks 1",
     ),
     "shared": (
         lambda: take_root([0] * 6, dataclasses.replace(p3, repeats=True), 2, seed=0),
         "partition must have every sample once",
     ),
-    "threshold": (lambda: screens.sign_agreement(-1), "threshold must be at least 0, got -1"),
-    "stale": (lambda: dispatch.stale(-1), "most must be at least 0, got -1"),
+    "threshold": (
+        lambda: preaggregation.sign_agreement(-1),
+        "threshold must be at least 0, got -1",
+    ),
+    "stale": (lambda: broadcast.stale(-1), "most must be at least 0, got -1"),
     "decay": (
-        lambda: screens.staleness(0.5, "linear"),  # type: ignore[arg-type]
+        lambda: preaggregation.staleness(0.5, "linear"),  # type: ignore[arg-type]
         "decay must be one of constant, polynomial, hinge, got 'linear'",
     ),
-    "slope": (lambda: screens.staleness(0.5, "hinge", -1), "slope must be at least 0, got -1"),
-    "grace": (lambda: screens.staleness(0.5, grace=-1), "grace must be at least 0, got -1"),
-    "part": (lambda: screens.staleness(0.0), "alpha must be in (0, 1], got 0.0"),
-    "untagged": (lambda: apply_once(screens.staleness(0.5)), "dispatch must tag models"),
-    "q": (lambda: screens.q_fair(-1, 0.1), "q must be at least 0, got -1"),
-    "lr": (lambda: screens.q_fair(1, 0.0), "lr must be positive, got 0.0"),
-    "step": (lambda: screens.agnostic(-0.1), "step must be at least 0, got -0.1"),
+    "slope": (
+        lambda: preaggregation.staleness(0.5, "hinge", -1),
+        "slope must be at least 0, got -1",
+    ),
+    "grace": (lambda: preaggregation.staleness(0.5, grace=-1), "grace must be at least 0, got -1"),
+    "part": (lambda: preaggregation.staleness(0.0), "alpha must be in (0, 1], got 0.0"),
+    "untagged": (
+        lambda: apply_once(preaggregation.staleness(0.5)),
+        "must tag models with their staleness",
+    ),
+    "q": (lambda: preaggregation.q_fair(-1, 0.1), "q must be at least 0, got -1"),
+    "lr": (lambda: preaggregation.q_fair(1, 0.0), "lr must be positive, got 0.0"),
+    "step": (lambda: preaggregation.agnostic(-0.1), "step must be at least 0, got -0.1"),
     "unmeasured": (
-        lambda: apply_once(screens.q_fair(1, 0.1)),
+        lambda: apply_once(preaggregation.q_fair(1, 0.1)),
         "local must report its clients' initial_loss",
     ),
     "square": (lambda: redistribution.mix([[1.0, 0.0]]), "matrix must be square, got one of shape"),

@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees
+from conftest import assert_trees, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from fedjax_sim import bench
-from fedjax_sim.config import parse
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.problem import Problem, by_clients, by_holdout, official, population
 from fedjax_sim.data import (
     EvalSet,
     client_folds,
@@ -29,7 +30,6 @@ from fedjax_sim.data import (
     take_clients,
 )
 from fedjax_sim.partition import Partition, partition_from_lists
-from fedjax_sim.problem import Problem, by_clients, by_holdout, official, population
 
 some = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -39,7 +39,7 @@ some = settings(max_examples=200, deadline=None, derandomize=True)
 def test_folds_deal_every_client_to_every_role(clients: int, folds: int, seed: int) -> None:
     train = clients - 2 * -(-clients // folds)
     if clients < folds or train < 1:
-        with pytest.raises(ValueError, match=f"clients={clients} are too few for folds={folds}"):
+        with pytest.raises(ValueError, match=f"clients must .* {folds} folds .*, got {clients}$"):
             client_folds(clients, folds, seed=seed)
         return
     made = client_folds(clients, folds, seed=seed)
@@ -171,7 +171,7 @@ def test_folds_of_all_seeds_are_one_batch() -> None:
             expected = [sorted((own[k] + r * n).tolist()) for k in clients]
             assert [rows for rows in rows_of(role, r) if rows] == expected
     np.testing.assert_array_equal(problem.data.y, np.tile(everyone.train_y, 6))
-    assert problem.data.x is problem.test.x is problem.validation.x
+    assert problem.data.x is problem.test.x is known(problem.validation).x
     assert problem.scaled
     assert problem.scored.startswith("mean over test clients; 1 train, 3 validate, 3 test in each")
 
@@ -195,10 +195,12 @@ def test_images_and_tokens_are_taken_as_they_are() -> None:
     digits = fs.load_dataset("digits")
     everyone = population(digits, "clients")
     assert len(everyone.train_y) == 1797
-    assert np.array_equal(everyone.mean, digits.mean)  # of the official training images
+    # Of the official training images.
+    assert np.array_equal(known(everyone.mean), known(digits.mean))
     parts = [fs.partition.iid(everyone.train_y, 10, seed=0)]
     problem = by_clients(everyone, parts, (0, 1), 5)
-    assert problem.data.x is everyone.train_x
+    samples: object = problem.data.x
+    assert samples is everyone.train_x
     assert not problem.scaled
     with pytest.raises(
         ValueError, match="standardise='local' is for tables of numbers, not digits"
@@ -212,7 +214,7 @@ def test_images_and_tokens_are_taken_as_they_are() -> None:
 
 def federation_of(x: np.ndarray, y: np.ndarray, seeds: tuple[int, ...]) -> Problem:
     dataset = from_arrays("blobs", x, y, test=np.zeros(len(y), bool))
-    parts = [fs.partition.dirichlet_over_clients(y, 10, alpha=1.0, seed=s) for s in seeds]
+    parts = [fs.partition.dirichlet(y, 10, alpha=1.0, seed=s) for s in seeds]
     return by_clients(population(dataset, "clients"), parts, seeds, 3)
 
 
@@ -226,7 +228,8 @@ def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8), clients_per_round=2
     )
 
-    def run(data: Any, test: Any, validation: Any, seeds: list[int]) -> fs.Result:
+    def run(data: Any, sets: tuple[EvalSet, EvalSet], seeds: list[int]) -> fs.Result:
+        test, validation = sets
         return fs.simulate(
             algorithm, model, data, test, rounds=4, classes=2, seeds=seeds, validation=validation
         )
@@ -235,12 +238,12 @@ def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
         return dataclasses.replace(examples, index=examples.index[r], start=examples.start[r])
 
     problem, r = federation_of(x, y, (0, 1)), 4  # seed 1, fold 1
-    sets = (problem.test, problem.validation)
-    together = run(problem.data, *sets, [run["seed"] for run in problem.runs])
+    sets = (problem.test, known(problem.validation))
+    together = run(problem.data, sets, [run["seed"] for run in problem.runs])
     assert together.xla_programs <= 3
     start = problem.data.start[r]
     data = dataclasses.replace(problem.data, start=start, capacity=int(np.diff(start).max()))
-    alone = run(data, *map(lone, sets), [1])
+    alone = run(data, (lone(sets[0]), lone(sets[1])), [1])
     mine = jax.tree.map(lambda a: a[r : r + 1], together.variables)
     assert_trees(mine, alone.variables, rtol=2e-5, atol=2e-6)
     for metric in ("accuracy", "f1", "auc"):
@@ -265,7 +268,7 @@ TINY = ["--rounds", "3", "--clients", "10", "--seeds", "2", "--model", "logistic
         "--emd", "0.9", "--compare", "none", "--algo", "fedavg"]  # fmt: skip
 
 
-def finished(folder: Path, extra: list[str]) -> tuple[dict, list[dict], dict]:
+def finished(folder: Path, extra: list[str]) -> tuple[Any, list[Any], Any]:
     assert bench.main([*TINY, *extra, "--out", str(folder)]) == 0
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     summary = json.loads((folder / "summary.json").read_text())
@@ -315,13 +318,13 @@ def test_command_by_holdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_command_scores_tables_by_what_their_papers_report() -> None:
-    assert parse(["--dataset", "covertype"]).score == "f1"
-    assert parse(["--dataset", "eicu_demo"]).score == "auc"
-    assert parse(["--dataset", "eicu_demo", "--score", "f1"]).score == "f1"
-    config = parse(["--split", "clients"])
+    assert parse(["--dataset", "covertype"]).scores.score == "f1"
+    assert parse(["--dataset", "eicu_demo"]).scores.score == "auc"
+    assert parse(["--dataset", "eicu_demo", "--score", "f1"]).scores.score == "f1"
+    config = parse(["--split", "clients"]).scores
     assert (config.folds, config.test_fraction, config.score) == (5, None, "accuracy")
-    assert parse(["--split", "holdout"]).test_fraction == 0.2
-    assert parse([]).folds is None
+    assert parse(["--split", "holdout"]).scores.test_fraction == 0.2
+    assert parse([]).scores.folds is None
 
 
 @pytest.mark.slow
@@ -344,7 +347,10 @@ def test_command_on_natural_clients_of_a_table(
 BAD = {
     "folds 2": (["--split", "clients", "--folds", "2"], "--folds"),
     "folds of another split": (["--folds", "5"], "--folds is for --split clients, not official"),
-    "too few": (["--split", "clients", "--folds", "11"], "--clients=10 are too few for folds=11"),
+    "too few": (
+        ["--split", "clients", "--folds", "11"],
+        "--clients must suffice for 11 folds and leave one to train, got 10",
+    ),
     "fraction": (["--split", "holdout", "--test-fraction", "1"], "--test-fraction"),
     "fraction of another split": (["--test-fraction", "0.5"], "--test-fraction is for --split"),
     "local": (["--standardise", "local"], "--standardise local is for --split clients or holdout"),

@@ -17,7 +17,7 @@ from flax import nnx
 
 import fedjax_sim as fs
 from fedjax_sim.base import LocalUpdate
-from fedjax_sim.simulate import check_model
+from fedjax_sim.run import check_model
 
 OPTIONS: dict[str, dict[str, int]] = {
     "fedavg": {"clients_per_round": 4},

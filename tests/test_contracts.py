@@ -1,0 +1,1233 @@
+"""The contracts of the parts: mypy holds their signatures, and every part its shapes and dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import SIZES, Federation, altered_data, assert_trees, make_federation, play
+
+import fedjax_sim as fs
+from fedjax_sim import base
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import (
+    Batch,
+    ClientData,
+    ClientView,
+    Cohort,
+    Done,
+    LocalInfo,
+    LocalUpdate,
+    SetupTraffic,
+    Slots,
+    Variables,
+)
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.client import mixup
+from fedjax_sim.engine import streams
+from fedjax_sim.engine.clients import samples_of, visits
+from fedjax_sim.server import preaggregation
+
+ROOT = Path(__file__).parents[1]
+
+# ---- signatures, as mypy sees them ----
+
+
+class Signature(NamedTuple):
+    """A callable of a contract.
+
+    Attributes:
+        put: where a user puts a function ``f`` of this kind.
+        right: its parameters and result; the names are the user's.
+        wrong: those of a function that must be refused.
+    """
+
+    put: str
+    right: str
+    wrong: str
+
+
+# By the protocol in fedjax_sim.base; a slash and a word tell several cases of one apart.
+SIGNATURES: dict[str, Signature] = {
+    # The clients' side.
+    "StateInit": Signature(
+        "dataclasses.replace(local, client_state=f)", "(w: Variables) -> Array", "() -> Array"
+    ),
+    "StateInit/shared": Signature(
+        "dataclasses.replace(local, shared_state=f)",
+        "(w: Variables) -> tuple[Array, Array]",
+        "(w: Variables, data: ClientData) -> Array",
+    ),
+    "Train": Signature(
+        "dataclasses.replace(local, train=f)",
+        "(key: Array, w: Variables, client: ClientView, own: Array, common: Array) -> Trained",
+        "(key: Array, w: Variables, client: ClientView, own: Array, common: Array) -> Variables",
+    ),
+    "Train/arguments": Signature(
+        "dataclasses.replace(local, train=f)",
+        "(key: Array, w: Variables, client: ClientView, own: Array, common: Array) -> Trained",
+        "(key: Array, w: Variables, client: ClientView) -> Trained",
+    ),
+    "Reduce": Signature(
+        "dataclasses.replace(local, reduce=f)",
+        "(common: Array, sent: Array, samples: Array, clients: int) -> Array",
+        "(common: Array, sent: Array, samples: Array) -> Array",
+    ),
+    "Reduce/correction": Signature(
+        "correction._replace(reduce=f)",
+        "(common: Array, sent: Array, samples: Array, clients: int) -> Array",
+        "(common: Array, sent: Array, samples: Array, clients: str) -> Array",
+    ),
+    "UploadBytes": Signature(
+        "dataclasses.replace(local, upload_bytes=f)",
+        "(w: Variables, visits: int) -> int",
+        "(w: Variables) -> int",
+    ),
+    "Steps": Signature(
+        "dataclasses.replace(local, steps=f)", "(n: int) -> int", "(n: int, epochs: float) -> int"
+    ),
+    "SetupTrafficOf": Signature(
+        "dataclasses.replace(local, setup_traffic=f)",
+        "(w: Variables, data: ClientData) -> SetupTraffic",
+        "(w: Variables, data: ClientData) -> int",
+    ),
+    "SetupTrafficOf/selection": Signature(
+        "selection._replace(setup_traffic=f)",
+        "(w: Variables, data: ClientData) -> SetupTraffic",
+        "(data: ClientData) -> SetupTraffic",
+    ),
+    "Change": Signature(
+        "dataclasses.replace(local, change=f)",
+        "(**settings: Any) -> LocalUpdate",
+        "(epochs: float) -> LocalUpdate",
+    ),
+    "CorrectionInit": Signature(
+        "correction._replace(client_state=f)", "(w: PyTree) -> Array", "() -> Array"
+    ),
+    "CorrectionGradient": Signature(
+        "correction._replace(gradient=f)",
+        "(w: Array, received: Array, own: Array, common: Array) -> Array",
+        "(w: Array, received: Array) -> Array",
+    ),
+    "CorrectionFinish": Signature(
+        "correction._replace(finish=f)",
+        "(w: Array, received: Array, own: Array, common: Array, done: Done) -> tuple[Array, Array]",
+        "(w: Array, received: Array, own: Array, common: Array, done: Done) -> None",
+    ),
+    "Personal": Signature(
+        "compose(local, selection=selection, schedule=schedule, personal=f)",
+        "(key: Array, received: Variables, client: ClientView, own: Array) -> Variables",
+        "(received: Variables) -> Variables",
+    ),
+    "Transform": Signature(
+        "local_sgd(objective, optimizer, transforms=(f,))",
+        "(key: Array, batch: Batch, client: ClientView) -> Batch",
+        "(key: Array, batch: Batch) -> Batch",
+    ),
+    "Objective": Signature(
+        "local_sgd(f, optimizer)",
+        "(w: Array, state: Array, received: Array, batch: Batch, key: Array)"
+        " -> tuple[Array, Array]",
+        "(w: Array, state: Array, received: Array, batch: Batch, key: Array) -> Array",
+    ),
+    "LossFn": Signature(
+        "empirical_risk(model, f)",
+        "(logits: Array, labels: Array) -> Array",
+        "(logits: Array) -> Array",
+    ),
+    "ModelInit": Signature(
+        "Model(init=f, apply=model.apply)", "(key: Array) -> Variables", "() -> Variables"
+    ),
+    "ModelApply": Signature(
+        "Model(init=model.init, apply=f)",
+        "(w: Variables, x: Array, *, train: bool, mask: Array | None = None,"
+        " key: Array | None = None) -> tuple[Array, Array]",
+        "(w: Variables, x: Array, *, train: bool) -> tuple[Array, Array]",
+    ),
+    # The plan.
+    "SelectionInit": Signature(
+        "selection._replace(init=f)",
+        "(w: Variables, data: ClientData, execution: PerClient) -> Array",
+        "(w: Variables, data: ClientData) -> Array",
+    ),
+    "SelectionDraw": Signature(
+        "selection._replace(draw=f)",
+        "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array)"
+        " -> tuple[Array, Array]",
+        "(key: Array) -> tuple[Array, Array]",
+    ),
+    "SelectionDraw/result": Signature(
+        "Selection(init=selection.init, draw=f, sticky=False)",
+        "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array)"
+        " -> tuple[Array, Array]",
+        "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array)"
+        " -> Array",
+    ),
+    "SelectionUpdate": Signature(
+        "selection._replace(update=f)",
+        "(state: Array, client: Array, info: LocalInfo) -> Array",
+        "(state: Array, client: Array, info: Cohort) -> Array",
+    ),
+    "Due": Signature("schedule._replace(due=f)", "(t: Array) -> Array", "(t: Array) -> bool"),
+    "Redistribution": Signature(
+        "compose(local, selection=selection, schedule=schedule, redistribution=f)",
+        "(key: Array, slots: int) -> Gather",
+        "(key: Array, slots: int) -> Array",
+    ),
+    # The server.
+    "PartInit": Signature(
+        "preaggregation._replace(init=f)",
+        "(w: Variables, data: ClientData) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "PartInit/diagnostic": Signature(
+        "diagnostic._replace(init=f)",
+        "(w: Variables, data: ClientData) -> Array",
+        "(data: ClientData) -> Array",
+    ),
+    "Weighting": Signature(
+        "compose(local, selection=selection, schedule=schedule, weighting=f)",
+        "(n: Array, visited: Array) -> Array",
+        "(n: Array) -> Array",
+    ),
+    "PreAggregationApply": Signature(
+        "preaggregation._replace(apply=f)",
+        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        " -> tuple[Variables, Array, Array]",
+        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        " -> tuple[Variables, Array]",
+    ),
+    "PreAggregationApply/argument": Signature(
+        "PreAggregation(init=preaggregation.init, apply=f)",
+        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        " -> tuple[Variables, Array, Array]",
+        "(models: str) -> tuple[Variables, Array, Array]",
+    ),
+    "Aggregator": Signature(
+        "compose(local, selection=selection, schedule=schedule, aggregator=f)",
+        "(stack: Array, a: Array) -> Array",
+        "(stack: Array) -> Array",
+    ),
+    "BroadcastSend": Signature(
+        "broadcast._replace(send=f)",
+        "(key: Array | None, state: Array, w: Variables, client: ClientView)"
+        " -> tuple[Variables, Array]",
+        "(key: Array, state: Array, w: Variables, client: ClientView) -> tuple[Variables, Array]",
+    ),
+    "BroadcastUpdate": Signature(
+        "broadcast._replace(update=f)",
+        "(state: Array, w: Variables, models: Variables, a: Array, cohort: Cohort,"
+        " aggregator: Aggregator) -> Array",
+        "(state: Array, w: Variables) -> Array",
+    ),
+    "Offered": Signature(
+        "broadcast._replace(offered=f)", "(state: Array) -> Array", "(state: Array) -> int"
+    ),
+    "RefreshCorrect": Signature(
+        "refresh._replace(correct=f)",
+        "(w: Variables, n: Array, local: Variables, n_k: Array) -> Variables",
+        "(w: Variables, local: Variables) -> Variables",
+    ),
+    "ServerUpdate": Signature(
+        "server._replace(update=f)",
+        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData)"
+        " -> tuple[Variables, Array]",
+        "(key: Array, mean: Variables, w: Variables, state: Array) -> tuple[Variables, Array]",
+    ),
+    "ServerUpdate/result": Signature(
+        "Server(init=server.init, update=f)",
+        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData)"
+        " -> tuple[Variables, Array]",
+        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData) -> Array",
+    ),
+    "DownloadBytes": Signature(
+        "server._replace(download_bytes=f)",
+        "(w: Variables, updates: int) -> int",
+        "(w: Variables) -> int",
+    ),
+    "Measure": Signature(
+        "diagnostic._replace(measure=f)",
+        "(key: Array, state: Array, w: Variables, models: Variables, cohort: Cohort)"
+        " -> tuple[dict[str, Array], Array]",
+        "() -> tuple[dict[str, Array], Array]",
+    ),
+    "Measure/result": Signature(
+        "Diagnostic(init=diagnostic.init, measure=f)",
+        "(key: Array, state: Array, w: Variables, models: Variables, cohort: Cohort)"
+        " -> tuple[dict[str, Array], Array]",
+        "(key: Array, state: Array, w: Variables, models: Variables, cohort: Cohort) -> Array",
+    ),
+    # Of a topic, not of base.
+    "compression.Compressor": Signature(
+        "Compressor(compress=f, bytes=compressor.bytes)",
+        "(key: Array, x: Array) -> Array",
+        "(x: Array) -> Array",
+    ),
+    "reports.Score": Signature(
+        "with_importance(local, f)",
+        "(w: Variables, client: ClientView) -> Array",
+        "(w: Variables) -> Array",
+    ),
+}
+
+# Contracts of several methods: the class that a user writes.
+CLASSES: dict[str, Signature] = {
+    "Moves": Signature(
+        "moved: Moves = f()",
+        """
+    def take(self, slots: Slots, order: Array) -> Slots:
+        raise NotImplementedError
+
+    def received(self) -> Array:
+        raise NotImplementedError""",
+        """
+    def take(self, slots: Slots, order: Array) -> Slots:
+        raise NotImplementedError""",
+    ),
+    "PerClient": Signature(
+        "selection.init(model.init(key), data, f())",
+        """
+    def per_client(self, fn: Any, common: PyTree, data: ClientData) -> PyTree:
+        raise NotImplementedError""",
+        """
+    def per_client(self, fn: Any) -> PyTree:
+        raise NotImplementedError""",
+    ),
+}
+
+HEAD = """\
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import optax
+
+from fedjax_sim import compose, empirical_risk, local_sgd
+from fedjax_sim.base import *
+from fedjax_sim.client.reports import with_importance
+from fedjax_sim.compression import Compressor
+from fedjax_sim.plan.redistribution import Gather
+
+key: Array
+data: ClientData
+model: Model
+objective: Objective
+optimizer: optax.GradientTransformation
+local: LocalUpdate
+correction: Correction
+selection: Selection
+schedule: Schedule
+broadcast: Broadcast
+refresh: Refresh
+preaggregation: PreAggregation
+server: Server
+diagnostic: Diagnostic
+compressor: Compressor
+"""
+
+
+def written(name: str, way: str) -> str:
+    """A function of one signature (or a class), and its use."""
+    known = SIGNATURES | CLASSES
+    put, text = known[name].put, getattr(known[name], way)
+    if name in CLASSES:
+        return f"class f:{text}\n\n\n{put}\n"
+    return f"def f{text}:\n    raise NotImplementedError\n\n\n{put}\n"
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[str]]:
+    """What mypy says of every snippet, by name and way."""
+    pytest.importorskip("mypy", reason="mypy, of the extra dev, is not installed")
+    lines = HEAD.splitlines()
+    owner: dict[int, tuple[str, str]] = {}
+    for way in ("right", "wrong"):
+        for name in SIGNATURES | CLASSES:
+            # Each in a function, so that all may call theirs f.
+            body = written(name, way).splitlines()
+            first = len(lines) + 1
+            lines += [f"def _{first}() -> None:", *("    " + line for line in body)]
+            owner |= dict.fromkeys(range(first, len(lines) + 1), (name, way))
+    file = tmp_path_factory.mktemp("contracts") / "snippets.py"
+    file.write_text("\n".join(lines) + "\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(file)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    found: dict[tuple[str, str], list[str]] = {pair: [] for pair in owner.values()}
+    for line, message in re.findall(
+        rf"^{re.escape(str(file))}:(\d+): (error: .*)", run.stdout, re.M
+    ):
+        found[owner[int(line)]].append(message)
+    assert sum(map(len, found.values())) == run.stdout.count(": error:"), run.stdout
+    return found
+
+
+@pytest.mark.parametrize("name", SIGNATURES | CLASSES)
+def test_mypy_accepts_a_right_signature(name: str, complaints: Any) -> None:
+    assert complaints[name, "right"] == []
+
+
+@pytest.mark.parametrize("name", SIGNATURES | CLASSES)
+def test_mypy_refuses_a_wrong_signature(name: str, complaints: Any) -> None:
+    assert complaints[name, "wrong"]
+    # For its signature, and not for a slip in the snippet.
+    assert all(re.search(r"\[(arg-type|assignment)\]$", m) for m in complaints[name, "wrong"])
+
+
+def test_every_protocol_is_in_the_table() -> None:
+    protocols = {
+        name for name in base.__all__ if getattr(getattr(base, name), "_is_protocol", False)
+    }
+    assert protocols == {name.split("/")[0] for name in SIGNATURES | CLASSES if "." not in name}
+
+
+# ---- shapes and dtypes, of every part ----
+
+N, LABELS, ROWS, SLOTS = len(SIZES), 3, 6, 4
+KEY = jax.random.key(0)
+MALICIOUS = np.isin(np.arange(N), [1, 4])
+
+
+@functools.cache
+def net() -> fs.Model:
+    return fs.models.logistic((6,), LABELS)
+
+
+@functools.cache
+def risk() -> base.Objective:
+    return fs.empirical_risk(net())
+
+
+@functools.cache
+def update() -> LocalUpdate:
+    return fs.local_sgd(risk(), optax.sgd(0.1, momentum=0.5), batch_size=8)
+
+
+def score(variables: Variables, client: ClientView) -> jax.Array:
+    return client.size.astype(jnp.float32)
+
+
+Make = Callable[[], Any]
+PARTS: dict[str, dict[str, Make]] = {
+    "Selection": {
+        "uniform": fs.selection.uniform,
+        "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
+        "uniform, 2 active": lambda: fs.selection.uniform(active=2),
+        "importance": lambda: fs.selection.importance(score),
+        "importance, 2 active": lambda: fs.selection.importance(score, initial="ones", active=2),
+        "poisson": lambda: fs.selection.poisson(2),
+        "mediators": lambda: fs.selection.mediators(SLOTS, 2, LABELS),
+    },
+    "Schedule": {
+        "every_round": lambda: fs.schedule.every_round(SLOTS),
+        "delayed": lambda: fs.schedule.delayed(SLOTS, 3),
+        "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
+        "serverless": lambda: fs.schedule.serverless(SLOTS),
+    },
+    "Redistribution": {
+        "keep": lambda: fs.redistribution.keep,
+        "permute": lambda: fs.redistribution.permute,
+        "mix": lambda: fs.redistribution.mix(
+            fs.redistribution.metropolis(fs.redistribution.ring(SLOTS))
+        ),
+        "matchings": lambda: fs.redistribution.matchings(fs.redistribution.ring(SLOTS), 0.5),
+    },
+    "LocalUpdate": {
+        "local_sgd": update,
+        "local_sgd, kept": lambda: update().change(optimizer_state="keep"),
+        "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
+        "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
+        "compressed": lambda: fs.local.compressed(update(), fs.compression.top_k(0.2)),
+        "ditto": lambda: fs.local.ditto(update(), 0.1),
+        "private": lambda: fs.local.private(update()),
+        "with_importance": lambda: fs.local.with_importance(update(), score),
+        "with_initial_loss": lambda: fs.local.with_initial_loss(update(), risk()),
+    },
+    "Correction": {
+        "proximal": lambda: fs.corrections.proximal(0.1),
+        "adaptive_proximal": fs.corrections.adaptive_proximal,
+        "scaffold": fs.corrections.scaffold,
+        "scaffold, whole gradient": lambda: fs.corrections.scaffold(1),
+    },
+    "Transform": {
+        "label_flip": lambda: fs.attacks.label_flip(MALICIOUS, LABELS),
+        "peer_means": lambda: mixup.peer_means(3),
+        "altered_copies": lambda: fs.augment.altered_copies([fs.augment.noise(0.1)]),
+        "fedaug_augmentations": lambda: fs.augment.fedaug_augmentations((6, 6, 1)),
+    },
+    "Objective": {
+        "empirical_risk": lambda: fs.empirical_risk(net(), l2=0.1),
+        "mixed_objective": lambda: mixup.mixed_objective(risk(), 0.1),
+    },
+    "Score": {
+        "squared_gradient": lambda: fs.reports.squared_gradient(risk(), 8),
+        "squared_gradient, of samples": lambda: fs.reports.squared_gradient(risk(), 8, "sample"),
+    },
+    "Compressor": {
+        "ternary": lambda: fs.compression.ternary(0.2),
+        "top_k": lambda: fs.compression.top_k(0.2),
+        "stochastic_quantisation": lambda: fs.compression.stochastic_quantisation(7),
+    },
+    "Broadcast": {
+        "latest": fs.broadcast.latest,
+        "stale": lambda: fs.broadcast.stale(2),
+        "ifca": lambda: fs.broadcast.ifca(2, risk()),
+        "dynamic": lambda: fs.broadcast.dynamic(90.0, "angle", ROWS, risk()),
+        "dynamic, distance": lambda: fs.broadcast.dynamic(1.0, "distance", ROWS, risk()),
+    },
+    "Refresh": {
+        "nothing": fs.refresh.nothing,
+        "drift_correction": fs.refresh.drift_correction,
+    },
+    "Weighting": {
+        "by_samples": lambda: fs.weighting.by_samples,
+        "by_samples_visited": lambda: fs.weighting.by_samples_visited,
+        "equal": lambda: fs.weighting.equal,
+    },
+    "PreAggregation": {
+        "clip_norm": lambda: preaggregation.clip_norm(0.5),
+        "normalise": lambda: preaggregation.normalise(0.1),
+        "sign_agreement": lambda: preaggregation.sign_agreement(1),
+        "staleness": lambda: preaggregation.staleness(0.5, "polynomial"),
+        "q_fair": lambda: preaggregation.q_fair(1.0, 0.1),
+        "agnostic": lambda: preaggregation.agnostic(0.1),
+        "trust": lambda: preaggregation.trust(update()),
+        "gaussian_mechanism": lambda: preaggregation.gaussian_mechanism(1.0, 0.5, 3),
+        "sign_flip": lambda: preaggregation.sign_flip(MALICIOUS),
+        "gaussian": lambda: preaggregation.gaussian(MALICIOUS, 0.5),
+        "alie": lambda: preaggregation.alie(MALICIOUS),
+    },
+    "Aggregator": {
+        "mean": lambda: fs.aggregators.mean,
+        "coordinate_median": lambda: fs.aggregators.coordinate_median,
+        "trimmed_mean": fs.aggregators.trimmed_mean,
+        "geometric_median": fs.aggregators.geometric_median,
+        "krum": fs.aggregators.krum,
+        "multi_krum": fs.aggregators.multi_krum,
+    },
+    "Server": {
+        "replace": fs.server.replace,
+        "optimizer": lambda: fs.server.optimizer(optax.sgd(0.5, momentum=0.9)),
+        "mix": lambda: fs.server.mix(0.5),
+        "chain": lambda: fs.server.chain(
+            fs.server.mix(0.5), fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
+        ),
+        "train_on_root": lambda: fs.server.train_on_root(update()),
+        "compress_server": lambda: fs.server.compress_server(
+            fs.server.replace(), fs.compression.top_k(0.5)
+        ),
+    },
+    "Diagnostic": {
+        "model_divergence": fs.diagnostics.model_divergence,
+        "central_divergence": lambda: fs.diagnostics.central_divergence(update()),
+        "models_taken": fs.diagnostics.models_taken,
+    },
+    "Personal": {
+        "as_received": fs.personal.as_received,
+        "fine_tuned": lambda: fs.personal.fine_tuned(update()),
+        "stored": fs.personal.stored,
+    },
+}
+
+
+def cases(kind: str) -> pytest.MarkDecorator:
+    """Every part of a kind under jit, and (slow, each operation is compiled alone) without."""
+    plain = () if kind in ("Schedule", "Weighting", "Refresh") else pytest.mark.slow
+    return pytest.mark.parametrize(
+        ("make", "run"),
+        [
+            pytest.param(make, run, id=f"{name}, {way}", marks=marks)
+            for name, make in PARTS[kind].items()
+            for way, run, marks in (("plain", lambda f: f, plain), ("jit", jax.jit, ()))
+        ],
+    )
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_no_part_is_left_out(kind: str) -> None:
+    """Of the functions of the package that say that they return such a part."""
+    found = set()
+    for info in pkgutil.walk_packages(fs.__path__, "fedjax_sim."):
+        if "__main__" in info.name or info.name.startswith("fedjax_sim.cli"):
+            continue
+        for name, value in vars(importlib.import_module(info.name)).items():
+            if (
+                inspect.isfunction(value)
+                and value.__module__ == info.name
+                and not name.startswith("_")
+                and inspect.signature(value).return_annotation == kind
+            ):
+                found.add(name)
+    found -= {"wrap", "in_floats"}  # which make one of another
+    assert found <= {name.partition(",")[0] for name in PARTS[kind]}
+
+
+def same_form(a: Any, b: Any) -> None:
+    """Equal structure, shapes and dtypes."""
+    a, b = (jax.tree.map(jnp.asarray, tree) for tree in (a, b))
+    chex.assert_trees_all_equal_shapes_and_dtypes(a, b)
+
+
+@pytest.fixture(scope="module")
+def crowd(federation: Federation) -> ClientData:
+    """Eight clients, and two samples of the server's own."""
+    owned = federation.data
+    index = np.concatenate([owned.index, owned.index[:2]])
+    root = np.array([len(owned.index), len(index)], np.int32)
+    return jax.device_put(altered_data(owned, index=index, root=root))
+
+
+@pytest.fixture(scope="module")
+def start() -> Variables:
+    return net().init(jax.random.key(3))
+
+
+def view(data: ClientData, client: int, *, peers: bool = False) -> ClientView:
+    """One client; N is none, without samples."""
+    task = visits(data, jnp.array([client], jnp.int32), peers=peers)
+    return jax.tree.map(lambda a: a[0], task).view(samples_of(data), data)
+
+
+def stack_of(variables: Variables, rows: int = ROWS, absent: Any = jnp.nan) -> Variables:
+    """Models around ``variables``; the last two rows are ``absent``."""
+
+    def near(w: jax.Array) -> jax.Array:
+        noise = 0.1 * jax.random.normal(jax.random.key(w.size), (rows, *w.shape))
+        return (w[None] + noise).at[-2:].set(absent)
+
+    return jax.tree.map(near, variables)
+
+
+WEIGHTS = jnp.array([3.0, 1.0, 2.0, 5.0, 0.0, 0.0])
+VISITED = jnp.array([2, 0, 4, 1, 5, N], jnp.int32)  # client 5 trained, and does not count
+
+
+def cohort_of(
+    server: Variables, data: ClientData, absent: Any = jnp.nan, tag: Any = None
+) -> Cohort:
+    samples = jnp.array([16, 1, 40, 3, 5, 0], jnp.int32)
+    losses = jnp.array([1.0, 2.0, 0.5, 1.5, 0.0, 0.0]).at[-2:].set(absent)
+    info = LocalInfo(losses, jnp.array([2, 1, 5, 1, 1, 0]), samples, {"initial_loss": losses})
+    received = jax.tree.map(lambda w: w[None], server)
+    ages = jnp.array([0, 1, 1, 0, 1, 0], jnp.int32) if tag is None else tag
+    return Cohort(server, received, VISITED, VISITED < N, samples, info, ages, data)
+
+
+# -- the plan --
+
+
+@cases("Selection")
+def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    part = make()
+    execution = fs.make_execution(devices=1)
+    before = part.init(start, crowd, execution)
+    last, visited = jnp.array([1, 0, 3, 2], jnp.int32), jnp.zeros(SLOTS, jnp.int32)
+    free = jnp.array([True, False, True, True]) if part.sticky else jnp.ones(SLOTS, bool)
+    clients, after = run(part.draw)(KEY, before, crowd, last, free, visited)
+    chex.assert_shape(clients, (SLOTS,))
+    chex.assert_type(clients, jnp.int32)
+    assert ((clients >= 0) & (clients <= N)).all()
+    drawn = [k for k in clients.tolist() if k < N]
+    assert len(set(drawn)) == len(drawn)
+    if part.active is None:
+        assert len(drawn) == SLOTS
+    assert (clients == last)[~free].all()
+    same_form(after, before)
+    count = jnp.zeros(ROWS, jnp.int32)
+    info = LocalInfo(jnp.zeros(ROWS), count, count, dict.fromkeys(part.reads, jnp.ones(ROWS)))
+    rows = jnp.full(ROWS, N, jnp.int32).at[:SLOTS].set(clients)
+    same_form(run(part.update)(after, rows, info), before)
+
+
+@cases("Schedule")
+def test_schedule(make: Make, run: Any) -> None:
+    part = make()
+    assert part.period >= 1
+    assert part.group.shape == (SLOTS,)
+    assert part.group.dtype == np.int32
+    for t in range(-1, 6):
+        due = run(part.due)(jnp.int32(t))
+        chex.assert_shape(due, (SLOTS,))
+        chex.assert_type(due, bool)
+        for group in set(part.group.tolist()):  # due together
+            assert len(set(due[part.group == group].tolist())) == 1
+
+
+@cases("Redistribution")
+def test_redistribution(make: Make, run: Any, start: Variables) -> None:
+    part, order = make(), jnp.array([2, 0, 3, 1, SLOTS, SLOTS], jnp.int32)
+    count = jnp.arange(SLOTS, dtype=jnp.int32)
+    info = LocalInfo(count.astype(jnp.float32), count, count)
+    models = stack_of(start, SLOTS, 0.5)
+    slots = Slots(models, count, count, count, info, (), models)
+
+    def moved(key: jax.Array, slots: Slots) -> Any:
+        moves = part(key, SLOTS)
+        return moves.take(slots, order), moves.received()
+
+    taken, received = run(moved)(KEY, slots)
+    same_form(taken, jax.tree.map(lambda a: jnp.zeros((len(order), *a.shape[1:]), a.dtype), slots))
+    chex.assert_shape(received, (SLOTS,))
+    chex.assert_type(received, jnp.int32)
+    chex.assert_tree_all_finite(taken)
+
+
+# -- the clients --
+
+
+@cases("LocalUpdate")
+def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    local = make()
+    own, common = local.client_state(start), local.shared_state(start)
+    train, reduce = run(local.train), run(reducing(local))
+    for client, samples in ((3, SIZES[3]), (N, 0)):  # N is no client
+        trained = train(KEY, start, view(crowd, client), own, common)
+        same_form(trained.variables, start)
+        same_form(trained.client_state, own)
+        chex.assert_shape(jax.tree.leaves(trained.info), ())
+        chex.assert_type([trained.info.loss, *trained.info.extra.values()], jnp.float32)
+        chex.assert_type([trained.info.steps, trained.info.samples], jnp.int32)
+        chex.assert_tree_all_finite((trained.variables, trained.client_state, trained.info))
+        assert int(trained.info.steps) == int(local.steps(samples)) == -(-samples // 8)
+        # Rows without samples are absent, whatever they sent.
+        sent = jax.tree.map(lambda a: jnp.stack([a, a * jnp.nan, a * 0]), trained.message)
+        reduced = reduce(common, sent, jnp.array([samples, 0, 0], jnp.int32))
+        same_form(reduced, common)
+        chex.assert_tree_all_finite(reduced)
+
+
+def reducing(part: Any) -> Callable[..., Any]:
+    """Its ``reduce`` for N clients."""
+    return lambda common, sent, samples: part.reduce(common, sent, samples, N)
+
+
+@cases("Correction")
+def test_correction(make: Make, run: Any, start: Variables) -> None:
+    part, w = make(), start.params
+    own, common = part.client_state(w), part.shared_state(w)
+    same_form(run(part.gradient)(w, w, own, common), w)
+    info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
+
+    def finish(path: Any) -> Any:
+        return part.finish(w, w, own, common, Done(info, lambda: w, path if part.path else None))
+
+    kept, message = run(finish)(w)
+    same_form(kept, own)
+    sent = jax.tree.map(lambda a: jnp.stack([a, (a * 0).astype(a.dtype)]), message)
+    sent = jax.tree.map(
+        lambda a: a.at[1].set(jnp.nan) if jnp.issubdtype(a.dtype, jnp.floating) else a, sent
+    )
+    for rows in ([9, 0], [0, 0]):
+        reduced = run(reducing(part))(common, sent, jnp.array(rows, jnp.int32))
+        same_form(reduced, common)
+        if any(rows):
+            chex.assert_tree_all_finite(reduced)
+
+
+def minibatch(name: str, data: ClientData) -> Batch:
+    y, mask = jnp.array([0, 2, 1], jnp.int32), jnp.array([True, True, False])
+    if name in ("altered_copies", "fedaug_augmentations"):
+        x = jnp.arange(3 * 36, dtype=jnp.uint8).reshape(3, 6, 6, 1)
+        return Batch(x, y, mask, copy=jnp.array([True, False, True]))
+    return Batch(data.x[:3], y, mask)
+
+
+@cases("Transform")
+def test_transform(make: Make, run: Any, crowd: ClientData) -> None:
+    part = make()
+    batch = minibatch(part.origin.name, crowd)
+    out = run(part)(KEY, batch, view(crowd, 1, peers=True))
+    same_form(out._replace(peer=None), batch)
+    if out.peer is not None:
+        chex.assert_shape(out.peer.x, batch.x.shape[1:])
+        chex.assert_type([out.peer.x, out.peer.y, out.peer.mask], [jnp.float32, jnp.int32, bool])
+
+
+@cases("Objective")
+def test_objective(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    batch = mixup.peer_means(3)(KEY, minibatch("", crowd), view(crowd, 1, peers=True))
+    loss, state = run(make())(start.params, start.state, start.params, batch, KEY)
+    chex.assert_shape(loss, ())
+    chex.assert_type(loss, jnp.float32)
+    same_form(state, start.state)
+
+
+@cases("Score")
+def test_score(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    scored = run(make())
+    for client in (3, N):
+        value = scored(start, view(crowd, client))
+        chex.assert_shape(value, ())
+        chex.assert_type(value, jnp.float32)
+        assert (value > 0) == (client < N)
+
+
+@cases("Compressor")
+def test_compressor(make: Make, run: Any) -> None:
+    part, x = make(), jax.random.normal(KEY, (50,))
+    got = run(part.compress)(KEY, x)
+    same_form(got, x)
+    chex.assert_tree_all_finite(run(part.compress)(KEY, jnp.zeros(50)))
+    assert isinstance(part.bytes(50), int)
+    assert 0 < part.bytes(50) < 4 * 50
+
+
+@cases("Personal")
+def test_personal(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    own = fs.local.ditto(update(), 0.1).client_state(start)
+    same_form(run(make())(KEY, start, view(crowd, 3), own), start)
+
+
+# -- the server --
+
+
+@cases("Broadcast")
+def test_broadcast(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    part = make()
+    before, client = part.init(start), view(crowd, 3)
+    model, tag = run(part.send)(KEY, before, start, client)
+    same_form(model, start)
+    evaluated, without = run(functools.partial(part.send, None))(before, start, client)
+    same_form(evaluated, start)
+    same_form(without, tag)
+    if part.offered is not None:
+        offered = run(part.offered)(before)
+        chex.assert_shape(offered, ())
+        chex.assert_type(offered, jnp.int32)
+    tags = jax.tree.map(lambda a: jnp.zeros((ROWS, *a.shape), a.dtype), tag)
+
+    moved_on = run(lambda *arguments: part.update(*arguments, fs.aggregators.mean))
+
+    def after(absent: Any) -> Any:
+        models, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tags)
+        return moved_on(before, start, models, WEIGHTS, cohort)
+
+    new = after(jnp.nan)
+    same_form(new, before)
+    chex.assert_tree_all_finite(new)
+    assert_trees(new, after(0.5))
+
+
+@cases("Refresh")
+def test_refresh(make: Make, run: Any, start: Variables) -> None:
+    local = jax.tree.map(lambda a: a + 1, start)
+    same_form(run(make().correct)(start, jnp.float32(9), local, jnp.float32(3)), start)
+
+
+@cases("Weighting")
+def test_weighting(make: Make, run: Any) -> None:
+    weights = run(make())(jnp.array([3, 0, 5], jnp.int32), jnp.array([3, 0, 9], jnp.int32))
+    chex.assert_shape(weights, (3,))
+    chex.assert_type(weights, jnp.float32)
+    assert (weights >= 0).all()
+
+
+@cases("PreAggregation")
+def test_preaggregation(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    """Rows of weight 0 hold NaN, or a number: it makes no difference to the others."""
+    part, tag = make(), None
+    if part.origin.name == "gaussian_mechanism":
+        tag = ()  # it refuses that clients receive different models
+    before = part.init(start, crowd)
+
+    def applied(absent: Any) -> Any:
+        models, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tag)
+        return run(part.apply)(KEY, before, models, WEIGHTS, cohort)
+
+    models, weights, after = applied(jnp.nan)
+    same_form(models, stack_of(start))
+    same_form(weights, WEIGHTS)
+    same_form(after, before)
+    assert (weights >= 0).all()
+    present = np.flatnonzero(np.asarray(weights) > 0)
+    rows = jax.tree.map(lambda a: a[present], models)
+    chex.assert_tree_all_finite((rows, after))
+    others, same_weights, same_after = applied(0.5)
+    assert_trees(rows, jax.tree.map(lambda a: a[present], others))
+    assert_trees((weights, after), (same_weights, same_after))
+
+
+@cases("Aggregator")
+def test_aggregator(make: Make, run: Any, start: Variables) -> None:
+    reduced = run(make())(stack_of(start), WEIGHTS)
+    same_form(reduced, start)
+    chex.assert_tree_all_finite(reduced)
+
+
+@cases("Server")
+def test_server(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    part, aggregate = make(), jax.tree.map(lambda a: a + 1, start)
+    before = part.init(start)
+    moved, after = run(part.update)(KEY, aggregate, start, before, crowd)
+    same_form(moved, start)
+    same_form(after, before)
+    if part.download_bytes is not None:
+        whole = sum(a.nbytes for a in jax.tree.leaves(start))
+        assert 0 < part.download_bytes(start, 1) <= part.download_bytes(start, 99) <= whole
+
+
+@cases("Diagnostic")
+def test_diagnostic(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    """Here the last row alone visited no client."""
+    part, server = make(), jax.tree.map(lambda a: a + 1, start)
+    before = part.init(start, crowd)
+
+    def measured(absent: Any) -> Any:
+        models = jax.tree.map(
+            lambda a: a.at[-2].set(a[0]).at[-1].set(absent), stack_of(start, absent=0.5)
+        )
+        return run(part.measure)(KEY, before, server, models, cohort_of(start, crowd))
+
+    numbers, after = measured(jnp.nan)
+    same_form(after, before)
+    chex.assert_shape(list(numbers.values()), ())
+    chex.assert_type(list(numbers.values()), jnp.float32)
+    chex.assert_tree_all_finite((numbers, after))
+    assert_trees((numbers, after), measured(0.5))
+
+
+def test_a_cohort_says_which_rows_are_there() -> None:
+    """Of six slots four train, on four devices: four of eight rows have no client."""
+
+    def measure(key: Any, state: Any, server: Any, models: Any, cohort: Cohort) -> Any:
+        chex.assert_shape([cohort.client, cohort.present, cohort.samples], (8,))
+        chex.assert_type([cohort.client, cohort.present, cohort.samples], [int, bool, int])
+        chex.assert_trees_all_equal_shapes_and_dtypes(
+            jax.tree.map(lambda a: a[0], models), cohort.server
+        )
+        known = (cohort.client < cohort.data.clients) == cohort.present
+        sized = (cohort.samples > 0) == cohort.present
+        told = {"present": jnp.sum(cohort.present), "agree": jnp.sum(known & sized)}
+        return {name: number.astype(jnp.float32) for name, number in told.items()}, state
+
+    algorithm = fs.compose(
+        update(),
+        selection=fs.selection.uniform(active=4),
+        schedule=fs.schedule.delayed(6, 2),
+        redistribution=fs.redistribution.permute,
+        diagnostics={"rows": base.Diagnostic(lambda variables, data: (), measure)},
+        execution=fs.make_execution(devices=4),
+    )
+    run = play(algorithm, net(), make_federation().data, 2)
+    assert [m.diagnostics for m in run.metrics] == [{"present": 4, "agree": 8}] * 2
+    chex.assert_shape(run.states[-1].slots.client, (6,))
+    assert (run.states[-1].slots.client == N).sum() == 2
+
+
+# ---- the state of a run, on any number of devices ----
+
+UNEQUAL = (5, 17, 33, 9, 24, 16, 40, 12, 1, 28, 7)
+COHORT, ROUNDS = 6, 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "phase_shift": {"phases": 3},
+    "radfed": {"redistribution_rounds": 3, "active_clients": 4},
+    "gossip": {},
+    "scaffold": {},
+    "fedasync": {},
+    "ifca": {"clusters": 3},
+    "astraea": {"mediator_size": 2},
+}
+METHODS = [
+    *("phase_shift", "radfed"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS if name not in (
+        "phase_shift", "radfed")),
+]  # fmt: skip
+
+
+def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
+    """A method with what the command would fill in."""
+    method = ALGORITHMS[name]
+    filled = {"objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
+    given = {key: value for key, value in filled.items() if key in keywords(method)}
+    return method(local, clients_per_round=COHORT, **(given | OPTIONS.get(name, {}) | options))
+
+
+class Rounds:
+    """A method on some devices, round by round; states come and go as NumPy arrays."""
+
+    def __init__(self, name: str, devices: int) -> None:
+        execution = fs.make_execution(devices=devices)
+        algorithm = named(name, update(), execution=execution)
+        data = jax.device_put(make_federation(UNEQUAL).data, execution.replicated)
+        self.begin = lambda: algorithm.init(KEY, net().init(KEY), data)
+        self.step = jax.jit(
+            lambda t, state: algorithm.step(jax.random.fold_in(KEY, t), state, data)
+        )
+
+    def run(self, state: Any, first: int, last: int) -> list[Any]:
+        """States after each round, and what the rounds reported, from ``state`` on."""
+        out = []
+        for t in range(first, last):
+            state, metrics = jax.device_get(self.step(t, state))
+            out.append((state, metrics._replace(executed=())))  # which depends on the devices
+        return out
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request: pytest.FixtureRequest) -> dict[int, Rounds]:
+    """The method on 1, 3 and 4 devices; 6 models on 4 devices take 8 rows."""
+    return {devices: Rounds(request.param, devices) for devices in (1, 3, 4)}
+
+
+def alike(a: Any, b: Any) -> None:
+    chex.assert_trees_all_equal_shapes_and_dtypes(a, b)
+    assert_trees(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_states_are_the_same_on_any_number_of_devices(method: dict[int, Rounds]) -> None:
+    """And a run that goes on on another number ends where it would have ended."""
+    start = jax.device_get(jax.jit(method[1].begin)())
+    chex.assert_trees_all_equal_shapes_and_dtypes(start, *(
+        jax.eval_shape(method[devices].begin) for devices in (3, 4)
+    ))  # fmt: skip
+    alone = method[1].run(start, 0, ROUNDS)
+    chex.assert_trees_all_equal_shapes_and_dtypes(start, *(state for state, _ in alone))
+    half = alone[ROUNDS // 2 - 1][0]
+    for devices in (3, 4):
+        alike(method[devices].run(start, 0, ROUNDS), alone)
+        alike(method[devices].run(half, ROUNDS // 2, ROUNDS), alone[ROUNDS // 2 :])
+    back = method[4].run(start, 0, ROUNDS // 2)[-1][0]
+    alike(method[1].run(back, ROUNDS // 2, ROUNDS), alone[ROUNDS // 2 :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_states_of_every_method_have_one_form(name: str) -> None:
+    """Before and after a round, on any number of devices; by tracing alone."""
+    data = make_federation(UNEQUAL).data
+    root = np.array([0, 20], np.int32)  # the server's samples may be clients' here
+    data = jax.tree.map(jnp.asarray, altered_data(data, root=root))
+    forms = []
+    for devices in (1, 3, 4):
+        execution = fs.make_execution(devices=devices)
+        algorithm = named(name, update(), execution=execution)
+        before = jax.eval_shape(lambda a=algorithm: a.init(KEY, net().init(KEY), data))
+        after, metrics = jax.eval_shape(lambda s, a=algorithm: a.step(KEY, s, data), before)
+        forms += [before, after]
+        chex.assert_shape(jax.tree.leaves(metrics), ())
+    chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
+
+
+# ---- algorithms that know their parts ----
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_repr_fits_a_screen(name: str) -> None:
+    algorithm = named(name, update())
+    lines = repr(algorithm).splitlines()
+    assert lines[0] == f"{name}("
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 160
+    assert "0x" not in repr(algorithm)  # no addresses
+    roles = [field.name for field in dataclasses.fields(algorithm.parts)]
+    assert [line.split("=")[0].strip() for line in lines[1:-1]] == [
+        role for role in roles if f"\n  {role}=" in repr(algorithm)
+    ]
+
+
+def test_repr_tells_what_differs() -> None:
+    local = fs.local_sgd(risk(), optax.sgd(0.1), epochs=2, corrections=(fs.corrections.scaffold(),))
+    algorithm = fs.compose(
+        local,
+        selection=fs.selection.uniform(),
+        schedule=fs.schedule.delayed(4, rounds=3),
+        preaggregation=[preaggregation.clip_norm(2.0)],
+        aggregator=fs.aggregators.trimmed_mean(0.1),
+    )
+    assert repr(algorithm).splitlines() == [
+        "compose(",
+        "  local=local_sgd(empirical_risk(<Model>), <optax>, epochs=2, corrections=(scaffold(),)),",
+        "  selection=uniform(),",
+        "  schedule=delayed(4, 3),",
+        "  preaggregation=(clip_norm(2.0),),",
+        "  aggregator=trimmed_mean(beta=0.1),",
+        ")",
+    ]
+    median = algorithm.replace(aggregator=fs.aggregators.coordinate_median)
+    assert "  aggregator=coordinate_median," in repr(median).splitlines()
+
+
+def test_replace_exchanges_a_part_and_no_other() -> None:
+    execution = fs.make_execution(devices=1)
+    plain = fs.algorithms.scaffold(update(), clients_per_round=3, execution=execution)
+    clip, median = preaggregation.clip_norm(0.5), fs.aggregators.coordinate_median
+    robust = plain.replace(preaggregation=(clip,), aggregator=median)
+    before, after = plain.parts.by_role(), robust.parts.by_role()
+    assert [role for role in before if before[role] != after[role]] == [
+        "preaggregation", "aggregator"
+    ]  # fmt: skip
+    assert robust.replaced == ("preaggregation", "aggregator")
+    assert robust.origin is plain.origin
+    again = robust.replace(aggregator=fs.aggregators.mean)
+    assert again.replaced == ("preaggregation", "aggregator")
+    data = jax.device_put(make_federation().data)
+
+    def two_rounds(algorithm: fs.Algorithm) -> Any:
+        @jax.jit
+        def run() -> Any:
+            state = algorithm.init(KEY, net().init(KEY), data)
+            return jax.lax.fori_loop(
+                0, 2, lambda t, s: algorithm.step(jax.random.fold_in(KEY, t), s, data)[0], state
+            )
+
+        return run()
+
+    composed = fs.compose(**after)
+    assert_trees(two_rounds(robust), two_rounds(composed))
+
+
+def test_replace_refuses_what_is_no_part() -> None:
+    plain = fs.fedavg(update(), clients_per_round=3)
+    with pytest.raises(
+        TypeError, match="aggregation is no part of an algorithm: one of local, sel"
+    ):
+        plain.replace(aggregation=fs.aggregators.mean)
+    with pytest.raises(ValueError, match="server must be a Server, got <function replace"):
+        plain.replace(server=fs.server.replace)
+
+
+# ---- local updates lose nothing ----
+
+
+def marked() -> LocalUpdate:
+    """With functions of its own, which a change must keep."""
+    return update().replace(
+        setup_traffic=lambda variables, data: SetupTraffic(7, 11),
+        upload_bytes=lambda variables, visits: 5 * visits,
+    )
+
+
+def whole(variables: Variables, visits: int) -> int:
+    return fs.tree.num_bytes(variables)
+
+
+WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
+    "replace": lambda local: local.replace(peers=True),
+    "compressed": lambda local: fs.local.compressed(local, fs.compression.top_k(1)),
+    # What trains the client's own model must not look compressed.
+    "ditto": lambda local: fs.local.ditto(local, 0.1, own=local.replace(upload_bytes=whole)),
+    "with_importance": lambda local: fs.local.with_importance(local, score),
+    "with_initial_loss": lambda local: fs.local.with_initial_loss(local, risk()),
+    "two": lambda local: fs.local.with_importance(
+        fs.local.compressed(local, fs.compression.top_k(1)), score
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
+    name: str, crowd: ClientData, start: Variables
+) -> None:
+    wrapper, settings = WRAPPERS[name], {"epochs": 2, "batch_size": 4}
+    after, before = wrapper(marked()).change(**settings), wrapper(marked().change(**settings))
+    assert (after.epochs, after.batch_size, after.peers) == (2, 4, before.peers)
+    assert after.setup_traffic is not None
+    assert after.setup_traffic(start, crowd) == SetupTraffic(7, 11)
+    assert [after.upload_bytes(start, n) for n in (1, 3)] == [5, 15]
+    assert int(after.steps(17)) == 2 * 5
+    client = view(crowd, 3, peers=after.peers)
+    ends = [
+        jax.jit(local.train)(
+            KEY, start, client, local.client_state(start), local.shared_state(start)
+        )
+        for local in (after, before)
+    ]
+    assert_trees(ends[0], ends[1])
+    # Once more, on top of that change.
+    more = after.change(corrections=(fs.corrections.proximal(0.5),))
+    assert more.setup_traffic is not None
+    assert more.setup_traffic(start, crowd) == SetupTraffic(7, 11)
+    assert (more.epochs, more.upload_bytes(start, 1)) == (2, 5)
+
+
+def test_private_updates_keep_their_functions(start: Variables) -> None:
+    """What travels before the first round is refused: other clients would train on it."""
+    local = update().replace(upload_bytes=lambda variables, visits: 5 * visits)
+    assert fs.local.private(local).change(epochs=2).upload_bytes(start, 3) == 15
+    with pytest.raises(ValueError, match="local must do without the other clients' samples"):
+        fs.local.private(marked())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_methods_keep_what_a_local_update_brings(
+    name: str, crowd: ClientData, start: Variables
+) -> None:
+    """Six of them change it, and FedMix's exchange of means was lost in those once."""
+    if name == "dp_fedavg":
+        with pytest.raises(ValueError, match="local must do without the other clients' samples"):
+            named(name, marked())
+        return
+    plain, ours = (named(name, local) for local in (update(), marked()))
+    assert ours.parts.local.upload_bytes(start, 1) == 5
+    before, after = (a.setup_traffic(start, crowd) for a in (plain, ours))
+    if name == "fedmix":  # which brings its own
+        assert after == before
+        assert after.up > 0
+    else:
+        assert (after.up - before.up, after.down - before.down) == (7, 11)
+
+
+def test_fedmix_keeps_its_traffic(crowd: ClientData, start: Variables) -> None:
+    local = named("fedmix", update()).parts.local
+    exchanged = mixup.exchange(keywords(ALGORITHMS["fedmix"])["mix_samples"].default)(start, crowd)
+    for changed in (local.change(epochs=3), local.replace(batch_size=4).change(epochs=3)):
+        assert changed.setup_traffic is not None
+        assert changed.setup_traffic(start, crowd) == exchanged
+        assert changed.peers
+    assert named("fedprox", local).setup_traffic(start, crowd) == exchanged
+
+
+# ---- random streams ----
+
+STREAMS = {
+    "Seed": {"WEIGHTS": 0, "ROUNDS": 1},
+    "Round": {
+        "SELECTION": 0,
+        "REDISTRIBUTION": 1,
+        "CLIENTS": 2,
+        "PREAGGREGATION": 3,
+        "SERVER": 4,
+        "PERSONAL": 5,
+        "DIAGNOSTIC": 6,
+        "DEAL": 2**30,
+    },
+    "Client": {
+        "EPOCH": 0,
+        "INITIAL_LOSS": 2**31 - 4,
+        "COMPRESSION": 2**31 - 3,
+        "WHOLE_GRADIENT": 2**31 - 2,
+        "BROADCAST": 2**31 - 1,
+    },
+    "Epoch": {"STEP": 1},
+    "Step": {"TRANSFORM": 1, "NOISE": 2**31 - 1},
+}
+
+
+def test_random_streams_never_change() -> None:
+    """A result is only repeated by the numbers that it was drawn with."""
+    levels: dict[str, Any] = {
+        name: level for name, level in vars(streams).items() if isinstance(level, enum.EnumMeta)
+    }
+    tables = {
+        name: {stream.name: int(stream) for stream in level} for name, level in levels.items()
+    }
+    assert tables == STREAMS

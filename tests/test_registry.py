@@ -1,0 +1,407 @@
+"""Methods, data sets, models and partitions of users: imported, registered, brought by plugins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_sim import bench
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base.registry import Registry, UnknownNameError, entry_points
+from fedjax_sim.base.signatures import takes
+from fedjax_sim.cli import partitioning
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.data import DATASETS, load_dataset
+from fedjax_sim.models import MODELS
+from fedjax_sim.partition import SAMPLERS, parse_sampler
+
+MINE = '''
+import flax.linen as nn
+import numpy as np
+import fedjax_sim as fs
+from fedjax_sim import schedule, selection, server
+from fedjax_sim.data import from_arrays
+from fedjax_sim.partition import partition_from_lists
+
+
+def fed(local, *, clients_per_round: int, rate: float = 0.5, label: str = "x", hook: object = None):
+    """Mine: FedAvg whose server goes a part of the way.
+
+    Args:
+        local: the local update.
+        clients_per_round: m.
+        rate: how far the server goes; 1 % is little.
+        label: its colour.
+        hook: no flag.
+    """
+    if rate > 1:
+        raise ValueError(f"rate must be at most 1, got {rate}")
+    if label == "late":
+        return fs.compose(local, selection=None, schedule=schedule.every_round(clients_per_round))
+    if label == "crash":
+        return {}["nothing"]
+    if label == "none":
+        return "no algorithm"
+    return fs.compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        server=server.mix(rate),
+    )
+
+
+def needy(local, *, clients_per_round, level: int, rounds: int = 3):
+    return fed(local, clients_per_round=clients_per_round)
+
+
+def blobs(folder):
+    """Three classes of points."""
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    return from_arrays("blobs", rng.normal(size=(60, 4)) + y[:, None], y)
+
+
+def broken(folder):
+    raise ZeroDivisionError("no data today")
+
+
+def no_data(folder):
+    return 3
+
+
+class Net(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
+
+
+def net(shape, classes):
+    return Net(classes)
+
+
+def bad_net(shape, classes):
+    raise KeyError(shape)
+
+
+def shards(labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"):
+    """Shards.
+
+    Args:
+        each: shards of a client.
+        turn: how far they are turned.
+        mode: "plain", or one that fails.
+    """
+    if mode == "fail":
+        raise IndexError("no shard is left")
+    if mode == "empty":
+        return [1, 2]
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return partition_from_lists(np.array_split(order, clients), f"shards({each}, {turn:g})")
+'''
+SMALL = ["--rounds", "1", "--clients", "4", "--seeds", "1", "--no-cache", "--devices", "1"]
+TINY = [*SMALL, "--partition", "iid"]
+REGISTRIES: dict[str, Registry[Any]] = {
+    "fedjax_sim.algorithms": ALGORITHMS,
+    "fedjax_sim.datasets": DATASETS,
+    "fedjax_sim.models": MODELS,
+    "fedjax_sim.partitions": SAMPLERS,
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's module; what it registers is forgotten afterwards."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for registry in REGISTRIES.values():
+        monkeypatch.setattr(registry, "_values", dict(registry.known))
+        monkeypatch.setattr(registry, "_plugins", None)
+    yield importlib.import_module("mine")
+    del sys.modules["mine"]
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Installs entry points, ``("group", "name", "module:attribute")``."""
+
+    def install(*entries: tuple[str, str, str]) -> None:
+        found = metadata.EntryPoints(metadata.EntryPoint(n, value, g) for g, n, value in entries)
+        monkeypatch.setattr(metadata, "entry_points", lambda: found)
+        entry_points.cache_clear()
+
+    yield install
+    entry_points.cache_clear()
+
+
+# The command, with what it imports
+
+
+def test_all_four_can_be_imported(mine: ModuleType, tmp_path: Path) -> None:
+    argv = ["--algo", "mine:fed", "--rate", "0.25", "--dataset", "mine:blobs"]
+    argv += ["--model", "mine:net", "--partition", "mine:shards(3, turn=1/2)"]
+    argv += [*SMALL, "--out", str(tmp_path / "run")]
+    assert bench.main(argv) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["options"] == {"mine:fed": {"rate": 0.25}, "fedavg": {}}
+    assert (config["model"], config["partitions"]) == ("mine:net", ["shards(3, 0.5)"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {"mine:fed", "fedavg"} <= summary.keys()
+    assert np.isfinite(summary["mine:fed"]["accuracy_last"])
+
+
+def test_a_method_may_leave_the_devices_to_the_command(mine: ModuleType) -> None:
+    setup = build(parse(["--algo", "mine:fed", "--model", "logistic", *TINY]))
+    assert setup.algorithms["mine:fed"].parts.execution is setup.execution
+
+
+def test_a_data_set_has_a_model_by_its_shape(mine: ModuleType) -> None:
+    config = parse(["--dataset", "mine:blobs", "--phases", "1", *TINY])
+    assert (config.training.model, config.training.lr, config.experiment.rounds) == (None, 0.01, 1)
+    assert build(config).model_name == "ffn"
+
+
+def test_a_method_is_read_by_its_signature(
+    mine: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--algo", "mine:fed", "--compare", "none", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--rate X how far the server goes; 1 % is little (mine:fed 0.5)" in text
+    assert "--hook" not in text
+    with pytest.raises(ValueError, match="--phases is no flag of mine:fed, whose flags are: --ra"):
+        parse(["--algo", "mine:fed", "--compare", "none", "--phases", "2"])
+
+
+def test_a_module_beside_is_found(mine: ModuleType, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "fedjax_sim.bench", "--algo", "mine:fed", "--help"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(mine:fed 0.5)" in done.stdout
+
+
+def test_a_sampler_has_flags_in_the_other_command(mine: ModuleType, tmp_path: Path) -> None:
+    base = ["--clients", "4", "--out"]
+    for i, argv in enumerate((["mine:shards", "--each", "3"], ["mine:shards(each=3)"])):
+        assert partitioning.command([*base, str(tmp_path / str(i)), "--sampler", *argv]) == 0
+        report = json.loads((tmp_path / str(i) / "report.json").read_text())
+        assert (report["sampler"], report["options"]) == ("mine:shards", {"each": 3})
+
+
+# Registered names
+
+
+def register_all(mine: ModuleType) -> None:
+    ALGORITHMS.register("fed_mine", mine.fed)
+    DATASETS.register(mine.blobs)
+    MODELS.register("net")(mine.net)
+    SAMPLERS.register()(mine.shards)
+
+
+def test_registered_names_behave_like_ours(
+    mine: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_all(mine)
+    argv = ["--dataset", "Blobs", "--model", "net", "--partition", "shards(2)", *SMALL]
+    config = parse(["--algo", "fedavg", "--compare", "Fed-Mine", "--rate", "1", *argv])
+    assert config.options == {"fedavg": {}, "fed_mine": {"rate": 1.0}}
+    setup = build(config)
+    assert setup.model_name == "net"
+    assert setup.partitions[0].name == "shards(2, 0)"
+    assert setup.algorithms.keys() == {"fedavg", "fed_mine"}
+    assert load_dataset("blobs").name == "blobs"
+    with pytest.raises(SystemExit):
+        bench.main(["--list"])
+    assert "fed_mine            Mine: FedAvg whose server goes" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        bench.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in ("fed_mine, or package", "--rate X", "blobs, synthetic(", "net, or package",
+                  "shards(each, turn=0.0, mode=plain)"):  # fmt: skip
+        assert words in text
+    with pytest.raises(ValueError, match="--rate is no flag of fedavg"):
+        parse(["--algo", "fedavg", "--compare", "none", "--rate", "1"])
+
+
+def test_a_registered_method_that_the_command_cannot_run_does_no_harm(
+    mine: ModuleType,
+) -> None:
+    ALGORITHMS.register(mine.needy)  # its rounds is a flag of the command
+    assert parse(["--rounds", "7"]).experiment.rounds == 7
+    with pytest.raises(ValueError, match="needy cannot run here: --rounds is a flag"):
+        parse(["--algo", "needy"])
+
+
+REFUSED: dict[str, tuple[Callable[[ModuleType], Any], str]] = {
+    "ours": (lambda m: ALGORITHMS.register("fedavg", m.fed), "'fedavg' is there already; choose"),
+    "taken": (lambda m: [MODELS.register("a", f) for f in (m.net, m.bad_net)], "'a' is there alr"),
+    "method": (lambda m: ALGORITHMS.register(m.net), r"net must be a function \(local, \*, clie"),
+    "data": (lambda m: DATASETS.register(m.net), r"net must be .* data folder.*, got net\(shape"),
+    "model": (lambda m: MODELS.register("x", 3), "x must be a function .* Model .*, got int"),
+    "sampler": (lambda m: SAMPLERS.register(m.net), r"net must be a function \(labels, clients"),
+    "a colon": (
+        lambda m: MODELS.register("a:b", m.net),
+        "name must be letters, digits.*, got 'a:b'",
+    ),
+    "none": (lambda m: ALGORITHMS.register("none", m.fed), "name must be letters.*, got 'none'"),
+    "nameless": (
+        lambda m: MODELS.register(m.Net(3)),
+        "name must be given for what has no __name__, got Net",
+    ),
+    "imported": (lambda m: ALGORITHMS.resolve("mine:net"), r"mine:net must be a function \(local"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, mine: ModuleType) -> None:
+    register, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        register(mine)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_is_defined_again_replaces_itself(mine: ModuleType) -> None:
+    """As a notebook's cell does that runs twice."""
+    MODELS.register(mine.net)
+    again = importlib.reload(mine).net
+    assert MODELS.register(again) is MODELS["net"] is again
+
+
+def test_names_nearby_are_offered() -> None:
+    with pytest.raises(UnknownNameError, match=r"^'fedavgg' is no algorithm; did you mean fedavg"):
+        ALGORITHMS.resolve("fedavgg")
+    with pytest.raises(KeyError, match="did you mean logistic"):
+        MODELS["logistics"]
+    with pytest.raises(ValueError, match="did you mean fashion_mnist"):
+        load_dataset("fashion_mist")
+
+
+# What fails is one line that names the flag
+
+
+FAILS = {
+    "import": (["--algo", "absent_module:fed"], "--algo: absent_module:fed: ModuleNotFoundError"),
+    "attribute": (["--compare", "mine:absent"], "--compare: mine:absent: AttributeError"),
+    "range": (["--algo", "mine:fed", "--rate", "2"], "--algo mine:fed: --rate must be at most 1"),
+    "compared": (["--compare", "mine:fed", "--rate", "2"], "--compare mine:fed: --rate must be"),
+    "crash": (["--algo", "mine:fed", "--label", "crash"], "--algo mine:fed: KeyError: 'nothing' ("),
+    "no part": (["--algo", "mine:fed", "--label", "late"], "--algo mine:fed --label late: selecti"),
+    "no method": (["--algo", "mine:fed", "--label", "none"], "must return an Algorithm, got str"),
+    "taken": (["--algo", "mine:needy", "--level", "1"], "mine:needy cannot run here: --rounds is"),
+    "data": (["--dataset", "mine:broken"], "--dataset mine:broken: ZeroDivisionError: no data tod"),
+    "data line": (["--dataset", "mine:broken"], "(mine.py, line "),
+    "no data": (["--dataset", "mine:no_data"], "mine:no_data must return a Dataset, got int"),
+    "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
+    "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
+    "needs": (["--partition", "mine:shards"], "allowed: iid"),
+    "needs what": (["--partition", "mine:shards"], "mine:shards(each, turn=0.0, mode=plain)"),
+    "argument": (["--partition", "mine:shards(2, mood=3)"], "got 'mine:shards(2, mood=3)'; al"),
+    "sampler": (
+        ["--partition", "mine:shards(2, mode=fail)"],
+        "--partition mine:shards(2, mode=fail): IndexError: no shard is left (mine.py, line",
+    ),
+    "no partition": (
+        ["--partition", "mine:shards(2, mode=empty)"],
+        "--partition mine:shards(2, mode=empty): mine:shards must return a Partition, got list",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_what_fails_is_one_line(
+    case: str, mine: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, wanted = FAILS[case]
+    out = str(tmp_path / "run")
+    dealt = [] if "--partition" in argv else ["--partition", "iid"]
+    assert bench.main(["--model", "logistic", *SMALL, *dealt, "--out", out, *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fedjax_sim.bench: error: ")
+    assert captured.err.count("\n") == 1
+    assert wanted in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_flag_that_is_needed(mine: ModuleType) -> None:
+    def needs(local: Any, *, clients_per_round: int, level: int) -> Any: ...
+
+    ALGORITHMS.register(needs)
+    with pytest.raises(ValueError, match=r"^needs needs --level$"):
+        parse(["--algo", "needs"])
+    assert parse(["--algo", "needs", "--level", "3"]).options["needs"] == {"level": 3}
+
+
+def test_a_flag_that_takes_other_values_for_another_method(mine: ModuleType) -> None:
+    def other(local: Any, *, clients_per_round: int, rate: int = 1) -> Any: ...
+
+    ALGORITHMS.register(other)
+    assert parse(["--algo", "other", "--rate", "3"]).options["other"] == {"rate": 3}
+    with pytest.raises(ValueError, match="--rate takes other values for mine:fed than for other"):
+        parse(["--algo", "mine:fed", "--compare", "other"])
+
+
+# Plugins
+
+
+def test_plugins_of_all_kinds(mine: ModuleType, plugins: Callable[..., None]) -> None:
+    names: dict[str, Registry[Any]]
+    names = {"fed": ALGORITHMS, "blobs": DATASETS, "net": MODELS, "shards": SAMPLERS}
+    plugins(*((r.group, name, f"mine:{name}") for name, r in names.items()))
+    for name, registry in names.items():
+        assert name not in registry.known
+        assert name in registry
+        assert registry[name] is getattr(mine, name)
+        assert registry.is_foreign(name)
+        assert name in list(registry)
+    argv = ["--algo", "fed", "--rate", "1", "--dataset", "blobs", "--model", "net"]
+    setup = build(parse([*argv, "--partition", "shards(1)", *SMALL]))
+    assert setup.partitions[0].name == "shards(1, 0)"
+    assert parse_sampler("shards(2)")[0] == "shards"
+
+
+def test_plugins_are_loaded_only_when_needed(
+    mine: ModuleType, plugins: Callable[..., None]
+) -> None:
+    plugins(("fedjax_sim.models", "net", "mine:net"), ("fedjax_sim.models", "other", "mine:net"))
+    assert "mlp" in MODELS
+    assert MODELS["logistic"] is MODELS.known["logistic"]
+    assert MODELS._plugins is None  # not even looked for
+    assert MODELS["net"] is mine.net
+    assert "other" not in MODELS.known
+    assert {"net", "other"} <= set(MODELS)
+
+
+def test_a_plugin_that_fails_is_told(mine: ModuleType, plugins: Callable[..., None]) -> None:
+    gone = ("fedjax_sim.models", "gone", "mine:absent")
+    plugins(gone)
+    with pytest.raises(ValueError, match=r"the plugin gone = 'mine:absent' of fedjax_sim\.models"):
+        MODELS.resolve("gone")
+    plugins(gone, *(("fedjax_sim.models", name, "mine:net") for name in ("mlp", "net")))
+    ours = Registry(
+        "model",
+        wanted="a function (shape, classes)",
+        fits=lambda value: takes(value, 1, 2),
+        group="fedjax_sim.models",
+        own={"mlp": 1},
+    )
+    with pytest.warns(UserWarning, match="left out: the plugin") as told:
+        assert list(ours) == ["mlp", "net"]
+    assert sorted(str(warning.message).split(": ")[1] for warning in told) == [
+        "the plugin gone = 'mine:absent' of fedjax_sim.models",
+        "the plugin mlp = 'mine:net' of fedjax_sim.models",
+    ]
