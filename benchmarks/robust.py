@@ -1,7 +1,7 @@
 """Accuracy of robust rules under attacks by 20 % of the clients, beside the plain mean.
 
-    python benchmarks/robust.py --data-dir DATA
-    python benchmarks/robust.py --small
+    python -m benchmarks.robust --data-dir DATA
+    python -m benchmarks.robust --small
 
 Every rule meets every attack on scikit-learn's digits and on MNIST (`--small`: digits alone), the
 seeds of a cell in one batch. Prints tables in markdown; writes robust.json and robust.png. What
@@ -21,15 +21,15 @@ import optax
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from script import use_all_cores, write_record
 
-from fedjax_sim import aggregators, attacks, models, partition, schedule, screens, selection
-from fedjax_sim.base import ClientData, LocalUpdate, Model, Screen, Transform
-from fedjax_sim.compose import compose
+from benchmarks.script import use_all_cores, write_record
+from fedjax_sim import aggregators, attacks, models, partition, preaggregation, schedule, selection
+from fedjax_sim.base import ClientData, LocalUpdate, Model, PreAggregation, Transform
+from fedjax_sim.client.local import local_sgd
+from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, client_data, load_dataset
-from fedjax_sim.local import local_sgd
-from fedjax_sim.objective import empirical_risk
-from fedjax_sim.simulate import DivergedError, simulate
+from fedjax_sim.round import compose
+from fedjax_sim.run import DivergedError, simulate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "robust"
 CLIENTS = 50  # all of them in every round
@@ -40,7 +40,7 @@ CLIP = {"digits": 0.15, "mnist": 0.6}  # the norm of an honest change, as measur
 MOST = 12_000  # training samples; of MNIST a fifth
 MALICIOUS = attacks.byzantine(CLIENTS, FRACTION)
 
-ATTACKS: dict[str, Callable[[int], tuple[list[Transform], list[Screen]]]] = {
+ATTACKS: dict[str, Callable[[int], tuple[list[Transform], list[PreAggregation]]]] = {
     "none": lambda classes: ([], []),
     "sign flip": lambda classes: ([], [attacks.sign_flip(MALICIOUS, 4.0)]),
     "ALIE": lambda classes: ([], [attacks.alie(MALICIOUS, 1.5)]),
@@ -54,8 +54,8 @@ RULES: dict[str, Callable[[LocalUpdate, float], dict[str, Any]]] = {
     "geometric median": lambda local, clip: {"aggregator": aggregators.geometric_median()},
     "Krum": lambda local, clip: {"aggregator": aggregators.krum(FRACTION)},
     "multi-Krum": lambda local, clip: {"aggregator": aggregators.multi_krum(FRACTION)},
-    "clip + mean": lambda local, clip: {"screens": [screens.clip_norm(clip)]},
-    "FLTrust": lambda local, clip: {"screens": [screens.trust(local)]},
+    "clip + mean": lambda local, clip: {"preaggregation": [preaggregation.clip_norm(clip)]},
+    "FLTrust": lambda local, clip: {"preaggregation": [preaggregation.trust(local)]},
 }
 
 Table = dict[str, dict[str, NDArray[np.float64]]]
@@ -65,7 +65,9 @@ Table = dict[str, dict[str, NDArray[np.float64]]]
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.robust",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)")
@@ -85,7 +87,7 @@ def deal(dataset: Dataset, sampler: str, seeds: int) -> ClientData:
     parts = []
     for seed in range(seeds):
         part = sample(dataset.train_y[rest], CLIENTS, seed=seed)
-        parts.append(dataclasses.replace(part, index=rest[part.index]))
+        parts.append(dataclasses.replace(part, index=rest[part.index].astype(np.int32)))
     return client_data(dataset.train_x, dataset.train_y, parts, root=root)
 
 
@@ -100,7 +102,7 @@ def cell(
         honest.change(transforms=poison),
         selection=selection.uniform(),
         schedule=schedule.every_round(CLIENTS),
-        screens=[*forged, *parts.pop("screens", [])],
+        preaggregation=[*forged, *parts.pop("preaggregation", [])],
         **parts,
     )
     try:

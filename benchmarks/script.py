@@ -2,18 +2,16 @@
 
 import datetime
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from speed import machine
 
+from benchmarks.speed import command, machine
 from fedjax_sim.bench import available_cores
-from fedjax_sim.report import versions
+from fedjax_sim.cli.folder import versions
 
 
 def use_all_cores() -> None:
@@ -27,7 +25,7 @@ def write_record(path: Path, started: float, **content: Any) -> None:
     date = datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds")
     record = {
         "date": date,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": command(),
         "seconds": round(time.time() - started, 1),
         "machine": machine(),
         "versions": versions(),

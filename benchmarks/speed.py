@@ -1,6 +1,6 @@
 """Training speed of `fedjax_sim` next to what users have today, on this machine, in one run.
 
-    python benchmarks/speed.py --work W1 W4 --contestants ours torch4
+    python -m benchmarks.speed --work W1 W4 --contestants ours torch4
 
 Every pair of workload and contestant runs in a process of its own, one after another, so that
 thread pools, devices and memory are apart. Compiling and starting processes come before the
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workloads import WORKLOADS, Timing, Workload
+from benchmarks.workloads import WORKLOADS, Timing, Workload
 
 HERE = Path(__file__).resolve().parent
 CONTESTANTS = {
@@ -45,10 +45,10 @@ Run = Callable[[Workload, int, int], Timing]
 def find_run(contestant: str) -> Run:
     """The function of a contestant, imported only here: the parent process stays small."""
     module, name = {
-        "ours": ("baselines.ours", "run"),
-        "plain": ("baselines.plain_jax", "run"),
-        "torch": ("baselines.torch_loop", "run"),
-        "torch4": ("baselines.torch_loop", "run_processes"),
+        "ours": ("benchmarks.baselines.ours", "run"),
+        "plain": ("benchmarks.baselines.plain_jax", "run"),
+        "torch": ("benchmarks.baselines.torch_loop", "run"),
+        "torch4": ("benchmarks.baselines.torch_loop", "run_processes"),
     }[contestant]
     run: Run = getattr(importlib.import_module(module), name)
     return run
@@ -136,13 +136,18 @@ def _status_kb(pid: str, field: str) -> int:
 def spawn(contestant: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own; a failure becomes `{"error": ...}`."""
     job = json.dumps([contestant, name, args.devices, args.seconds, args.repeats])
-    command = [sys.executable, str(HERE / "speed.py"), "--job", job]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.speed", "--job", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         return {"work": name, "contestant": contestant, "error": lines[-1]}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"work": name, "contestant": contestant, **result}
+
+
+def command() -> str:
+    """The command that runs."""
+    return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
 
 
 def machine() -> dict[str, Any]:
@@ -205,6 +210,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     contestants = "\n".join(f"  {key:<8}{text}" for key, text in CONTESTANTS.items())
     works = "\n".join(f"  {w.name:<8}{w.title}" for w in WORKLOADS.values())
     parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed",
         description=__doc__,
         epilog=f"workloads:\n{works}\n\ncontestants:\n{contestants}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -254,7 +260,7 @@ def main(argv: list[str] | None = None) -> None:
         print_row(result)
     record = {
         "date": date,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "command": command(),
         "machine": machine(),
         "versions": versions(),
         "devices": args.devices,

@@ -8,13 +8,23 @@ import jax
 import numpy as np
 import optax
 from numpy.typing import NDArray
-from workloads import BOTTLENECKS, CLASSES, SEED, SIDE, STEM, TOP, VOCABULARY, Timing, Workload
 
 import fedjax_sim as fs
+from benchmarks.workloads import (
+    BOTTLENECKS,
+    CLASSES,
+    SEED,
+    SIDE,
+    STEM,
+    TOP,
+    VOCABULARY,
+    Timing,
+    Workload,
+)
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
+from fedjax_sim.client.losses import cross_entropy
 from fedjax_sim.data import eval_set
-from fedjax_sim.experiment import Experiment, Run
-from fedjax_sim.losses import cross_entropy
+from fedjax_sim.run.experiment import Experiment, Run
 
 ROUNDS = 4096
 """Cohorts that the program holds; a longer run starts over."""
@@ -70,12 +80,12 @@ def _given(cohorts: Array) -> Selection:
     """The cohorts that all contestants train, round by round."""
 
     def draw(
-        key: Array, turn: Array, data: ClientData, held: Array, vacant: Array, visits: Array
+        key: Array, turn: Array, data: ClientData, clients: Array, free: Array, visits: Array
     ) -> tuple[Array, PyTree]:
         return cohorts[turn % ROUNDS], turn + 1
 
     return Selection(
-        init=lambda variables, data, execution: jax.numpy.int32(0), draw=draw, held=False
+        init=lambda variables, data, execution: jax.numpy.int32(0), draw=draw, sticky=False
     )
 
 
@@ -92,7 +102,7 @@ def _session(workload: Workload, devices: int) -> _Session:
     execution = fs.make_execution(devices if on_cpu else None)
     model = _model(workload)
     work = workload.federation()
-    data = fs.ClientData(work.x, work.y, work.index, work.start, int(work.sizes.max()))
+    data = fs.client_data(work.x, work.y, fs.partition.Partition(work.index, work.start))
     local = fs.local_sgd(
         fs.empirical_risk(model),
         optax.sgd(workload.lr, momentum=workload.momentum or None),

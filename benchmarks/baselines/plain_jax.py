@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from workloads import (
+
+from benchmarks.workloads import (
     BOTTLENECKS,
     CLASSES,
     SEED,
@@ -51,7 +52,7 @@ class Cnn(nn.Module):
         """Logits of a batch of images."""
         for width in (32, 64):
             x = nn.relu(nn.Conv(width, (3, 3), padding="VALID")(x))
-        x = nn.max_pool(x, (2, 2), (2, 2))  # type: ignore[no-untyped-call]
+        x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
         return nn.Dense(CLASSES)(x)
 
@@ -66,7 +67,7 @@ class BatchNormCnn(nn.Module):
             for _ in range(2):
                 x = nn.Conv(width, (3, 3))(x)
                 x = nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.9)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))  # type: ignore[no-untyped-call]
+            x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
         return nn.Dense(CLASSES)(x)
 
@@ -79,7 +80,8 @@ class Lstm(nn.Module):
         """Logits of a batch of windows of tokens."""
         x = nn.Embed(VOCABULARY, 8)(x)
         for _ in range(2):
-            x = nn.RNN(nn.OptimizedLSTMCell(256))(x)
+            hidden: Any = nn.RNN(nn.OptimizedLSTMCell(256))(x)  # with its carry, if asked for
+            x = hidden
         return nn.Dense(VOCABULARY)(x[:, -1])
 
 
@@ -137,7 +139,12 @@ def make_prepare(workload: Workload) -> Callable[[jax.Array], jax.Array]:
         return lambda x: x.astype(jnp.float32) / 255
     trunk, x = MobileTrunk(), jnp.zeros((1, *workload.shape))
     frozen = jax.jit(trunk.init)(jax.random.key(SEED), x)
-    return lambda x: trunk.apply(frozen, x.astype(jnp.float32) / 255)
+
+    def features(x: jax.Array) -> jax.Array:
+        out: Any = trunk.apply(frozen, x.astype(jnp.float32) / 255)
+        return out
+
+    return features
 
 
 class Padded(NamedTuple):
@@ -220,7 +227,7 @@ def run(workload: Workload, rounds: int, devices: int) -> Timing:
     began = time.perf_counter()
     for number, cohort in enumerate(cohorts):
         variables = program(variables, data, cohort, np.int32(number))
-    jax.block_until_ready(variables)  # type: ignore[no-untyped-call]
+    jax.block_until_ready(variables)
     seconds = time.perf_counter() - began
     if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(variables)):
         raise FloatingPointError(f"{workload.name}: the trained model is not finite")

@@ -18,7 +18,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
-from workloads import (
+
+from benchmarks.workloads import (
     BOTTLENECKS,
     CLASSES,
     SEED,
@@ -85,7 +86,7 @@ class _Bottleneck(nn.Module):
         self.residual = stride == 1 and given == channels
 
         def layer(n_in: int, n_out: int, size: int = 1, **options: int) -> list[nn.Module]:
-            conv = nn.Conv2d(n_in, n_out, size, padding=size // 2, bias=not norm, **options)  # type: ignore[arg-type]
+            conv = nn.Conv2d(n_in, n_out, size, padding=size // 2, bias=not norm, **options)
             return [conv, nn.BatchNorm2d(n_out)] if norm else [conv]
 
         self.layers = nn.Sequential(
@@ -188,7 +189,7 @@ class Trainer:
         for first in range(0, end - begin, self.batch):
             xs, ys = x[first : first + self.batch], y[first : first + self.batch]
             self.sgd.zero_grad()
-            cross_entropy(self.net(xs), ys).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(self.net(xs), ys).backward()
             self.sgd.step()
         return end - begin
 
@@ -294,7 +295,7 @@ class Pool:
         width = flatten(NETS[workload.net]()).numel()
         self.model, self.partial = torch.zeros(width), torch.zeros(workers, width)
         for tensor in (x, y, self.model, self.partial):
-            tensor.share_memory_()  # type: ignore[no-untyped-call]
+            tensor.share_memory_()
         self.sizes: list[int] = workload.federation().sizes.tolist()
         self.pipes: list[Connection] = []
         for total in self.partial:

@@ -16,16 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from tqdm import tqdm
 
 import fedjax_sim as fs
+from benchmarks.script import write_record
 from fedjax_sim.base import LocalUpdate, Transform
+from fedjax_sim.cli.problem import Problem, official
+from fedjax_sim.cli.report import MB, bytes_sent
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import Partition, parse_sampler
-from fedjax_sim.problem import Problem, official
-from fedjax_sim.report import MB, traffic
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(BENCHMARKS))
-
-from script import write_record  # noqa: E402
 
 # Of Cornelis' thesis.
 NETWORKS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
@@ -44,12 +42,12 @@ class Curve(NamedTuple):
     """A curve that was run.
 
     Attributes:
-        rounds: Rounds done at each of E evaluations.
-        accuracy: On the test set, in percent, [E, seeds].
-        server: Accuracy at the end before the models in flight were collected, [seeds]; None where
+        rounds: rounds done at each of E evaluations.
+        accuracy: on the test set, in percent, [E, seeds].
+        server: accuracy at the end before the models in flight were collected, [seeds]; None where
             none were.
-        mb: What one seed sent, up and down, in 10^6 bytes.
-        seconds: Of the run, compiling included.
+        mb: what one seed sent, up and down, in 10^6 bytes.
+        seconds: of the run, compiling included.
     """
 
     rounds: list[int]
@@ -60,9 +58,11 @@ class Curve(NamedTuple):
 
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """The flags of every command; `name` is the folder of its results."""
+    """The flags of every command; `name` is that of its module and of the folder of its results."""
     made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m benchmarks.reproduce.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
     add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)")
@@ -76,11 +76,11 @@ def parse_sized(
     """Adds `--small` and `--seeds`, and parses.
 
     Args:
-        made: The parser.
+        made: the parser.
         argv: None for those of this process.
-        full: The paper's size, of any type with `seeds`.
-        small: The other one.
-        reduced: What it reduces, in words.
+        full: the paper's size, of any type with `seeds`.
+        small: the other one.
+        reduced: what it reduces, in words.
 
     Returns:
         The arguments, with `size` and `seeds` filled in.
@@ -161,7 +161,7 @@ def run(
             [e.round for e in result.evaluations],
             100 * result.accuracy,
             server,
-            traffic(last).total / MB,
+            bytes_sent(last) / MB,
             time.perf_counter() - began,
         )
         print(f"{name}: {spread(curves[name].accuracy[-1])} %, {curves[name].seconds:.0f} s",

@@ -1,7 +1,7 @@
 """Chapters 5 and 6 of Cornelis' thesis: FedAug, and two-phase FedAug beside other methods.
 
-    python benchmarks/reproduce/fedaug.py --data-dir DATA
-    python benchmarks/reproduce/fedaug.py --data-dir DATA --small
+    python -m benchmarks.reproduce.fedaug --data-dir DATA
+    python -m benchmarks.reproduce.fedaug --data-dir DATA --small
 
 Figures 5.2 to 5.4: the highest accuracy of FedAvg and of FedAug to EMD 0, 0.4 and 0.8, on clients
 of EMD 0.4 to 1.4 (20 clients, E = 4); Table 5.3: the share of unaltered samples. On MNIST FedAug
@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import (
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+import fedjax_sim as fs
+from benchmarks.reproduce.common import (
     MOMENTUM,
     NETWORKS,
     Arm,
@@ -35,19 +39,14 @@ from common import (
     thesis_update,
     write_curves,
 )
-from matplotlib.axes import Axes
-from numpy.typing import NDArray
-from script import use_all_cores
-
-import fedjax_sim as fs
-from fedjax_sim.algorithms.fednova import fednova
-from fedjax_sim.algorithms.fedprox import fedprox
-from fedjax_sim.augment import thesis
+from benchmarks.script import use_all_cores
+from fedjax_sim.algorithms import fednova, fedprox
 from fedjax_sim.base import LocalUpdate
-from fedjax_sim.bench import load_model
+from fedjax_sim.cli.build import load_model
+from fedjax_sim.cli.problem import official
+from fedjax_sim.client.augment import fedaug_augmentations
 from fedjax_sim.data import Dataset, fedaug
 from fedjax_sim.partition import Partition, parse_sampler
-from fedjax_sim.problem import official
 
 FIGURE = {"fashion_mnist": "5.2", "mnist": "5.3", "cifar10": "5.4"}
 ROUNDS = {"mnist": 8, "fashion_mnist": 10, "cifar10": 40}  # captions of the figures
@@ -55,12 +54,14 @@ CLIENTS = 20
 EMDS = (0.4, 0.8, 1.2, 1.4)
 TARGETS = (0.0, 0.4, 0.8)
 MIRRORS = dict.fromkeys(NETWORKS, (True,)) | {"mnist": (True, False)}
-UNALTERED = {  # Table 5.3
+UNALTERED: dict[tuple[float, float | None], str] = {  # Table 5.3
     (0.4, 0.0): "0.6 ± 0.1", (0.8, 0.0): "0.5 ± 0.1", (0.8, 0.4): "0.7 ± 0.1",
     (1.2, 0.0): "0.2 ± 0.1", (1.2, 0.4): "0.5 ± 0.1", (1.2, 0.8): "0.7 ± 0.1",
     (1.4, 0.0): "0.2 ± 0.1", (1.4, 0.4): "0.4 ± 0.1", (1.4, 0.8): "0.6 ± 0.0",
 }  # fmt: skip
-CHANGE = {  # points over FedAvg, by data set, EMD and target (5.4.2 to 5.4.4)
+CHANGE: dict[
+    tuple[str, float, float | None], str
+] = {  # points over FedAvg, by data set, EMD and target (5.4.2 to 5.4.4)
     ("mnist", 0.4, 0.0): "loses",
     ("mnist", 0.8, 0.4): "gains",
     ("mnist", 1.2, 0.4): "gains",
@@ -91,10 +92,10 @@ class Size(NamedTuple):
     """What `--small` reduces.
 
     Attributes:
-        samples: Training samples by data set; None for all.
-        seeds: Repetitions.
-        emds: Of the clients, in Figures 5.2 to 5.4.
-        lr: Learning rate; ten times the thesis' where there are a tenth of the steps or fewer.
+        samples: training samples by data set; None for all.
+        seeds: repetitions.
+        emds: of the clients, in Figures 5.2 to 5.4.
+        lr: learning rate; ten times the thesis' where there are a tenth of the steps or fewer.
     """
 
     samples: Mapping[str, int | None]
@@ -111,9 +112,9 @@ class Setting(NamedTuple):
     """A bar of Figures 5.2 to 5.4.
 
     Attributes:
-        emd: Of the clients.
+        emd: of the clients.
         target: EMD*; None for FedAvg.
-        mirror: Whether copies may be mirrored.
+        mirror: whether copies may be mirrored.
     """
 
     emd: float
@@ -156,7 +157,7 @@ def local_update(
     model: fs.Model, dataset: Dataset, epochs: float, lr: float, *, mirror: bool = True
 ) -> LocalUpdate:
     """Table 4.2; copies are altered in every step, where there are any."""
-    altered = thesis(dataset.train_x.shape[1:], mirror=mirror)
+    altered = fedaug_augmentations(dataset.train_x.shape[1:], mirror=mirror)
     return thesis_update(model, epochs, lr, [altered])
 
 
@@ -177,7 +178,8 @@ def augmentation(
     model, seeds = load_model(NETWORKS[name], dataset), range(args.seeds)
     bars = settings(name, args.size.emds)
     curves: dict[str, Curve] = {}
-    best, unaltered = {}, {}
+    best: dict[Setting, NDArray[np.float64]] = {}
+    unaltered: dict[Setting, NDArray[np.float64]] = {}
     for mirror in MIRRORS[name]:
         chosen = [s for s in bars if s.mirror == mirror]
         parts = [clients(dataset, s.emd, s.target, seed) for s in chosen for seed in seeds]

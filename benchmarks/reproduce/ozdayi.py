@@ -1,7 +1,7 @@
 """Tables 1 to 5 of Ozdayi, Kantarcioglu and Iyer: two agents, each with half of the classes.
 
-    python benchmarks/reproduce/ozdayi.py --data-dir DATA
-    python benchmarks/reproduce/ozdayi.py --data-dir DATA --small
+    python -m benchmarks.reproduce.ozdayi --data-dir DATA
+    python -m benchmarks.reproduce.ozdayi --data-dir DATA --small
 
 Section 4: 100 rounds of one epoch, B = 256, SGD with learning rate 0.1 and weight decay 5e-4,
 ResNet20 with Fixup on CIFAR-10, 3 repetitions; the first agent has the first five classes. Prints a
@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-from common import (
+
+import fedjax_sim as fs
+from benchmarks.reproduce.common import (
     Arm,
     Curve,
     dealt,
@@ -32,15 +34,13 @@ from common import (
     spread,
     write_curves,
 )
-from script import use_all_cores
-
-import fedjax_sim as fs
-from fedjax_sim.algorithms.ozdayi import ozdayi
-from fedjax_sim.bench import load_model
+from benchmarks.script import use_all_cores
+from fedjax_sim.algorithms import ozdayi
+from fedjax_sim.cli.build import load_model
+from fedjax_sim.cli.problem import Problem, official
 from fedjax_sim.data import Dataset, client_data, take_root
-from fedjax_sim.optimizers import gradient_noise, project_l2_ball
+from fedjax_sim.engine.optimizers import gradient_noise, project_l2_ball
 from fedjax_sim.partition import partition_from_lists
-from fedjax_sim.problem import Problem, official
 
 LR, DECAY, BATCH, EPOCHS = 0.1, 5e-4, 256, 1
 ROOT = 0.05  # of the training data, for the server
@@ -74,11 +74,11 @@ class Size(NamedTuple):
     """What `--small` reduces.
 
     Attributes:
-        datasets: Those that are run unless others are named.
-        model: The network.
-        samples: Training samples; None for all.
-        rounds: Rounds of one epoch.
-        seeds: Repetitions.
+        datasets: those that are run unless others are named.
+        model: the network.
+        samples: training samples; None for all.
+        rounds: rounds of one epoch.
+        seeds: repetitions.
     """
 
     datasets: tuple[str, ...]
@@ -188,7 +188,7 @@ def table(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
 def draw(curves: Mapping[str, Curve], title: str, path: Path) -> None:
     """Curves by table, and all of them beside the paper's numbers."""
     figure = picture(15, 6.5)
-    left, right = figure.subfigures(1, 2, width_ratios=[2, 1])
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[2, 1])[0]
     panels = left.subplots(2, 3).ravel()
     panels[-1].set_axis_off()
     for axis, number in zip(panels, "12345", strict=False):

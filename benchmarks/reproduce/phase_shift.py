@@ -1,7 +1,7 @@
 """Chapter 4 of Cornelis' thesis: local epochs, and phase shift beside FedAvg at equal traffic.
 
-    python benchmarks/reproduce/phase_shift.py --data-dir DATA
-    python benchmarks/reproduce/phase_shift.py --data-dir DATA --small
+    python -m benchmarks.reproduce.phase_shift --data-dir DATA
+    python -m benchmarks.reproduce.phase_shift --data-dir DATA --small
 
 Figure 4.2: accuracy after 64 epochs in all, for several E (20 clients, EMD 1.0). Figures 4.7 and
 4.8: curves of phase shift. Figures 4.9 and 4.10: accuracy of phase shift with E = 8 or 16 and of
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import (
+
+import fedjax_sim as fs
+from benchmarks.reproduce.common import (
     NETWORKS,
     Arm,
     Curve,
@@ -35,10 +37,8 @@ from common import (
     thesis_update,
     write_curves,
 )
-from script import use_all_cores
-
-import fedjax_sim as fs
-from fedjax_sim.bench import load_model
+from benchmarks.script import use_all_cores
+from fedjax_sim.cli.build import load_model
 from fedjax_sim.data import Dataset
 
 TOTAL = {8: 120, 16: 128}  # epochs in all, by E (section 4.5.1)
@@ -70,9 +70,9 @@ class Size(NamedTuple):
     """What `--small` reduces.
 
     Attributes:
-        samples: Training samples by data set; None for all.
-        seeds: Repetitions.
-        phases: Numbers of phases n.
+        samples: training samples by data set; None for all.
+        seeds: repetitions.
+        phases: numbers of phases n.
         epochs: E of Figure 4.2.
     """
 

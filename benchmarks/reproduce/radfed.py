@@ -1,7 +1,7 @@
 """Table III and Figures 6 and 7 of RADFed (Xue, Klabjan, Luo).
 
-    python benchmarks/reproduce/radfed.py --data-dir DATA
-    python benchmarks/reproduce/radfed.py --data-dir DATA --small
+    python -m benchmarks.reproduce.radfed --data-dir DATA
+    python -m benchmarks.reproduce.radfed --data-dir DATA --small
 
 Table III: RADFed and its variants beside FedAvg, FedProx and FedAdapt, scored by client on five
 folds: test score of the weights that scored best on the validation clients, as a difference to
@@ -22,8 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import optax
-import radfed_pictures
-from common import (
+from numpy.typing import NDArray
+from scipy import stats
+
+import fedjax_sim as fs
+from benchmarks.reproduce import radfed_pictures
+from benchmarks.reproduce.common import (
     Arm,
     markdown,
     parse_sized,
@@ -31,24 +35,18 @@ from common import (
     simulate,
     spread,
 )
-from numpy.typing import NDArray
-from scipy import stats
-from script import use_all_cores, write_record
-
-import fedjax_sim as fs
-from fedjax_sim import probes, redistribution, schedule, selection, weighting
-from fedjax_sim.algorithms.fedopt import fedadam
-from fedjax_sim.algorithms.fedprox import fedprox
-from fedjax_sim.algorithms.radfed_plus import radfeda, radfedi, radfedm, radfedp
+from benchmarks.script import use_all_cores, write_record
+from fedjax_sim import diagnostics, redistribution, schedule, selection, weighting
+from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import LocalUpdate
-from fedjax_sim.bench import load_model
-from fedjax_sim.commands import deal_seeds
-from fedjax_sim.compose import compose
-from fedjax_sim.config import Standardise
+from fedjax_sim.cli.build import load_model
+from fedjax_sim.cli.commands import deal_seeds
+from fedjax_sim.cli.config import Standardise
+from fedjax_sim.cli.problem import Problem, by_clients, population
 from fedjax_sim.data import DataNotFoundError, Dataset, load_dataset
-from fedjax_sim.metrics import Metric
 from fedjax_sim.partition import parse_sampler
-from fedjax_sim.problem import Problem, by_clients, population
+from fedjax_sim.round import compose
+from fedjax_sim.run.metrics import Metric
 
 METHODS = ("FedAvg", "FedProx", "FedAdapt", "RADFed", "RADFedi", "RADFeda", "RADFedp", "RADFedm")
 PAPER = {  # FedAvg's score in percent, then differences to it in percent of it
@@ -65,7 +63,7 @@ PAPER = {  # FedAvg's score in percent, then differences to it in percent of it
 ACTIVE = 0.1  # C, the part of the training clients in a round
 FOLDS = 5
 MU, ALPHA = 0.01, 0.9
-ADAPTIVE = {"server_lr": 0.1, "tau": 0.01, "v0": 0.01}
+ADAPTIVE: dict[str, Any] = {"server_lr": 0.1, "tau": 0.01, "v0": 0.01}
 DRAWN = ("COVFEAT-L", "MNIST-0.1", "Shakespeare")  # the paper draws the first and the last
 
 
@@ -75,10 +73,10 @@ class Training(NamedTuple):
     Attributes:
         batch: B.
         epochs: E.
-        lr: Of plain SGD.
+        lr: of plain SGD.
         inner: S.
         inner_i: S of RADFedi.
-        rounds: Local rounds.
+        rounds: local rounds.
         gamma: γ.
     """
 
@@ -100,14 +98,14 @@ class Row(NamedTuple):
     """A row of Table III.
 
     Attributes:
-        data: Names to try, in order.
-        model: Key of `MODELS`.
-        metric: The score.
-        full: The paper's size; S and γ of its Table II. Learning rate and rounds are those of the
+        data: names to try, in order.
+        model: key of `MODELS`.
+        metric: the score.
+        full: the paper's size; S and γ of its Table II. Learning rate and rounds are those of the
             authors' published commands; there is none for eICU.
-        small: The other size; None where it would not finish in minutes.
-        sampler: Deals 100 clients; natural clients are all there are.
-        standardise: Of a table's numeric columns.
+        small: the other size; None where it would not finish in minutes.
+        sampler: deals 100 clients; natural clients are all there are.
+        standardise: of a table's numeric columns.
     """
 
     data: tuple[str, ...]
@@ -144,8 +142,8 @@ class Size(NamedTuple):
     """What `--small` reduces, beside each row's `Training`.
 
     Attributes:
-        seeds: Repetitions of the five folds.
-        images: The most samples of an image data set.
+        seeds: repetitions of the five folds.
+        images: the most samples of an image data set.
     """
 
     seeds: int
@@ -208,8 +206,7 @@ def build(row: Row, training: Training, args: argparse.Namespace) -> Built | Non
     model = load_model(row.model, dataset)
     objective = fs.empirical_risk(model)
     local = fs.local_sgd(objective, optax.sgd(training.lr), training.batch, training.epochs)
-    training_clients = problem.data.start.shape[-1] - 1
-    cohort = max(int(ACTIVE * training_clients), 1)
+    cohort = max(int(ACTIVE * problem.data.clients), 1)
     return Built(problem, model, dataset.classes, objective, local, cohort)
 
 
@@ -224,15 +221,16 @@ def thinned(dataset: Dataset, most: int | None) -> Dataset:
 
 def methods(built: Built, training: Training) -> dict[str, fs.Algorithm]:
     """The columns of Table III."""
-    local, common = built.local, {"clients_per_round": built.cohort}
+    local = built.local
+    common: dict[str, Any] = {"clients_per_round": built.cohort}
     delayed = common | {"redistribution_rounds": training.inner}
-    drawn = {"redistribution_rounds": training.inner_i, "gamma": training.gamma}
+    drawn = common | {"redistribution_rounds": training.inner_i, "gamma": training.gamma}
     return {
         "FedAvg": fs.fedavg(local, **common),
         "FedProx": fedprox(local, mu=MU, **common),
         "FedAdapt": fedadam(local, **common, **ADAPTIVE),
         "RADFed": fs.radfed(local, **delayed),
-        "RADFedi": radfedi(local, objective=built.objective, **common, **drawn),
+        "RADFedi": radfedi(local, objective=built.objective, **drawn),
         "RADFeda": radfeda(local, **delayed, **ADAPTIVE),
         "RADFedp": radfedp(local, mu=MU, **delayed),
         "RADFedm": radfedm(local, alpha=ALPHA, **delayed),
@@ -240,16 +238,16 @@ def methods(built: Built, training: Training) -> dict[str, fs.Algorithm]:
 
 
 def watched(built: Built, inner: int) -> fs.Algorithm:
-    """RADFed with both probes; FedAvg for S = 1."""
+    """RADFed with both diagnostics; FedAvg for S = 1."""
     return compose(
         built.local,
         selection=selection.uniform(),
         schedule=schedule.delayed(built.cohort, inner),
         redistribution=redistribution.permute,
         weighting=weighting.equal if inner > 1 else weighting.by_samples,
-        probes={
-            "DL": probes.model_divergence(),
-            "DC": probes.central_divergence(built.local),
+        diagnostics={
+            "DL": diagnostics.model_divergence(),
+            "DC": diagnostics.central_divergence(built.local),
         },
     )
 
@@ -323,7 +321,7 @@ def divergences(name: str, args: argparse.Namespace) -> dict[str, Any]:
             f"{name}, {method}", arm, built.model, built.problem, built.classes, auc=False
         )
         curves[method] = {
-            key: np.stack([e.probes[key] for e in result.evaluations]) for key in ("DC", "DL")
+            key: np.stack([e.diagnostics[key] for e in result.evaluations]) for key in ("DC", "DL")
         }
     return {name: {"inner": training.inner, "curves": curves}}
 

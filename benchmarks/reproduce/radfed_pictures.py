@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import draw_curve, picture, plain
+
+from benchmarks.reproduce.common import draw_curve, picture, plain
 
 COLOURS = {"FedAvg": "tab:orange", "RADFed": "tab:blue"}
 
@@ -18,18 +19,18 @@ def draw_table_3(
 ) -> None:
     """A panel for each data set: differences to FedAvg, the paper's in red, ours in blue."""
     figure = picture(11, 2.3 * -(-len(scores) // 2) + 0.8)
-    axes = figure.subplots(-(-len(scores) // 2), 2, squeeze=False).ravel()
-    places = np.arange(len(methods) - 1)
+    axes = [*figure.subplots(-(-len(scores) // 2), 2, squeeze=False).flat]
+    at = np.arange(len(methods) - 1)
     for axis, (name, found) in zip(axes, scores.items(), strict=False):
         base = found["FedAvg"]["best"]
         ours = [100 * (found[m]["best"] / base - 1) for m in methods[1:]]
         mean = [100 * (np.nanmean(found[m]["best"]) / np.nanmean(base) - 1) for m in methods[1:]]
         axis.axhline(0, color="black", linewidth=0.8)
-        for place, runs in zip(places, ours, strict=True):
-            axis.plot(np.full(len(runs), place - 0.12), runs, ".", color="tab:blue", alpha=0.4)
-        axis.plot(places - 0.12, mean, "o", color="tab:blue", label="ours: runs, and their mean")
-        axis.plot(places + 0.12, paper[name][1:], "D", color="tab:red", label="paper")
-        axis.set_xticks(places, methods[1:])
+        for position, runs in zip(at, ours, strict=True):
+            axis.plot(np.full(len(runs), position - 0.12), runs, ".", color="tab:blue", alpha=0.4)
+        axis.plot(at - 0.12, mean, "o", color="tab:blue", label="ours: runs, and their mean")
+        axis.plot(at + 0.12, paper[name][1:], "D", color="tab:red", label="paper")
+        axis.set_xticks(at, methods[1:])
         axis.set_title(
             f"{name}: FedAvg {np.nanmean(base):.1f}, paper {paper[name][0]:.1f}", fontsize=10
         )

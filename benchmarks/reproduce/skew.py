@@ -1,6 +1,6 @@
 """The skew tables and figures of two papers, beside what our samplers give.
 
-    python benchmarks/reproduce/skew.py --data-dir DATA
+    python -m benchmarks.reproduce.skew --data-dir DATA
 
 Table I of RADFed (Xue, Klabjan, Luo) for the data sets that are there; Figures 3.1 to 3.3 and
 Tables 4.3 and 5.1 of Cornelis' thesis, which need no data. Prints tables in markdown; writes
@@ -13,11 +13,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-import skew_pictures
-import skew_radfed
-import skew_thesis
-from common import markdown, parser
-from script import write_record
+from benchmarks.reproduce import skew_pictures, skew_radfed, skew_thesis
+from benchmarks.reproduce.common import markdown, parser
+from benchmarks.script import write_record
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

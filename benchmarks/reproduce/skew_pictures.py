@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import skew_radfed
-import skew_thesis
-from common import picture, plain
 from matplotlib import colormaps
 from matplotlib.patches import Patch
-from skew_thesis import ALPHAS, BOXED, CLASSES, CLIENTS, FL_CLIENTS, MISPRINT, K, M
+
+from benchmarks.reproduce import skew_radfed, skew_thesis
+from benchmarks.reproduce.common import picture, plain
+from benchmarks.reproduce.skew_thesis import (
+    ALPHAS,
+    BOXED,
+    CLASSES,
+    CLIENTS,
+    FL_CLIENTS,
+    MISPRINT,
+    K,
+    M,
+)
+from fedjax_sim.partition import emd
 
 PAPER = {"color": "tab:red", "marker": "D", "linestyle": "none", "markersize": 6, "zorder": 5}
 RING = PAPER | {"fillstyle": "none", "markeredgewidth": 1.5}
@@ -59,7 +69,7 @@ def draw_figure_3_1(draws: skew_thesis.Draws, path: Path) -> None:
         for (m, k), colour in zip(settings, colours, strict=True):
             label = f"{name} = {k if name == 'K' else m}"
             axis.plot(grid, [skew_thesis.formula(a, m, k) for a in grid], color=colour, label=label)
-            emds = [[skew_thesis.emd(t) for t in draws[m, k, a]] for a in ALPHAS]
+            emds = [[emd(t) for t in draws[m, k, a]] for a in ALPHAS]
             axis.errorbar(ALPHAS, np.mean(emds, 1), np.std(emds, 1), color=colour, fmt="o",
                           markersize=4, capsize=2)  # fmt: skip
         axis.errorbar(0.5, 0.86, 0.059, color="tab:red", marker="D", capsize=4, zorder=5,
@@ -90,7 +100,7 @@ def draw_boxes(draws: skew_thesis.Draws, path: Path) -> None:
                 medianprops={"color": "black"},
                 flierprops={"marker": ".", "markersize": 2, "markeredgecolor": colour},
             )  # fmt: skip
-    means = [np.mean([skew_thesis.emd(t) for k in BOXED for t in draws[M, k, a]]) for a in ALPHAS]
+    means = [np.mean([emd(t) for k in BOXED for t in draws[M, k, a]]) for a in ALPHAS]
     axes[1].set_xticks(
         range(len(ALPHAS)),
         [f"α = {a:g}\nmean EMD {mean:.2f}" for a, mean in zip(ALPHAS, means, strict=True)],

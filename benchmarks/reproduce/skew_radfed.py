@@ -41,9 +41,9 @@ class Row(NamedTuple):
     """A line of the table.
 
     Attributes:
-        name: Key of `PAPER`.
-        data: What was dealt here, and how.
-        tables: Samples per client and class, int64 [N, M], one for each seed.
+        name: key of `PAPER`.
+        data: what was dealt here, and how.
+        tables: samples per client and class, int64 [N, M], one for each seed.
     """
 
     name: str
@@ -71,6 +71,7 @@ def table_1(data_dir: str | None, seeds: int) -> list[Row]:
     rows += roles(data_dir, seeds)
     hospitals = find(data_dir, "eicu", "eicu_demo")
     if hospitals is not None:
+        assert hospitals.train_client is not None
         y, partition = hospitals.train_y, natural(hospitals.train_client)
         rows.append(Row("eICU", f"{hospitals.name}, natural", [label_table(y, partition, 2)]))
         shuffled = [np.random.default_rng(seed).permutation(y) for seed in range(seeds)]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.cbook import boxplot_stats
 from numpy.typing import ArrayLike, NDArray
-from skew_radfed import Table, deal, spread
 
+from benchmarks.reproduce.skew_radfed import Table, deal, spread
 from fedjax_sim.partition import client_emds, emd, expected_emd, ll_settings
 
 PER_CLASS = 5_000  # as in CIFAR-10; the thesis does not say
@@ -59,12 +59,12 @@ def sizes_and_emds(tables: Sequence[Table]) -> tuple[NDArray[np.float64], NDArra
 def printed(draws: Draws) -> list[Record]:
     """What the thesis prints of the EMD of Dir_K(α)."""
     rows: list[Record] = []
-    for clients, alpha, thesis in ((10, 0.5, "0.86 ± 0.059"), (16, 0.1, "1.4")):
+    for clients, alpha, published in ((10, 0.5, "0.86 ± 0.059"), (16, 0.1, "1.4")):
         emds = np.array([emd(t) for t in draws[M, clients, alpha]])
         rows.append(
             {
                 "EMD": f"M = 10, K = {clients}, α = {alpha}",
-                "thesis": thesis,
+                "thesis": published,
                 "formula": f"{formula(alpha, M, clients):.3f}",
                 f"{emds.size} draws": spread(emds, ".3f"),
             }
@@ -134,7 +134,7 @@ def unaltered(counts: ArrayLike, target: float) -> float:
     with the k for which L lies between n_{M-k+1} and n_{M-k}; every class below L is raised to L.
 
     Args:
-        counts: Samples of each class, [M], or parts of them.
+        counts: samples of each class, [M], or parts of them.
         target: EMD*, below the client's own.
 
     References:
@@ -160,7 +160,7 @@ def table_5_1(seeds: int) -> list[Record]:
     for t, f in ll_settings(TARGET, M, FL_CLIENTS):
         rest, k = (1 - f) / M, M - t
         tables = limit_label(t, f, seeds)
-        for target, thesis in zip(AUGMENTED, RATIOS[t], strict=True):
+        for target, published in zip(AUGMENTED, RATIOS[t], strict=True):
             level = (f - t * rest) * (2 * k - target * M) / (k * (2 * M + target * M - 2 * k))
             shares = [unaltered(client, target) for table in tables for client in table]
             rows.append(
@@ -168,7 +168,7 @@ def table_5_1(seeds: int) -> list[Record]:
                     "t": t,
                     "f": f,
                     "augmented EMD": target,
-                    "thesis": thesis,
+                    "thesis": published,
                     "expected": unaltered([f / t + rest] * t + [rest] * k, target),
                     "measured": float(np.mean(shares)),
                     MISPRINT: 1 / (1 + k * (level - rest)),

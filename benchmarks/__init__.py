@@ -1,0 +1,1 @@
+"""Speed, robustness, and the tables and figures of papers: `python -m benchmarks.NAME`."""

@@ -1,0 +1,1 @@
+"""Tables and figures of papers beside ours: `python -m benchmarks.reproduce.NAME`."""
