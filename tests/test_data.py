@@ -1,8 +1,12 @@
 """Image data sets: known counts, the cache, and errors without network."""
 
+import io
+import re
+import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -105,14 +109,17 @@ def test_mnist_order_statistics_and_cache(
     }
 
 
-@pytest.mark.parametrize("content", ["", "garbage", "cut", "flipped"])
+@pytest.mark.parametrize("content", ["", "garbage", "cut", "flipped", "lone"])
 def test_a_corrupt_cache_is_rebuilt(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.npz"
     cached_arrays(path, lambda: {"x": np.arange(1000)})
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
+    lone = io.BytesIO()
+    np.save(lone, np.arange(3))
     broken = {"": b"", "garbage": b"garbage", "cut": whole[:-100], "flipped": bytes(flipped)}
+    broken["lone"] = lone.getvalue()
     path.write_bytes(broken[content])
     with pytest.warns(UserWarning, match="rebuilding the corrupt cache file"):
         rebuilt = cached_arrays(path, lambda: {"x": np.arange(1000)})
@@ -193,12 +200,25 @@ def test_an_unreadable_data_set_is_a_clear_error(data_dir: str, tmp_path: Path) 
         load_dataset("mnist", tmp_path / "data")
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_download_needs_no_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class MadeUp(NamedTuple):
     """TFDS's own MNIST builder on 30 made-up images instead of the network."""
+
+    folder: Path
+    x: np.ndarray
+    y: np.ndarray
+
+    def download(self) -> Path:
+        """Writes the data set; the folder of its version."""
+        download_dataset("mnist", self.folder)
+        return self.folder / "mnist" / "3.0.1"
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     import tensorflow_datasets as tfds
     from tensorflow_datasets.image_classification import mnist
 
+    del empty_cache
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (30, 28, 28, 1)).astype(np.uint8)
     y = rng.integers(0, 10, 30).astype(np.uint8)
@@ -213,7 +233,58 @@ def test_download_needs_no_tensorflow(tmp_path: Path, monkeypatch: pytest.Monkey
         lambda self, urls: {key: str(tmp_path / key) for key in urls},
     )
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
-    download_dataset("mnist", tmp_path / "out")
-    dataset = load_dataset("mnist", tmp_path / "out")
-    assert sorted(map(bytes, dataset.train_x)) == sorted(map(bytes, x))
-    assert np.array_equal(np.bincount(dataset.test_y), np.bincount(y))
+    return MadeUp(tmp_path / "out", x, y)
+
+
+def test_download_needs_no_tensorflow(made_up: MadeUp) -> None:
+    made_up.download()
+    dataset = load_dataset("mnist", made_up.folder)
+    assert sorted(map(bytes, dataset.train_x)) == sorted(map(bytes, made_up.x))
+    assert np.array_equal(np.bincount(dataset.test_y), np.bincount(made_up.y))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no text": lambda version: (version / "dataset_info.json").write_bytes(b"\xff\xfe"),
+    "no JSON": lambda version: (version / "dataset_info.json").write_text("garbage"),
+    "another": lambda version: (version / "dataset_info.json").write_text("{}"),
+    "gone": lambda version: (version / "dataset_info.json").unlink(),
+    "records": lambda version: [
+        file.write_bytes(file.read_bytes()[:100]) for file in version.glob("*array_record*")
+    ],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_advice_for_damaged_files_works(damage: str, made_up: MadeUp) -> None:
+    DAMAGE[damage](made_up.download())
+    with pytest.raises(
+        DataNotFoundError, match=r"^data set 'mnist' is not ready in \S+ "
+    ) as caught:
+        load_dataset("mnist", made_up.folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    advice = known(re.search(r"; delete (\S+) and with internet run: python -c \"(.+?)\"", message))
+    assert Path(advice[1]).is_relative_to(made_up.folder)
+    shutil.rmtree(advice[1])
+    exec(advice[2], {})
+    assert len(load_dataset("mnist", made_up.folder).train_x) == 30
+
+
+@pytest.mark.parametrize("lacking", ["images", "a label", "names", "a class"])
+def test_a_cache_of_other_arrays_is_rebuilt(lacking: str, made_up: MadeUp) -> None:
+    made_up.download()
+    whole = load_dataset("mnist", made_up.folder)
+    x, y = whole.train_x, whole.train_y
+    other: dict[str, Any] = {
+        "images": {"x": x[:5], "y": y[:5]},
+        "a label": {"x": x, "y": y[:-1]},
+        "names": {"images": x, "labels": y},
+        "a class": {"x": x, "y": y.astype(np.float32)},
+    }
+    (file,) = (cache_dir() / "datasets").glob("mnist-3.0.1-train-*")
+    np.savez(file, **other[lacking])
+    with pytest.warns(UserWarning, match=r"rebuilding the corrupt cache file \S+ \(it has other"):
+        again = load_dataset("mnist", made_up.folder)
+    assert np.array_equal(again.train_x, x)
+    assert np.array_equal(again.train_y, y)
+    load_dataset("mnist", made_up.folder)  # from the file that was rebuilt, without a warning

@@ -35,7 +35,15 @@ from fedjax_sim.base import Batch, ClientView
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client import mixup
-from fedjax_sim.data import augmentation_level, fedaug, rebalance, share
+from fedjax_sim.data import (
+    augmentation_level,
+    fedaug,
+    rebalance,
+    share,
+    shift_rows,
+    take_clients,
+)
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.clients import client_sizes, visits
 from fedjax_sim.engine.execution import make_execution
@@ -48,6 +56,7 @@ from fedjax_sim.partition.table import (
     validate_partition,
 )
 from fedjax_sim.plan import mediators
+from fedjax_sim.run.ledger import setup_bytes
 
 BALANCED = np.repeat(np.arange(10, dtype=np.int32), 400)
 
@@ -200,6 +209,43 @@ def test_sharing(skewed: Partition, beta: float, alpha: float) -> None:
     assert (again.index == shared.index).all()
     data = fs.client_data(np.zeros((len(BALANCED), 1)), BALANCED, shared)
     assert data.budget is None  # shared samples are the client's own like any other
+
+
+def test_sharing_is_traffic(tmp_path: Path, skewed: Partition) -> None:
+    """Every client is sent its part of G, in each run another one."""
+    runs = [share(BALANCED, skewed, beta, 0.5, seed=0) for beta in (0.05, 0.2)]
+    assert [p.sent for p in runs] == [10 * 10, 10 * 40]
+    x = np.zeros((len(BALANCED), 3, 2), np.uint8)
+    model = fs.models.logistic((3, 2), 10)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=4)
+    down = [10 * 100 * (6 + 4), 10 * 400 * (6 + 4)]  # 10 clients; 6 bytes and a label a sample
+    both = setup_bytes(algorithm, model, fs.client_data(x, BALANCED, runs), 2)
+    assert both.tolist() == [[0, 0], down]
+    one = setup_bytes(algorithm, model, fs.client_data(x, BALANCED, runs[0]), 3)
+    assert one.tolist() == [[0] * 3, [down[0]] * 3]
+    plain = fs.client_data(x, BALANCED, skewed)
+    assert plain.sent is None
+    assert not setup_bytes(algorithm, model, plain, 2).any()
+    # What is made of such a partition was sent too.
+    save_partition(tmp_path / "p.npz", runs[0])
+    made = (
+        load_partition(tmp_path / "p.npz"),
+        fedaug(BALANCED, runs[0], 0.4).partition,
+        rebalance(BALANCED, runs[0]),
+        take_clients(runs[0], [1, 2]),
+        *shift_rows(runs[:1], len(BALANCED)),
+    )
+    assert {p.sent for p in made} == {100}
+
+
+def test_traffic_of_sharing_by_hand() -> None:
+    """MNIST at 40 clients, of which all train in 15 rounds: β = 5 % costs 1.90 times FedAvg's."""
+    y = np.repeat(np.arange(10, dtype=np.int32), 6000)
+    shared = share(y, iid(y, 40, seed=0), 0.05, seed=0)
+    weights = jax.eval_shape(fs.models.mnist_cnn((28, 28, 1), 10).init, jax.random.key(0))
+    fedavg = 2 * 15 * 40 * tree.num_bytes(weights)
+    assert 1 + 40 * shared.sent * (28 * 28 + 4) / fedavg == pytest.approx(1.90, abs=0.005)
 
 
 def test_repeats_are_checked_and_kept(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_from_arrays_keeps_samples_together(labels: list[int], given_test: bool)
     city = np.array(["Gent", "Aalst", "Brugge"])[n % 3]
     features = {"shape": 10 * (n % 2), "city": city}
     x = np.stack([n, n**2], axis=1)
-    data = from_arrays("mine", x, labels, test=test, client=city, features=features)
+    data = from_arrays("mine", x, labels, test=test, client=city, features=features, classes=5)
     rows = [data.train_x[:, 0].astype(int), data.test_x[:, 0].astype(int)]
     assert all(np.all(np.diff(part) > 0) for part in rows)
     assert sorted(np.concatenate(rows)) == list(n)
@@ -108,14 +108,36 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "flat x": ({"x": np.zeros(4)}, "x must be numbers"),
     "no x": ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "x must be numbers"),
     "text x": ({"x": np.full((4, 2), "a")}, "x must be numbers"),
-    "nan": ({"x": np.full((4, 2), np.nan)}, "x must be finite, got NaN"),
+    "nan": ({"x": np.full((4, 2), np.nan)}, "x must be finite in float32, got NaN or inf"),
+    "beyond float32": ({"x": np.full((4, 2), 1e300)}, "x must be finite in float32"),
+    "beyond int32": (
+        {"x": np.array([[2**40, 0]] * 4), "scale": False},
+        "x must be within int32 if not scaled, got 0 to 1099511627776",
+    ),
+    "channels first": ({"x": np.zeros((4, 3, 8, 8))}, r"x must be images.* got \[4, 3, 8, 8\]"),
+    "grey channel first": ({"x": np.zeros((4, 1, 8, 8), np.uint8)}, "x must be images"),
     "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
     "float y": ({"y": Y / 2}, "y must be integers"),
     "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),
     "large y": ({"y": Y + 1, "classes": 2}, "y must be in 0 … 1, got 1 … 2"),
+    "stray y": (
+        {"y": np.array([0, 1, 2, 10**6])},
+        "y must have every class from 0 to its largest, 1000000, got none of class 3",
+    ),
+    "y from 1": (
+        {"y": Y + 1},
+        "y must have every class from 0 to its largest, 2, got none",
+    ),
+    "y beyond int32": ({"y": Y + 2**40}, "y must be in 0 … M - 1, got 1099511627776 …"),
+    "names": ({"class_names": ("no", "yes"), "classes": 3}, "class_names must be 3 texts"),
+    "one name": ({"class_names": ("yes",)}, "y must be in 0 … 0, got 0 … 1"),
+    "a text": ({"class_names": "ab"}, "class_names must be texts, got 'ab'"),
     "test as integers": ({"test": Y}, r"test must be bool \[4\]"),
     "all test": ({"test": Y >= 0}, "test must leave"),
     "client": ({"client": [1, 2]}, r"client must have shape \[4\], got \[2\]"),
+    "no client": ({"client": [None] * 4}, "client must be a number or a text .* got NoneType"),
+    "one unknown": ({"client": ["a", "b", None, "a"]}, "client must be .* got NoneType, str"),
+    "client NaN": ({"client": [0, 1, np.nan, 1]}, "client must be .* got NaN"),
     "feature": ({"features": {"soil": [1]}}, "soil must have shape"),
     "numeric": ({"numeric": [True]}, r"numeric must be bool \[2\]"),
 }
@@ -126,6 +148,20 @@ def test_from_arrays_names_the_bad_argument(case: str) -> None:
     arguments, message = BAD_ARRAYS[case]
     with pytest.raises(ValueError, match=f"^{message}"):
         from_arrays("mine", **({"x": X, "y": Y} | arguments))
+
+
+def test_from_arrays_counts_classes_by_their_names() -> None:
+    two = from_arrays("mine", X, np.zeros(4, int), class_names=["no", "yes"])
+    assert (two.classes, two.class_names) == (2, ("no", "yes"))
+    owners = from_arrays("mine", X, Y, client=np.array(["b", "a", "b", "a"], object))
+    assert owners.client_names == ("a", "b")
+
+
+def test_from_arrays_takes_signals_of_one_row() -> None:
+    data = from_arrays("signals", np.ones((4, 1, 128, 9)), Y)
+    assert known(data.mean).shape == (9,)
+    small = from_arrays("small", np.ones((4, 3, 3, 3)), Y)  # channels last
+    assert known(small.mean).shape == (3,)
 
 
 @pytest.mark.parametrize("case", ["float y", "negative y"])

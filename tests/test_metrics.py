@@ -22,7 +22,15 @@ import fedjax_sim as fs
 from fedjax_sim.client.losses import cross_entropy
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.partition import Partition, partition_from_lists
-from fedjax_sim.run.metrics import Counts, Scores, evaluate, mean_known, set_scores, spread
+from fedjax_sim.run.metrics import (
+    Counts,
+    Scores,
+    client_accuracy,
+    evaluate,
+    mean_known,
+    set_scores,
+    spread,
+)
 from fedjax_sim.run.tally import WIN_BITS, rank_wins, tally
 
 CLIENTS, ROOM = 4, 40  # every case fits in one compiled program: the rest is padding
@@ -295,6 +303,13 @@ def test_means_leave_out_what_is_unknown() -> None:
     assert mean_known(np.array([[0.5, np.nan, 1.0]])).tolist() == [0.75]
     assert math.isnan(spread(np.array([np.nan]))["p10"])
     assert spread(np.array([np.nan, 2.0])) == {"mean": 2, "std": 0, "min": 2, "p10": 2, "max": 2}
+
+
+def test_a_class_that_was_not_tested_is_unknown_and_not_wrong() -> None:
+    correct, count = np.array([3, 0, 0]), np.array([4, 2, 0])
+    table = np.array([[10, 0, 90], [1, 1, 0], [0, 5, 0], [0, 0, 7], [0, 0, 0]])
+    expected = [3 / 4, 3 / 8, 0, math.nan, math.nan]
+    np.testing.assert_allclose(client_accuracy(correct, count, table), expected, rtol=1e-12)
 
 
 def test_counts_of_a_single_client_have_no_second_view() -> None:

@@ -24,7 +24,9 @@ from fedjax_sim.data import (
     EvalSet,
     client_folds,
     client_holdout,
+    fedaug,
     from_arrays,
+    shift_rows,
     standardise_global,
     standardise_local,
     take_clients,
@@ -77,6 +79,34 @@ lists = st.lists(st.integers(1, 30), min_size=1, max_size=8).map(
 )
 
 
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([0, -1], r"clients must be integers \[K\] in 0 to 2, got \[ 0 -1\]"),
+        ([3], r"in 0 to 2, got \[3\]"),
+        ([True, False, True], "must be integers"),
+        ([0.0], "must be integers"),
+        ([], "must be integers"),
+        (1, r"must be integers \[K\]"),
+        ([2, 0, 2], r"clients must have a client once, got \[2 0 2\]"),
+    ],
+)
+def test_clients_that_cannot_be_taken(clients: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        take_clients(partition_from_lists([[0], [1, 2], [3]]), clients)
+
+
+def test_copies_stay_copies_and_are_never_held_out() -> None:
+    plan = fedaug([0, 0, 0, 1], partition_from_lists([[2], [0, 1, 3]]), 0.0).partition
+    taken = take_clients(plan, [1])
+    assert (taken.index.tolist(), taken.repeats) == ([0, 1, 3, 4 + 3], True)
+    with pytest.raises(ValueError, match="hold out before sharing or augmenting"):
+        client_holdout(plan, 0.5)
+    copied = partition_from_lists([[0, 1, 5]])
+    with pytest.raises(ValueError, match="partitions must have rows in 0 to 3, got 5"):
+        shift_rows([copied], 4)
+
+
 @some
 @given(lists, st.floats(0.01, 0.99), st.sampled_from([None, 0, 3]))
 def test_holdout_cuts_each_client(partition: Partition, fraction: float, seed: int | None) -> None:
@@ -122,6 +152,37 @@ def test_global_statistics_are_of_the_training_clients_alone() -> None:
     np.testing.assert_array_equal(
         standardise_global(changed, train, numeric=NUMERIC)[train.index], scaled[train.index]
     )
+
+
+BAD_TABLES: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"x": np.full((4, 2), "a")}, r"x must be numbers \[n, ..., C\], got <U1 \[4, 2\]"),
+    "NaN": ({"x": np.full((4, 2), np.nan)}, "x must be finite where statistics are taken, got NaN"),
+    "inf": ({"x": np.full((4, 2), np.inf)}, "x must be finite where statistics are taken, got NaN"),
+    "columns": ({"numeric": [1]}, r"numeric must be bool \[2\], got int64 \[1\]"),
+    "flags": ({"numeric": [0, 1]}, r"numeric must be bool \[2\], got int64 \[2\]"),
+    "rows": ({"rows": [[0, 4]]}, "{name} must have samples in 0 to 3, got 0 to 4"),
+    "nobody": ({"rows": [[]]}, "{name} must have samples in 0 to 3, got none"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+@pytest.mark.parametrize("by", ["train", "clients"])
+def test_tables_that_cannot_be_standardised(case: str, by: str) -> None:
+    given, message = BAD_TABLES[case]
+    given = {"x": np.eye(4)[:, :2], "numeric": None, "rows": [[0, 1], [2, 3]]} | given
+    owners = partition_from_lists(given["rows"])
+    standardise: Any = {"train": standardise_global, "clients": standardise_local}[by]
+    with pytest.raises(ValueError, match=f"^{message.format(name=by)}"):
+        standardise(given["x"], owners, numeric=given["numeric"])
+
+
+def test_statistics_need_a_sample_of_every_client_and_of_no_other() -> None:
+    x = np.array([[1.0], [3.0], [5.0]])
+    fit = partition_from_lists([[0], []])
+    with pytest.raises(ValueError, match=r"fit must have a sample of every client.* of client 1"):
+        standardise_local(x, partition_from_lists([[0, 1], [2]]), fit=fit)
+    alone = standardise_local(x, partition_from_lists([[0, 1], []]), fit=fit)
+    assert alone.tolist() == [[0], [2], [5]]
 
 
 def test_local_statistics_are_each_clients_own() -> None:

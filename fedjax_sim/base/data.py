@@ -31,6 +31,10 @@ class ClientData:
           none.
         copies: whether ``index`` may have entries from n_total on (static): such an entry is a copy
           of row ``entry - n_total``, to be altered in every step by the local update's transforms.
+        relabel: ``int32[N, M]``, client k sees a sample of class y as one of ``relabel[k, y]``;
+          None: all see the classes as they are, as the server does with its own samples.
+        sent: ``int32[]``, the samples that every client was sent before the first round (data
+          sharing); None: none. They count as traffic.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -47,6 +51,8 @@ class ClientData:
     budget: Array | None = None
     root: Array | None = None
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
+    relabel: Array | None = None
+    sent: Array | None = None
 
     @property
     def clients(self) -> int:
@@ -74,6 +80,10 @@ class ClientView:
         budget: ``int32[]``, the samples that count as one epoch; None: n_k.
         starts: ``int32[N + 1]`` of all clients, for a local update with ``peers``; else None.
         copies: see :class:`ClientData` (static).
+        relabel: ``int32[M]``, the client's row of ``ClientData.relabel``; None: classes are as they
+          are.
+        relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
+          None.
     """
 
     x: Array
@@ -86,6 +96,8 @@ class ClientView:
     budget: Array | None = None
     starts: Array | None = None
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
+    relabel: Array | None = None
+    relabels: Array | None = None
 
 
 class Batch(NamedTuple):

@@ -73,7 +73,9 @@ def peer_means(mix_samples: int) -> Transform:
         entry = jnp.where(drawn < client.start, drawn, drawn + client.size)  # past the client's own
         owner = jnp.searchsorted(starts, entry, side="right").astype(jnp.int32) - 1
         first = starts[owner] + (entry - starts[owner]) // mix_samples * mix_samples
-        block = dataclasses.replace(client, start=first, size=starts[owner + 1] - first)
+        relabel = None if client.relabels is None else client.relabels[owner]
+        size = starts[owner + 1] - first
+        block = dataclasses.replace(client, start=first, size=size, relabel=relabel)
         rows = rows_at(block, jnp.arange(mix_samples, dtype=jnp.int32))
         shown = jnp.where(tree.expand(rows.mask, rows.x), rows.x.astype(jnp.float32), 0)
         mean = jnp.sum(shown, axis=0) / jnp.sum(rows.mask).astype(jnp.float32)

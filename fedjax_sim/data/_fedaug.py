@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -187,5 +188,6 @@ def _with_copies(
     owner = np.concatenate([owner, owner[entries]])
     order = np.lexsort((index, owner))
     sizes = np.bincount(owner, minlength=len(partition.sizes))
-    start = np.concatenate([[0], np.cumsum(sizes)])
-    return Partition(index[order].astype(np.int32), start.astype(np.int32), name, repeats=True)
+    start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    rows = index[order].astype(np.int32)
+    return dataclasses.replace(partition, index=rows, start=start, name=name, repeats=True)

@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What numpy and zipfile raise on a cut or altered .npz: directory, checksum, header, member.
-CORRUPT = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError)
+# What numpy and zipfile raise on a cut or altered .npz: directory, checksum, header, member; a
+# lone array, which is no context manager, is a TypeError.
+CORRUPT = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
 
 
 def cache_dir() -> Path:
@@ -37,13 +46,16 @@ def cache_dir() -> Path:
 
 
 def cached_arrays(
-    path: Path, make: Callable[[], Mapping[str, NDArray[Any]]]
+    path: Path,
+    make: Callable[[], Mapping[str, NDArray[Any]]],
+    fits: Callable[[Mapping[str, NDArray[Any]]], bool] = lambda stored: True,
 ) -> dict[str, NDArray[Any]]:
-    """Arrays stored at ``path``, made and stored first if the file is missing or corrupt.
+    """Arrays stored at ``path``, made and stored first if the file is missing, corrupt or unfit.
 
     Args:
         path: the .npz file; its name must say all that the arrays depend on.
         make: computes the arrays by name; called at most once.
+        fits: whether arrays are what ``make`` would give: it sees those of the file.
 
     Returns:
         The arrays by name.
@@ -59,7 +71,11 @@ def cached_arrays(
     try:
         # Opened here: np.load leaves its own handle open when a file is cut short.
         with path.open("rb") as source, np.load(source, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+            arrays = {name: stored[name] for name in stored.files}
+        if not fits(arrays):
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise ValueError(f"it has other arrays: {shapes}")
+        return arrays
     except OSError:  # not there, or not readable: computed below
         pass
     except CORRUPT as error:

@@ -58,6 +58,7 @@ def client_data(
     edges = np.cumsum([sum(len(p.index) for p in many), *map(len, roots)]).astype(np.int32)
     copies = any((p.index >= len(y)).any() for p in many)
     own = np.array([[np.sum(k < len(y)) for k in p.lists] for p in many] if copies else 0, np.int32)
+    shared = any(p.sent for p in many)
     return ClientData(
         x=in_host_memory(x),
         y=in_host_memory(y, np.int32),
@@ -67,6 +68,7 @@ def client_data(
         budget=own[stacked] if copies else None,
         root=np.stack([edges[:-1], edges[1:]], axis=1)[stacked] if roots else None,
         copies=copies,
+        sent=np.array([p.sent for p in many], np.int32)[stacked] if shared else None,
     )
 
 

@@ -1,6 +1,6 @@
 """A labelled data set in host memory, made from any arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -71,15 +71,15 @@ def from_arrays(
     numeric: ArrayLike | None = None,
     scale: bool = True,
     classes: int | None = None,
-    class_names: tuple[str, ...] = (),
+    class_names: Sequence[str] = (),
     test_set: str = "the test set",
 ) -> Dataset:
     """A data set from any arrays.
 
     Args:
         name: its name.
-        x: ``[n, ...]``, the inputs; uint8 stays as it is, other numbers become float32, or int32 if
-            they are integers and not scaled.
+        x: ``[n, ...]``, the inputs, of images ``[n, H, W, C]``; uint8 stays as it is, other numbers
+            become float32, or int32 if they are integers and not scaled.
         y: ``int[n]``, the labels, in 0 … M - 1.
         test: ``bool[n]``, which samples are the test set; None for a random fifth of each class,
             rounded, the same in every call.
@@ -87,8 +87,9 @@ def from_arrays(
         features: categorical features by name, n numbers or texts each.
         numeric: ``bool[F]``, the columns that are scaled; None for all.
         scale: whether models get standardised inputs: False for tokens.
-        classes: M; None for the largest label plus 1.
-        class_names: the names of the M classes.
+        classes: M; None for as many as have names, and without names for the largest label plus 1,
+            if every label up to it occurs.
+        class_names: the names of the M classes, in the order of their numbers; () for none.
         test_set: what ``test`` is, in words.
 
     Returns:
@@ -96,18 +97,21 @@ def from_arrays(
         the order of their numbers or texts.
 
     Raises:
-        ValueError: if shapes do not fit, values are not finite, or labels are no integers from 0;
-            names the argument.
+        ValueError: if shapes do not fit, values are not finite or too large for their dtype, images
+            have their channels first, labels are no integers from 0, leave one out or have not as
+            many names, or a client or category is missing; names the argument.
 
     Example:
         >>> data = from_arrays("mine", [[0.0], [2.0], [4.0]], [0, 1, 1], test=[False, False, True])
         >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
         ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
-    inputs = _inputs(np.asarray(x), scale)
+    inputs, class_names = _inputs(np.asarray(x), scale), _names(class_names, classes)
+    classes = len(class_names) or None if classes is None else classes
     labels = class_labels(np.asarray(y), len(inputs), classes)
-    columns = None if numeric is None else _flags("numeric", numeric, inputs.shape[-1])
-    held_out = _random_fifth(labels) if test is None else _flags("test", test, len(labels))
+    classes = _number_of_classes(labels) if classes is None else classes
+    columns = None if numeric is None else flags("numeric", numeric, inputs.shape[-1])
+    held_out = _random_fifth(labels) if test is None else flags("test", test, len(labels))
     kept = ~held_out
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
@@ -120,7 +124,7 @@ def from_arrays(
         train_y=labels[kept],
         test_x=inputs[held_out],
         test_y=labels[held_out],
-        classes=int(labels.max()) + 1 if classes is None else classes,
+        classes=classes,
         mean=mean,
         std=std,
         train_client=None if clients is None else clients[kept],
@@ -177,7 +181,7 @@ def _random_fifth(y: NDArray[np.int32]) -> NDArray[np.bool_]:
     """A fifth of each class, rounded, by one fixed seed."""
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), bool)
-    for label in range(y.max() + 1):
+    for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
         test[members[: round(len(members) / 5)]] = True
     return test
@@ -186,14 +190,56 @@ def _random_fifth(y: NDArray[np.int32]) -> NDArray[np.bool_]:
 def _inputs(x: NDArray[Any], scale: bool) -> NDArray[Any]:
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
         raise ValueError(f"x must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}")
+    if scale and _channels_first(x):
+        raise ValueError(
+            f"x must be images [n, H, W, C], got {list(x.shape)}, whose channels come first: give "
+            "np.moveaxis(x, 1, -1)"
+        )
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind != "f" and not scale:
+        if not -(2**31) <= x.min() <= x.max() < 2**31:
+            raise ValueError(f"x must be within int32 if not scaled, got {x.min()} to {x.max()}")
         return x.astype(np.int32)
-    x = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise ValueError("x must be finite, got NaN or inf: fill it in or leave those samples out")
+        raise ValueError(
+            "x must be finite in float32, got NaN or inf: fill it in or leave those samples out"
+        )
     return x
+
+
+def _channels_first(x: NDArray[Any]) -> bool:
+    """Whether these look like images ``[n, C, H, W]``.
+
+    Signals, ``[n, 1, T, C]``, do not: one row is an image only if it would be a square one.
+    """
+    if x.ndim != 4:
+        return False
+    first, height, width = x.shape[1:]
+    return width > 4 and (first == 3 or (first == 1 and height == width))
+
+
+def _names(class_names: Sequence[str], classes: int | None) -> tuple[str, ...]:
+    texts = not isinstance(class_names, str) and all(isinstance(n, str) for n in class_names)
+    if not texts or (class_names and classes not in (None, len(class_names))):
+        wanted = "texts" if classes is None else f"{classes} texts, one for each class"
+        raise ValueError(f"class_names must be {wanted}, got {class_names!r}")
+    return tuple(class_names)
+
+
+def _number_of_classes(labels: NDArray[np.int32]) -> int:
+    """The largest label plus 1, if all from 0 occur: a stray label makes no million of classes."""
+    different = np.unique(labels)
+    largest = int(different[-1])
+    if len(different) <= largest:
+        absent = int(np.flatnonzero(different != np.arange(len(different)))[0])
+        raise ValueError(
+            f"y must have every class from 0 to its largest, {largest}, got none of class {absent}:"
+            " number the classes from 0, or say how many there are by classes"
+        )
+    return largest + 1
 
 
 def class_labels(
@@ -204,7 +250,7 @@ def class_labels(
     Args:
         y: the labels.
         samples: how many there must be.
-        classes: M; None if any label from 0 will do.
+        classes: M; None if any label from 0 that is an int32 will do.
         name: of the argument, for the message.
 
     Raises:
@@ -212,17 +258,18 @@ def class_labels(
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
         raise ValueError(f"{name} must be integers [{samples}], got {y.dtype} {list(y.shape)}")
-    if samples and (y.min() < 0 or (classes is not None and y.max() >= classes)):
+    if samples and (y.min() < 0 or y.max() >= (2**31 if classes is None else classes)):
         largest = "M - 1" if classes is None else classes - 1
         raise ValueError(f"{name} must be in 0 … {largest}, got {y.min()} … {y.max()}")
     return y.astype(np.int32)
 
 
-def _flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
-    flags = np.asarray(values)
-    if flags.shape != (length,) or flags.dtype != bool:
-        raise ValueError(f"{name} must be bool [{length}], got {flags.dtype} {list(flags.shape)}")
-    return flags
+def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
+    """The argument ``name`` as ``bool[length]``; raises ValueError if it is none."""
+    given = np.asarray(values)
+    if given.shape != (length,) or given.dtype != bool:
+        raise ValueError(f"{name} must be bool [{length}], got {given.dtype} {list(given.shape)}")
+    return given
 
 
 def _coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
@@ -230,5 +277,11 @@ def _coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32
     given = np.asarray(values)
     if given.shape != (samples,):
         raise ValueError(f"{name} must have shape [{samples}], got {list(given.shape)}")
+    if given.dtype.kind == "O" and all(isinstance(v, str) for v in given):
+        given = given.astype(np.str_)
+    if given.dtype.kind not in "biufUS" or (given.dtype.kind == "f" and np.isnan(given).any()):
+        kinds = sorted({type(value).__name__ for value in given.tolist()})
+        got = "NaN" if given.dtype.kind == "f" else ", ".join(kinds)
+        raise ValueError(f"{name} must be a number or a text for every sample, got {got}")
     different, codes = np.unique(given, return_inverse=True)
     return codes.astype(np.int32), tuple(map(str, different))

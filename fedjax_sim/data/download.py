@@ -106,12 +106,19 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
     Raises:
         ValueError: if TFDS knows no such data set.
+        DataNotFoundError: if the files that describe it are damaged.
     """
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
+    folder = _tfds_folder(name, data_dir)
     try:
-        return tfds.builder(name, data_dir=_tfds_folder(name, data_dir))
-    except ValueError as error:
+        return tfds.builder(name, data_dir=folder)
+    except Exception as error:
+        # A name that TFDS does not know is a ValueError; a dataset_info.json that it cannot read is
+        # one of protobuf's errors, a failed assertion, or a text that is no UTF-8.
+        if isinstance(error, UnicodeDecodeError) or not isinstance(error, ValueError):
+            folder = folder or Path(tfds.core.constants.DATA_DIR)
+            raise _not_ready(name, folder, error, folder / name) from error
         raise ValueError(
             f"name must be a data set of TFDS, got 'tfds:{name}' ({_first_line(error)}); its names "
             "are listed at https://www.tensorflow.org/datasets/catalog"
@@ -144,11 +151,18 @@ def prepared_builder(name: str, data_dir: DataDir) -> Any:
 
 def tfds_not_ready(builder: Any, name: str, reason: object) -> DataNotFoundError:
     """The error for a data set that cannot be read, with the command that downloads it."""
-    folder = builder.data_path.parents[builder.info.full_name.count("/")]
+    path = builder.data_path
+    folder = path.parents[builder.info.full_name.count("/")]
+    return _not_ready(name, folder, reason, path if path.exists() else None)
+
+
+def _not_ready(name: str, folder: Path, reason: object, damaged: Path | None) -> DataNotFoundError:
+    """``damaged``: what must go first, as TFDS takes any folder that exists for the data set."""
     command = f"from fedjax_sim.data import download_dataset as d; d('{name}', '{folder}')"
+    first = "" if damaged is None else f"delete {damaged} and "
     return DataNotFoundError(
-        f"data set {name!r} is not ready in {folder} ({_first_line(reason)}); with internet run:"
-        f' python -c "{command}", or point FEDJAX_SIM_DATA_DIR at a TFDS folder that has it'
+        f"data set {name!r} is not ready in {folder} ({_first_line(reason)}); {first}with internet "
+        f'run: python -c "{command}", or point FEDJAX_SIM_DATA_DIR at a TFDS folder that has it'
     )
 
 

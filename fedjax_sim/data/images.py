@@ -1,5 +1,6 @@
 """Image data sets: scikit-learn's digits, and those of TFDS."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -69,7 +70,9 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
             file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}.npz"
             try:
                 arrays[split] = cached_arrays(
-                    cache_dir() / "datasets" / file, partial(_decode, builder, split)
+                    cache_dir() / "datasets" / file,
+                    partial(_decode, builder, split),
+                    partial(_is_decoded, builder, split),
                 )
             except Exception as error:  # a file missing or cut, or records of another format
                 raise tfds_not_ready(builder, name, error) from error
@@ -100,6 +103,13 @@ def _check_kind(name: str, info: Any) -> None:
             f"name must be a set of images of one shape, in uint8, got 'tfds:{name}' of shape "
             f"{image.shape}, in {image.np_dtype.__name__}: resize them yourself and use from_arrays"
         )
+
+
+def _is_decoded(builder: Any, split: str, stored: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether these are the arrays of :func:`_decode`, by their kinds and shapes."""
+    n, image = builder.info.splits[split].num_examples, builder.info.features["image"].shape
+    found = {name: (array.dtype.name, array.shape) for name, array in stored.items()}
+    return found == {"x": ("uint8", (n, *image)), "y": ("int32", (n,))}
 
 
 def _decode(builder: Any, split: str) -> dict[str, NDArray[Any]]:

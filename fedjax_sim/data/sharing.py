@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.data.dataset import class_labels
-from fedjax_sim.partition.table import Partition, partition_from_lists
+from fedjax_sim.partition.table import Partition
+
+BLOCK = 1 << 20  # positions that are put in a random order at once
 
 
 def share(
@@ -29,7 +31,8 @@ def share(
         seed: of all that is random.
 
     Returns:
-        The clients' samples; those of G belong to several.
+        The clients' samples; those of G belong to several. What every client was sent counts as
+        traffic before the first round: :math:`\alpha \beta n` samples.
 
     Raises:
         ValueError: if a setting or a label is out of range, or a class has too few samples for G.
@@ -40,7 +43,7 @@ def share(
     model is random, so that methods compare.
 
     Example:
-        >>> from fedjax_sim.partition import label_table
+        >>> from fedjax_sim.partition import label_table, partition_from_lists
         >>> y = np.repeat([0, 1], 10)
         >>> p = partition_from_lists([range(10), range(10, 20)])
         >>> label_table(y, share(y, p, beta=0.2, alpha=0.5, seed=0), 2).tolist()
@@ -66,13 +69,36 @@ def share(
                 f"which takes {count} of each class"
             )
         common.append(rng.permutation(members)[:count])
-    taken = np.concatenate(common)
-    part = round(alpha * count)
-    lists = [
-        np.concatenate(
-            [own[~np.isin(own, taken)], *(rng.permutation(members)[:part] for members in common)]
-        )
-        for own in partition.lists
-    ]
-    made = partition_from_lists(lists, f"{partition.name}, sharing {beta:g} by {alpha:g}")
-    return Partition(made.index, made.start, made.name, repeats=True)
+    part, clients = round(alpha * count), partition.sizes.size
+    shared = np.zeros(len(y), bool)
+    shared[np.concatenate(common)] = True
+    kept = ~shared[partition.index]
+    owner = np.repeat(np.arange(clients), partition.sizes)[kept]
+    gifts = [_parts(members, part, clients, rng) for members in common]
+    index = np.concatenate([partition.index[kept], *(gift.ravel() for gift in gifts)])
+    owner = np.concatenate([owner, *[np.repeat(np.arange(clients), part)] * classes.size])
+    start = np.append(0, np.cumsum(np.bincount(owner, minlength=clients)))
+    order = owner * len(y) + index  # one sort of numbers takes a fifth of a sort by two keys
+    order.sort()
+    return Partition(
+        (order % len(y)).astype(np.int32),
+        start.astype(np.int32),
+        f"{partition.name}, sharing {beta:g} by {alpha:g}",
+        repeats=True,
+        sent=part * classes.size,
+    )
+
+
+def _parts(
+    members: NDArray[np.int32], part: int, clients: int, rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """So many of the members at random for every client, ``int32[N, part]``."""
+    if part == members.size:
+        return np.tile(members, (clients, 1))
+    made = np.empty((clients, part), np.int32)
+    # Some clients at a time: all orders of all clients together would be N times G.
+    block = max(1, BLOCK // members.size)
+    for first in range(0, clients, block):
+        rows = made[first : first + block]
+        rows[:] = rng.permuted(np.tile(members, (len(rows), 1)), axis=1)[:, :part]
+    return made

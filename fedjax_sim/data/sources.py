@@ -64,6 +64,8 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
         >>> data.train_x.shape, data.train_x.dtype, data.test_y.shape, data.classes
         ((1438, 8, 8, 1), dtype('uint8'), (359,), 10)
     """
+    if not isinstance(name, str):
+        raise ValueError(f"name must be a data set's name, such as 'digits', got {name!r}")
     return parse_dataset(name)[1](data_dir)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -78,18 +79,39 @@ def take_clients(partition: Partition, clients: ArrayLike) -> Partition:
 
     Args:
         partition: of N clients.
-        clients: ``int[K]``, which of them.
+        clients: ``int[K]``, which of them, each once.
 
     Returns:
         A partition of K clients, in the order given.
+
+    Raises:
+        ValueError: if clients are no different numbers from 0 to N - 1.
 
     Example:
         >>> p = partition_from_lists([[0, 1], [2], [3, 4, 5]])
         >>> take_clients(p, [2, 0]).index.tolist(), take_clients(p, [2, 0]).start.tolist()
         ([3, 4, 5, 0, 1], [0, 3, 5])
     """
-    lists = partition.lists
-    return partition_from_lists([lists[k] for k in np.asarray(clients)], partition.name)
+    lists, chosen = partition.lists, np.asarray(clients)
+    whole = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
+    if not whole or not 0 <= chosen.min() <= chosen.max() < len(lists):
+        raise ValueError(
+            f"clients must be integers [K] in 0 to {len(lists) - 1}, got {_short(clients)}"
+        )
+    if np.unique(chosen).size < chosen.size:
+        raise ValueError(f"clients must have a client once, got {_short(clients)}")
+    return _with_lists(partition, [lists[k] for k in chosen])
+
+
+def _with_lists(partition: Partition, lists: Sequence[ArrayLike]) -> Partition:
+    """Other samples, and all else that a partition says of itself."""
+    made = partition_from_lists(lists)
+    return dataclasses.replace(partition, index=made.index, start=made.start)
+
+
+def _short(values: ArrayLike) -> str:
+    """On one line, however many."""
+    return np.array2string(np.asarray(values), threshold=8, edgeitems=3, max_line_width=1000)
 
 
 def client_holdout(
@@ -110,7 +132,7 @@ def client_holdout(
         be empty.
 
     Raises:
-        ValueError: if fraction is out of range.
+        ValueError: if fraction is out of range, or samples occur more than once.
 
     Example:
         >>> train, test = client_holdout(partition_from_lists([range(10), [10]]), 0.2)
@@ -119,6 +141,10 @@ def client_holdout(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must be above 0 and below 1, got {fraction}")
+    if partition.repeats:
+        raise ValueError(
+            "partition must have every sample once: hold out before sharing or augmenting"
+        )
     rng = None if seed is None else np.random.default_rng(seed)
     kept, held = [], []
     for own in partition.lists:
@@ -127,7 +153,7 @@ def client_holdout(
         out = min(max(round(fraction * n), 1), n - 1)
         kept.append(order[: n - out])
         held.append(order[n - out :])
-    return partition_from_lists(kept, partition.name), partition_from_lists(held, partition.name)
+    return _with_lists(partition, kept), _with_lists(partition, held)
 
 
 def take_root(
@@ -187,7 +213,7 @@ def take_root(
             f"{classes[short]} lacks {wanted[short]} samples; try a smaller one or another seed"
         )
     lists = np.split(partition.index[~taken], np.cumsum(left)[:-1])
-    return partition_from_lists(lists, partition.name), np.sort(partition.index[taken])
+    return _with_lists(partition, lists), np.sort(partition.index[taken])
 
 
 def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
@@ -197,9 +223,18 @@ def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
         partitions: R of them.
         rows: n, the samples of one copy.
 
+    Raises:
+        ValueError: if a partition has copies, or rows beyond n: shift, then augment.
+
     Example:
         >>> p = partition_from_lists([[0, 1], [2]])
         >>> [q.index.tolist() for q in shift_rows([p, p], 3)]
         [[0, 1, 2], [3, 4, 5]]
     """
-    return [Partition(p.index + r * rows, p.start, p.name) for r, p in enumerate(partitions)]
+    largest = max((int(p.index.max(initial=0)) for p in partitions), default=0)
+    if largest >= rows:
+        raise ValueError(f"partitions must have rows in 0 to {rows - 1}, got {largest}")
+    return [
+        dataclasses.replace(p, index=(p.index + r * rows).astype(np.int32))
+        for r, p in enumerate(partitions)
+    ]

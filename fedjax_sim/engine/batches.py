@@ -87,7 +87,10 @@ def rows_at(client: ClientView, position: Array) -> Batch:
         total = len(client.x)
         copy = row >= total
         row = jnp.where(copy, row - total, row)
-    return Batch(client.x[row], client.y[row], mask, copy)
+    label = client.y[row]
+    if client.relabel is not None:
+        label = client.relabel[label]
+    return Batch(client.x[row], label, mask, copy)
 
 
 def sweep(

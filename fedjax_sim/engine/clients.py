@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ClientData, ClientView
+
+
+def as_arrays(data: ClientData) -> ClientData:
+    """The same in JAX's arrays: those of ``client_data`` are NumPy's, which no tracer can index."""
+    return jax.tree.map(jnp.asarray, data)
 
 
 def client_sizes(data: ClientData, clients: Array) -> Array:
@@ -31,6 +37,8 @@ class Visits(NamedTuple):
         size: ``int32[T]``.
         budget: ``int32[T]`` or None.
         starts: ``int32[T, N + 1]`` or None.
+        relabel: ``int32[T, M]`` or None.
+        relabels: ``int32[T, N, M]`` or None.
     """
 
     client: Array
@@ -38,6 +46,8 @@ class Visits(NamedTuple):
     size: Array
     budget: Array | None
     starts: Array | None
+    relabel: Array | None
+    relabels: Array | None
 
     def view(self, pixels: tuple[Array, Array, Array], data: ClientData) -> ClientView:
         """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
@@ -50,6 +60,8 @@ class Visits(NamedTuple):
             budget=self.budget,
             starts=self.starts,
             copies=data.copies,
+            relabel=self.relabel,
+            relabels=self.relabels,
         )
 
 
@@ -59,11 +71,25 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
     Args:
         data: the population.
         clients: ``int32[T]``.
-        peers: whether the visits need ``ClientView.starts``.
+        peers: whether the visits need ``ClientView.starts`` and ``relabels``.
     """
     budget = None if data.budget is None else client_sizes(data, clients)
-    starts = jnp.broadcast_to(data.start, (len(clients), len(data.start))) if peers else None
-    return Visits(clients, data.start[clients], _entries(data, clients), budget, starts)
+    relabel = None if data.relabel is None else data.relabel[clients]
+
+    def of_all(array: Array | None) -> Array | None:
+        if array is None or not peers:
+            return None
+        return jnp.broadcast_to(array, (len(clients), *array.shape))
+
+    return Visits(
+        clients,
+        data.start[clients],
+        _entries(data, clients),
+        budget,
+        of_all(data.start),
+        relabel,
+        of_all(data.relabel),
+    )
 
 
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:

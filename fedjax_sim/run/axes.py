@@ -50,13 +50,21 @@ class RunAxes:
 
 def first_run(arrays: Any, axes: Any) -> Any:
     """The first run of what has an axis of runs, by the prefix ``axes``."""
-    return _change(lambda a: a[0], arrays, axes)
+    return one_run(arrays, axes, 0)
+
+
+def one_run(arrays: Any, axes: Any, run: int) -> Any:
+    """That run of what has an axis of runs, by the prefix ``axes``."""
+    return _change(lambda a: a[run], arrays, axes)
 
 
 def client_axes(data: ClientData) -> Any:
     """The prefix of the clients' data."""
     own = _axis(data.start)
-    return _prefix(data, index=None, start=own, budget=own, root=own)
+    seen = data.relabel is not None and data.relabel.ndim == 3
+    return _prefix(
+        data, index=None, start=own, budget=own, root=own, sent=own, relabel=0 if seen else None
+    )
 
 
 def _prefix(arrays: Any, **axes: int | None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, Model
 from fedjax_sim.data import EvalSet, eval_set
@@ -80,14 +81,101 @@ def check_sets(
                 f"{name}.x must have samples of shape {data.x.shape[1:]} as the clients have, "
                 f"got {examples.x.shape[1:]}"
             )
+        kinds = [jax.dtypes.canonicalize_dtype(pool.x.dtype) for pool in (data, examples)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{name}.x must be {kinds[0]} as the clients' samples are, got {kinds[1]}"
+            )
         n = examples.index.shape[-1]
         if ranked and n > MOST_RANKED:
             raise ValueError(f"auc counts at most {MOST_RANKED:,} samples, {name} has {n:,}")
+    for name, x in _each_once("x", data, sets).items():
+        _check_numbers(name, x)
     clients = data.clients
     if personal and sets["test"].clients != clients:
         raise ValueError(
             f"personal=True needs a test set of the {clients} clients that train, "
             f"got one of {sets['test'].clients}"
+        )
+
+
+def check_labels(data: ClientData, sets: Mapping[str, EvalSet], classes: int) -> None:
+    """Refuses labels, of samples or of ``data.relabel``, that are not in 0 … M - 1.
+
+    A label that is no class has no gradient, and no place in a score.
+
+    >>> from fedjax_sim.partition import partition_from_lists
+    >>> from fedjax_sim.data import client_data
+    >>> data = client_data(np.zeros((3, 2)), [1, 2, 3], partition_from_lists([[0], [1, 2]]))
+    >>> check_labels(data, {}, classes=3)
+    Traceback (most recent call last):
+    ValueError: data.y must be in 0 to 2, as classes is 3, got 1 to 3
+    """
+    labels = _each_once("y", data, sets)
+    if data.relabel is not None:
+        labels["data.relabel"] = data.relabel
+        if data.relabel.shape[-2:] != (data.clients, classes):
+            raise ValueError(
+                f"data.relabel must be int32 [{data.clients}, {classes}], a row for each client, "
+                f"got {list(data.relabel.shape)}"
+            )
+    for name, values in labels.items():
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"{name} must be in 0 to {classes - 1}, as classes is {classes}, "
+                f"got {low} to {high}"
+            )
+
+
+def _each_once(field: str, data: ClientData, sets: Mapping[str, EvalSet]) -> dict[str, Array]:
+    """An array of the data and the sets, by its name; one that several hold comes once."""
+    named: dict[str, Array] = {}
+    for name, pool in {"data": data, **sets}.items():
+        array = getattr(pool, field)
+        if all(array is not other for other in named.values()):
+            named[f"{name}.{field}"] = array
+    return named
+
+
+def _check_numbers(name: str, x: Array) -> None:
+    """Refuses what is NaN or infinite, or will be in the dtype that JAX makes of it.
+
+    By the two extremes, which have no temporary array as large as x: NaN is both.
+    """
+    kind = jax.dtypes.canonicalize_dtype(x.dtype)
+    floating = jnp.issubdtype(kind, jnp.floating)
+    if not floating and kind == x.dtype:
+        return
+    limits: Any = (jnp.finfo if floating else jnp.iinfo)(kind)
+    low, high = x.min(), x.max()
+    if not (low >= limits.min and high <= limits.max):
+        wanted = "finite in" if floating else "within"
+        raise ValueError(f"{name} must be {wanted} {kind}, got {low} to {high}")
+
+
+def check_cohorts(client: NDArray[np.int32], done: int, clients: int) -> None:
+    """Refuses a selection that gave one client to two slots, or one that does not exist.
+
+    Args:
+        client: ``int32[R, rounds, S]``, by slot; N for none.
+        done: rounds before these.
+        clients: N.
+
+    >>> check_cohorts(np.array([[[0, 1], [4, 4], [2, 2]]]), done=0, clients=4)
+    Traceback (most recent call last):
+    ValueError: selection must give each slot a client of its own, in round 3 it gave 2 to two slots
+    """
+    if client.min() < 0 or client.max() > clients:
+        wrong = client[(client < 0) | (client > clients)][0]
+        raise ValueError(f"selection must give clients 0..{clients - 1}, or {clients}, got {wrong}")
+    drawn = np.sort(client, axis=-1)
+    twice = (drawn[..., 1:] == drawn[..., :-1]) & (drawn[..., 1:] < clients)
+    if twice.any():
+        run, round_, slot = np.argwhere(twice)[0]
+        raise ValueError(
+            "selection must give each slot a client of its own, in round "
+            f"{done + round_ + 1} it gave {drawn[run, round_, slot]} to two slots"
         )
 
 

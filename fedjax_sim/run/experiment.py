@@ -75,6 +75,8 @@ class Stage(NamedTuple):
         scored: of the models after them.
         variables: ``[R, *p]``, the server models after them and after ``collected``.
         collected: after the last round, if models were still in flight; else None.
+        state: ``[R, ...]``, after them.
+        recorded: what was to be kept of it.
     """
 
     rounds: int
@@ -82,6 +84,8 @@ class Stage(NamedTuple):
     scored: Scored
     variables: Variables
     collected: Collected | None
+    state: FedState
+    recorded: PyTree
 
 
 class Experiment:
@@ -147,9 +151,15 @@ class Experiment:
 
         return jax.tree.map(put, arrays)
 
-    def stages(self, seeds: Sequence[int], rounds: int) -> Iterator[tuple[int, Stage]]:
+    def stages(
+        self,
+        seeds: Sequence[int],
+        rounds: int,
+        initial: Variables | None = None,
+        record: Callable[[FedState], PyTree] | None = None,
+    ) -> Iterator[tuple[int, Stage]]:
         """Runs all rounds; yields the rounds done and the stage at every evaluation."""
-        run, done = self.start(seeds), 0
+        run, done = self.start(seeds, initial), 0
         while done < rounds:
             todo = min(self._every, rounds - done)
             run, metrics, scored = self.advance(run, todo)
@@ -158,25 +168,47 @@ class Experiment:
             server = run.state.server
             collected = self.finish(run) if done == rounds else None
             server = server if collected is None else collected.variables
-            yield done, Stage(todo, rows, scored, server, collected)
+            kept = None if record is None else jax.device_get(record(run.state))
+            yield done, Stage(todo, rows, scored, server, collected, run.state, kept)
 
-    def start(self, seeds: Sequence[int]) -> Run:
-        """Initialises R runs."""
+    def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
+        """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
+        shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
+        weights = None if initial is None else self._stacked(initial, shapes)
 
-        def begin(seed: Array, data: ClientData) -> tuple[Array, FedState]:
+        def begin(seed: Array, weights: PyTree, data: ClientData) -> tuple[Array, FedState]:
             key = jax.random.key(seed)
-            variables = self._model.init(stream(key, Seed.WEIGHTS))
+            variables = weights or self._model.init(stream(key, Seed.WEIGHTS))
             run_key = stream(key, Seed.ROUNDS)
             return run_key, self._algorithm.init(run_key, variables, data)
 
-        both = self._axes.map(begin, in_axes=(0, self._axes.data), out_axes=(0, self._axes.state))
-        args = (np.asarray(seeds, np.uint32), self._data)
-        run: Run = self._compile(lambda s, d: Run(*both(s, d)), *args)(*args)
-        shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
+        both = self._axes.map(
+            begin, in_axes=(0, 0, self._axes.data), out_axes=(0, self._axes.state)
+        )
+        args = (np.asarray(seeds, np.uint32), weights, self._data)
+        run: Run = self._compile(lambda s, w, d: Run(*both(s, w, d)), *args)(*args)
         self.model_bytes = tree.num_bytes(shapes)
         one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._data)
         self.traffic = self._algorithm.traffic(shapes, one)
         return run
+
+    def _stacked(self, initial: Variables, shapes: Variables) -> Variables:
+        """The weights of each run, ``[R, *p]``."""
+        got = jax.tree.map(np.shape, initial)
+        one, each = (
+            jax.tree.map(lambda a, axis=axis: (*axis, *a.shape), shapes)
+            for axis in ((), (self._runs,))
+        )
+        if got not in (one, each):
+            raise ValueError(
+                f"initial must be weights of the model, for one or each of the {self._runs} runs, "
+                f"got {got} for {one}"
+            )
+        return jax.tree.map(
+            lambda a, s: jnp.broadcast_to(jnp.asarray(a, s.dtype), (self._runs, *s.shape)),
+            initial,
+            shapes,
+        )
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""

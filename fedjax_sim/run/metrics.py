@@ -292,10 +292,10 @@ def client_accuracy(
 ) -> NDArray[np.float64]:
     r"""Each client's expected accuracy on fresh data with its own label mix.
 
-    .. math:: a_k = \sum_y p_k(y)\, a(y)
+    .. math:: a_k = \sum_y p_k(y)\, a(y) \Big/ \sum_y p_k(y)
 
-    with a(y) the test accuracy on class y. Under label skew this is the accuracy a client would
-    see; it costs nothing beyond the test set.
+    over the classes y that the test set has, with a(y) the test accuracy on class y. Under label
+    skew this is the accuracy a client would see; it costs nothing beyond the test set.
 
     Args:
         correct: ``int[M]``, right answers by class on the test set.
@@ -303,14 +303,15 @@ def client_accuracy(
         table: ``int[N, M]``, samples of each class at each client.
 
     Returns:
-        ``f64[N]``, fractions.
+        ``f64[N]``, fractions; NaN for a client without a class that was tested.
 
-    >>> table = np.array([[9, 1], [0, 5]])
-    >>> client_accuracy(np.array([10, 0]), np.array([10, 10]), table).tolist()
-    [0.9, 0.0]
+    >>> table = np.array([[9, 1, 0], [0, 5, 5], [0, 0, 3]])
+    >>> client_accuracy(np.array([10, 0, 0]), np.array([10, 10, 0]), table).tolist()
+    [0.9, 0.0, nan]
     """
+    tested = np.where(count > 0, table, 0)
     by_class = correct / np.maximum(count, 1)
-    return (table / table.sum(axis=1, keepdims=True)) @ by_class
+    return _ratio(tested @ by_class, tested.sum(axis=1, dtype=np.float64))
 
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base import FedState, Metrics
 from fedjax_sim.run.metrics import Metric, SetScores
 
 
@@ -28,9 +29,10 @@ class Evaluation(NamedTuple):
           a method sends besides, before the first round too. Not counted: how many samples each
           client has, and what makes the data (shared samples).
         bytes_down: ``int64[R]``, what they have received so far.
-        probes: the probes of the last round, ``f64[R]`` by name.
+        diagnostics: those of the last round, ``f64[R]`` by name.
         uncollected: accuracy ``f64[R]`` before the models still in flight were collected, at the
           end of a run that has any; else None.
+        recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
     """
 
     round: int
@@ -46,6 +48,7 @@ class Evaluation(NamedTuple):
     bytes_down: NDArray[np.int64]
     diagnostics: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
+    recorded: Any = None
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -64,10 +67,15 @@ class Result:
 
     Attributes:
         evaluations: in order of rounds.
+        metrics: what each round reported, NumPy ``[R, rounds, ...]``: who took part (``client``, by
+            slot), which model went where (``source``), losses, bytes' counts, diagnostics.
         variables: ``[R, *p]``, the final models.
+        state: ``[R, ...]`` but for its ``round``, after the last round: clusters (``broadcast``),
+            own models and control variates (``client_state``), what is shared, models in flight
+            (``slots``). Like ``variables`` None if the run was interrupted within a round.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
-        executed: local steps that the devices ran, idle lanes included.
+        executed: local steps that the devices ran or waited: devices × those of the longest.
         model_bytes: bytes of one model (params and state).
         compile_seconds: tracing, lowering and XLA.
         run_seconds: the rest.
@@ -75,7 +83,9 @@ class Result:
     """
 
     evaluations: list[Evaluation]
+    metrics: Metrics
     variables: Any
+    state: FedState | None
     samples: int
     steps: int
     executed: int
@@ -107,6 +117,8 @@ class Result:
         Raises:
             ValueError: if the run did not score that.
         """
+        if metric not in (known := get_args(Metric)):
+            raise ValueError(f"metric must be one of {', '.join(known)}, got {metric!r}")
         sets = [getattr(e, part) for e in self.evaluations]
         if sets[0] is None or (by_client and sets[0].by_client is None):
             what = "personal models scored" if part == "personal" else f"{part} set"

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, LossFn, Metrics, Model
+from fedjax_sim.base import ClientData, FedState, LossFn, Model, Variables, origins
 from fedjax_sim.client.losses import cross_entropy
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.checks import as_set, check_finite, check_model, check_sets, checked_seeds
-from fedjax_sim.run.experiment import Experiment, Scored, Stage
-from fedjax_sim.run.metrics import set_scores
+from fedjax_sim.run.checks import (
+    as_set,
+    check_cohorts,
+    check_finite,
+    check_labels,
+    check_model,
+    check_sets,
+    checked_seeds,
+)
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.ledger import Ledger, setup_bytes
 from fedjax_sim.run.result import Evaluation, Result
 
 
@@ -39,6 +47,8 @@ def simulate(
     loss: LossFn = cross_entropy,
     execution: Execution | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    initial: Variables | None = None,
+    record: Callable[[FedState], Any] | None = None,
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models on the way.
 
@@ -60,16 +70,23 @@ def simulate(
         auc: whether to compute the area under the ROC curve, which sorts the sets; None: of two
           classes, for which it takes one sort and not M.
         personal: whether client k of the test set is client k of ``data``: an algorithm with
-          personal models is then scored by these too.
+          personal models is then scored by these too. Give ``natural`` the same ids for both.
         loss: for the loss on the sets.
         execution: devices; the one that the algorithm was composed with (None: the default).
-        on_evaluation: called as soon as each evaluation is known.
+        on_evaluation: called as soon as each evaluation is known. If it raises, or the run is
+            interrupted, the exception has what is known by then as ``result``.
+        initial: the weights to start from, of one model or ``[R, *p]``; None: the model's own,
+            drawn by the seed.
+        record: what to keep of the state ``[R, ...]`` at each evaluation: ``lambda state:
+            state.server`` for the weights, ``state.broadcast`` for clusters,
+            ``state.client_state`` for own models and control variates.
 
     Returns:
         The run.
 
     Raises:
-        ValueError: if a setting is out of range, or the model does not fit the data.
+        ValueError: if a setting is out of range or of the wrong kind, the model does not fit the
+            data, or is not that of the local update.
         DivergedError: if a loss is not finite; says the round and the seed.
 
     Example:
@@ -85,16 +102,16 @@ def simulate(
         >>> bool(result.accuracy[-1, 0] > 0.8)
         True
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if eval_every < 1:
-        raise ValueError(f"eval_every must be at least 1, got {eval_every}")
-    seeds = checked_seeds(seeds)
+    check_kinds(algorithm, model, data)
+    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
+    classes, seeds = whole("classes", classes), checked_seeds(seeds)
     check_model(model, data.x, classes)
+    check_trained(algorithm, model)
     given = {"test": test} if validation is None else {"test": test, "validation": validation}
     sets = {name: as_set(name, s) for name, s in given.items()}
     ranked = classes == 2 if auc is None else auc
     check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
+    check_labels(data, sets, classes)
     began = time.perf_counter()
     with _count_programs() as counter:
         programs = Experiment(
@@ -109,95 +126,68 @@ def simulate(
             ranked=ranked,
             personal=personal,
         )
-        ledger = _Ledger(programs, setup_bytes(algorithm, model, data, len(seeds)))
-        evaluations: list[Evaluation] = []
-        for done, stage in programs.stages(seeds, rounds):
-            check_finite(stage.metrics.loss, done - stage.rounds, seeds)
-            evaluation = ledger.evaluation(done, stage)
-            check_finite(evaluation.test_loss[:, None], done - 1, seeds)
-            if evaluation.personal is not None:
-                check_finite(evaluation.personal.pooled.loss[:, None], done - 1, seeds)
-            evaluations.append(evaluation)
-            if on_evaluation is not None:
-                on_evaluation(evaluation)
-    totals = ledger.totals
-    return Result(
-        evaluations=evaluations,
-        variables=stage.variables,
-        samples=int(totals.samples.sum()),
-        steps=int(totals.steps.sum()),
-        executed=int(totals.executed.sum()),
-        model_bytes=programs.model_bytes,
-        compile_seconds=programs.compile_seconds,
-        run_seconds=time.perf_counter() - began - programs.compile_seconds,
-        xla_programs=counter.programs,
+        ledger = Ledger(programs, setup_bytes(algorithm, model, data, len(seeds)))
+        try:
+            for done, stage in programs.stages(seeds, rounds, initial, record):
+                check_finite(stage.metrics.loss, done - stage.rounds, seeds)
+                check_cohorts(np.asarray(stage.metrics.client), done - stage.rounds, data.clients)
+                evaluation = ledger.evaluation(done, stage)
+                check_finite(evaluation.test_loss[:, None], done - 1, seeds)
+                if evaluation.personal is not None:
+                    check_finite(evaluation.personal.pooled.loss[:, None], done - 1, seeds)
+                ledger.evaluations.append(evaluation)
+                if on_evaluation is not None:
+                    on_evaluation(evaluation)
+        except BaseException as error:  # an interrupt too: what is known is not lost
+            if ledger.evaluations:
+                error.result = ledger.result(began, counter.programs)  # type: ignore[attr-defined]
+                rounds_done = ledger.evaluations[-1].round
+                error.add_note(f"the run up to round {rounds_done} is this exception's .result")
+            raise
+    return ledger.result(began, counter.programs)
+
+
+def check_kinds(algorithm: Any, model: Any, data: Any) -> None:
+    """Refuses what is no algorithm, no model and no clients' data; says what makes one."""
+    wanted: tuple[tuple[str, Any, type, str], ...] = (
+        ("algorithm", algorithm, Algorithm, "what fs.compose or a named method returns"),
+        ("model", model, Model, "a Model, see fs.models"),
+        ("data", data, ClientData, "a ClientData, see fs.client_data"),
     )
+    for name, given, kind, what in wanted:
+        if not isinstance(given, kind):
+            function = isinstance(given, types.FunctionType)
+            got = f"the function {given.__name__}" if function else type(given).__name__
+            raise ValueError(f"{name} must be {what}, got {got}")
 
 
-def setup_bytes(
-    algorithm: Algorithm, model: Model, data: ClientData, runs: int
-) -> NDArray[np.int64]:
-    """Bytes up and down before the first round, ``[2, R]``."""
-    variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-    starts = np.broadcast_to(np.asarray(data.start), (runs, data.start.shape[-1]))
-    each = [algorithm.setup_traffic(variables, dataclasses.replace(data, start=s)) for s in starts]
-    return np.array(each, np.int64).T
+def whole(name: str, given: Any) -> int:
+    """A number of rounds or classes as an integer; refuses what is none."""
+    value = np.asarray(given)
+    if value.dtype.kind not in "iu" or value.ndim or value < 1:
+        raise ValueError(f"{name} must be a whole number at least 1, got {given!r}")
+    return int(value)
 
 
-class _Totals(NamedTuple):
-    """Sums over the rounds so far, ``int64[R]``; the names are those of :class:`Metrics`."""
+def check_trained(algorithm: Algorithm, model: Model) -> None:
+    """Refuses a model whose weights are not of the shapes that the local update trains."""
 
-    samples: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    executed: NDArray[np.int64]
-    uploads: NDArray[np.int64]
-    downloads: NDArray[np.int64]
-    visits: NDArray[np.int64]
+    def shapes(of: Model) -> Any:
+        return jax.eval_shape(of.init, jax.eval_shape(lambda: jax.random.key(0)))
 
-    def plus(self, rows: Metrics) -> _Totals:
-        """With the rounds ``rows [R, rounds]``."""
-        new = (getattr(rows, name).astype(np.int64).sum(axis=1) for name in self._fields)
-        return _Totals(*(a + b for a, b in zip(self, new, strict=True)))
+    for origin in origins(algorithm.parts.local):
+        trained = origin.arguments.get("model")
+        if isinstance(trained, Model) and trained is not model:
+            ours, its = shapes(model), shapes(trained)
+            if ours != its:
+                raise ValueError(
+                    f"model must be the one that the local update trains, of {_size(its):,} "
+                    f"numbers in other shapes, got one of {_size(ours):,}"
+                )
 
 
-class _Ledger:
-    """Adds up what a run does, stage by stage."""
-
-    def __init__(self, programs: Experiment, setup: NDArray[np.int64]) -> None:
-        self.totals = _Totals(*np.zeros((len(_Totals._fields), setup.shape[1]), np.int64))
-        self._programs, self._setup = programs, setup
-
-    def evaluation(self, done: int, stage: Stage) -> Evaluation:
-        """What is known after ``done`` rounds, of which the stage ran the last."""
-        self.totals = self.totals.plus(stage.metrics)
-        if stage.collected is None:
-            return self._evaluation(done, stage.scored, stage.metrics)
-        before = set_scores(stage.scored.sets[0])
-        uploads = self.totals.uploads + np.asarray(stage.collected.uploads)
-        self.totals = self.totals._replace(uploads=uploads)
-        after = self._evaluation(done, stage.collected.counts, stage.metrics)
-        return after._replace(uncollected=before.pooled.accuracy)
-
-    def _evaluation(self, done: int, scored: Scored, rows: Metrics) -> Evaluation:
-        counts, personal = jax.tree.map(np.asarray, scored)
-        test, *validation = map(set_scores, counts)
-        totals, traffic, (up, down) = self.totals, self._programs.traffic, self._setup
-        return Evaluation(
-            round=done,
-            correct=counts[0].pooled.correct,
-            total=counts[0].pooled.total,
-            test=test,
-            validation=validation[0] if validation else None,
-            personal=None if personal is None else set_scores(personal),
-            train_loss=np.asarray(rows.loss[:, -1], np.float64),
-            uploads=totals.uploads,
-            downloads=totals.downloads,
-            bytes_up=up + totals.uploads * traffic.upload + totals.visits * traffic.message,
-            bytes_down=down
-            + totals.downloads * traffic.download
-            + totals.visits * traffic.shared_state,
-            diagnostics={n: np.asarray(a[:, -1], np.float64) for n, a in rows.diagnostics.items()},
-        )
+def _size(shapes: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 class _Counter:

@@ -1,0 +1,109 @@
+"""What a run adds up: bytes, steps, visits, and what each round reported."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import ClientData, Metrics, Model
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.axes import client_axes, one_run
+from fedjax_sim.run.experiment import Experiment, Scored, Stage
+from fedjax_sim.run.metrics import set_scores
+from fedjax_sim.run.result import Evaluation, Result
+
+
+def setup_bytes(
+    algorithm: Algorithm, model: Model, data: ClientData, runs: int
+) -> NDArray[np.int64]:
+    """Bytes up and down before the first round, ``[2, R]``."""
+    variables = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    axes = client_axes(data)
+    each = [algorithm.setup_traffic(variables, one_run(data, axes, r)) for r in range(runs)]
+    return np.array(each, np.int64).T
+
+
+class Totals(NamedTuple):
+    """Sums over the rounds so far, ``int64[R]``; the names are those of :class:`Metrics`."""
+
+    samples: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    executed: NDArray[np.int64]
+    uploads: NDArray[np.int64]
+    downloads: NDArray[np.int64]
+    visits: NDArray[np.int64]
+
+    def plus(self, rows: Metrics) -> Totals:
+        """With the rounds ``rows [R, rounds]``."""
+        new = (getattr(rows, name).astype(np.int64).sum(axis=1) for name in self._fields)
+        return Totals(*(a + b for a, b in zip(self, new, strict=True)))
+
+
+class Ledger:
+    """Adds up what a run does, stage by stage."""
+
+    def __init__(self, programs: Experiment, setup: NDArray[np.int64]) -> None:
+        self.evaluations: list[Evaluation] = []
+        self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
+        self._programs, self._setup = programs, setup
+        self._rows: list[Metrics] = []
+
+    def result(self, began: float, xla_programs: int) -> Result:
+        """What is known of a run that ``began`` then (``time.perf_counter``)."""
+        compiling = self._programs.compile_seconds
+        metrics = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *self._rows)
+        # A run that is interrupted within a program has given its arrays away.
+        gone = any(a.is_deleted() for a in jax.tree.leaves(self._last.state))
+        return Result(
+            evaluations=self.evaluations,
+            metrics=metrics,
+            variables=None if gone else self._last.variables,
+            state=None if gone else self._last.state,
+            samples=int(self.totals.samples.sum()),
+            steps=int(self.totals.steps.sum()),
+            executed=int(self.totals.executed.sum()),
+            model_bytes=self._programs.model_bytes,
+            compile_seconds=compiling,
+            run_seconds=time.perf_counter() - began - compiling,
+            xla_programs=xla_programs,
+        )
+
+    def evaluation(self, done: int, stage: Stage) -> Evaluation:
+        """What is known after ``done`` rounds, of which the stage ran the last."""
+        self._last = stage
+        self._rows.append(stage.metrics)
+        self.totals = self.totals.plus(stage.metrics)
+        if stage.collected is None:
+            return self._evaluation(done, stage.scored, stage)
+        before = set_scores(stage.scored.sets[0])
+        uploads = self.totals.uploads + np.asarray(stage.collected.uploads)
+        self.totals = self.totals._replace(uploads=uploads)
+        after = self._evaluation(done, stage.collected.counts, stage)
+        return after._replace(uncollected=before.pooled.accuracy)
+
+    def _evaluation(self, done: int, scored: Scored, stage: Stage) -> Evaluation:
+        rows = stage.metrics
+        counts, personal = jax.tree.map(np.asarray, scored)
+        test, *validation = map(set_scores, counts)
+        totals, traffic, (up, down) = self.totals, self._programs.traffic, self._setup
+        return Evaluation(
+            round=done,
+            correct=counts[0].pooled.correct,
+            total=counts[0].pooled.total,
+            test=test,
+            validation=validation[0] if validation else None,
+            personal=None if personal is None else set_scores(personal),
+            train_loss=np.asarray(rows.loss[:, -1], np.float64),
+            uploads=totals.uploads,
+            downloads=totals.downloads,
+            bytes_up=up + totals.uploads * traffic.upload + totals.visits * traffic.message,
+            bytes_down=down
+            + totals.downloads * traffic.download
+            + totals.visits * traffic.shared_state,
+            recorded=stage.recorded,
+            diagnostics={n: np.asarray(a[:, -1], np.float64) for n, a in rows.diagnostics.items()},
+        )
