@@ -23,7 +23,7 @@ from fedjax_sim.partition import (
     size_statistics,
     validate_partition,
 )
-from fedjax_sim.partition._matched import closest_table
+from fedjax_sim.partition.closest import closest_table
 from fedjax_sim.partition.rectangles import (
     BLOCK,
     Moves,
@@ -286,9 +286,25 @@ def test_a_target_that_fits_is_met() -> None:
     np.testing.assert_allclose(found, table, atol=1e-3)
 
 
-def test_a_solver_that_fails_says_so() -> None:
-    with pytest.raises(RuntimeError, match="Clarabel ended with status PrimalInfeasible"):
+def test_a_solver_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"sizes must add up to 6, as counts do, got 2"):
         closest_table(np.array([1, 1]), np.array([5, 1]), np.zeros((2, 2)), np.array([[0], [1]]))
+    monkeypatch.setattr("fedjax_sim.partition.closest.STEPS", 2)
+    with pytest.raises(RuntimeError, match=r"no closest table for 9 clients and 6 columns: "):
+        closest_table(*problem(0, 9, SIX), SIX)
+
+
+def test_many_clients_and_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks or at once, and with sizes over four orders of magnitude."""
+    rng = np.random.default_rng(0)
+    sizes = 1 + np.sort(rng.pareto(0.5, 300) * 10).astype(int) % 20_000
+    counts = 1 + rng.multinomial(sizes.sum() - 6, rng.dirichlet(np.ones(6)))
+    mixes = [rng.dirichlet(np.full(width, 0.05), 300) for width in (2, 3)]
+    target = sizes[:, None] * np.concatenate(mixes, axis=1)
+    table = closest_table(sizes, counts, target, SIX)
+    check_sums(table, sizes, counts, 1e-6)
+    monkeypatch.setattr("fedjax_sim.partition.closest.CHUNK", 1000)
+    np.testing.assert_allclose(closest_table(sizes, counts, target, SIX), table, atol=1e-3)
 
 
 # Algorithm 3.

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from fedjax_sim.partition import (
     save_partition,
     validate_partition,
 )
+from fedjax_sim.partition.deal import fill_empty
 
 Sampler = Callable[[ArrayLike, int, int], Partition]
 BALANCED = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 600))
@@ -58,6 +60,7 @@ def check_seeded(sample: Sampler, labels: ArrayLike, clients: int, seed: int) ->
 
 
 @given(labels=label_lists, data=st.data(), seed=seeds, alpha=alphas)
+@settings(deadline=None)
 def test_every_sample_once_and_no_empty_client(
     labels: list[int], data: st.DataObject, seed: int, alpha: float
 ) -> None:
@@ -139,18 +142,11 @@ def test_limit_label_counts_only_the_classes_that_occur() -> None:
     assert np.all((label_table(labels, partition, 10) > 0).sum(axis=1) == 1)
 
 
-def test_emd_target_takes_the_settings_of_the_thesis_in_turn() -> None:
+def test_settings_of_the_thesis() -> None:
     expected = [(1, pytest.approx(7 / 9)), (2, pytest.approx(7 / 8)), (3, 1.0)]
     assert ll_settings(1.4, 10) == expected
     assert ll_settings(1.4, 10, clients=20) == expected
     assert ll_settings(1.4, 10, clients=5) == expected[1:2]  # only t = 2, 4, … divides
-    names = [limit_label_emd(BALANCED, 20, emd=1.4, seed=s).name for s in range(4)]
-    assert [name.split(": ")[1][:4] for name in names] == ["ll(1", "ll(2", "ll(3", "ll(1"]
-    for seed in range(4):
-        partition = limit_label_emd(BALANCED, 20, emd=1.4, seed=seed)
-        table = label_table(BALANCED, partition, 10)
-        assert emd(table) == pytest.approx(1.4, abs=0.06 if seed == 2 else 0.005)
-        assert table.min() >= 1
 
 
 @given(classes=st.integers(2, 30), data=st.data())
@@ -284,6 +280,47 @@ def test_validation_names_what_is_wrong(partition: Partition, message: str) -> N
         validate_partition(partition, samples=3)
 
 
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (
+            [[0], [2**40]],
+            "lists must have positions in 0 to 2147483647, got 1099511627776 for .* 1",
+        ),
+        ([[-1]], "lists must have positions in 0 to 2147483647, got -1 for client 0"),
+        ([[0], [0.5]], r"lists must have integer positions .* got float64 \[1\] for client 1"),
+        ([[[0]]], r"lists must have integer positions .* got int64 \[1, 1\] for client 0"),
+    ],
+)
+def test_lists_that_are_no_positions(lists: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition_from_lists(lists)
+
+
+def test_copies_and_shared_samples_are_checked_client_by_client() -> None:
+    def check(*lists: list[int]) -> None:
+        made = partition_from_lists(lists)
+        validate_partition(Partition(made.index, made.start, repeats=True), samples=3)
+
+    check([0, 1, 3, 3], [1, 0])  # copies of 0, and samples that two clients have
+    with pytest.raises(ValueError, match="must have a sample once, got 1, 2 more than once"):
+        check([0, 1, 1], [0, 2, 2], [1, 1])
+
+
+def test_the_largest_clients_give_to_the_empty_ones() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        table = rng.multinomial(1, rng.dirichlet(np.full(36, 0.05)), 20).sum(0).reshape(12, 3)
+        expected = table.copy()
+        for empty in np.flatnonzero(~expected.any(axis=1)):
+            giver = expected.sum(axis=1).argmax()
+            label = expected[giver].argmax()
+            expected[giver, label] -= 1
+            expected[empty, label] += 1
+        fill_empty(table)
+        np.testing.assert_array_equal(table, expected)
+
+
 def test_a_sample_may_stay_unused() -> None:
     validate_partition(partition_from_lists([[2], [0]]), samples=9)
 
@@ -325,13 +362,11 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),
-            r"emd must be above 0 .* at most 1.5 for .* 4 classes and 4 clients, got 1.6",
+            r"emd must be at most 1.5 for these labels and 4 clients, that of ll\(1, 1\), got 1.6",
         ),
-        (
-            lambda y: limit_label_emd(y, 6, emd=1.4, seed=0),
-            "at most 1 for .* and 6 clients, got 1.4",
-        ),
-        (lambda y: limit_label_emd(y, 5, emd=1.0, seed=0), "use a multiple of 4"),
+        (lambda y: limit_label_emd(y, 4, emd=0, seed=0), "emd must be above 0 .* got 0"),
+        (lambda y: limit_label_emd(y, 4, emd=np.nan, seed=0), "emd must be above 0 .* got nan"),
+        (lambda y: limit_label_emd(y, 1, emd=1, seed=0), "clients must be at least 2 .* got 1"),
         (lambda y: ll_settings(0, 10), "emd must be above 0 .* at most 1.8 .* 10 classes, got 0"),
         (lambda y: ll_settings(1, 1), "classes must be at least 2, got 1"),
     ],
@@ -356,17 +391,19 @@ def test_a_number_that_is_no_integer_is_named(argument: str) -> None:
         ("iid", "iid", "iid"),
         (" ll(2, 0.875) ", "ll", "ll(2, 0.875)"),
         ("ll(1,7/9)", "ll", "ll(1, 0.777778)"),
-        ("ll(3, 1, 1)", "ll", "ll(3, 1)"),
+        ("ll(3, 1, 1)", "ll", "ll(3, 1, 1)"),
         ("dirichlet(0.1)", "dirichlet", "dirichlet(0.1)"),
         ("dirichlet_classes( 1e-3 )", "dirichlet_classes", "dirichlet_classes(0.001)"),
-        ("emd(1.4)", "emd", "emd(1.4): ll(1, 0.777778)"),
+        ("emd(1.8)", "emd", "emd(1.8): ll(1, 1)"),
+        ("emd(1.6, in_turn)", "emd", "emd(1.6, in_turn): ll(2, 1)"),
+        ("shards", "shards", "shards(2)"),
     ],
 )
 def test_parse_sampler(text: str, key: str, name: str) -> None:
     found, sample = parse_sampler(text)
     assert found == key
     assert found in SAMPLERS
-    assert sample(BALANCED, 20, 0).name == name
+    assert sample(BALANCED, 20, 1).name == name
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,16 @@ ALIKE = {
     "ll": (["--labels-per-client", "2", "--fraction", "0.875"], "ll(2, 7/8)"),
     "ll_q": (["--labels-per-client", "2", "--q", "0.9"], "ll_q(2, 0.9)"),
     "q": (["--q", "0.8"], "q(0.8)"),
-    "emd": (["--emd", "1.2"], "emd(1.2)"),
+    "emd": (["--emd", "1.2", "--in-turn"], "emd(1.2, in_turn)"),
     "robin_hood": (["--emd", "1.2", "--tolerance", "0.1"], "robin_hood(1.2, 0.1)"),
     "dirichlet": (["--alpha", "0.3", "--min-size", "2"], "dirichlet(0.3, 2)"),
     "dirichlet_classes": (["--alpha", "0.3"], "dirichlet_classes(0.3)"),
     "quantity": (["--alpha", "0.3"], "quantity(0.3)"),
     "matched": (["--mu", "1", "--lam", "0.1"], "matched(1, 0.1)"),
     "natural": (["--min-size", "60"], "natural(60)"),
+    "shards": (["--shards-per-client", "3"], "shards(3)"),
+    "label_sets": (["--labels-per-client", "2"], "label_sets(2)"),
+    "power_law": (["--exponent", "1.5"], "power_law(3/2)"),
 }
 
 
@@ -79,7 +82,7 @@ def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixtur
     text = " ".join(capsys.readouterr().out.split())
     functions: list[Any] = [*SAMPLERS.values(), matched, natural]
     for function in functions:
-        for key in keywords(function, ("seed", "groups", "features")):
+        for key in keywords(function, ("seed", "groups", "features", "ids")):
             assert "--" + key.replace("_", "-") in text
     # A flag says of every sampler that has it what it is there.
     assert "--alpha X dirichlet, quantity: α, the concentration, positive" in text
@@ -191,7 +194,10 @@ BAD = {
         "--alpha must be positive and finite, got -1.0",
     ),
     "text": (["--sampler", "dirichlet", "--alpha", "much"], "--alpha"),
-    "out of reach": (["--emd", "1.95"], "--emd must be above 0 (that is iid) and at most 1.8"),
+    "out of reach": (
+        ["--emd", "1.95"],
+        "--emd must be at most 1.7999 for these labels and 40 clients",
+    ),
     "not divisible": (
         ["--sampler", "q(0.5)", "--clients", "15"],
         "--clients must be a multiple of 10",
@@ -263,7 +269,7 @@ def test_empty_folder_is_filled(tmp_path: Path) -> None:
 def test_interrupt_leaves_no_half_written_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
         assert any(tmp_path.rglob("seed0.npz"))
         raise KeyboardInterrupt
 

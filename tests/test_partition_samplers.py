@@ -19,16 +19,19 @@ from fedjax_sim.partition import (
     dirichlet_alpha,
     emd,
     expected_emd,
+    label_sets,
     label_table,
     limit_label_q,
     ll_q_settings,
     ll_settings,
     natural,
     parse_sampler,
+    power_law,
     q_sampler,
     q_setting,
     quantity,
     robin_hood,
+    shards,
     size_statistics,
 )
 from fedjax_sim.partition.samplers import FORMS
@@ -36,7 +39,7 @@ from fedjax_sim.partition.samplers import FORMS
 BALANCED = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 2000))
 ARGUMENTS = (
     *("clients", "labels", "labels_per_client", "fraction", "min_per_class", "q", "emd"),
-    *("tolerance", "alpha", "min_size", "groups"),
+    *("tolerance", "alpha", "min_size", "groups", "shards_per_client", "exponent"),
 )
 
 shares = st.sampled_from([0.5, 0.0, 1e-9, 0.3, 7 / 9, 1.0, 1.5])
@@ -50,13 +53,16 @@ REQUESTS: dict[str, st.SearchStrategy[str]] = {
     "ll": st.builds("ll({}, {}, {})".format, few, shares, st.integers(0, 2)),
     "ll_q": st.builds("ll_q({}, {})".format, few, shares),
     "q": st.builds("q({})".format, shares),
-    "emd": st.builds("emd({})".format, emds),
+    "emd": st.builds("emd({}{})".format, emds, st.sampled_from(["", ", in_turn", ", in_turn, 1"])),
     "robin_hood": st.builds("robin_hood({}, {})".format, emds, st.sampled_from([0.05, 0.01, 0])),
     "dirichlet": st.builds(
         "dirichlet({}, {}{})".format, alphas, few, st.sampled_from(["", ", balanced"])
     ),
     "dirichlet_classes": st.builds("dirichlet_classes({})".format, alphas),
+    "shards": st.builds("shards({})".format, few),
+    "label_sets": st.builds("label_sets({})".format, few),
     "quantity": st.builds("quantity({})".format, alphas),
+    "power_law": st.builds("power_law({})".format, alphas),
 }
 
 
@@ -180,6 +186,23 @@ def test_options_that_change_the_law_have_no_formula() -> None:
         expected_emd("some file", 10, 10)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ll(20, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 20"),
+        ("ll(0, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 0"),
+        ("ll(2, 1.5)", "fraction must be in 0 to 1 with 10 classes, got 1.5"),
+        ("ll_q(10, 0.5)", "labels_per_client must be in 1 to 9 with 10 classes, got 10"),
+        ("q(1.5)", "q must be in 0 to 1 with 10 classes, got 1.5"),
+        ("emd(1.9)", "emd must be in 0 to 1.8 with 10 classes, got 1.9"),
+        ("robin_hood(-1)", "emd must be in 0 to 1.8 with 10 classes, got -1"),
+    ],
+)
+def test_settings_that_no_sampler_has_have_no_emd(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        expected_emd(text, 10, 10)
+
+
 def test_dirichlet_clients_spread_as_in_the_thesis() -> None:
     """Fig. 3.2 and 3.3: smaller alpha, wider sizes; client EMDs are about 0.5 off the mean."""
     spread = []
@@ -247,13 +270,18 @@ def test_robin_hood_shifts_one_mix_round_the_clients(
 
 
 def test_robin_hood_ends_where_the_random_moves_do_not() -> None:
-    table = table_of("robin_hood(1.37, 1e-15)", 20, 0)
-    assert emd(table) == pytest.approx(1.37, abs=0.001)
+    for target in (0.3, 1.37):
+        table = table_of(f"robin_hood({target}, 1e-15)", 20, 0)
+        assert emd(table) == pytest.approx(target, abs=0.001)
+        # A random mix as with any tolerance, not one rich class among poor ones that are alike.
+        others = np.sort(table[0])[:-1]
+        assert np.ptp(others[others > 0]) > 20
     mixes = {table_of("robin_hood(1.4)", 10, seed).max() for seed in range(5)}
     assert len(mixes) == 5
     # One class each, but a single sample of class 0 for its two clients.
     labels = np.repeat([0, 1, 2], [1, 200, 200])
-    partition = robin_hood(labels, 6, emd=4 / 3, tolerance=1e-15, seed=0)
+    largest = 2 - 2 * float(np.square(np.array([1, 200, 200]) / 401).sum())
+    partition = robin_hood(labels, 6, emd=largest, tolerance=1e-15, seed=0)
     check_complete(partition, labels.size, 6)
 
 
@@ -319,6 +347,19 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
         natural([0.5])
 
 
+def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
+    training, test = np.array([3, 9, 3, 5]), np.array([9, 8, 3, 3])
+    ids = [3, 9]
+    assert [own.tolist() for own in natural(training, ids=ids).lists] == [[0, 2], [1]]
+    assert [own.tolist() for own in natural(test, ids=ids).lists] == [[2, 3], [0]]
+    with pytest.raises(ValueError, match=r"ids must be groups with at least 1 samples, got 5$"):
+        natural(test, ids=[3, 5])
+    with pytest.raises(ValueError, match=r"ids must be .* at least 2 samples, got 8 and 1 more"):
+        natural(test, min_size=2, ids=[9, 8])
+    with pytest.raises(ValueError, match="ids must be different, got 1 twice"):
+        natural(test, ids=[3, 3])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -351,7 +392,7 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
         (lambda y: robin_hood(y, 6, emd=1, seed=0), "clients must be a multiple of 4, .* got 6"),
         (
             lambda y: robin_hood(y, 4, emd=1.6, seed=0),
-            "emd must be in 0 to 1.5 with 4 classes, got 1.6",
+            "emd must be in 0 to 1.5 with these 4 classes, got 1.6",
         ),
         (lambda y: robin_hood(y, 4, emd=-1, seed=0), "emd must be in 0 to 1.5 .* got -1"),
         (
@@ -359,6 +400,19 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
             "tolerance must be positive, got 0",
         ),
         (lambda y: quantity(y, 4, alpha=0, seed=0), "alpha must be positive and finite, got 0"),
+        (lambda y: power_law(y, 4, exponent=-1, seed=0), "exponent must be at least 0 .* got -1"),
+        (
+            lambda y: shards(y, 4, shards_per_client=11, seed=0),
+            "shards_per_client must be in 1 to 10 for 40 samples at 4 clients, got 11",
+        ),
+        (
+            lambda y: label_sets(y, 2, labels_per_client=1, seed=0),
+            "labels_per_client must be in 2 to 4 with 4 classes and 2 clients, got 1",
+        ),
+        (
+            lambda y: label_sets(np.r_[y, 4], 15, labels_per_client=1, seed=0),
+            "clients must all get samples, got 15, of which 2 are empty",
+        ),
         (
             lambda y: dirichlet(y, 4, alpha=1, min_size=11, seed=0),
             "min_size must be in 1 to 10 for 4 clients, as there are 40 samples, got 11",
@@ -405,6 +459,10 @@ def test_the_clients_that_a_refusal_names_work(text: str) -> None:
         ("dirichlet(0.5, 3)", "dirichlet(0.5, 3)"),
         ("dirichlet(0.5, 1, balanced)", "dirichlet(0.5, 1, balanced)"),
         ("quantity(0.5)", "quantity(0.5)"),
+        ("power_law(3/2)", "power_law(1.5)"),
+        ("shards(3)", "shards(3)"),
+        ("label_sets(2)", "label_sets(2)"),
+        ("ll(3, 1, 1)", "ll(3, 1, 1)"),
     ],
 )
 def test_parse_sampler_reads_the_name_that_the_partition_gets(text: str, name: str) -> None:

@@ -148,7 +148,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def clients(dataset: Dataset, distance: float, target: float | None, seed: int) -> Partition:
     """Clients at an EMD, augmented to the target; None for not at all."""
-    _, sample = parse_sampler(f"emd({distance})")
+    _, sample = parse_sampler(f"emd({distance}, in_turn)")
     dealt = sample(dataset.train_y, CLIENTS, seed)
     return dealt if target is None else fedaug(dataset.train_y, dealt, target).partition
 

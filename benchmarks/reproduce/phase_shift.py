@@ -234,9 +234,12 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     started, epochs = time.time(), FIGURES[figure]
     model = load_model(NETWORKS[name], dataset)
     if epochs is None:
-        problem, arms = dealt(dataset, "emd(1.0)", 20, args.seeds), doubled(model, args.size)
+        problem, arms = (
+            dealt(dataset, "emd(1.0, in_turn, 1)", 20, args.seeds),
+            doubled(model, args.size),
+        )
     else:
-        problem = dealt(dataset, "emd(1.4)", 40, args.seeds)
+        problem = dealt(dataset, "emd(1.4, in_turn, 1)", 40, args.seeds)
         arms = compared(model, epochs, args.size)
     curves = run(arms, model, problem, dataset.classes)
     rows = doubled_table(curves) if epochs is None else compared_table(curves, name, epochs)

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.report import draw_curves
+from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import Metric, SetScores, client_accuracy, spread
 
-FILES = ("config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png")
+FILES = ("config.json", "metrics.jsonl", "summary.json")
+PICTURES = ("curves", "clients")
 
 
 class RunFolder:
@@ -28,6 +30,7 @@ class RunFolder:
     Args:
         path: a folder that is new or empty.
         config: the settings, for ``config.json``.
+        pictures: their format.
 
     Attributes:
         recorded: whether it has a record yet.
@@ -36,9 +39,9 @@ class RunFolder:
         ValueError: if the folder holds something, is none or cannot be made.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], pictures: Format = "png") -> None:
         """Makes the folder and ``config.json``."""
-        self.path, self.recorded = path, False
+        self.path, self.recorded, self._format = path, False, pictures
         try:
             check_free(path)
             self._made = not path.exists()
@@ -47,6 +50,10 @@ class RunFolder:
             self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise ValueError(f"--out {path}: {error.strerror or error}") from error
+
+    def picture(self, name: str) -> Path:
+        """Where the picture of that name lies, one of ``PICTURES``."""
+        return self.path / f"{name}.{self._format}"
 
     def log(
         self,
@@ -90,20 +97,24 @@ class RunFolder:
         self.recorded = True
 
     def write_summary(
-        self, summary: Mapping[str, Any], results: Mapping[str, Result], score: Metric
+        self,
+        summary: Mapping[str, Any],
+        results: Mapping[str, Result],
+        score: Metric,
+        title: str = "",
     ) -> None:
-        """Writes ``summary.json``, and ``curves.png`` of the algorithms that have finished."""
+        """Writes ``summary.json``, and draws the curves of the algorithms that have finished."""
         _write_json(self.path / "summary.json", summary)
         if results:
-            draw_curves(results, self.path / "curves.png", score)
+            draw_curves(results, self.picture("curves"), score, title)
 
     def close(self) -> None:
         """Closes the files; without a record removes them, and the folder if it was new."""
         self._metrics.close()
         if self.recorded:
             return
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
+        for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
+            path.unlink(missing_ok=True)
         if self._made:
             with suppress(OSError):  # somebody has put something there
                 self.path.rmdir()

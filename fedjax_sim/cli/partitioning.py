@@ -30,6 +30,7 @@ from fedjax_sim.partition import (
     skew_report,
 )
 from fedjax_sim.partition.forms import DATA
+from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, bind_sampler, form_of, parse_form
 
 PROGRAM = "fedjax_sim.partition"
@@ -54,6 +55,7 @@ class Request(Source):
         clients: N; None for all natural ones.
         seeds: how many partitions.
         out: the folder of the results, new or empty; None for a new one in ``runs/``.
+        pictures: their format.
         sampler: the name or the text of a sampler; None for the default.
     """
 
@@ -69,6 +71,7 @@ class Request(Source):
         metavar="DIR",
         place=True,
     )
+    pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
     sampler: str | None = setting(None, _samplers, shown=DEFAULT, metavar="TEXT")
 
 
@@ -313,6 +316,9 @@ def write_folder(
     }
     tables, titles = [r.table for r in reports], [f"seed {i}" for i in range(len(reports))]
     name = f"{dataset.name} (training and test)" if job.request.pool else dataset.name
+    # "emd(1.4): ll(2, 0.875)" is a target and what met it, which differs by seed.
+    sampler = reports[0].name.partition(":")[0] or job.sampler
+    head = f"{name}, {sampler}, {len(tables[0]):,} clients"
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=job.out.parent, prefix=".") as aside:
         folder = Path(aside) / job.out.name
@@ -320,8 +326,14 @@ def write_folder(
         for i, partition in enumerate(partitions):
             save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
         (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-        draw_partition(tables[:DRAWN], folder / "clients.png", titles[:DRAWN])
-        draw_skew(tables, folder / "skew.png", titles)
+        draw_partition(
+            tables[:DRAWN],
+            folder / f"clients.{job.request.pictures}",
+            titles[:DRAWN],
+            title=head,
+            classes=dataset.class_names,
+        )
+        draw_skew(tables, folder / f"skew.{job.request.pictures}", titles, title=head)
         if job.out.is_dir():
             job.out.rmdir()  # empty, as `check_free` has found
         folder.rename(job.out)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import Metric, mean_known
 
@@ -54,7 +53,7 @@ def measurements(
         of the round that is best there ("validated"). Those that begin with "client" are
         unweighted means over test clients, with "personal" the same of the clients' own models;
         "score" is the key of the one that tables show. Bytes are of one run; samples per second of
-        all together.
+        all together. The peak memory is None on Windows.
     """
     last = result.evaluations[-1]
     by_client = last.test.by_client is not None
@@ -107,8 +106,12 @@ def _moments(
     return moments
 
 
-def peak_memory_mb() -> float:
-    """The most host memory that this process has held so far."""
+def peak_memory_mb() -> float | None:
+    """The most host memory that this process has held so far; None where Python cannot tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / MB
 
@@ -118,7 +121,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
     number). The column "personal" has the last score of the clients' own models. An algorithm whose
-    summary says "diverged" has no numbers; one at least must have.
+    summary says "diverged" has no numbers; one at least must have. A peak that is not known is "-".
     """
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))
@@ -151,10 +154,11 @@ def table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
              *(f"{s[way] / unit:,.{digits}f}" for way in ("bytes_up", "bytes_down")),
              f"{s['traffic_ratio']:.3f}"]
         )  # fmt: skip
+        peak = s["peak_memory_mb"]
         speeds.append(
             [name, str(s["rounds"]), f"{s['samples_per_second']:,.0f}",
              f"{s['compile_seconds']:.1f}", f"{s['run_seconds']:.1f}", f"{s['utilisation']:.3f}",
-             str(s["xla_programs"]), f"{s['peak_memory_mb']:,.0f}"]
+             str(s["xla_programs"]), "-" if peak is None else f"{peak:,.0f}"]
         )  # fmt: skip
     return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
 
@@ -173,41 +177,50 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "-" * len(head), *body])
 
 
-def draw_curves(results: Mapping[str, Result], path: Path, score: Metric) -> None:
-    """Draws a score against rounds and against bytes sent; bands are ± std over runs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def draw_curves(results: Mapping[str, Result], path: Path, score: Metric, title: str = "") -> None:
+    """Draws a score against rounds and against bytes sent; bands are ± std over runs.
+
+    Runs whose score is not known are left out, as they are of the table.
+
+    Args:
+        results: by algorithm, at least one.
+        path: a .png, .pdf or .svg file.
+        score: the one to draw.
+        title: above both panels, such as the data set and the sampler.
+
+    Raises:
+        ValueError: if the file's name says another format.
+    """
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
     by_client = next(iter(results.values())).evaluations[-1].test.by_client is not None
     size, unit = byte_unit(bytes_sent(r.evaluations[-1]) for r in results.values())
-    for i, (name, result) in enumerate(results.items()):
-        values = 100 * result.series(score, by_client=by_client)
-        mean, std = values.mean(axis=1), values.std(axis=1)
-        rounds = [e.round for e in result.evaluations]
-        sent = [bytes_sent(e) / unit for e in result.evaluations]
-        label = f"{name}: {mean[-1]:.1f} %, {sent[-1]:,.1f} {size}"
-        # The one that was asked for lies on top.
-        style: dict[str, Any] = {"color": f"C{i}", "zorder": 3 - i / 10}
-        marker: dict[str, Any] = {"marker": "o", "markersize": 3.5, "markevery": [-1]}
-        for axis, x in ((left, rounds), (right, sent)):
-            axis.plot(x, mean, label=label, linewidth=1.8, **marker, **style)
-            axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **style)
-    runs = values.shape[1]
-    label = f"test {score} (%)" + (", mean over clients" if by_client else "")
-    left.set_ylabel(label + (f", mean ± std of {runs} runs" if runs > 1 else ""))
-    left.set_xlabel("rounds")
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.set_xlabel(f"{size} sent, up and down")
-    for axis in (left, right):
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_xlim(left=0)
-        axis.margins(y=0.03)
-    left.legend(loc="lower right", frameon=False, fontsize=9)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(aside, format="png")
-    aside.replace(path)
+    columns = 2 if max(map(len, results)) <= 28 else 1
+    lines = math.ceil(len(results) / columns)
+    with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        for i, (name, result) in enumerate(results.items()):
+            values = 100 * result.series(score, by_client=by_client)
+            mean = mean_known(values)
+            std = np.sqrt(mean_known((values - mean[:, None]) ** 2))
+            rounds = [e.round for e in result.evaluations]
+            sent = [bytes_sent(e) / unit for e in result.evaluations]
+            label = f"{literal(name)}: {mean[-1]:.1f} %, {sent[-1]:,.1f} {size}"
+            # The one that was asked for lies on top.
+            look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
+            for axis, x in ((left, rounds), (right, sent)):
+                axis.plot(x, mean, label=label, marker="o", markersize=3, markevery=[-1], **look)
+                band = {"color": look["color"], "zorder": look["zorder"]}
+                axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **band)
+        runs = values.shape[1]
+        told = f"test {score} (%)" + (", mean over clients" if by_client else "")
+        left.set_ylabel(told + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
+        left.set_xlabel("rounds")
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        right.set_xlabel(f"{size} sent, up and down")
+        for axis in (left, right):
+            axis.grid()
+            axis.set_xlim(left=0)
+            axis.margins(y=0.03)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=4)

@@ -9,6 +9,7 @@ from fedjax_sim.partition.deal import check_arguments, check_integer, deal, even
 from fedjax_sim.partition.table import Partition
 
 REDRAWS = 100
+HOPELESS = 20  # with so many empty clients on average, one draw in 1e8 has none: exp(-20)
 
 
 def dirichlet(
@@ -25,7 +26,8 @@ def dirichlet(
     Client k gets the share :math:`p_{y,k}` of the samples of class y, rounded so that each class
     adds up. Nothing is balanced unless asked for. If a client has fewer than min_size samples, all
     shares are drawn again, up to 100 times. After that a min_size of 1 is met by single samples
-    that move from the largest clients to the empty ones; a larger one is refused.
+    that move from the largest clients to the empty ones (at once if more than 20 are empty: no
+    draw would do); a larger one is refused.
 
     Args:
         labels: ``int[n]``.
@@ -63,8 +65,9 @@ def dirichlet(
     reached = 0
     for _ in range(REDRAWS):
         table = draw(counts, clients, alpha, rng)
-        reached = max(reached, int(table.sum(axis=1).min()))
-        if reached >= min_size:
+        sizes = table.sum(axis=1)
+        reached = max(reached, int(sizes.min()))
+        if reached >= min_size or (min_size == 1 and (sizes == 0).sum() > HOPELESS):
             break
     if reached < min_size:
         if min_size > 1:
@@ -110,16 +113,22 @@ def dirichlet_classes(labels: ArrayLike, clients: int, *, alpha: float, seed: in
     check_alpha(alpha)
     stock = counts.copy()
     table = np.zeros((clients, counts.size), np.int64)
-    for row, size in zip(table, even_sizes(y.size, clients), strict=True):
-        q = draw_dirichlet(rng, alpha, counts.size)
-        need = int(size)
-        while need:  # each pass fills the client or empties a class: at most M passes
-            q = _renormalise(q, stock > 0, alpha, rng)
-            # Drawing all at once and refusing what is not there has the law of one by one.
-            taken = np.minimum(rng.multinomial(need, q), stock)
-            row += taken
-            stock -= taken
-            need -= int(taken.sum())
+    mixes, need = draw_mixes(rng, alpha, clients, counts.size), even_sizes(y.size, clients)
+    first = 0
+    while first < clients:
+        # Drawing all at once and refusing what is not there has the law of one by one. So the
+        # clients draw at once too, up to the first who empties a class: the others draw again
+        # without it. There are at most M passes more than once through a client.
+        mixes[first:] = _renormalise(mixes[first:], stock > 0, alpha, rng)
+        drawn = rng.multinomial(need[first:], mixes[first:])
+        short = (np.cumsum(drawn, axis=0) > stock).any(axis=1)
+        served = int(short.argmax()) if short.any() else short.size
+        drawn = drawn[: served + 1]
+        drawn[served:] = np.minimum(drawn[served:], stock - drawn[:served].sum(axis=0))
+        table[first : first + len(drawn)] += drawn
+        need[first : first + len(drawn)] -= drawn.sum(axis=1)
+        stock -= drawn.sum(axis=0)
+        first += served
     return deal(y, rng.permutation(table), rng, f"dirichlet_classes({alpha:g})")
 
 
@@ -131,11 +140,22 @@ def check_alpha(alpha: float) -> None:
 
 def draw_dirichlet(rng: np.random.Generator, alpha: float, size: int) -> NDArray[np.float64]:
     """One draw of Dir(α), or its limit if the floating-point draw fails."""
-    p = rng.dirichlet(np.full(size, alpha))
-    if np.isfinite(p).all() and abs(p.sum() - 1) < 1e-6:
-        return p
-    # alpha → ∞: all equal; alpha → 0: one part has all.
-    return np.full(size, 1 / size) if alpha > 1 else np.eye(size)[rng.integers(size)]
+    mix: NDArray[np.float64] = draw_mixes(rng, alpha, 1, size)[0]
+    return mix
+
+
+def draw_mixes(
+    rng: np.random.Generator, alpha: float, number: int, size: int
+) -> NDArray[np.float64]:
+    """Draws of Dir(α), ``f64[number, size]``; its limit where the floating-point draw fails."""
+    mixes = rng.dirichlet(np.full(size, alpha), number)
+    failed = np.flatnonzero(~(np.abs(mixes.sum(axis=1) - 1) < 1e-6))  # NaN compares as false
+    if alpha > 1:  # its limit are equal parts, at 0 one part that has all
+        mixes[failed] = 1 / size
+    else:
+        mixes[failed] = 0.0
+        mixes[failed, rng.integers(size, size=failed.size)] = 1.0
+    return mixes
 
 
 def split_by_shares(total: int, shares: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -169,12 +189,16 @@ def _balanced_table(
 def _renormalise(
     q: NDArray[np.float64], left: NDArray[np.bool_], alpha: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The mix q restricted to the parts that are left, ``f64`` like q."""
-    kept: NDArray[np.float64] = np.where(left, q, 0.0)
-    total = float(kept.sum())
-    if total > 1e-200:
-        return kept / total
-    # All mass was on parts that are out. A renormalised part of a Dirichlet vector is Dirichlet
-    # and independent of the mass outside it: a fresh draw has the law that underflow destroyed.
-    kept[left] = draw_dirichlet(rng, alpha, int(left.sum()))
-    return kept
+    """Mixes q, ``f64[..., M]``, restricted to the parts that are left; shape and dtype of q."""
+    kept = np.where(left, q, 0.0)
+    total = kept.sum(axis=-1)
+    lost = total <= 1e-200
+    # Where all mass was on parts that are out: a renormalised part of a Dirichlet vector is
+    # Dirichlet and independent of the mass outside it, so that a fresh draw has the law that
+    # underflow destroyed.
+    fresh = np.zeros((int(lost.sum()), left.size))
+    if lost.any():
+        fresh[:, left] = draw_mixes(rng, alpha, len(fresh), int(left.sum()))
+    kept[lost] = fresh
+    normal: NDArray[np.float64] = kept / np.where(lost, 1.0, total)[..., None]
+    return normal

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_sim.partition._limit_label import check_design, draw_owners
 from fedjax_sim.partition.deal import (
     check_arguments,
     check_integer,
@@ -13,6 +12,7 @@ from fedjax_sim.partition.deal import (
     deal,
     fill_empty,
 )
+from fedjax_sim.partition.owners import check_design, draw_owners
 from fedjax_sim.partition.table import Partition
 
 

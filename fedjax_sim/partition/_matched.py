@@ -3,12 +3,11 @@
 import math
 from collections.abc import Mapping
 
-import clarabel
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
-from fedjax_sim.partition._dirichlet import draw_dirichlet, split_by_shares
+from fedjax_sim.partition._dirichlet import draw_dirichlet, draw_mixes, split_by_shares
+from fedjax_sim.partition.closest import closest_table
 from fedjax_sim.partition.deal import check_arguments, check_integer, deal
 from fedjax_sim.partition.rectangles import random_table
 from fedjax_sim.partition.rounding import round_table
@@ -72,7 +71,7 @@ def matched(
 
     Raises:
         ValueError: if an argument is out of range, or there are more clients than samples.
-        RuntimeError: if the QP solver fails; the message has its status.
+        RuntimeError: if the QP solver does not converge.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-A and Algorithm 3;
     the authors' code, <https://github.com/yxsub/RADFed>.
@@ -92,7 +91,7 @@ def matched(
 
     sizes = 1 + split_by_shares(y.size - clients, draw_dirichlet(rng, mu, clients))
     mixes = [
-        np.stack([draw_dirichlet(rng, alpha, int(size)) for _ in range(clients)])
+        draw_mixes(rng, alpha, clients, int(size))
         for alpha, size in zip([lam, *thetas.values()], levels, strict=True)
     ]
     target = np.concatenate(mixes, axis=1) * sizes[:, None]
@@ -103,85 +102,6 @@ def matched(
     shown = thetas.values() if isinstance(theta, Mapping) else [theta] if thetas else []
     name = f"matched({', '.join(f'{value:g}' for value in [mu, lam, *shown])})"
     return deal(configuration, round_table(table, rng), rng, name)
-
-
-def closest_table(
-    sizes: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    target: NDArray[np.float64],
-    groups: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    r"""Solves (1) or (2): the table with given sums whose groups are closest to a target.
-
-    .. math:: \min_{\alpha \ge 0} \sum_t \sum_g
-              \Bigl( \sum_{u \in g} \alpha_{tu} - \tau_{tg} \Bigr)^2, \qquad
-              \sum_u \alpha_{tu} = n_t, \quad \sum_t \alpha_{tu} = B_u
-
-    (1) has one group for each column; there the solution is unique. Under (2) several tables may be
-    equally close: an interior-point method gives one in the middle of them.
-
-    Args:
-        sizes: n, ``int64[K]``, positive.
-        counts: B, ``int64[U]``, positive; adds up to what sizes adds up to.
-        target: τ, ``f64[K, G]``.
-        groups: ``int64[U, F]``, the groups, in 0 … G - 1, to which column u belongs.
-
-    Returns:
-        α, ``f64[K, U]``, at least 0; the sums hold up to floating-point error.
-
-    Raises:
-        RuntimeError: if the solver fails; the message has its status.
-
-    Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, eq. 1 and 2; the solver is
-    Clarabel, Goulart, Chen 2024 <https://arxiv.org/abs/2405.12762>.
-
-    Example:
-        >>> target = np.array([[2.0, 0.0], [2.0, 0.0]])
-        >>> table = closest_table(np.array([2, 2]), np.array([3, 1]), target, np.array([[0], [1]]))
-        >>> np.round(table, 6).tolist()
-        [[1.5, 0.5], [1.5, 0.5]]
-    """
-    (clients, width), columns = target.shape, counts.size
-    cells, misfits = clients * columns, clients * width
-    unit = sizes.sum() / cells  # of a mean of 1 in a cell, so that tolerances fit every data set
-    member = sparse.coo_array(
-        (np.ones(groups.size), (groups.ravel(), np.arange(columns).repeat(groups.shape[1]))),
-        shape=(width, columns),
-    )
-    # Variables: α, then the misfits m = (sums of α) - τ, which alone have a cost. The last column's
-    # sum follows from the other sums.
-    each = sparse.eye_array(clients)
-    sums = sparse.vstack(
-        [
-            sparse.kron(each, np.ones((1, columns))),
-            sparse.kron(np.ones((1, clients)), sparse.eye_array(columns - 1, columns)),
-        ]
-    )
-    constraints = sparse.block_array(
-        [
-            [sums, None],
-            [sparse.kron(each, member), -sparse.eye_array(misfits)],
-            [-sparse.eye_array(cells), sparse.coo_array((cells, misfits))],
-        ]
-    )
-    equal = np.concatenate([sizes, counts[:-1], target.ravel()]) / unit
-    cost = sparse.diags_array(np.repeat([0.0, 1.0], [cells, misfits]))
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    solution = clarabel.DefaultSolver(
-        sparse.csc_matrix(cost),
-        np.zeros(cells + misfits),
-        sparse.csc_matrix(constraints),
-        np.concatenate([equal, np.zeros(cells)]),
-        [clarabel.ZeroConeT(equal.size), clarabel.NonnegativeConeT(cells)],
-        settings,
-    ).solve()
-    if solution.status != clarabel.SolverStatus.Solved:
-        raise RuntimeError(
-            f"no closest table for {clients} clients and {columns} columns: the QP solver Clarabel "
-            f"ended with status {solution.status}"
-        )
-    return np.maximum(np.array(solution.x[:cells]), 0.0).reshape(clients, columns) * unit
 
 
 def _thetas(

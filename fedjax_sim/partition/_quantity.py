@@ -1,11 +1,13 @@
 """Samplers that do not look at the labels: even sizes, and skewed ones."""
 
+import math
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.partition._dirichlet import check_alpha, draw_dirichlet, split_by_shares
 from fedjax_sim.partition.deal import check_arguments, even_sizes
-from fedjax_sim.partition.table import Partition, partition_from_lists
+from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
 def iid(labels: ArrayLike, clients: int, *, seed: int) -> Partition:
@@ -27,8 +29,7 @@ def iid(labels: ArrayLike, clients: int, *, seed: int) -> Partition:
         [3, 3, 2, 2]
     """
     y, _, rng = check_arguments(labels, clients, seed)
-    cuts = np.cumsum(even_sizes(y.size, clients))[:-1]
-    return partition_from_lists(np.split(rng.permutation(y.size), cuts), "iid")
+    return _shuffled(even_sizes(y.size, clients), rng, "iid")
 
 
 def quantity(labels: ArrayLike, clients: int, *, alpha: float, seed: int) -> Partition:
@@ -59,5 +60,48 @@ def quantity(labels: ArrayLike, clients: int, *, alpha: float, seed: int) -> Par
     y, _, rng = check_arguments(labels, clients, seed)
     check_alpha(alpha)
     sizes = 1 + split_by_shares(y.size - clients, draw_dirichlet(rng, alpha, clients))
-    order = rng.permutation(y.size)
-    return partition_from_lists(np.split(order, np.cumsum(sizes)[:-1]), f"quantity({alpha:g})")
+    return _shuffled(sizes, rng, f"quantity({alpha:g})")
+
+
+def power_law(labels: ArrayLike, clients: int, *, exponent: float, seed: int) -> Partition:
+    r"""The sizes fall as a power of the rank, in a random order of the clients.
+
+    .. math:: n_{(r)} - 1 \propto r^{-a}, \qquad r = 1, \dots, K
+
+    Every client has one sample; the other n - K are split by these shares, rounded so that they
+    add up. The sizes are the same for every seed, who has which is not.
+
+    Args:
+        labels: ``int[n]``; only their number matters.
+        clients: K.
+        exponent: a, at least 0; 0 is even, larger is more skewed.
+        seed: of the order of the clients and of the shuffle.
+
+    Returns:
+        The partition; every sample is used once, and no client is empty.
+
+    Raises:
+        ValueError: if the exponent is negative or not finite, or there are more clients than
+            samples.
+
+    Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, whose clients have numbers of samples
+    by a power law.
+
+    Example:
+        >>> p = power_law(np.zeros(100, int), 4, exponent=1, seed=0)
+        >>> p.name, sorted(p.sizes.tolist())
+        ('power_law(1)', [13, 16, 24, 47])
+    """
+    y, _, rng = check_arguments(labels, clients, seed)
+    if not 0 <= exponent < math.inf:
+        raise ValueError(f"exponent must be at least 0 and finite, got {exponent}")
+    shares = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
+    sizes = 1 + split_by_shares(y.size - clients, shares / shares.sum())
+    return _shuffled(rng.permutation(sizes), rng, f"power_law({exponent:g})")
+
+
+def _shuffled(sizes: NDArray[np.int64], rng: np.random.Generator, name: str) -> Partition:
+    """All samples, dealt at random by these sizes."""
+    owner = np.empty(sizes.sum(), np.int64)
+    owner[rng.permutation(owner.size)] = np.repeat(np.arange(sizes.size), sizes)
+    return partition_from_owners(owner, sizes.size, name)

@@ -1,12 +1,13 @@
 """What all samplers share: checked arguments, and samples dealt by a table of counts."""
 
+import heapq
 import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.partition.table import Partition
+from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
 def check_integer(name: str, value: Any) -> int:
@@ -87,15 +88,12 @@ def deal(
         >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
         [3, 2]
     """
-    clients, classes = table.shape
+    clients = np.arange(len(table))
     owner = np.empty(y.size, np.int64)
-    for label in range(classes):
-        members = rng.permutation(np.flatnonzero(y == label))
-        owner[members] = np.repeat(np.arange(clients), table[:, label])
-    start = np.concatenate([[0], np.cumsum(table.sum(axis=1))])
-    # A stable sort by owner leaves the positions of each client in ascending order.
-    index = np.argsort(owner, kind="stable")
-    return Partition(index.astype(np.int32), start.astype(np.int32), name)
+    by_class = np.split(np.argsort(y, kind="stable"), np.cumsum(table.sum(axis=0))[:-1])
+    for members, column in zip(by_class, table.T, strict=True):
+        owner[rng.permutation(members)] = np.repeat(clients, column)
+    return partition_from_owners(owner, len(table), name)
 
 
 def fill_empty(table: NDArray[np.int64]) -> None:
@@ -112,11 +110,19 @@ def fill_empty(table: NDArray[np.int64]) -> None:
         >>> table.tolist()
         [[2, 2], [0, 1]]
     """
-    for empty in np.flatnonzero(~table.any(axis=1)):
-        giver = table.sum(axis=1).argmax()
+    sizes = table.sum(axis=1)
+    empties = np.flatnonzero(sizes == 0).tolist()
+    if not empties:
+        return
+    # The largest client first; a search for it at each empty one would cost K for every one.
+    largest = [(-size, client) for client, size in enumerate(sizes.tolist())]
+    heapq.heapify(largest)
+    for empty in empties:
+        size, giver = largest[0]
         label = table[giver].argmax()
         table[giver, label] -= 1
         table[empty, label] += 1
+        heapq.heapreplace(largest, (size + 1, giver))
 
 
 def even_sizes(samples: int, clients: int) -> NDArray[np.int64]:

@@ -2,94 +2,178 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.partition.measures import client_emds, emd
+from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Counts = NDArray[np.int64]
+BARS = 200  # clients; thinner bars cannot be told apart
+LINES = 500  # of a heat map; a screen or a printer has few more in that height
+CLASS_WIDTH = 0.1  # inches of a class whose name is written
+
 
 def draw_partition(
-    tables: Sequence[ArrayLike], path: str | os.PathLike[str], titles: Sequence[str]
+    tables: Sequence[ArrayLike],
+    path: str | os.PathLike[str],
+    titles: Sequence[str],
+    *,
+    title: str = "",
+    classes: Sequence[str] = (),
 ) -> None:
-    """Draws partitions side by side: a stacked bar for each client, a colour for each class.
+    """Draws partitions side by side: which client holds how much of which class.
 
-    The length of a bar is n_k, to one scale in all panels, so that skewed labels and skewed sizes
-    both show; sizes and EMD are in the titles. It reads well up to about 100 clients, 20 classes
-    and 4 partitions.
+    Up to 200 clients and 10 classes each client is a stacked bar of length n_k, to one scale in all
+    panels, with a colour for each class. Beyond that each client is a line of a heat map, whose
+    colour is p_k(y), the share of class y in the client's samples; clients whose largest class is
+    the same stand together, the purest first, and n_k is drawn beside them; of more than 500
+    clients a line is the mean of neighbours. EMD and sizes are in the titles. More than 4
+    partitions make the picture wider than a page.
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class, one for each seed; M is the
             same in all.
-        path: the .png file; its folder is made.
+        path: a .png, .pdf or .svg file; its folder is made.
         titles: one for each table.
+        title: above them all, such as the data set and the sampler.
+        classes: the names of the M classes; empty for their numbers.
 
     Raises:
-        ValueError: if there is no table, another number of titles, or tables of different M.
+        ValueError: if there is no table, another number of titles or of names of classes, tables of
+            different M, or the file's name says another format.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     draw_partition([[[3, 1], [0, 4]]], f"{folder}/p.png", ["seed 0"])
+        ...     draw_partition([[[3, 1], [0, 4]]], f"{folder}/p.pdf", ["seed 0"])
         ...     os.listdir(folder)
-        ['p.png']
+        ['p.pdf']
     """
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import MaxNLocator
-
     counts = _checked(tables, titles)
     if len({table.shape[1:] for table in counts}) != 1:
         raise ValueError(f"tables must have the same classes, got {[t.shape for t in counts]}")
-    clients, classes = max(len(table) for table in counts), counts[0].shape[1]
-    palette = colormaps["tab10" if classes <= 10 else "tab20" if classes <= 20 else "turbo"]
-    scale = max(classes - 1, 1)
-    colours = [palette(c if classes <= 20 else c / scale) for c in range(classes)]
+    clients, m = max(len(table) for table in counts), counts[0].shape[1]
+    if classes and len(classes) != m:
+        raise ValueError(f"classes must be {m} names, got {len(classes)}")
+    names = [literal(name) for name in classes] or [str(label) for label in range(m)]
+    heads = [_head(table, name) for table, name in zip(counts, titles, strict=True)]
+    bars = clients <= BARS and m <= len(COLOURS)
+    height = 1.4 + (float(np.clip(0.13 * clients, 1.6, 7.2)) if bars else 4.4)
+    width = max(4.8, WIDTH * max(len(counts), 3) / 4) if len(counts) < 4 else 1.8 * len(counts)
+    with picture(path, width, height, title) as figure:
+        (_draw_bars if bars else _draw_heat)(figure, counts, heads, names)
 
-    height = float(np.clip(0.13 * clients, 2.2, 14)) + 1.3
-    columns = 1 + (classes - 1) // 25  # of the legend
-    width = max(3.4 * len(counts), 5.6) + 0.6 + 0.6 * columns
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+
+def _head(table: Counts, name: str) -> str:
+    sizes = table.sum(axis=1)
+    return f"{literal(name)}\nEMD {emd(table):.2f}\n$n_k$ {sizes.min():,} to {sizes.max():,}"
+
+
+def _draw_bars(
+    figure: "Figure", counts: Sequence[Counts], heads: Sequence[str], names: Sequence[str]
+) -> None:
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    clients = max(len(table) for table in counts)
+    longest = max(int(table.sum(axis=1).max()) for table in counts)
     axes = figure.subplots(1, len(counts), sharex=True, sharey=True, squeeze=False)[0]
-    for axis, table, title in zip(axes, counts, titles, strict=True):
-        rows, sizes = np.arange(len(table)), table.sum(axis=1)
-        left = np.cumsum(table, axis=1) - table
-        for label in range(classes):
-            axis.barh(rows, table[:, label], left=left[:, label], height=0.86, color=colours[label])
-        shape = f"EMD {emd(table):.2f} · n_k {sizes.min():,} to {sizes.max():,}"
-        axis.set_title(f"{title}\n{shape}", fontsize=9)
-        axis.set_xlabel("samples", fontsize=8)
-        axis.tick_params(labelsize=7)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.02)
-    axes[0].set_ylabel("client", fontsize=8)
+    for axis, table, head in zip(axes, counts, heads, strict=True):
+        middle = np.arange(len(table))
+        top, bottom = middle - 0.43, middle + 0.43
+        ends = np.cumsum(table, axis=1)
+        for colour, right, width in zip(COLOURS, ends.T, table.T, strict=False):
+            left = right - width
+            corners = np.stack([[left, left, right, right], [top, bottom, bottom, top]], axis=-1)
+            own = corners.transpose(1, 0, 2)[width > 0]
+            axis.add_collection(PolyCollection(own, facecolors=colour, linewidths=0))
+        axis.set_title(head)
+        axis.set_xlabel("samples")
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes[0].set_xlim(0, 1.02 * longest)
     axes[0].set_ylim(clients - 0.4, -0.6)
+    axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-    handles = [Patch(color=colour) for colour in colours]
-    names = [str(label) for label in range(classes)]
-    figure.legend(
-        handles,
-        names,
-        title="class",
-        loc="outside right center",
-        fontsize=7,
-        title_fontsize=8,
-        ncols=columns,
-        frameon=False,
+    handles = [Patch(color=colour) for colour in COLOURS[: len(names)]]
+    figure.legend(handles, names, title="class", loc="outside right center")
+
+
+def _draw_heat(
+    figure: "Figure", counts: Sequence[Counts], heads: Sequence[str], names: Sequence[str]
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    clients, m = max(len(table) for table in counts), len(names)
+    lines = [_lines(table) for table in counts]
+    largest = max(float(share.max()) for share, _ in lines)
+    longest = max(float(sizes.max()) for _, sizes in lines)
+    panels = figure.subplots(
+        1, 2 * len(counts), squeeze=False, sharey=True, width_ratios=[4, 1] * len(counts)
+    )[0].reshape(-1, 2)
+    for (heat, beside), (share, sizes), table, head in zip(
+        panels, lines, counts, heads, strict=True
+    ):
+        image = heat.imshow(
+            share,
+            aspect="auto",
+            cmap="viridis",
+            vmin=0,
+            vmax=largest,
+            interpolation="nearest",  # smoothing would give a class what its neighbour has
+            extent=(-0.5, m - 0.5, len(table), 0),
+        )
+        if CLASS_WIDTH * m <= 0.6 * figure.get_figwidth() / len(counts):
+            upright = max(map(len, names)) <= 1
+            heat.set_xticks(range(m), names, rotation=0 if upright else 90)
+        else:
+            heat.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        heat.set_title(head)
+        heat.set_xlabel("class")
+        edges = np.linspace(0, len(table), len(sizes) + 1)
+        beside.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
+        beside.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
+        beside.set_xlim(0, 1.02 * longest)
+        beside.xaxis.set_major_locator(MaxNLocator(1, integer=True))
+        beside.tick_params(left=False)
+    panels[0, 0].set_ylim(clients, 0)
+    panels[0, 0].set_ylabel("clients, by their largest class")
+    panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(
+        image,
+        ax=panels.ravel().tolist(),
+        location="bottom",
+        label="$p_k(y)$, share of the client's samples",
+        aspect=40,
+        shrink=0.6,
     )
-    _write(figure, path)
+
+
+def _lines(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The lines of a heat map and the sizes beside them: means over neighbours if N > LINES."""
+    sizes = table.sum(axis=1)
+    share = table / np.maximum(sizes, 1)[:, None]
+    order = np.lexsort((-share.max(axis=1), share.argmax(axis=1)))
+    starts = np.arange(min(len(table), LINES)) * len(table) // min(len(table), LINES)
+    together = np.diff(starts, append=len(table))
+    return (
+        np.add.reduceat(share[order], starts) / together[:, None],
+        np.add.reduceat(sizes[order], starts) / together,
+    )
 
 
 def draw_skew(
-    tables: Sequence[ArrayLike], path: str | os.PathLike[str], titles: Sequence[str]
+    tables: Sequence[ArrayLike],
+    path: str | os.PathLike[str],
+    titles: Sequence[str],
+    *,
+    title: str = "",
 ) -> None:
     """Draws the spread over the clients, partitions side by side: sizes above, EMDs below.
 
@@ -100,11 +184,13 @@ def draw_skew(
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class.
-        path: the .png file; its folder is made.
+        path: a .png, .pdf or .svg file; its folder is made.
         titles: one for each table, written below its boxes.
+        title: above all, such as the data set and the sampler.
 
     Raises:
-        ValueError: if there is no table, or another number of titles.
+        ValueError: if there is no table, another number of titles, or the file's name says another
+            format.
 
     Source: Cornelis 2022 <cornelis2022federated>, fig. 3.2 and 3.3.
 
@@ -115,48 +201,42 @@ def draw_skew(
         ...     os.listdir(folder)
         ['p.png']
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     counts = _checked(tables, titles)
     places = np.arange(len(counts))
     sizes = [table.sum(axis=1) * len(table) / table.sum() for table in counts]
-    width = float(np.clip(0.55 * len(counts) + 1.2, 4.5, 16))
-    figure = Figure(figsize=(width, 5.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 1, sharex=True)
-    for axis, values, colour, name in (
-        (axes[0], sizes, "tab:orange", "samples / even part"),
-        (axes[1], [client_emds(table) for table in counts], "tab:blue", "client EMD (◆ pooled)"),
-    ):
-        axis.boxplot(
-            values,
-            positions=places,
-            widths=0.6,
-            patch_artist=True,
-            boxprops={"facecolor": colour, "alpha": 0.45},
-            medianprops={"color": "black"},
-            flierprops={"marker": ".", "markersize": 4, "markeredgecolor": colour},
-        )
-        axis.set_ylabel(name, fontsize=8)
-        axis.tick_params(labelsize=7)
-        axis.grid(axis="y", alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(bottom=0)
-    axes[1].set_ylim(0, 2)
-    axes[1].plot(places, [emd(table) for table in counts], "D", color="tab:red", markersize=4)
-    long = max(len(title) for title in titles) * len(titles) > 14 * width
-    axes[1].set_xticks(places, titles, rotation=30 if long else 0, ha="right" if long else "center")
-    _write(figure, path)
+    width = float(np.clip(0.55 * len(counts) + 1.2, 3.6, 16))
+    with picture(path, width, 4.6, title) as figure:
+        axes = figure.subplots(2, 1, sharex=True)
+        for axis, values, colour, name in (
+            (axes[0], sizes, COLOURS[1], "samples / even part"),
+            (
+                axes[1],
+                [client_emds(table) for table in counts],
+                COLOURS[0],
+                "client EMD (◆ pooled)",
+            ),
+        ):
+            axis.boxplot(
+                values,
+                positions=places,
+                widths=0.6,
+                patch_artist=True,
+                boxprops={"facecolor": colour, "alpha": 0.6},
+                medianprops={"color": "black"},
+                flierprops={"marker": ".", "markersize": 3, "markeredgecolor": colour},
+            )
+            axis.set_ylabel(name)
+            axis.grid(axis="y")
+        axes[0].set_ylim(bottom=0)
+        axes[1].set_ylim(0, 2)
+        axes[1].plot(places, [emd(table) for table in counts], "D", color=COLOURS[2], markersize=4)
+        long = max(map(len, titles)) * len(titles) > 14 * width
+        slant = {"rotation": 30, "ha": "right"} if long else {}
+        axes[1].set_xticks(places, [literal(text) for text in titles], **slant)
 
 
-def _checked(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[NDArray[np.int64]]:
+def _checked(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[Counts]:
     counts = [np.asarray(table) for table in tables]
     if not counts or len(titles) != len(counts):
         raise ValueError(f"titles must be one for each of {len(counts)} tables, got {len(titles)}")
     return counts
-
-
-def _write(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")

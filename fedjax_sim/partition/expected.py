@@ -22,7 +22,8 @@ def expected_none(classes: int, clients: int, **_: Any) -> float:
 
 
 def expected_target(classes: int, clients: int, *, emd: float, **_: Any) -> float:
-    """EMD of samplers that are given one."""
+    """EMD of samplers that are given one: up to 2 - 2/M."""
+    _check("emd", emd, 0, 2 - 2 / classes + 1e-9, classes)
     return emd
 
 
@@ -38,6 +39,8 @@ def expected_ll(
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.6b.
     """
+    _check("labels_per_client", labels_per_client, 1, classes, classes)
+    _check("fraction", fraction, 0, 1, classes)
     return None if min_per_class else 2 * fraction * (1 - labels_per_client / classes)
 
 
@@ -54,6 +57,8 @@ def expected_ll_q(classes: int, clients: int, *, labels_per_client: int, q: floa
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.13.
     """
+    _check("labels_per_client", labels_per_client, 1, classes - 1, classes)
+    _check("q", q, 0, 1, classes)
     return 2 * abs(q - labels_per_client / classes)
 
 
@@ -207,6 +212,14 @@ def dirichlet_alpha(emd: float, classes: int, clients: int) -> float:
     from scipy.optimize import brentq  # a fifth of a second, which only this is worth
 
     return math.exp(brentq(excess, low, high, xtol=1e-4))
+
+
+def _check(name: str, value: float, least: float, most: float, classes: int) -> None:
+    """Checks that a sampler with this setting exists."""
+    if not least <= value <= most:
+        raise ValueError(
+            f"{name} must be in {least:g} to {most:g} with {classes} classes, got {value}"
+        )
 
 
 def _up_to_one(settings: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

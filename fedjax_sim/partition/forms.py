@@ -17,11 +17,19 @@ def read_fraction(word: str) -> float:
     return float(over) / float(under or 1)
 
 
-def read_balanced(word: str) -> bool:
-    """The word itself, which is a switch."""
-    if word != "balanced":
-        raise ValueError
-    return True
+def read_switch(name: str) -> Callable[[str], bool]:
+    """What reads a switch: its own name turns it on.
+
+    >>> read_switch("balanced")("balanced")
+    True
+    """
+
+    def read(word: str) -> bool:
+        if word not in (name, "True"):
+            raise ValueError
+        return True
+
+    return read
 
 
 class Form(NamedTuple):

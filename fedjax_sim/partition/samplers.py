@@ -11,12 +11,14 @@ from numpy.typing import ArrayLike
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
-from fedjax_sim.partition._limit_label import limit_label, limit_label_emd
+from fedjax_sim.partition._limit_label import limit_label
+from fedjax_sim.partition._limit_label_emd import limit_label_emd
 from fedjax_sim.partition._limit_label_q import limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
 from fedjax_sim.partition._natural import natural
-from fedjax_sim.partition._quantity import iid, quantity
+from fedjax_sim.partition._quantity import iid, power_law, quantity
 from fedjax_sim.partition._robin_hood import robin_hood
+from fedjax_sim.partition._shards import label_sets, shards
 from fedjax_sim.partition.expected import (
     expected_dirichlet,
     expected_ll,
@@ -28,9 +30,9 @@ from fedjax_sim.partition.expected import (
 from fedjax_sim.partition.forms import (
     Form,
     form_from_signature,
-    read_balanced,
     read_fraction,
     read_options,
+    read_switch,
 )
 from fedjax_sim.partition.table import Partition
 
@@ -86,7 +88,13 @@ FORMS: dict[str, Form] = {
         expected_ll_q,
     ),
     "q": Form("q(q)", q_sampler, {"q": read_fraction}, 1, expected_q),
-    "emd": Form("emd(target)", limit_label_emd, {"emd": read_fraction}, 1, expected_target),
+    "emd": Form(
+        "emd(target[, in_turn[, min_per_class]])",
+        limit_label_emd,
+        {"emd": read_fraction, "in_turn": read_switch("in_turn"), "min_per_class": int},
+        1,
+        expected_target,
+    ),
     "robin_hood": Form(
         "robin_hood(target[, tolerance])",
         robin_hood,
@@ -97,14 +105,17 @@ FORMS: dict[str, Form] = {
     "dirichlet": Form(
         "dirichlet(alpha[, min_size[, balanced]])",
         dirichlet,
-        {"alpha": read_fraction, "min_size": int, "balanced": read_balanced},
+        {"alpha": read_fraction, "min_size": int, "balanced": read_switch("balanced")},
         1,
         expected_dirichlet,
     ),
     "dirichlet_classes": Form(
         "dirichlet_classes(alpha)", dirichlet_classes, {"alpha": read_fraction}, 1
     ),
+    "shards": Form("shards[(each)]", shards, {"shards_per_client": int}, 0),
+    "label_sets": Form("label_sets(t)", label_sets, {"labels_per_client": int}, 1),
     "quantity": Form("quantity(alpha)", quantity, {"alpha": read_fraction}, 1, expected_none),
+    "power_law": Form("power_law(a)", power_law, {"exponent": read_fraction}, 1, expected_none),
     "matched": Form(
         "matched(mu, lambda[, theta])",
         _matched,
@@ -157,9 +168,10 @@ def parse_sampler(text: str) -> tuple[str, Sample]:
     Args:
         text: one of the samplers' text forms, such as ``iid``, ``ll(t, f)``, ``ll_q(t, q)``,
             ``q(q)``, ``emd(target)``, ``robin_hood(target)``, ``dirichlet(alpha)`` (over clients),
-            ``dirichlet_classes(alpha)``, ``quantity(alpha)``, ``matched(mu, lambda)`` or
-            ``natural``, or ``package.module:function(alpha=0.3)`` for a sampler to import.
-            Arguments may be given by name; numbers may be fractions such as 7/9.
+            ``dirichlet_classes(alpha)``, ``shards``, ``label_sets(t)``, ``quantity(alpha)``,
+            ``power_law(a)``, ``matched(mu, lambda)`` or ``natural``, or
+            ``package.module:function(alpha=0.3)`` for a sampler to import. Arguments may be given
+            by name; numbers may be fractions such as 7/9.
 
     Returns:
         The key in ``SAMPLERS``, and a function ``(labels, clients, seed) -> Partition``.
@@ -224,7 +236,8 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
         The EMD, or the mean over seeds if it is random; None if the sampler has no formula.
 
     Raises:
-        ValueError: if it is none of the text forms.
+        ValueError: if it is none of the text forms, or no sampler of these classes has such
+            settings.
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.6, 3.8 and 3.13, fig. 3.1.
 

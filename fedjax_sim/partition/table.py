@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LABELS = ("labels", "samples", "dataset")  # what a file says of the labels that it deals
+LAST = int(np.iinfo(np.int32).max)  # the largest position
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +25,14 @@ class Partition:
         repeats: whether a sample may occur more than once: at several clients (data sharing), or at
             one as copies (augmentation). A copy of sample i, to be altered when it is drawn, is the
             position i + n, if n is the length of the pooled arrays.
+        sent: samples that every client was sent for it, before the first round (data sharing).
     """
 
     index: NDArray[np.int32]
     start: NDArray[np.int32]
     name: str = ""
     repeats: bool = False
+    sent: int = 0
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -56,15 +59,52 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
     Returns:
         The partition; a client's positions are in ascending order.
 
+    Raises:
+        ValueError: if a list holds anything but integers in 0 … 2³¹ - 1; names the client.
+
     Example:
         >>> p = partition_from_lists([[3, 0], [1, 2, 4]])
         >>> p.index.tolist(), p.start.tolist(), p.sizes.tolist()
         ([0, 3, 1, 2, 4], [0, 2, 5], [2, 3])
     """
-    arrays = [np.sort(np.asarray(positions, np.int32)) for positions in lists]
-    start = np.cumsum([0, *(a.size for a in arrays)])
-    index = np.concatenate([np.zeros(0, np.int32), *arrays])
-    return Partition(index, start.astype(np.int32), name)
+    arrays = [np.asarray(positions) for positions in lists]
+    for client, own in enumerate(arrays):
+        if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):
+            raise ValueError(
+                f"lists must have integer positions [n_k] for every client, got {own.dtype} "
+                f"{list(own.shape)} for client {client}"
+            )
+        # An empty list is float64, and int64 beside uint64 would become that: checked one by one.
+        if own.size and not 0 <= own.min() <= own.max() <= LAST:
+            wrong = own.min() if own.min() < 0 else own.max()
+            raise ValueError(
+                f"lists must have positions in 0 to {LAST}, got {wrong} for client {client}"
+            )
+    sizes = [own.size for own in arrays]
+    index = np.concatenate([np.zeros(0, np.int32), *(own.astype(np.int32) for own in arrays)])
+    order = np.lexsort((index, np.repeat(np.arange(len(arrays)), sizes)))
+    return Partition(index[order], np.cumsum([0, *sizes]).astype(np.int32), name)
+
+
+def partition_from_owners(owner: NDArray[np.int64], clients: int, name: str) -> Partition:
+    """A partition from the owner of every sample.
+
+    Args:
+        owner: ``int[n]``, in 0 … N - 1.
+        clients: N.
+        name: what made it.
+
+    Returns:
+        The partition, in which every sample occurs once.
+
+    Example:
+        >>> partition_from_owners(np.array([1, 0, 0]), 2, "example").lists
+        [array([1, 2], dtype=int32), array([0], dtype=int32)]
+    """
+    start = np.cumsum(np.bincount(owner, minlength=clients))
+    # A stable sort by owner leaves the positions of each client in ascending order.
+    index = np.argsort(owner, kind="stable")
+    return Partition(index.astype(np.int32), np.append(0, start).astype(np.int32), name)
 
 
 def validate_partition(partition: Partition, samples: int) -> None:
@@ -94,9 +134,12 @@ def validate_partition(partition: Partition, samples: int) -> None:
     outside = index[(index < 0) | (index >= end)]
     if outside.size:
         raise ValueError(f"partition.index must be in 0 to {end - 1}, got {outside[0]}")
-    lists = [own[own < samples] for own in partition.lists] if partition.repeats else [index]
-    often = [np.flatnonzero(np.bincount(own, minlength=1) > 1) for own in lists]
-    twice = np.unique(np.concatenate(often))
+    if partition.repeats:
+        client = np.repeat(np.arange(partition.sizes.size), partition.sizes)
+        place, often = np.unique((client * end + index)[index < samples], return_counts=True)
+        twice = np.unique(place[often > 1] % end)
+    else:
+        twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
     if twice.size:
         raise ValueError(
             f"partition.index must have a sample once, got {_some(twice)} more than once"
@@ -173,6 +216,7 @@ def save_partition(
             start=partition.start,
             name=np.array(partition.name),
             repeats=np.array(partition.repeats),
+            sent=np.array(partition.sent),
             labels=np.array("" if labels is None else _labels_hash(labels)),
             samples=np.array(0 if labels is None else np.size(labels)),
             dataset=np.array(dataset),
@@ -209,7 +253,11 @@ def load_partition(
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             repeats = "repeats" in stored and bool(stored["repeats"])
-            partition = Partition(stored["index"], stored["start"], str(stored["name"]), repeats)
+            sent = int(stored["sent"]) if "sent" in stored else 0
+            lists = stored["index"], stored["start"]
+            if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in lists):
+                raise ValueError("index and start must be integers [n]")
+            partition = Partition(*lists, str(stored["name"]), repeats, sent)
             known = [str(stored[key]) if key in stored else "" for key in LABELS]
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
         # NumPy's own text is about pickles.

@@ -1,0 +1,126 @@
+"""What all pictures share: colours, fonts, and the format that the file's name says."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Format = Literal["png", "pdf", "svg"]
+
+# matplotlib's "petroff10": of ten colours the palette that people with any colour blindness tell
+# apart best, found by search (Petroff 2021, arXiv:2107.02270). It has no green.
+COLOURS = (
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
+)
+DASHES = ("-", "--", "-.", ":")
+WIDTH = 7.2  # inches, the text of a page with two columns: printed at full size, 7 points stay 7
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.title_fontsize": 8,
+    "legend.frameon": False,
+    "figure.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.25,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's default, Type 3
+    "svg.hashsalt": "fedjax_sim",  # the same picture has the same bytes
+}
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """How the line of that number looks: its colour and its dashes, so that grey print does too.
+
+    >>> line_style(0), line_style(10)
+    ({'color': '#3f90da', 'linestyle': '-'}, {'color': '#3f90da', 'linestyle': '-.'})
+    """
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number % len(DASHES)],
+    }
+
+
+def literal(text: str) -> str:
+    r"""A name as matplotlib must be given it: a dollar is no formula, and a blank can be seen.
+
+    >>> print(literal("cost in $"), literal(" "), literal("\n"), literal("_a"))
+    cost in \$ ' ' '\n' '_a'
+    """
+    # Legends leave out what begins with "_".
+    plain = text.isprintable() and text.strip() and not text.startswith("_")
+    return (text if plain else repr(text)).replace("$", r"\$")
+
+
+def picture_format(path: str | os.PathLike[str]) -> str:
+    """What a file is, by its name.
+
+    Raises:
+        ValueError: if it is no format that we write.
+
+    >>> picture_format("runs/a/curves.PDF")
+    'pdf'
+    """
+    found = Path(path).suffix.removeprefix(".").lower()
+    if found not in get_args(Format):
+        allowed = ", ".join(f".{name}" for name in get_args(Format))
+        raise ValueError(f"path must end in one of {allowed}, got {str(path)!r}")
+    return found
+
+
+@contextmanager
+def picture(
+    path: str | os.PathLike[str], width: float, height: float, title: str = ""
+) -> "Iterator[Figure]":
+    """A figure to draw on; when the block ends it is written, whole or not at all.
+
+    Args:
+        path: a .png, .pdf or .svg file; its folder is made.
+        width: in inches.
+        height: in inches.
+        title: above all panels.
+
+    Yields:
+        The figure.
+
+    Raises:
+        ValueError: if the file's name says another format.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with picture(f"{folder}/p.svg", 2, 1) as figure:
+        ...         _ = figure.subplots().plot([1, 2])
+        ...     Path(folder, "p.svg").read_text()[:5]
+        '<?xml'
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    kind, place = picture_format(path), Path(path)
+    date = {"png": None, "pdf": "CreationDate", "svg": "Date"}[kind]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), dpi=200, layout="constrained")
+        if title:
+            figure.suptitle(literal(title))
+        yield figure
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{place.name}.{os.getpid()}")
+        figure.savefig(aside, format=kind, metadata={date: None} if date else None)
+        aside.replace(place)
