@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +17,13 @@ import optax
 import pytest
 import tensorflow_datasets as tfds
 from conftest import assert_trees, largest_change
+from flax import nnx
 
 import fedjax_sim as fs
 from fedjax_sim import tree
 from fedjax_sim.base import Batch
 from fedjax_sim.cli.build import load_model
-from fedjax_sim.models import layers, mobilenet, resnet
+from fedjax_sim.models import adapters, layers, mobilenet, resnet
 from fedjax_sim.models._lstm import recurrence
 from fedjax_sim.run import check_model
 
@@ -581,3 +583,286 @@ def test_pretrained_features_tell_classes_apart(data_dir: str) -> None:
 
     assert accuracy(pretrained) > 0.5
     assert accuracy(shuffled) < 0.3
+
+
+# From a user's module to a model.
+
+FEATURE = 4
+
+
+class LinenNorm(nn.Module):
+    """Takes no mask; a BatchNorm in a block, to see that one inside is reached."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Sequential([nn.Dense(5), nn.BatchNorm(use_running_average=not train)])(x)
+        return nn.Dense(CLASSES)(x)
+
+
+class LinenMask(nn.Module):
+    """Hands BatchNorm the mask as it got it, ``[B]``."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None = None) -> jax.Array:
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(5)(x), mask=mask)
+        return nn.Dense(CLASSES)(x)
+
+
+class NnxNorm(nnx.Module):
+    """BatchNorms as an attribute and in a list."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(FEATURE, CLASSES, rngs=rngs)
+        self.norm = nnx.BatchNorm(CLASSES, rngs=rngs)
+        self.more = nnx.List([nnx.BatchNorm(CLASSES, rngs=rngs)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.more[0](jax.nn.relu(self.norm(self.dense(x))))
+
+
+USERS: dict[str, Callable[[], fs.Model]] = {
+    "linen": lambda: fs.models.from_linen(LinenNorm(), (FEATURE,)),
+    "linen with mask": lambda: fs.models.from_linen(LinenMask(), (FEATURE,)),
+    "nnx": lambda: fs.models.from_nnx(NnxNorm),
+}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_padding_does_not_enter_a_users_batch_norm(name: str) -> None:
+    """The loss, the gradient and the new statistics of 5 rows, with 3 more of padding and without.
+
+    5 rows of 5 features: a mask over the wrong axis would fit as well.
+    """
+    model, rng = USERS[name](), np.random.default_rng(0)
+    objective, start = fs.empirical_risk(model), jit(model.init)(jax.random.key(0))
+    x, y = rng.normal(size=(5, FEATURE)).astype(np.float32), np.arange(5) % CLASSES
+
+    @jit
+    def gradient(x: Any, y: Any, mask: Any) -> Any:
+        return jax.value_and_grad(objective, has_aux=True)(
+            *start, start.params, Batch(x, y, mask), jax.random.key(0)
+        )
+
+    plain = gradient(x, y, np.ones(5, bool))
+    far = np.full((3, FEATURE), 50, np.float32)
+    padded = gradient(np.concatenate([x, far]), np.pad(y, (0, 3)), np.arange(8) < 5)
+    assert_trees(padded, plain, rtol=1e-4, atol=1e-6)
+    assert largest_change(plain[0][1], start.state) > 1e-3
+
+
+class OffAxis(nn.Module):
+    """A BatchNorm that sees pixels as rows."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.BatchNorm(use_running_average=not train)(x.reshape(-1, 2))
+        return nn.Dense(CLASSES)(x.reshape(-1, FEATURE))
+
+
+class OwnState(nn.Module):
+    """A mean of its own, which nobody hands a mask, and a constant."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        mean = self.variable("stats", "mean", jnp.zeros, (FEATURE,))
+        scale = self.variable("constants", "scale", jnp.ones, (FEATURE,))
+        if train:
+            mean.value = jnp.mean(x, axis=0)
+        return nn.Dense(CLASSES)((x - mean.value[None]) * scale.value[None])
+
+
+class OwnStateMasked(OwnState):
+    """It says that it has seen to that."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, mask: Any = None) -> jax.Array:
+        return super().__call__(x, train)
+
+
+class Constants(nn.Module):
+    """State that training leaves alone."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.variable("constants", "scale", jnp.ones, (FEATURE,))
+        return nn.Dense(CLASSES)(x * scale.value[None])
+
+
+class OwnStateNnx(nnx.Module):
+    """A mean of its own."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(FEATURE, CLASSES, rngs=rngs)
+        self.seen = nnx.BatchStat(jnp.zeros(FEATURE))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.seen[...] = jnp.mean(x, axis=0)
+        return self.dense(x)
+
+
+def trained_on(model: fs.Model) -> Any:
+    """The types of a step on a padded minibatch."""
+
+    def step(key: jax.Array, x: jax.Array) -> Any:
+        return model.apply(model.init(key), x, train=True, mask=jnp.arange(3) < 2, key=key)
+
+    return jax.eval_shape(step, jax.random.key(0), jnp.zeros((3, FEATURE)))
+
+
+def test_state_that_padding_would_enter_is_refused() -> None:
+    linen = fs.models.from_linen
+    with pytest.raises(ValueError, match=r"BatchNorm must see the 3 rows .*, got .* \(6, 2\)"):
+        trained_on(linen(OffAxis(), (FEATURE,)))
+    with pytest.raises(ValueError, match=r"module must take mask: .* state mean, but OwnState\."):
+        trained_on(linen(OwnState(), (FEATURE,)))
+    with pytest.raises(ValueError, match=r"state seen, but OwnStateNnx\.__call__ takes none"):
+        trained_on(fs.models.from_nnx(OwnStateNnx))
+    trained_on(linen(OwnStateMasked(), (FEATURE,)))
+    trained_on(linen(Constants(), (FEATURE,)))
+
+
+class Training(nn.Module):
+    """In evaluation unless told."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        return nn.Dropout(0.5, deterministic=not training)(x)
+
+
+class Deterministic(nn.Module):
+    """The mode the other way round."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        return nn.Dropout(0.5, deterministic=deterministic)(x)
+
+
+class DeterministicNnx(nnx.Module):
+    """The same without a layer that has modes."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.rngs = rngs
+
+    def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
+        return x if deterministic else x * jax.random.bernoulli(self.rngs.dropout(), 0.5, x.shape)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fs.models.from_linen(Training(), (9,)),
+        lambda: fs.models.from_linen(Deterministic(), (9,)),
+        lambda: fs.models.from_nnx(DeterministicNnx),
+    ],
+)
+def test_dropout_acts_in_training_alone(make: Callable[[], fs.Model]) -> None:
+    model, x = make(), jnp.ones((3, 9))
+    with jax.numpy_dtype_promotion("standard"):
+        start, key = model.init(jax.random.key(0)), jax.random.key(1)
+        assert (model.apply(start, x, train=True, key=key)[0] == 0).any()
+        assert_trees(model.apply(start, x, train=False, key=key)[0], x)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_training"),
+    [
+        *((name, True) for name in ("train", "training", "is_training", "is_train")),
+        *((name, False) for name in ("deterministic", "eval", "is_eval", "inference", "testing")),
+        ("use_running_average", False),
+    ],
+)
+def test_names_of_the_mode(name: str, in_training: bool) -> None:
+    mode = adapters._mode("Net", ("x", name))
+    assert mode(True) == {name: in_training}
+    assert mode(False) == {name: not in_training}
+
+
+class TwoNames(nn.Module):
+    """Two arguments for one thing."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, deterministic: bool) -> jax.Array:
+        return x
+
+
+class Fixed(nn.Module):
+    """A layer whose mode nobody can set."""
+
+    layer: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mode: str = "train") -> jax.Array:
+        return self.layer()(x)
+
+
+FIXED: dict[str, Callable[[], nn.Module]] = {
+    "Dropout": lambda: nn.Dropout(0.5, deterministic=False),
+    "BatchNorm": lambda: nn.BatchNorm(use_running_average=True),
+    "MultiHead": lambda: nn.MultiHeadDotProductAttention(1, dropout_rate=0.1, deterministic=True),
+}
+
+
+def test_a_mode_that_cannot_be_set_is_refused() -> None:
+    linen = fs.models.from_linen
+    with pytest.raises(ValueError, match=r"one name, TwoNames\.__call__ has train and determinis"):
+        linen(TwoNames(), (FEATURE,))
+    for name, layer in FIXED.items():
+        wanted = (
+            rf"module must take train: bool by name, for it has {name}.*, got Fixed\.__call__\(x"
+        )
+        with pytest.raises(ValueError, match=wanted):
+            linen(Fixed(layer), (2, FEATURE))
+    for idle in (
+        lambda: nn.Dropout(0.0, deterministic=True),
+        lambda: nn.MultiHeadDotProductAttention(1),
+    ):
+        linen(Fixed(idle), (2, FEATURE))
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a flax\.linen module, such as Net\(\), got <class .*Tw"):
+        fs.models.from_linen(TwoNames, (FEATURE,))  # type: ignore[arg-type]
+    made: Any = NnxNorm(nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"build must be a function of nnx\.Rngs"):
+        fs.models.from_nnx(made)
+
+
+def test_cifar_cnn_as_in_the_toolkit() -> None:
+    """FLTK's forward written out: ReLU before BatchNorm, two dense layers in a row, a softmax."""
+    plain, fltk = (fs.models.cifar_cnn((8, 8, 3), CLASSES, as_fltk=on) for on in (False, True))
+    start = jit(fltk.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    start = jax.tree.map(lambda a: a + 0.05 * rng.normal(size=a.shape).astype(a.dtype), start)
+    x = jnp.asarray(rng.normal(size=(2, 8, 8, 3)), jnp.float32)
+
+    def literal(variables: fs.Variables, x: Any) -> jax.Array:
+        params, stats = variables.params, variables.state["batch_stats"]
+        for i in range(6):
+            conv, norm = params[f"Conv_{i}"], params[f"BatchNorm_{i}"]
+            x = jax.lax.conv_general_dilated(
+                x, conv["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = jnp.maximum(x + conv["bias"].reshape(1, 1, 1, -1), 0)
+            mean, var, scale, bias = (
+                a.reshape(1, 1, 1, -1)
+                for a in (stats[f"BatchNorm_{i}"]["mean"], stats[f"BatchNorm_{i}"]["var"],
+                          norm["scale"], norm["bias"])
+            )  # fmt: skip
+            x = (x - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+            if i % 2:
+                x = nn.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(len(x), -1)
+        for i in (1, 0):  # flax numbers them from the outside
+            dense = params[f"Dense_{i}"]["Dense_0"]
+            x = x @ dense["kernel"] + dense["bias"][None]
+        return jnp.exp(x) / jnp.sum(jnp.exp(x), axis=-1, keepdims=True)
+
+    ours, wanted, other = jit(
+        lambda v: (
+            fltk.apply(v, x, train=False)[0],
+            literal(v, x),
+            plain.apply(v, x, train=False)[0],
+        )
+    )(start)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-6)
+    assert np.abs(jax.nn.softmax(other) - wanted).max() > 1e-3

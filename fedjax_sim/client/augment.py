@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import dm_pix
@@ -35,7 +36,7 @@ def altered_copies(changes: Sequence[Change], white: float = 255.0) -> Transform
         as it is.
 
     Raises:
-        ValueError: in the first step, if the inputs are of another kind.
+        ValueError: if white is not positive; in the first step, if the inputs are of another kind.
 
     Example:
         >>> x = jnp.array([[[[1], [9]]], [[[1], [9]]]], jnp.uint8)
@@ -44,6 +45,8 @@ def altered_copies(changes: Sequence[Change], white: float = 255.0) -> Transform
         >>> flipped.x[..., 0].tolist()
         [[[1, 9]], [[9, 1]]]
     """
+    if not 0 < white < math.inf:
+        raise ValueError(f"white must be positive and finite, got {white}")
 
     def transform(key: Array, batch: Batch, client: ClientView) -> Batch:
         del client
@@ -106,7 +109,12 @@ def sometimes(chance: float, change: Change) -> Change:
 
     Returns:
         A change, or a motion.
+
+    Raises:
+        ValueError: if it is no probability.
     """
+    if not 0 <= chance <= 1:
+        raise ValueError(f"chance must be in [0, 1], got {chance}")
 
     def maybe(key: Array, images: Array) -> Array:
         changed = change(jax.random.fold_in(key, 0), images)
@@ -130,7 +138,12 @@ def rotation(degrees: float) -> Motion:
 
     Returns:
         A motion.
+
+    Raises:
+        ValueError: if it is negative or not finite.
     """
+    if not 0 <= degrees < math.inf:
+        raise ValueError(f"degrees must be at least 0 and finite, got {degrees}")
 
     def rotate(key: Array, matrices: Array) -> Array:
         most = jnp.deg2rad(jnp.float32(degrees))
@@ -151,7 +164,12 @@ def perspective(tilt: float) -> Motion:
 
     Returns:
         A motion.
+
+    Raises:
+        ValueError: if it is not so.
     """
+    if not 0 <= tilt < 0.5:
+        raise ValueError(f"tilt must be in [0, 0.5), got {tilt}")
 
     def tilted(key: Array, matrices: Array) -> Array:
         g, h = jax.random.uniform(key, (2, len(matrices)), minval=-tilt, maxval=tilt)
@@ -235,7 +253,12 @@ def noise(std: float) -> Change:
 
     Returns:
         A change.
+
+    Raises:
+        ValueError: if it is negative or not finite.
     """
+    if not 0 <= std < math.inf:
+        raise ValueError(f"std must be at least 0 and finite, got {std}")
 
     def noisy(key: Array, images: Array) -> Array:
         return images + std * jax.random.normal(key, images.shape)
@@ -257,8 +280,19 @@ def colour_jitter(
     Returns:
         A change.
 
+    Raises:
+        ValueError: if one is not in [0, 1], or hue not in [0, 0.5].
+
     Source: DeepMind 2020 <https://github.com/google-deepmind>, dm-pix.
     """
+    for name, value, most in (
+        ("brightness", brightness, 1),
+        ("contrast", contrast, 1),
+        ("saturation", saturation, 1),
+        ("hue", hue, 0.5),
+    ):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} must be in [0, {most}], got {value}")
 
     def jitter(key: Array, image: Array) -> Array:
         keys = jax.random.split(key, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_sim.base import Array, Batch, LossFn, Model, Objective, PyTree, Variables, part
 from fedjax_sim.client.losses import cross_entropy, masked_mean
@@ -54,11 +55,11 @@ def empirical_risk(model: Model, loss: LossFn = cross_entropy, l2: float = 0.0) 
         x, y, mask, *_ = batch
         logits, state = model.apply(Variables(params, state), x, train=True, mask=mask, key=key)
         risk = masked_mean(loss(logits, y), mask)
-        return (risk + 0.5 * l2 * _squared_norm(params) if l2 else risk), state
+        return (risk + 0.5 * l2 * _squared_norm(params, risk.dtype) if l2 else risk), state
 
     return objective
 
 
-def _squared_norm(params: PyTree) -> Array:
-    kernels = [w for w in jax.tree.leaves(params) if w.ndim > 1]
-    return sum((jnp.sum(jnp.square(w)) for w in kernels), jnp.float32(0))
+def _squared_norm(params: PyTree, dtype: DTypeLike) -> Array:
+    kernels = [w.astype(dtype) for w in jax.tree.leaves(params) if w.ndim > 1]
+    return sum((jnp.sum(jnp.square(w)) for w in kernels), jnp.zeros((), dtype))

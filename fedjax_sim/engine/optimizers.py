@@ -6,7 +6,8 @@ an ``optax.chain``; those of the server into :func:`fedjax_sim.server.optimizer`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,44 @@ import optax
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Step, stream
+
+GIVEN = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
+"""The extra arguments of ``update`` that a local update has for an optimiser, by optax's names."""
+
+
+def check_extra(optimizer: optax.GradientTransformation) -> None:
+    """Refuses an optimiser whose ``update`` needs an extra argument that is not :data:`GIVEN`.
+
+    Raises:
+        ValueError: if it does. What stands inside an ``optax.chain`` cannot be seen.
+
+    >>> check_extra(optax.polyak_sgd())
+    """
+    parameters = inspect.signature(optimizer.update).parameters.values()
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in GIVEN:
+            raise ValueError(
+                f"optimizer must need no extra argument but {', '.join(GIVEN)}, got one that needs "
+                f"{p.name}"
+            )
+
+
+def taken(optimizer: optax.GradientTransformation, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the extra arguments that an optimiser's ``update`` takes.
+
+    By optax's convention it takes all and leaves what it does not need; ``optax.contrib.sam``
+    does not.
+
+    >>> sorted(taken(optax.polyak_sgd(), {"value": 1.0, "key": 2}))
+    ['key', 'value']
+    >>> sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1), opaque_mode=True)
+    >>> taken(sam, {"value": 1.0, "key": 2, "grad_fn": 3})
+    {'grad_fn': 3}
+    """
+    parameters = inspect.signature(optimizer.update).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(extra)
+    return {name: value for name, value in extra.items() if name in parameters}
 
 
 def project_l2_ball(radius: float) -> optax.GradientTransformation:

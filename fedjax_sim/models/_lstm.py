@@ -102,10 +102,10 @@ class _Layer(nn.Module):
 
         def forget_gates_open(key: Array) -> Array:
             del key
-            return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), self.units)
+            return jnp.repeat(jnp.array([0, 1, 0, 0], jnp.float32), self.units)
 
         # One kernel for both, as it decides the scale of the initialisation.
-        kernel = self.param("kernel", _glorot, (inputs + self.units, 4 * self.units))
+        kernel = self.param("kernel", _glorot, (inputs + self.units, 4 * self.units), jnp.float32)
         bias = self.param("bias", forget_gates_open)
         return recurrence(x @ kernel[:inputs] + bias.reshape(1, 1, -1), kernel[inputs:])
 
@@ -120,7 +120,7 @@ class _LSTM(nn.Module):
     def __call__(self, x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f"x must be tokens, which are integers, got {x.dtype}")
-        table = self.param("embedding", _glorot, (self.classes, self.embedding))
+        table = self.param("embedding", _glorot, (self.classes, self.embedding), jnp.float32)
         # A product with the one-hot token: a gather's gradient is a scatter.
         x = jax.nn.one_hot(x.T, self.classes, dtype=table.dtype) @ table
         for _ in range(self.layers):

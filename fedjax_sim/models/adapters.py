@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -13,20 +15,35 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
+from fedjax_sim.models.layers import BatchNorm
+
+TRAINING = ("train", "training", "is_training", "is_train")
+"""What modules call the argument that is True in training,"""
+
+EVALUATING = ("deterministic", "eval", "is_eval", "inference", "testing", "use_running_average")
+"""and the one that is False in it."""
 
 
 def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Model:
     """A flax.linen module as a model.
 
     Args:
-        module: its ``__call__(x)`` may also take ``train: bool`` and ``mask: bool[B]`` (real rows)
-            by name; what it does not take is not passed. Collections other than ``params`` are
-            state.
+        module: collections other than ``params`` are state. Its ``__call__(x)`` may also take the
+            mode by name, as ``train: bool`` or by another usual name: ``training``,
+            ``is_training``, or ``deterministic``, which is True in evaluation. It may take
+            ``mask: bool[B]``, True for the real rows of a padded minibatch. Every ``nn.BatchNorm``
+            inside it is handed that mask, whether the module takes it or not.
         shape: of one input, without the batch axis.
         dtype: of the input; tokens are integers.
 
     Returns:
         A model; dropout draws from the stream "dropout".
+
+    Raises:
+        ValueError: if it is no module; if it takes the mode by two names, or by none though it has
+            dropout or BatchNorm; at the first step, if padding would enter its state: a BatchNorm
+            does not see the rows on its first axis, or the module changes state of its own and
+            takes no ``mask``.
 
     Example:
         >>> model = from_linen(nn.Dense(3), (4,))
@@ -34,10 +51,15 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         >>> logits.shape
         (2, 3)
     """
-    takes = set(inspect.signature(module.__call__).parameters)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a flax.linen module, such as Net(), got {module!r}")
+    name, takes = type(module).__name__, inspect.signature(module.__call__).parameters
+    mode = _mode(name, takes)
+    if not mode(True):
+        _check_modeless(module, jax.ShapeDtypeStruct((1, *shape), dtype))
 
     def options(train: bool, mask: Array | None) -> dict[str, Any]:
-        return {k: v for k, v in {"train": train, "mask": mask}.items() if k in takes}
+        return mode(train) | ({"mask": mask} if "mask" in takes else {})
 
     def init(key: Array) -> Variables:
         x = jnp.zeros((1, *shape), dtype)
@@ -54,22 +76,111 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
     ) -> tuple[Array, PyTree]:
         tree = {"params": variables.params, **variables.state}
         rngs = None if key is None else {"dropout": key}
-        mutable = list(variables.state) if train else False
-        out: Any = module.apply(tree, x, **options(train, mask), rngs=rngs, mutable=mutable)
-        return out if mutable is not False else (out, variables.state)
+        if not train:
+            out: Any = module.apply(tree, x, **options(train, mask), rngs=rngs)
+            return out, variables.state
+        norms: set[tuple[Any, ...]] = set()
+        with nn.intercept_methods(functools.partial(_hand_mask, mask, norms)):
+            out, state = module.apply(
+                tree, x, **options(train, mask), rngs=rngs, mutable=list(variables.state)
+            )
+        if mask is not None and "mask" not in takes:
+            for collection, new in state.items():
+                _check_changes(name, variables.state[collection], new, norms)
+        return out, state
 
     return Model(init, apply)
+
+
+def _mode(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:
+    """``train -> {argument: value}``, of the argument of a module that says which mode."""
+    found = [argument for argument in (*TRAINING, *EVALUATING) if argument in takes]
+    if len(found) > 1:
+        raise ValueError(
+            f"module must take the mode by one name, {name}.__call__ has {' and '.join(found)}"
+        )
+    return lambda train: {a: train if a in TRAINING else not train for a in found}
+
+
+def _check_modeless(module: nn.Module, x: jax.ShapeDtypeStruct) -> None:
+    """Refuses a module that takes no mode if a layer inside it has one."""
+
+    def check(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        layer = context.module
+        drops = getattr(layer, "rate", 0) or getattr(layer, "dropout_rate", 0)
+        if isinstance(layer, nn.BatchNorm | BatchNorm) or (
+            hasattr(layer, "deterministic") and drops
+        ):
+            raise ValueError(
+                f"module must take train: bool by name, for it has {type(layer).__name__}, got "
+                f"{type(module).__name__}.__call__{inspect.signature(module.__call__)}"
+            )
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(check):
+        jax.eval_shape(module.init, jax.eval_shape(lambda: jax.random.key(0)), x)
+
+
+def _hand_mask(
+    mask: Array | None,
+    norms: set[tuple[Any, ...]],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: Any,
+) -> Any:
+    """An interceptor that hands the mask to every BatchNorm, and notes where they are."""
+    layer = context.module
+    if context.method_name == "__call__":
+        if isinstance(layer, nn.BatchNorm | BatchNorm | nn.SpectralNorm):
+            norms.add(layer.path)
+        if isinstance(layer, nn.BatchNorm | BatchNorm):
+            rows = mask if kwargs.get("mask") is None else kwargs["mask"]
+            if rows is not None and isinstance(layer, nn.BatchNorm):
+                rows = _over_rows(rows, args[0] if args else kwargs["x"])
+            kwargs = {**kwargs, "mask": rows}
+    return call(*args, **kwargs)
+
+
+def _over_rows(mask: Array, x: Array) -> Array:
+    """A mask ``[B]`` as flax wants it beside ``x [B, ...]``; another shape is the module's own."""
+    if mask.ndim != 1:
+        return mask
+    if len(mask) != len(x):
+        raise ValueError(
+            f"BatchNorm must see the {len(mask)} rows of the minibatch on its first axis, or be "
+            f"given a mask of its own, got an input of shape {x.shape}"
+        )
+    return mask.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def _check_changes(name: str, old: PyTree, new: PyTree, norms: Collection[tuple[Any, ...]]) -> None:
+    """Refuses state that training changes, unless it belongs to a norm that leaves out padding."""
+    before = dict(jax.tree_util.tree_leaves_with_path(old))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(new):
+        place = [jax.tree_util.keystr((entry,), simple=True) for entry in path]
+        ours = any(place[: len(norm)] == [str(key) for key in norm] for norm in norms)
+        if leaf is not before.get(path) and not ours:
+            raise ValueError(
+                f"module must take mask: bool[B] by name, so that padding does not enter its state "
+                f"{'/'.join(place)}, but {name}.__call__ takes none"
+            )
 
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """A flax.nnx module as a model.
 
     Args:
-        build: makes the module from its ``nnx.Rngs``. Its ``__call__(x)`` may also take ``mask`` by
-            name; ``module.train()`` and ``module.eval()`` set the mode.
+        build: makes the module from its ``nnx.Rngs``. ``module.train()`` and ``module.eval()`` set
+            the mode; its ``__call__(x)`` may also take the mode and ``mask`` by name, see
+            :func:`from_linen`. Every ``nnx.BatchNorm`` inside it is handed the mask.
 
     Returns:
         A model; ``nnx.Param`` leaves are trained, all others (but random streams) are state.
+
+    Raises:
+        ValueError: if it is no function; if the module takes the mode by two names; at the first
+            step, if padding would enter its state, see :func:`from_linen`.
 
     Example:
         >>> model = from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
@@ -77,11 +188,22 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         >>> logits.shape
         (2, 3)
     """
+    if isinstance(build, nnx.Module) or not callable(build):
+        raise ValueError(
+            f"build must be a function of nnx.Rngs, such as lambda rngs: Net(rngs), got {build!r}"
+        )
     # The structure does not depend on the key. Random streams are rebuilt from each step's key:
     # kept in the state, they would be averaged over clients.
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(params=0, dropout=0)))
+    norms = set()
+    for path, layer in nnx.iter_modules(abstract):
+        if isinstance(layer, nnx.BatchNorm | nnx.SpectralNorm):
+            norms.add(path)
+        if isinstance(layer, nnx.BatchNorm):
+            layer.__class__ = _with_mask(type(layer))
     graph, params_like, streams_like, state_like = _parts(abstract)
-    takes_mask = "mask" in inspect.signature(abstract.__call__).parameters
+    name, takes = type(abstract).__name__, inspect.signature(abstract.__call__).parameters
+    mode = _mode(name, takes)
 
     def init(key: Array) -> Variables:
         module = build(nnx.Rngs(params=key, dropout=key))
@@ -116,11 +238,34 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
             filled(state_like, variables.state),
         )
         (module.train if train else module.eval)()
-        logits = module(x, mask=mask) if takes_mask else module(x)
-        _, _, _, state = _parts(module)
-        return logits, nnx.to_pure_dict(state)
+        before = _MASK.set(mask)
+        try:
+            logits = module(x, **mode(train), **({"mask": mask} if "mask" in takes else {}))
+        finally:
+            _MASK.reset(before)
+        state = nnx.to_pure_dict(_parts(module)[3])
+        if train and mask is not None and "mask" not in takes:
+            _check_changes(name, variables.state, state, norms)
+        return logits, state
 
     return Model(init, apply)
+
+
+_MASK: contextvars.ContextVar[Array | None] = contextvars.ContextVar("mask", default=None)
+"""Of the minibatch that an nnx module is called on."""
+
+
+@functools.cache
+def _with_mask(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
+    """A BatchNorm that takes the mask of the minibatch: nnx has no interceptors."""
+
+    def call(self: nnx.BatchNorm, x: Array, *args: Any, **kwargs: Any) -> Any:
+        rows = _MASK.get() if kwargs.get("mask") is None else kwargs["mask"]
+        if rows is not None:
+            kwargs["mask"] = _over_rows(rows, x)
+        return kind.__call__(self, x, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:

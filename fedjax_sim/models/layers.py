@@ -10,6 +10,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 
 from fedjax_sim.base import Array
 
@@ -35,7 +36,8 @@ def conv(
     product, which vmap batches; it would turn a convolution into a grouped one.
 
     Args:
-        x: ``f32[B, H, W, C]``.
+        x: ``f32[B, H, W, C]``; of another type than the kernel's, the wider of the two is taken, as
+            flax does: weights in bfloat16 or float64.
         kernel: ``f32[h, w, C, O]``.
         padding: (low, high) for H and W.
         lowering: "direct" or "im2col"; None for the backend's default: "direct" on CPU, "im2col"
@@ -58,6 +60,7 @@ def conv(
     if lowering not in ("direct", "im2col"):
         raise ValueError(f"lowering must be 'direct' or 'im2col', got {lowering!r}")
     pads = tuple((int(a), int(b)) for a, b in padding)
+    x, kernel = promote_dtype(x, kernel)
     return (_direct if lowering == "direct" else _im2col)(x, kernel, pads, stride)
 
 
@@ -177,6 +180,7 @@ def depthwise(x: Array, kernel: Array, padding: Padding, *, stride: int = 1) -> 
         >>> depthwise(x, kernel, ((1, 1), (1, 1)), stride=2)[0, :, :, 0].tolist()
         [[4.0, 6.0], [6.0, 9.0]]
     """
+    x, kernel = promote_dtype(x, kernel)
     h, w, c = kernel.shape
     taps = kernel.reshape(h * w, 1, 1, 1, c)
     met = _shifts(x, (h, w), padding, stride)
@@ -285,7 +289,9 @@ class BatchNorm(nn.Module):
     .. math:: y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
               \mu = \frac{\sum_b m_b \sum_{ij} x_{bij}}{HW \sum_b m_b}
 
-    Running statistics follow with weight 0.1; they hold the unbiased variance, as PyTorch's do.
+    Running statistics follow with weight 0.1; they hold the unbiased variance, as PyTorch's do. All
+    statistics are taken in float32 at least, as flax takes them; the output has the wider type of x
+    and the weights.
 
     Attributes:
         epsilon: ε.
@@ -296,14 +302,19 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
         """``[B, H, W, C]`` -> the same; ``mask bool[B]`` marks the real rows."""
-        channels = x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (channels,))
-        bias = self.param("bias", nn.initializers.zeros, (channels,))
-        mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
-        var = self.variable("batch_stats", "var", jnp.ones, (channels,))
+        channels = (x.shape[-1],)
+        # float32 even where JAX_ENABLE_X64 makes float64 the default, as all of flax's weights are.
+        scale = self.param("scale", nn.initializers.ones, channels, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, channels, jnp.float32)
+        given = jnp.result_type(x, scale, bias)
+        wide = jnp.float64 if given == jnp.float64 else jnp.float32
+        x, scale, bias = x.astype(wide), scale.astype(wide), bias.astype(wide)
         if not train:
-            factor = scale * jax.lax.rsqrt(var.value + self.epsilon)
-            return x * _wide(factor) + _wide(bias - mean.value * factor)
+            factor = scale * jax.lax.rsqrt(var.value.astype(wide) + self.epsilon)
+            shift = bias - mean.value.astype(wide) * factor
+            return (x * _wide(factor) + _wide(shift)).astype(given)
         real = jnp.ones(x.shape[0], bool) if mask is None else mask
         keep = real.astype(x.dtype)[:, None, None, None]
         x = jnp.where(keep > 0, x, 0)  # padding may hold NaN
@@ -313,9 +324,11 @@ class BatchNorm(nn.Module):
         variance = jnp.sum(jnp.square(centred) * keep, axis=(0, 1, 2)) / count
         if not self.is_initializing():
             unbiased = variance * count / jnp.maximum(count - 1, 1)
-            mean.value = 0.9 * mean.value + 0.1 * mu
-            var.value = 0.9 * var.value + 0.1 * unbiased
-        return centred * _wide(scale * jax.lax.rsqrt(variance + self.epsilon)) + _wide(bias)
+            for running, new in ((mean, mu), (var, unbiased)):
+                kept = running.value.dtype
+                running.value = (0.9 * running.value.astype(wide) + 0.1 * new).astype(kept)
+        factor = scale * jax.lax.rsqrt(variance + self.epsilon)
+        return (centred * _wide(factor) + _wide(bias)).astype(given)
 
 
 class Dropout(nn.Module):

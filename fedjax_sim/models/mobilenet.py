@@ -282,14 +282,14 @@ class _ConvNorm(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: Array, *, train: bool, mask: Array | None) -> Array:
+    def __call__(self, x: Array, *, train: bool) -> Array:
         c = x.shape[-1]
         if self.name is not None and self.name.endswith("depthwise"):
             kernel = self.param("kernel", fan_in_uniform(9), (3, 3, c))
             x = depthwise(x, kernel, ((1, 1), (1, 1)))
         else:
             x = x @ self.param("kernel", fan_in_uniform(c), (c, self.features))
-        return BatchNorm(EPSILON)(x, train=train, mask=mask)
+        return BatchNorm(EPSILON)(x, train=train)
 
 
 class _Tail(nn.Module):
@@ -297,9 +297,9 @@ class _Tail(nn.Module):
     classes: int
 
     @nn.compact
-    def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
+    def __call__(self, x: Array, *, train: bool) -> Array:
         def layer(name: str, x: Array) -> Any:
-            return _ConvNorm(self.features[name], name=name)(x, train=train, mask=mask)
+            return _ConvNorm(self.features[name], name=name)(x, train=train)
 
         x = jax.nn.relu6(layer("Conv_1", _bottleneck(layer, LAST, x)))
         return Dense(self.classes)(jnp.mean(x, axis=(1, 2)))

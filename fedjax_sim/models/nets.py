@@ -46,9 +46,9 @@ class _FashionCNN(nn.Module):
     classes: int
 
     @nn.compact
-    def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
+    def __call__(self, x: Array, *, train: bool) -> Array:
         for features in (16, 32):
-            x = BatchNorm()(Conv(features, size=5, padding=2)(x), train=train, mask=mask)
+            x = BatchNorm()(Conv(features, size=5, padding=2)(x), train=train)
             x = jax.nn.relu(max_pool(x))
         return Dense(self.classes)(_flat(x))
 
@@ -57,12 +57,26 @@ class _CifarCNN(nn.Module):
     classes: int
 
     @nn.compact
-    def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
+    def __call__(self, x: Array, *, train: bool) -> Array:
         for features in (32, 64, 128):
-            x = BatchNorm()(Conv(features, padding=1)(x), train=train, mask=mask)
+            x = BatchNorm()(Conv(features, padding=1)(x), train=train)
             x = Conv(features, padding=1)(jax.nn.relu(x))
-            x = jax.nn.relu(max_pool(BatchNorm()(x, train=train, mask=mask)))
+            x = jax.nn.relu(max_pool(BatchNorm()(x, train=train)))
         return Dense(self.classes)(jax.nn.relu(Dense(128)(_flat(x))))
+
+
+class _FltkCifarCNN(nn.Module):
+    """The same layers; their order, the dense layers and the softmax are FLTK's."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: Array, *, train: bool) -> Array:
+        for features in (32, 64, 128):
+            for _ in range(2):
+                x = BatchNorm()(jax.nn.relu(Conv(features, padding=1)(x)), train=train)
+            x = max_pool(x)
+        return jax.nn.softmax(Dense(self.classes)(Dense(128)(_flat(x))))
 
 
 class _TwoConv(nn.Module):
@@ -149,19 +163,37 @@ def fashion_cnn(shape: Sequence[int], classes: int) -> Model:
     return from_linen(_FashionCNN(classes), shape)
 
 
-def cifar_cnn(shape: Sequence[int], classes: int) -> Model:
+def cifar_cnn(shape: Sequence[int], classes: int, *, as_fltk: bool = False) -> Model:
     """Six convolutions with BatchNorm and two dense layers, for CIFAR-10.
+
+    The thesis prints the layers, not how they are joined. As usual, each convolution is followed by
+    BatchNorm and then ReLU, and a ReLU stands between the dense layers. The code that the thesis
+    ran, FLTK, joins them in another way: ReLU and then BatchNorm, nothing between the dense layers,
+    and a softmax at the end, before a cross-entropy that takes a softmax of its own. Gradients are
+    bounded by that, and training is slower.
 
     Args:
         shape: of one input, without the batch axis.
         classes: M.
+        as_fltk: whether to join the layers as FLTK does; the outputs are then probabilities, to be
+            used as logits. FLTK also flips and crops the images of CIFAR-10 at random, which is no
+            part of a model.
 
     Returns:
         A model with ``f32[B, M]`` logits.
 
-    Source: Cornelis 2022 <cornelis2022federated>, appendix A, listing 3.
+    Source: Cornelis 2022 <cornelis2022federated>, appendix A, listing 3; Galjaard et al.
+    <https://github.com/JMGaljaard/fltk-testbed>, ``fltk/nets/cifar_10_cnn.py`` (as_fltk).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = cifar_cnn((8, 8, 3), 10, as_fltk=True)
+        >>> x = jnp.ones((2, 8, 8, 3))
+        >>> out, _ = model.apply(model.init(jax.random.key(0)), x, train=False)
+        >>> [round(float(total), 4) for total in out.sum(axis=-1)]
+        [1.0, 1.0]
     """
-    return from_linen(_CifarCNN(classes), shape)
+    return from_linen((_FltkCifarCNN if as_fltk else _CifarCNN)(classes), shape)
 
 
 def two_conv(shape: Sequence[int], classes: int) -> Model:

@@ -22,7 +22,7 @@ class _Bias(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return x + self.param("bias", nn.initializers.zeros, ())
+        return x + self.param("bias", nn.initializers.zeros, (), jnp.float32)
 
 
 class _Conv(nn.Module):
@@ -34,7 +34,8 @@ class _Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", self.kernel_init, (3, 3, x.shape[-1], self.features))
+        shape = (3, 3, x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         return conv(x, kernel, ((1, 1), (1, 1)), stride=self.stride)
 
 
@@ -67,7 +68,9 @@ class FixupBlock(nn.Module):
         last = _Conv(self.features, nn.initializers.zeros)
         shifted = _Bias()(x)
         branch = jax.nn.relu(_Bias()(first(shifted)))
-        branch = last(_Bias()(branch)) * self.param("multiplier", nn.initializers.ones, ())
+        branch = last(_Bias()(branch)) * self.param(
+            "multiplier", nn.initializers.ones, (), jnp.float32
+        )
         shortcut = x
         if self.stride > 1 or x.shape[-1] < self.features:
             shortcut = shifted[:, :: self.stride, :: self.stride]
