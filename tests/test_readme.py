@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -82,8 +84,16 @@ def test_a_server_update_is_the_mean_of_all_aggregates(recipes: dict[str, Any]) 
     server = recipes["running_mean"]()
     model, state = jnp.float32(100), server.init(jnp.float32(100))
     for aggregate in (1.0, 2.0, 6.0):
-        model, state = server.update(None, jnp.float32(aggregate), model, state, None)
+        step, state = server.update(None, aggregate - model, model, state, None)
+        model = model + step
     np.testing.assert_allclose(float(model), 3, rtol=1e-6)
+
+
+def test_a_part_of_sending(recipes: dict[str, Any]) -> None:
+    part = recipes["withheld_below"](5.0)
+    update = fs.Variables(jnp.array([3.0, 4.0]), ())
+    sent = [part.send(None, (), fs.tree.scale(by, update), (), 0) for by in (1.0, 0.9)]
+    assert [bool(s.present) for s in sent] == [True, False]
 
 
 def test_an_aggregator(recipes: dict[str, Any]) -> None:
@@ -111,13 +121,13 @@ def test_every_link_leads_somewhere(page: str) -> None:
 def test_every_role_is_explained(page: str) -> None:
     text = text_of(page)
     for role in inspect.signature(fs.compose).parameters:
-        assert re.search(rf"(?:`|>\d+ ){role}(?:`|<)", text), role
+        assert re.search(rf"(?:`|>(?:\d+ )?){role}(?:`|<)", text), role
 
 
 def test_the_table_of_parts_says_where_they_are() -> None:
     """A choice in the third column is a name of the module in the second."""
     rows = re.findall(r"^\| [^|]+ \| `fs\.(\w+)` \| ([^|]+) \|", text_of("README.md"), re.MULTILINE)
-    assert len(rows) == 13 + 3  # a row for each role, and three for what is inside a local update
+    assert len(rows) == 14 + 3  # a row for each role, and three for what is inside a local update
     for where, choices in rows:
         module = getattr(fs, where)
         if isinstance(module, ModuleType):
@@ -133,6 +143,66 @@ def test_the_house_is_described() -> None:
             assert f"`{path.name}/`" in text, path.name
         elif path.suffix == ".py" and path.stem != "__init__":
             assert f"`{path.stem}`" in text, path.stem
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def cells(notebook: Path) -> list[dict[str, Any]]:
+    """Its cells; the source of each is one text."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell | {"source": "".join(cell["source"])} for cell in found]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: str(path.stem))
+def test_a_notebook_is_stored_with_what_it_shows(notebook: Path) -> None:
+    code = [cell for cell in cells(notebook) if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", ()) for output in outputs)
+    assert all(output["output_type"] != "error" for output in outputs)
+    assert all(output.get("name") != "stderr" for output in outputs)
+    # Nothing that differs from one execution to the next.
+    assert all(cell["metadata"] == {} for cell in cells(notebook))
+    assert str(ROOT) not in notebook.read_text(encoding="utf-8")
+    assert notebook.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("place", ["installed", "notebooks", "root", "alone"])
+def test_a_notebook_installs_what_is_missing(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the clone around it, else the release; JAX stays as it is."""
+    transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
+    first = {cells(notebook)[1]["source"] for notebook in NOTEBOOKS}
+    ran: list[tuple[str, str]] = []
+
+    class Shell:
+        def run_line_magic(self, name: str, line: str) -> None:
+            ran.append((name, line))
+
+    class Distribution:
+        def __init__(self, name: str, version: str) -> None:
+            self.name, self.version = name, version
+
+    there = {"jax": "9.9", "jaxlib": "9.8", "numpy": "2.0"}
+    there |= {"fedjax-sim": "0.1"} if place == "installed" else {}
+    monkeypatch.setattr(
+        importlib.metadata, "distributions", lambda: [Distribution(*d) for d in there.items()]
+    )
+    where = {"notebooks": ROOT / "notebooks", "root": ROOT}.get(place, tmp_path)
+    monkeypatch.chdir(where)
+    scope: dict[str, Any] = {"get_ipython": Shell}
+    exec(transformer.transform_cell(*first), scope)
+    if place == "installed":
+        assert ran == []
+        return
+    ((name, line),) = ran
+    line = line.format(**scope)  # as IPython does
+    assert name == "pip"
+    assert line.endswith(f'"{"fedjax-sim" if place == "alone" else ROOT}"')
+    assert f'--constraint "{scope["keep"]}"' in line
+    assert scope["keep"].read_text().split() == ["jax==9.9", "jaxlib==9.8"]
 
 
 def test_the_pictures_are_small() -> None:

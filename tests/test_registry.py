@@ -96,20 +96,20 @@ def bad_net(shape, classes):
     raise KeyError(shape)
 
 
-def shards(labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"):
-    """Shards.
+def slices(labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"):
+    """Slices.
 
     Args:
-        each: shards of a client.
+        each: slices of a client.
         turn: how far they are turned.
         mode: "plain", or one that fails.
     """
     if mode == "fail":
-        raise IndexError("no shard is left")
+        raise IndexError("no slice is left")
     if mode == "empty":
         return [1, 2]
     order = np.random.default_rng(seed).permutation(len(labels))
-    return partition_from_lists(np.array_split(order, clients), f"shards({each}, {turn:g})")
+    return partition_from_lists(np.array_split(order, clients), f"slices({each}, {turn:g})")
 '''
 SMALL = ["--rounds", "1", "--clients", "4", "--seeds", "1", "--no-cache", "--devices", "1"]
 TINY = [*SMALL, "--partition", "iid"]
@@ -151,12 +151,12 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 def test_all_four_can_be_imported(mine: ModuleType, tmp_path: Path) -> None:
     argv = ["--algo", "mine:fed", "--rate", "0.25", "--dataset", "mine:blobs"]
-    argv += ["--model", "mine:net", "--partition", "mine:shards(3, turn=1/2)"]
+    argv += ["--model", "mine:net", "--partition", "mine:slices(3, turn=1/2)"]
     argv += [*SMALL, "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["options"] == {"mine:fed": {"rate": 0.25}, "fedavg": {}}
-    assert (config["model"], config["partitions"]) == ("mine:net", ["shards(3, 0.5)"])
+    assert (config["model"], config["partitions"]) == ("mine:net", ["slices(3, 0.5)"])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert {"mine:fed", "fedavg"} <= summary.keys()
     assert np.isfinite(summary["mine:fed"]["accuracy_last"])
@@ -196,10 +196,10 @@ def test_a_module_beside_is_found(mine: ModuleType, tmp_path: Path) -> None:
 
 def test_a_sampler_has_flags_in_the_other_command(mine: ModuleType, tmp_path: Path) -> None:
     base = ["--clients", "4", "--out"]
-    for i, argv in enumerate((["mine:shards", "--each", "3"], ["mine:shards(each=3)"])):
+    for i, argv in enumerate((["mine:slices", "--each", "3"], ["mine:slices(each=3)"])):
         assert partitioning.command([*base, str(tmp_path / str(i)), "--sampler", *argv]) == 0
         report = json.loads((tmp_path / str(i) / "report.json").read_text())
-        assert (report["sampler"], report["options"]) == ("mine:shards", {"each": 3})
+        assert (report["sampler"], report["options"]) == ("mine:slices", {"each": 3})
 
 
 # Registered names
@@ -209,19 +209,19 @@ def register_all(mine: ModuleType) -> None:
     ALGORITHMS.register("fed_mine", mine.fed)
     DATASETS.register(mine.blobs)
     MODELS.register("net")(mine.net)
-    SAMPLERS.register()(mine.shards)
+    SAMPLERS.register()(mine.slices)
 
 
 def test_registered_names_behave_like_ours(
     mine: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     register_all(mine)
-    argv = ["--dataset", "Blobs", "--model", "net", "--partition", "shards(2)", *SMALL]
+    argv = ["--dataset", "Blobs", "--model", "net", "--partition", "slices(2)", *SMALL]
     config = parse(["--algo", "fedavg", "--compare", "Fed-Mine", "--rate", "1", *argv])
     assert config.options == {"fedavg": {}, "fed_mine": {"rate": 1.0}}
     setup = build(config)
     assert setup.model_name == "net"
-    assert setup.partitions[0].name == "shards(2, 0)"
+    assert setup.partitions[0].name == "slices(2, 0)"
     assert setup.algorithms.keys() == {"fedavg", "fed_mine"}
     assert load_dataset("blobs").name == "blobs"
     with pytest.raises(SystemExit):
@@ -231,7 +231,7 @@ def test_registered_names_behave_like_ours(
         bench.main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     for words in ("fed_mine, or package", "--rate X", "blobs, synthetic(", "net, or package",
-                  "shards(each, turn=0.0, mode=plain)"):  # fmt: skip
+                  "slices(each, turn=0.0, mode=plain)"):  # fmt: skip
         assert words in text
     with pytest.raises(ValueError, match="--rate is no flag of fedavg"):
         parse(["--algo", "fedavg", "--compare", "none", "--rate", "1"])
@@ -307,16 +307,16 @@ FAILS = {
     "no data": (["--dataset", "mine:no_data"], "mine:no_data must return a Dataset, got int"),
     "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
-    "needs": (["--partition", "mine:shards"], "allowed: iid"),
-    "needs what": (["--partition", "mine:shards"], "mine:shards(each, turn=0.0, mode=plain)"),
-    "argument": (["--partition", "mine:shards(2, mood=3)"], "got 'mine:shards(2, mood=3)'; al"),
+    "needs": (["--partition", "mine:slices"], "allowed: iid"),
+    "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),
+    "argument": (["--partition", "mine:slices(2, mood=3)"], "got 'mine:slices(2, mood=3)'; al"),
     "sampler": (
-        ["--partition", "mine:shards(2, mode=fail)"],
-        "--partition mine:shards(2, mode=fail): IndexError: no shard is left (mine.py, line",
+        ["--partition", "mine:slices(2, mode=fail)"],
+        "--partition mine:slices(2, mode=fail): IndexError: no slice is left (mine.py, line",
     ),
     "no partition": (
-        ["--partition", "mine:shards(2, mode=empty)"],
-        "--partition mine:shards(2, mode=empty): mine:shards must return a Partition, got list",
+        ["--partition", "mine:slices(2, mode=empty)"],
+        "--partition mine:slices(2, mode=empty): mine:slices must return a Partition, got list",
     ),
 }  # fmt: skip
 
@@ -360,7 +360,7 @@ def test_a_flag_that_takes_other_values_for_another_method(mine: ModuleType) -> 
 
 def test_plugins_of_all_kinds(mine: ModuleType, plugins: Callable[..., None]) -> None:
     names: dict[str, Registry[Any]]
-    names = {"fed": ALGORITHMS, "blobs": DATASETS, "net": MODELS, "shards": SAMPLERS}
+    names = {"fed": ALGORITHMS, "blobs": DATASETS, "net": MODELS, "slices": SAMPLERS}
     plugins(*((r.group, name, f"mine:{name}") for name, r in names.items()))
     for name, registry in names.items():
         assert name not in registry.known
@@ -369,9 +369,9 @@ def test_plugins_of_all_kinds(mine: ModuleType, plugins: Callable[..., None]) ->
         assert registry.is_foreign(name)
         assert name in list(registry)
     argv = ["--algo", "fed", "--rate", "1", "--dataset", "blobs", "--model", "net"]
-    setup = build(parse([*argv, "--partition", "shards(1)", *SMALL]))
-    assert setup.partitions[0].name == "shards(1, 0)"
-    assert parse_sampler("shards(2)")[0] == "shards"
+    setup = build(parse([*argv, "--partition", "slices(1)", *SMALL]))
+    assert setup.partitions[0].name == "slices(1, 0)"
+    assert parse_sampler("slices(2)")[0] == "slices"
 
 
 def test_plugins_are_loaded_only_when_needed(

@@ -45,6 +45,7 @@ class Setup:
 
     Attributes:
         classes: M.
+        class_names: of them, empty if the data have none.
         model: takes the samples as the problem has them.
         model_name: what was asked for, or what fits the samples.
         partitions: one per seed, or one for all.
@@ -57,6 +58,7 @@ class Setup:
     """
 
     classes: int
+    class_names: tuple[str, ...]
     model: Model
     model_name: str
     partitions: list[Partition]
@@ -108,6 +110,11 @@ def build(config: Config) -> Setup:
     per_round = experiment.clients_per_round or trained
     if per_round > trained:
         raise ValueError(f"--clients-per-round must be in 1..{trained}, got {per_round}")
+    delta = config.scores.delta
+    if delta is not None and not delta < 1 / trained:
+        raise ValueError(
+            f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
+        )
     common = {
         "objective": objective,
         "classes": dataset.classes,
@@ -118,6 +125,7 @@ def build(config: Config) -> Setup:
     }
     return Setup(
         classes=dataset.classes,
+        class_names=dataset.class_names,
         model=model,
         model_name=name,
         partitions=partitions,

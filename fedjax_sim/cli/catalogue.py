@@ -34,7 +34,12 @@ The [glossary](glossary.md) says what each role is.
 
 `python -m fedjax_sim.bench --algo NAME` runs a method, with its options as flags. In Python,
 `fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
-FedDyn, MOON, FedBN and FedRep are not included yet.
+
+Of what the five papers name, these are not included: SkewScout, FAVOR, TiFL, FedCS, Hybrid-FL,
+adaptive local steps under a budget, CMFL, LoAdaBoost, XOR mixup, FedMD, FedDF and other
+distillation, augmentation by GANs, CBFL, FetchSGD, FedZip, Zeno, multi-task learning (MOCHA),
+meta-learning, data set distillation and online learning; and of the field FedDyn, MOON, FedBN and
+FedRep.
 
 | method | what it does | paper |
 | --- | --- | --- |"""

@@ -16,7 +16,7 @@ from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.models import logistic
-from fedjax_sim.round import Algorithm
+from fedjax_sim.round import Algorithm, compose
 
 COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
 """What methods are made with here: clients a round, M, η, momentum."""
@@ -94,6 +94,9 @@ def _rows(algorithm: Algorithm) -> Iterator[Part]:
             yield from (_row(role, one) for one in part.values())
         elif type(part) is tuple:
             yield from (_row(role, one) for one in part)
+        elif isinstance(part, str):  # a choice, not a part: told unless it is what compose takes
+            if part != inspect.signature(compose).parameters[role].default:
+                yield Part(role, repr(part), documented(compose)[role])
         elif part is not None:
             yield _row(role, part)
 

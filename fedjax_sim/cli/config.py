@@ -11,6 +11,7 @@ from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
 from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.settings import Group, Instead, setting
 from fedjax_sim.models import MODELS
+from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, form_of
 from fedjax_sim.run.metrics import Metric
 
@@ -152,8 +153,9 @@ class Scores(Group):
         folds: of ``clients``, else None.
         test_fraction: of ``holdout``, else None.
         standardise: of a table's numeric columns, by the statistics of all training clients or of
-          each client.
+          each client; None for the first of a table.
         score: what the table shows, the picture draws and the best round is chosen by.
+        delta: δ of what DP-FedAvg spends; None for N^-1.1.
     """
 
     title: ClassVar[str] = "scores"
@@ -162,7 +164,9 @@ class Scores(Group):
         "official",
         "what is scored: official: the data set's own test set; clients: all data are dealt, "
         "clients are cut into folds and in turn one fold is scored, one chooses the best round, "
-        "the others train; holdout: a share of each client's own samples",
+        "the others train; holdout: a share of each client's own samples, by clients' own models "
+        "too",
+        shown="official; holdout if a method has clients' own models and no file the partition",
         metavar="NAME",
     )
     folds: int | None = setting(
@@ -171,10 +175,11 @@ class Scores(Group):
     test_fraction: float | None = setting(
         None, "share of --split holdout", shown="0.2", above=0, below=1
     )
-    standardise: Standardise = setting(
-        "global",
+    standardise: Standardise | None = setting(
+        None,
         "the numeric columns of tables: by the statistics of all training clients, or of each "
         "client by its own",
+        shown="global",
         metavar="NAME",
     )
     score: Metric = _by_dataset(
@@ -184,6 +189,13 @@ class Scores(Group):
         shown="accuracy, of covertype f1, of eicu auc",
         metavar="NAME",
     )
+    delta: float | None = setting(
+        None,
+        "δ of the (ε, δ) that dp_fedavg spends, below 1/N",
+        shown="N^-1.1",
+        above=0,
+        below=1,
+    )
 
     def __post_init__(self) -> None:
         """Each split has its own flags."""
@@ -192,10 +204,10 @@ class Scores(Group):
                 self._default(name, default)
             elif getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
-        if self.split == "official" and self.standardise == "local":
+        if self.split == "official" and self.standardise is not None:
             raise ValueError(
-                "--standardise local is for --split clients or holdout: a data set's own test set "
-                "has no clients whose statistics could scale it"
+                f"--standardise {self.standardise} is for --split clients or holdout: beside its "
+                "own test set a data set has its own scale"
             )
 
 
@@ -242,6 +254,7 @@ class Machine(Group):
         devices: None for all.
         chunk: None for the backend's default.
         out: the run folder; None for a new one in ``runs/``.
+        pictures: their format.
         cache: whether compiled programs are kept for the next run.
     """
 
@@ -266,6 +279,7 @@ class Machine(Group):
         metavar="DIR",
         place=True,
     )
+    pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
     cache: bool = setting(True, "do not keep compiled programs for the next run")
 
 
@@ -292,6 +306,11 @@ class Config:
     scores: Scores
     training: Training
     machine: Machine
+
+    def __post_init__(self) -> None:
+        """Refuses settings of something that does not run."""
+        if self.scores.delta is not None and "dp_fedavg" not in self.algorithms:
+            raise ValueError(f"--delta is for dp_fedavg, not {' and '.join(self.algorithms)}")
 
     @property
     def algorithms(self) -> tuple[str, ...]:

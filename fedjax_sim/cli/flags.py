@@ -1,6 +1,7 @@
 """Flags of the commands, made from the signature and the docstring of a function."""
 
 import argparse
+import dataclasses
 import difflib
 import inspect
 import math
@@ -38,6 +39,16 @@ class Parser(argparse.ArgumentParser):
         )
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ValueError(message.removeprefix("argument ") + hint)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """Reads one of some values; what is none of them is left to argparse, which names them."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, text: str) -> Any:
+        return {str(value): value for value in self.values}.get(text, text)
 
 
 def flag(name: str) -> str:
@@ -93,6 +104,8 @@ def kind(hint: Any) -> dict[str, Any]:
 
     >>> kind(int | None)
     {'type': <class 'int'>, 'metavar': 'N'}
+    >>> kind(Literal[1, 2])["type"]("2")
+    2
     """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         # A command line can give one of the members: None is for a flag left out.
@@ -101,7 +114,7 @@ def kind(hint: Any) -> dict[str, Any]:
         ]
         (hint,) = members if len(members) == 1 else (hint,)
     if typing.get_origin(hint) is Literal:
-        return {"choices": typing.get_args(hint)}
+        return {"choices": typing.get_args(hint), "type": _Choice(typing.get_args(hint))}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if hint in PLAIN:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
-from fedjax_sim.cli.config import GROUPS, Config
+from fedjax_sim.cli.config import GROUPS, Config, Split
 from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
+from fedjax_sim.cli.effects import check_effects
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.methods import (
     add_options,
@@ -23,6 +24,9 @@ from fedjax_sim.cli.methods import (
 from fedjax_sim.data import parse_dataset
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
+
+OWN_MODELS = frozenset({"ifca", "dynamic_clustering", "ditto", "fine_tuned"})
+"""The methods whose point is models of the clients' own."""
 
 _TAKEN = {"algo", "compare", "list", "help", "emd"}.union(
     *({field.name for field in dataclasses.fields(group)} for group in GROUPS.values())
@@ -63,11 +67,21 @@ def parse(argv: Sequence[str]) -> Config:
     owners = owners_of(chosen.listed, chosen.algorithms, _TAKEN)
     given = vars(_parser(chosen, owners).parse_args(argv))
     options = chosen_options(given, chosen.algorithms, owners)
+    check_effects(options)
     key, _ = parse_dataset(given.get("dataset", Source.dataset))
-    defaults = DEFAULTS.get(key, OTHERS)._asdict()
+    defaults = DEFAULTS.get(key, OTHERS)._asdict() | {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}
     algo, *compare = chosen.algorithms
     return Config(algo, tuple(compare), options, **groups)
+
+
+def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
+    """What is scored unless told otherwise: where clients have models of their own, these too.
+
+    A file deals the samples of the split that it was made for, which is mostly the official one.
+    """
+    from_file = given.get("partition", "").endswith(".npz")
+    return "holdout" if OWN_MODELS & {*algorithms} and not from_file else "official"
 
 
 def _chosen(argv: Sequence[str]) -> _Chosen:

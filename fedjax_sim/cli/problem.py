@@ -130,12 +130,15 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
         ValueError: if the data do not allow that split.
     """
     prepare, seeds, scores = preparation(config.preparation), config.experiment.seeds, config.scores
-    if scores.folds is not None:
-        return by_clients(dataset, partitions, seeds, scores.folds, scores.standardise, prepare)
-    if scores.test_fraction is not None:
-        return by_holdout(
-            dataset, partitions, seeds, scores.test_fraction, scores.standardise, prepare
+    if scores.standardise is not None and not _is_table(dataset):
+        raise ValueError(
+            f"standardise={scores.standardise!r} is for tables of numbers, not {dataset.name}"
         )
+    standardise = scores.standardise or "global"
+    if scores.folds is not None:
+        return by_clients(dataset, partitions, seeds, scores.folds, standardise, prepare)
+    if scores.test_fraction is not None:
+        return by_holdout(dataset, partitions, seeds, scores.test_fraction, standardise, prepare)
     return official(dataset, partitions, seeds, prepare)
 
 

@@ -17,16 +17,24 @@ from fedjax_sim.run.metrics import mean_known
 
 def open_folder(config: Config, setup: Setup) -> RunFolder:
     """Makes the run folder, with the settings."""
-    out = config.machine.out
+    out, standardise = config.machine.out, config.scores.standardise
     path = new_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
     found = {
         "model": setup.model_name,
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
+        "standardise": (standardise or "global") if setup.problem.scaled else None,
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
     }
-    return RunFolder(path, config.record() | found)
+    return RunFolder(path, config.record() | found, config.machine.pictures)
+
+
+def title(config: Config, setup: Setup) -> str:
+    """What the pictures are of: the data set and the partition."""
+    asked = config.experiment.partition
+    sampler = setup.partitions[0].name if asked.endswith(".npz") else asked
+    return f"{config.experiment.dataset}, {sampler or asked}, {setup.clients:,} clients"
 
 
 def draw_clients(config: Config, setup: Setup, path: Path) -> None:
@@ -35,7 +43,8 @@ def draw_clients(config: Config, setup: Setup, path: Path) -> None:
     shown = setup.tables[: min(4, len(setup.partitions))]
     one_for_all = len(setup.partitions) < len(seeds)
     titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in seeds[: len(shown)]]
-    draw_partition(shown, path, titles)
+    named = setup.class_names
+    draw_partition(shown, path, titles, title=title(config, setup), classes=named)
 
 
 def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[str, str]:
@@ -44,7 +53,7 @@ def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[s
     Returns:
         The algorithms whose loss diverged, and what is to be said of each.
     """
-    draw_clients(config, setup, folder.path / "clients.png")
+    draw_clients(config, setup, folder.picture("clients"))
     common = {
         "versions": versions(),
         "devices": [str(d) for d in setup.execution.devices],
@@ -61,7 +70,8 @@ def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[s
             summaries[name] = {"diverged": diverged[name]}
         else:
             summaries[name] = summarise(name, results[name], config, setup)
-        folder.write_summary({**summaries, **common}, results, config.scores.score)
+        score, head = config.scores.score, f"{title(config, setup)}, {setup.model_name}"
+        folder.write_summary({**summaries, **common}, results, score, head)
     if results:
         show(config, setup, summaries)
         print(f"\nrecords and pictures: {folder.path}")

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_sim import privacy
+from fedjax_sim.base import FedState, origins
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.report import measurements, table
+from fedjax_sim.client.corrections import Mu
 from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
 
 def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[str, Any]:
-    """What ``summary.json`` says of one algorithm; of DP-FedAvg ε and δ too."""
+    """What ``summary.json`` says of one algorithm; of DP-FedAvg ε and δ, of FedProx μ too."""
     experiment = config.experiment
     summary = measurements(
         result,
@@ -28,28 +32,30 @@ def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[s
         clients=setup.clients,
         emd=setup.emd,
     )
+    summary |= pull_of(setup.algorithms[name], result.state)
     if name == "dp_fedavg":
         summary |= privacy_spent(config, setup, summary["rounds"])
     return summary
 
 
 def privacy_spent(config: Config, setup: Setup, rounds: int) -> dict[str, Any]:
-    """ε of a client's privacy in one run of DP-FedAvg at δ = 1/N, or why it is not known."""
+    """ε of a client's privacy in one run of DP-FedAvg and its δ, or why it is not known."""
     settings = {key: p.default for key, p in parameters("dp_fedavg").items()}
     settings |= config.options["dp_fedavg"]
     clients = setup.problem.data.clients
+    delta = clients**-1.1 if config.scores.delta is None else config.scores.delta
     try:
         spent = privacy.epsilon(
             settings["noise_multiplier"],
             clients=clients,
             clients_per_round=setup.clients_per_round,
             rounds=rounds,
-            delta=1 / clients,
+            delta=delta,
             sampling=settings["sampling"],
         )
     except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
         return {"epsilon_unknown": str(error)}
-    return {"epsilon": spent, "delta": 1 / clients}
+    return {"epsilon": spent, "delta": delta}
 
 
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -68,13 +74,46 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         if "epsilon" in s:
             print(
                 f"\n{name}: a run is (ε, δ)-private for each client, ε = {s['epsilon']:.3g} at "
-                f"δ = 1/N = {s['delta']:.3g}"
+                f"δ = {s['delta']:.3g} (1/N = {1 / setup.problem.data.clients:.3g})"
             )
         elif "epsilon_unknown" in s:
             print(f"\n{name}: ε is not known: {s['epsilon_unknown']}")
+        if "mu_first" in s:
+            print(f"\n{name}: {_told_pull(s['mu_first'], s['mu_last'])}")
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
     if personal and config.scores.split != "holdout":
         print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
+
+
+def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
+    """μ of the local update's proximal term in the first round and after the last, mean over runs.
+
+    Args:
+        algorithm: what has run.
+        state: after the last round, ``[R, ...]``.
+
+    Returns:
+        ``mu_first`` and ``mu_last``; nothing if there is no such term.
+    """
+    for origin in origins(algorithm.parts.local):
+        if origin.name == "proximal":
+            return dict.fromkeys(("mu_first", "mu_last"), float(origin.arguments["mu"]))
+        if origin.name == "adaptive_proximal" and state is not None:
+            terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
+            (last,) = (float(np.mean(a.mu)) for a in terms if isinstance(a, Mu))
+            return {"mu_first": float(origin.arguments.get("start", 0)), "mu_last": last}
+    return {}
+
+
+def _told_pull(first: float, last: float) -> str:
+    """The line about μ.
+
+    >>> _told_pull(0.01, 0.01), _told_pull(0, 0.2), _told_pull(0, 0)
+    ('μ of the proximal term is 0.01', 'μ of the proximal term is 0, after the last round 0.2', \
+'μ of the proximal term is 0: no pull')
+    """
+    later = f", after the last round {last:g}" if last != first else ""
+    return f"μ of the proximal term is {first:g}{later}{': no pull' if first == last == 0 else ''}"
 
 
 def _prepared(preparation: Preparation, setup: Setup) -> str:

@@ -1,0 +1,303 @@
+"""Every flag of every method: what it reads, what it changes, and where it would change nothing.
+
+And the arguments of ``simulate``, which are refused before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.config import GROUPS
+from fedjax_sim.cli.effects import NEEDS
+from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.parser import OWN_MODELS, parse
+
+OURS = sorted(ALGORITHMS.own)
+# What a flag hangs on, so that it may be given at all.
+BESIDE: dict[str, dict[str, Any]] = {
+    "gamma": {"importance": "sample"},
+    "initial_scores": {"importance": "minibatch"},
+    "v0": {"server_optimizer": "adam"},
+    "grace": {"decay": "hinge"},
+    "byzantine": {"aggregator": "krum"},
+    "equal_weights": {"aggregator": "mean"},
+} | {key: {"server_optimizer": "yogi"} for key in ("server_lr", "beta1", "beta2", "tau")}
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """The types that a parameter may have."""
+    return typing.get_args(hint) if typing.get_origin(hint) is not Literal else (hint,)
+
+
+def allowed(hint: Any) -> list[Any]:
+    """All values of a Literal and a bool, some of a number."""
+    plain: dict[Any, list[Any]] = {bool: [False, True], int: [1, 2, 3], float: [0.25, 2.0]}
+    found: list[Any] = []
+    for member in members(hint) or (hint,):
+        choice = typing.get_origin(member) is Literal
+        found += typing.get_args(member) if choice else plain.get(member, [])
+    return found
+
+
+def argv_of(name: str, options: dict[str, Any]) -> list[str]:
+    """The command line of one method with these options."""
+    argv = ["--algo", name, "--compare", "none"]
+    for key, value in options.items():
+        if isinstance(value, bool):
+            argv.append(flag(key if value else f"no_{key}"))
+        else:
+            argv += [flag(key), str(value)]
+    return argv
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_flag_reads_every_value(name: str) -> None:
+    """As a value of the parameter's type: an option 1 is the integer, not its text."""
+    own = parameters(name)
+    for key, parameter in own.items():
+        beside = {k: v for k, v in BESIDE.get(key, {}).items() if k in own}
+        values = allowed(parameter.annotation)
+        assert values, key
+        for value in values:
+            read = parse(argv_of(name, beside | {key: value})).options[name][key]
+            assert (read, type(read)) == (value, type(value))
+
+
+def test_every_choice_of_the_command_is_read() -> None:
+    """The settings that are one of some words."""
+    beside = {"standardise": ["--split", "clients"]}
+    seen = 0
+    for group, settings in GROUPS.items():
+        hints = typing.get_type_hints(settings)
+        for field in dataclasses.fields(settings):
+            words = [w for w in allowed(hints[field.name]) if isinstance(w, str)]
+            for word in words:
+                config = parse([*beside.get(field.name, []), flag(field.name), word])
+                assert getattr(getattr(config, group), field.name) == word
+            seen += bool(words)
+    assert seen >= 4
+
+
+def test_a_value_that_is_no_choice_is_told_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"^--option: invalid choice: '3' \(choose from 1, 2\)$"):
+        parse(["--algo", "scaffold", "--option", "3"])
+
+
+WITHOUT_EFFECT = {
+    "radfed --gamma 0.5": "radfed: --gamma is for --importance",
+    "radfed --initial-scores ones": "radfed: --initial-scores is for --importance",
+    "radfed --server-lr 0.5": "radfed: --server-lr is for --server-optimizer",
+    "radfed --beta1 0.5": "radfed: --beta1 is for --server-optimizer",
+    "radfed --beta2 0.5": "radfed: --beta2 is for --server-optimizer",
+    "radfed --tau 0.5": "radfed: --tau is for --server-optimizer",
+    "radfed --v0 0.5": "radfed: --v0 is for --server-optimizer",
+    "radfed --server-optimizer adagrad --beta2 0.5": (
+        "radfed: --beta2 is for --server-optimizer adam or yogi, not adagrad"
+    ),
+    "radfeda --server-optimizer adagrad --beta2 0.5": (
+        "radfeda: --beta2 is for --server-optimizer adam or yogi, not adagrad"
+    ),
+    "fedasync --grace 3": "fedasync: --grace is for --decay hinge, not polynomial",
+    "fedasync --decay constant --slope 3": (
+        "fedasync: --slope is for --decay polynomial or hinge, not constant"
+    ),
+    "robust --byzantine 0.1": (
+        "robust: --byzantine is for --aggregator trimmed_mean, krum or multi_krum, not "
+        "coordinate_median"
+    ),
+    "robust --aggregator geometric_median --byzantine 0.1": (
+        "robust: --byzantine is for --aggregator trimmed_mean, krum or multi_krum, not "
+        "geometric_median"
+    ),
+    "robust --no-equal-weights": (
+        "robust: --no-equal-weights is for --aggregator mean or geometric_median, not "
+        "coordinate_median"
+    ),
+    "fedavg --delta 0.01": "--delta is for dp_fedavg, not fedavg",
+    "fedavg --standardise global": "--standardise global is for --split clients or holdout",
+    "fedavg --share-alpha 0.5": "--share-alpha is for --share-beta",
+    "fedavg --no-mirror": "--no-mirror is for --fedaug or --rebalance",
+}
+
+
+@pytest.mark.parametrize("given", WITHOUT_EFFECT)
+def test_a_flag_without_effect_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(WITHOUT_EFFECT[given])}"):
+        parse(["--compare", "none", "--algo", *given.split()])
+
+
+def test_a_flag_that_another_method_needs_is_no_mistake() -> None:
+    config = parse(["--algo", "radfed", "--compare", "fedavgm", "--server-lr", "0.5"])
+    assert config.options["fedavgm"] == {"server_lr": 0.5}
+    with pytest.raises(ValueError, match=r"^radfed: --beta2 is for"):
+        parse(["--algo", "radfed", "--compare", "fedavgm", "--beta2", "0.5"])
+
+
+class Small(NamedTuple):
+    """A problem that is traced in a moment."""
+
+    model: fs.Model
+    local: fs.LocalUpdate
+    data: fs.ClientData
+    common: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def small() -> Small:
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    owned = fs.partition.partition_from_lists(
+        np.split(np.arange(30), [1, 2, 5, 8, 15, 20, 24, 26, 28])
+    )
+    data = fs.client_data(x, np.arange(40) % 3, owned, root=np.arange(30, 40))
+    model = fs.models.logistic((6,), 3)
+    objective = fs.empirical_risk(model)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    common = {"objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.9}
+    common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
+    local = fs.local_sgd(objective, optimizer, batch_size=4, epochs=2)
+    return Small(model, local, jax.tree.map(jnp.asarray, data), common)
+
+
+def made(small: Small, name: str, options: dict[str, Any]) -> fs.Algorithm:
+    method = ALGORITHMS[name]
+    given = {k: v for k, v in small.common.items() if k in keywords(method)}
+    if name == "dynamic_clustering":
+        given["cluster_limit"] = 40.0
+    return method(small.local, **(given | options))
+
+
+def program(small: Small, name: str, options: dict[str, Any]) -> tuple[str, float]:
+    """What a method computes with these options: its start, a round, the clients' own models."""
+    algorithm, data, model = made(small, name, options), small.data, small.model
+
+    def run(key: jax.Array, data: fs.ClientData) -> Any:
+        begun = algorithm.init(key, model.init(key), data)
+        state, metrics = algorithm.step(key, begun, data)
+        own: Any = ()
+        if algorithm.personal is not None:
+            clients = jnp.arange(data.clients, dtype=jnp.int32)
+            own = algorithm.score_personal(key, state, data, lambda *a: a[1], (), clients)
+        return state, metrics, algorithm.evaluated(key, state, data), own
+
+    with jax.numpy_dtype_promotion("standard"):  # as optax's Adam needs it
+        closed = jax.make_jaxpr(run)(jax.random.key(0), data)
+    text = re.sub(r"0x[0-9a-f]+", "", str(closed))
+    consts = [np.asarray(c).tobytes() for c in closed.consts]
+    found = hashlib.sha256(b"".join([text.encode(), *consts])).hexdigest()
+    return found, algorithm.round_factor
+
+
+def switches(name: str) -> Iterator[dict[str, Any]]:
+    """No option, and each value of each option that is a choice or off by default."""
+    yield {}
+    for key, parameter in parameters(name).items():
+        choice = any(typing.get_origin(m) is Literal for m in members(parameter.annotation))
+        if choice or parameter.annotation is bool:
+            yield from ({key: v} for v in allowed(parameter.annotation) if v != parameter.default)
+
+
+def refused(small: Small, name: str, options: dict[str, Any]) -> bool:
+    """Whether the command refuses these options together, or a value is out of range."""
+    try:
+        parse(argv_of(name, options))
+        made(small, name, options)
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OURS)
+def test_every_flag_that_is_taken_changes_the_program(name: str, small: Small) -> None:
+    """Beside every value of every option that is a choice."""
+    own = parameters(name)
+    for switch in switches(name):
+        if refused(small, name, switch):
+            continue
+        before = program(small, name, switch)
+        for key in own.keys() - switch.keys():
+            default = own[key].default
+            given = (switch | {key: v} for v in allowed(own[key].annotation) if v != default)
+            taken = (options for options in given if not refused(small, name, options))
+            for options in itertools.islice(taken, 1):
+                assert program(small, name, options) != before, f"{name} {options}"
+
+
+def test_the_rules_name_flags_that_are_there() -> None:
+    for needs in NEEDS:
+        owners = [name for name in OURS if needs.option in parameters(name)]
+        assert owners
+        for key in needs.flags:
+            assert any(key in parameters(name) for name in owners), key
+        for name in owners:
+            assert set(needs.values) <= set(allowed(parameters(name)[needs.option].annotation))
+
+
+def test_methods_with_models_of_the_clients_own_are_scored_by_them(small: Small) -> None:
+    own = {name for name in OURS if made(small, name, {}).personal is not None}
+    assert own == OWN_MODELS
+    for name in own:
+        assert parse(["--algo", "fedavg", "--compare", name]).scores.test_fraction == 0.2
+        assert parse(["--algo", name, "--split", "official"]).scores.split == "official"
+        assert parse(["--algo", name, "--partition", "a.npz"]).scores.split == "official"
+    assert parse(["--algo", "fedprox"]).scores.split == "official"
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "a method that was not called": (
+        {"algorithm": fs.fedavg},
+        "algorithm must be what fs.compose or a named method returns, got the function fedavg",
+    ),
+    "a name": (
+        {"algorithm": "fedavg"},
+        "algorithm must be what fs.compose or a named method returns, got str",
+    ),
+    "a factory": (
+        {"model": fs.models.mlp},
+        "model must be a Model, see fs.models, got the function mlp",
+    ),
+    "another model": (
+        {"model": fs.models.mlp((6,), 3, widths=(2,))},
+        "model must be the one that the local update trains, of 21 numbers in other shapes, got "
+        "one of 23",
+    ),
+    "a data set": (
+        {"data": fs.load_dataset("digits")},
+        "data must be a ClientData, see fs.client_data, got Dataset",
+    ),
+    "half a round": ({"rounds": 1.5}, "rounds must be a whole number at least 1, got 1.5"),
+    "no round": ({"rounds": 0}, "rounds must be a whole number at least 1, got 0"),
+    "half an evaluation": (
+        {"eval_every": 0.5},
+        "eval_every must be a whole number at least 1, got 0.5",
+    ),
+    "classes as a list": (
+        {"classes": [3]},
+        "classes must be a whole number at least 1, got [3]",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_simulate_refuses_is_one_line(mistake: str, small: Small) -> None:
+    given, message = MISTAKES[mistake]
+    right: dict[str, Any] = {"algorithm": made(small, "fedavg", {}), "model": small.model}
+    right |= {"data": small.data, "test": (small.data.x, small.data.y), "rounds": 1, "classes": 3}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        fs.simulate(**(right | given))
