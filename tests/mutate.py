@@ -1,0 +1,513 @@
+"""Single-line bugs over all parts: ``python tests/mutate.py`` says which of them no test notices.
+
+Each mutant replaces one place of one file in a copy of the tree, and runs the plain tests that name
+the part, until the first that fails. ``--only TEXT`` runs those whose file or line has the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mutant(NamedTuple):
+    """A bug: in ``fedjax_sim/file`` the only ``old`` becomes ``new``; the tests that look there."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+def tests(*names: str) -> str:
+    """Test files by their short names."""
+    return " ".join(f"tests/test_{name}.py" for name in names)
+
+
+AGGREGATORS, SERVER = tests("robust"), tests("server_methods", "mixtures")
+LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtures")
+SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
+CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
+NAMED = tests("methods", "server_methods", "sending", "local_methods", "clustering", "robust")
+
+MUTANTS = [
+    # engine
+    Mutant(
+        "engine/tree.py",
+        "share = weights / jnp.sum(weights)",
+        "share = weights / len(weights)",
+        ROUND,
+    ),
+    Mutant(
+        "engine/tree.py", "jnp.where(expand(share, a) > 0, a, 0)", "a", tests("frame", "robust")
+    ),
+    Mutant("engine/groups.py", "1 + jnp.min(f, axis=1)", "1 + jnp.max(f, axis=1)", CLUSTERS),
+    Mutant(
+        "engine/groups.py",
+        "order = jnp.argsort(company, stable=True)",
+        "order = jnp.arange(n)",
+        CLUSTERS,
+    ),
+    Mutant(
+        "engine/optimizers.py",
+        "return v - (1 - beta2) * square * jnp.sign(v - square)",
+        "return v - (1 - beta2) * square",
+        LOCAL,
+    ),
+    Mutant("engine/optimizers.py", "lambda v, square: v + square", "lambda v, square: v", LOCAL),
+    Mutant("engine/optimizers.py", "(jnp.sqrt(v) + tau)", "jnp.sqrt(v + tau)", LOCAL),
+    Mutant(
+        "engine/optimizers.py",
+        "jnp.where(outside, radius / norm, 1)",
+        "jnp.where(outside, 1, radius / norm)",
+        LOCAL,
+    ),
+    Mutant(
+        "engine/clients.py",
+        "return jnp.where(clients < len(data.budget), data.budget[clients], 0)",
+        "return _entries(data, clients)",
+        tests("data_side", "frame"),
+    ),
+    Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
+    # plan
+    Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
+    Mutant(
+        "plan/schedule.py",
+        "jnp.asarray(group) == t % phases",
+        "jnp.asarray(group) == (t + 1) % phases",
+        ROUND,
+    ),
+    Mutant(
+        "plan/redistribution.py",
+        "jax.random.permutation(key, slots)",
+        "jnp.roll(jnp.arange(slots), 1)",
+        tests("radfed_family", "oracle", "frame"),
+    ),
+    Mutant(
+        "plan/redistribution.py",
+        "return (self.source != by_slot).astype(jnp.int32)",
+        "return jnp.ones_like(by_slot)",
+        tests("mixtures", "server_methods"),
+    ),
+    Mutant(
+        "plan/redistribution.py",
+        "1 + jnp.maximum(degree[:, None], degree[None, :])",
+        "1 + degree[:, None]",
+        tests("server_methods"),
+    ),
+    Mutant(
+        "plan/redistribution.py",
+        "activity, (int(colour.max(initial=-1)) + 1,)",
+        "1 - activity, (int(colour.max(initial=-1)) + 1,)",
+        tests("server_methods"),
+    ),
+    Mutant(
+        "plan/selection.py", "jnp.where(taken, 2.0, ticket)", "ticket", tests("frame", "oracle")
+    ),
+    Mutant(
+        "plan/selection.py",
+        "return queue[: len(visits)], p",
+        "return jnp.sort(-ticket)[: len(visits)].argsort().astype(jnp.int32), p",
+        tests("radfed_family"),
+    ),
+    Mutant(
+        "plan/selection.py",
+        "jnp.lexsort((jax.random.uniform(key, (slots,)), visits))[:active]",
+        "jnp.arange(active)",
+        tests("radfed_family", "frame"),
+    ),
+    Mutant("plan/mediators.py", "best = jnp.argmin(", "best = jnp.argmax(", tests("data_side")),
+    Mutant(
+        "plan/mediators.py",
+        "jnp.where(i % clients_each == 0, empty, mix)",
+        "mix",
+        tests("data_side"),
+    ),
+    # client
+    Mutant(
+        "client/corrections.py", "jnp.subtract, common, own)", "jnp.subtract, own, common)", LOCAL
+    ),
+    Mutant(
+        "client/corrections.py",
+        "share = jnp.sum(present) / clients",
+        "share = jnp.float32(1)",
+        LOCAL,
+    ),
+    Mutant(
+        "client/corrections.py",
+        "aggregator(messages, present)",
+        "tree.mean(messages, present)",
+        tests("server_methods", "mixtures", "sending"),
+    ),
+    Mutant(
+        "client/corrections.py",
+        "new = done.gradient() if option == 1 else done.path",
+        "new = done.path",
+        LOCAL,
+    ),
+    Mutant(
+        "client/corrections.py",
+        "jnp.where(loss < last.loss, last.falls + 1, 0)",
+        "last.falls + 1",
+        LOCAL,
+    ),
+    Mutant(
+        "client/sgd.py",
+        'up = 0 if self.last_batch == "drop" else',
+        'up = 0 if self.last_batch == "keep" else',
+        LOCAL,
+    ),
+    Mutant("client/sgd.py", "jnp.minimum(total, self.max_steps)", "total", LOCAL),
+    Mutant("client/sgd.py", "position % client.size", "position", LOCAL),
+    Mutant(
+        "client/reports.py",
+        "loss.astype(jnp.float32) * real",
+        "loss.astype(jnp.float32)",
+        tests("server_methods"),
+    ),
+    Mutant(
+        "client/mixup.py",
+        "(1 - mix_ratio) * own + mix_ratio * others",
+        "own + mix_ratio * others",
+        tests("data_side"),
+    ),
+    Mutant(
+        "client/mixup.py",
+        "jnp.where(drawn < client.start, drawn, drawn + client.size)",
+        "drawn",
+        tests("data_side"),
+    ),
+    Mutant("client/sending.py", "jnp.minimum(1, limit / norm)", "limit / norm", SENDING),
+    Mutant("attacks.py", "jnp.asarray(-scale, a.dtype) * a", "-a", SENDING),
+    Mutant(
+        "attacks.py",
+        "mu - shift.astype(mu.dtype) * jnp.sqrt(var)",
+        "mu + shift.astype(mu.dtype) * jnp.sqrt(var)",
+        SENDING,
+    ),
+    Mutant("attacks.py", "classes - 1 - honest", "honest", SENDING),
+    Mutant(
+        "attacks.py",
+        "hostile = sends & jnp.append(malicious, False)[client]",
+        "hostile = sends",
+        SENDING,
+    ),
+    Mutant(
+        "personal.py",
+        "lambda v, w: jnp.asarray(lam, v.dtype) * (v - w)",
+        "lambda v, w: jnp.asarray(lam, v.dtype) * v",
+        tests("personal"),
+    ),
+    Mutant(
+        "compression.py",
+        "return unravel(arrived.astype(flat.dtype)), wide - arrived if",
+        "return unravel(arrived.astype(flat.dtype)), wide if",
+        CODES,
+    ),
+    Mutant(
+        "compression.py",
+        "/ count\n        return jnp.where(largest, magnitude",
+        "\n        return jnp.where(largest, magnitude",
+        CODES,
+    ),
+    Mutant(
+        "compression.py", "room = count - jnp.sum(above, dtype=jnp.int32)", "room = count", CODES
+    ),
+    Mutant("compression.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
+    # server
+    Mutant(
+        "server/update.py",
+        "gradient = jax.tree.map(jnp.negative, step.params)",
+        "gradient = step.params",
+        SERVER,
+    ),
+    Mutant(
+        "server/update.py",
+        "return step._replace(params=updates), opt",
+        "return Variables(updates, jax.tree.map(jnp.zeros_like, step.state)), opt",
+        SERVER,
+    ),
+    Mutant(
+        "server/update.py",
+        "(total if literal else jnp.abs(total)) >= threshold",
+        "jnp.abs(total) >= threshold",
+        SERVER,
+    ),
+    Mutant(
+        "server/update.py",
+        "(total if literal else jnp.abs(total)) >= threshold",
+        "(total if literal else jnp.abs(total)) > threshold",
+        SERVER,
+    ),
+    Mutant(
+        "server/update.py",
+        "jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)",
+        "jnp.sign(updates)",
+        SERVER,
+    ),
+    Mutant(
+        "server/update.py",
+        "tree.add(server, step), gathered.cohort.data",
+        "server, gathered.cohort.data",
+        SERVER,
+    ),
+    Mutant(
+        "server/refresh.py",
+        "server_samples / (samples + server_samples)",
+        "samples / (samples + server_samples)",
+        ROUND,
+    ),
+    Mutant("server/broadcast.py", "(past.updates - age) % rows", "past.updates % rows", SERVER),
+    Mutant(
+        "server/broadcast.py",
+        "jnp.minimum(past.updates, most) + 1",
+        "jnp.minimum(past.updates, most)",
+        SERVER,
+    ),
+    Mutant("server/preaggregation/_fair.py", "rate = lr / (1 - momentum)", "rate = lr", SERVER),
+    Mutant(
+        "server/preaggregation/_fair.py",
+        "q * power / loss * square",
+        "power / loss * square",
+        SERVER,
+    ),
+    Mutant(
+        "server/preaggregation/_fair.py", "after = _onto_simplex(moved)", "after = moved", SERVER
+    ),
+    Mutant(
+        "server/preaggregation/_nova.py",
+        "tail = momentum * (1 - momentum**count)",
+        "tail = (1 - momentum**count)",
+        tests("local_methods", "mixtures"),
+    ),
+    Mutant("server/preaggregation/_staleness.py", "(d + 1) ** -a", "d**-a", SERVER),
+    Mutant(
+        "server/preaggregation/_staleness.py",
+        "part * (update + behind) - behind",
+        "part * update",
+        SERVER,
+    ),
+    Mutant("server/preaggregation/_trust.py", "(along > 0)", "(along != 0)", tests("robust")),
+    Mutant("server/preaggregation/_trust.py", "length / norm", "norm / length", tests("robust")),
+    Mutant(
+        "server/aggregators/_order.py", "rank < count - first", "rank <= count - first", AGGREGATORS
+    ),
+    Mutant(
+        "server/aggregators/_krum.py",
+        "count - malicious - 2, 1",
+        "count - malicious, 1",
+        AGGREGATORS,
+    ),
+    Mutant(
+        "server/aggregators/_rows.py",
+        "jnp.where(jnp.isnan(total), jnp.inf, total)",
+        "total",
+        AGGREGATORS,
+    ),
+    Mutant("clustering.py", "is_lower = value < best[0]", "is_lower = value > best[0]", CLUSTERS),
+    Mutant(
+        "clustering.py", "total + value * jnp.sum(batch.mask, dtype=value.dtype)", "value", CLUSTERS
+    ),
+    Mutant(
+        "clustering.py",
+        "jnp.where(group == number, gathered.weights, 0)",
+        "gathered.weights",
+        CLUSTERS,
+    ),
+    Mutant("privacy.py", "jnp.minimum(1, clip / norms)", "clip / norms", tests("privacy")),
+    Mutant(
+        "privacy.py",
+        "noise_multiplier * clip / clients_per_round if",
+        "noise_multiplier / clients_per_round if",
+        tests("privacy"),
+    ),
+    Mutant(
+        "privacy.py",
+        "coin[first] <= jnp.uint32(heads)",
+        "coin[first] >= jnp.uint32(heads)",
+        tests("privacy"),
+    ),
+    # the round
+    Mutant("round/collecting.py", "counted = due & (slots.visits > 0)", "counted = due", ROUND),
+    Mutant(
+        "round/collecting.py",
+        "return tree.select(jnp.any(weights > 0), new, state)",
+        "return new",
+        tests("privacy", "frame"),
+    ),
+    Mutant(
+        "round/collecting.py",
+        "if parts.remembers:",
+        "if False:",
+        tests("mixtures", "server_methods"),
+    ),
+    Mutant(
+        "round/sending.py",
+        "sends = visited & (due | parts.models_travel)",
+        "sends = visited & due",
+        SENDING,
+    ),
+    Mutant(
+        "round/sending.py",
+        "sends = visited & (due | parts.models_travel)",
+        "sends = visited",
+        tests("sending", "mixtures"),
+    ),
+    Mutant(
+        "round/sending.py", "tree.select(task.trains, given.message, message)", "message", SENDING
+    ),
+    Mutant(
+        "round/training.py",
+        "tree.select_rows(visited, info, slots.info)",
+        "info",
+        tests("radfed_family", "frame", "server_methods"),
+    ),
+    Mutant(
+        "round/training.py",
+        "stays = tree.select(n_k > 0, corrected, model)",
+        "stays = corrected",
+        tests("compositions"),
+    ),
+    Mutant(
+        "round/training.py",
+        "client.size if client.budget is None else client.budget",
+        "client.size",
+        tests("data_side", "frame", "radfed_family"),
+    ),
+    Mutant(
+        "round/placement.py",
+        "jnp.where(fresh, 0, moves.received())",
+        "moves.received()",
+        tests("mixtures", "server_methods"),
+    ),
+    Mutant(
+        "round/algorithm.py",
+        "uploads=jnp.sum(sent & (due | moved)",
+        "uploads=jnp.sum(visited & (due | moved)",
+        SENDING,
+    ),
+    Mutant(
+        "round/algorithm.py",
+        "sent_down = visited & (fresh | moved",
+        "sent_down = visited & (moved",
+        tests("frame", "oracle", "methods"),
+    ),
+    Mutant(
+        "round/traffic.py",
+        "return min([whole, ",
+        "return max([whole, ",
+        tests("methods", "compression"),
+    ),
+    Mutant(
+        "round/fit.py",
+        "(np.isfinite(given) & (given > 0)).all()",
+        "True",
+        tests("frame", "contracts", "server_methods"),
+    ),
+    # named methods and their options
+    Mutant(
+        "algorithms/_robust.py",
+        'aggregator: Rule = "coordinate_median"',
+        'aggregator: Rule = "mean"',
+        tests("robust", "contracts", "server_methods"),
+    ),
+    Mutant(
+        "algorithms/_robust.py", "() if clip is None else (sending.clip_norm(clip),)", "()", NAMED
+    ),
+    Mutant(
+        "algorithms/_robust.py",
+        "aggregators.trimmed_mean(byzantine)",
+        "aggregators.trimmed_mean(0.2)",
+        NAMED,
+    ),
+    Mutant("algorithms/_robust.py", "aggregators.krum(byzantine)", "aggregators.krum(0.2)", NAMED),
+    Mutant(
+        "algorithms/_robust.py",
+        "aggregators.multi_krum(byzantine)",
+        "aggregators.multi_krum(0.2)",
+        NAMED,
+    ),
+    Mutant(
+        "algorithms/_scaffold.py",
+        "server.optimizer(optax.sgd(server_lr))",
+        "server.replace()",
+        NAMED,
+    ),
+    Mutant(
+        "algorithms/_dynamic_clustering.py",
+        "weighting.equal if equal_weights else weighting.by_samples",
+        "weighting.equal",
+        NAMED,
+    ),
+    Mutant(
+        "algorithms/_stc.py",
+        "weighting.equal if equal_weights else weighting.by_samples",
+        "weighting.equal",
+        NAMED,
+    ),
+    Mutant(
+        "algorithms/_fedasync.py",
+        "schedule.every_round(buffer_size)",
+        "schedule.every_round(1)",
+        NAMED,
+    ),
+    Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
+    Mutant(
+        "algorithms/_gossip.py",
+        "GRAPHS[topology](clients_per_round), activity",
+        "GRAPHS[topology](clients_per_round), 1.0",
+        NAMED,
+    ),
+]
+
+
+def main() -> int:
+    """Runs all mutants and prints the survivors; exits with 1 if more than 5 % survive."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="a part of the file's name or of the line")
+    only = parser.parse_args().only
+    chosen = [m for m in MUTANTS if only in m.file or only in m.old]
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "tree"
+        ignored = shutil.ignore_patterns(".git", ".ci", "__pycache__", "results", ".*cache")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        for number, mutant in enumerate(chosen, 1):
+            alive = survives(copy, mutant)
+            survivors += [mutant] if alive else []
+            mark = "SURVIVED" if alive else "killed"
+            print(f"{number}/{len(chosen)} {mark} {mutant.file}: {mutant.new!r}", flush=True)
+    killed = len(chosen) - len(survivors)
+    print(f"{killed} of {len(chosen)} killed ({100 * killed / len(chosen):.1f} %)")
+    return int(len(survivors) > 0.05 * len(chosen))
+
+
+def survives(tree: Path, mutant: Mutant) -> bool:
+    """Whether the tests pass with the bug; the tree is whole again afterwards."""
+    file = tree / "fedjax_sim" / mutant.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+             str(file), *mutant.tests.split()],
+            cwd=tree, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        file.write_text(text, encoding="utf-8")
+    if run.returncode not in (0, 1, 2):
+        raise RuntimeError(run.stdout[-2000:] + run.stderr[-2000:])
+    return run.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
