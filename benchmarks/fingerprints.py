@@ -114,7 +114,7 @@ def main() -> int:
             run = f"{name} on {devices}"
             found[run] = fingerprint(name, devices, model, data)
             old = before.get(run, found[run])
-            changed = [field for field, value in found[run].items() if value != old[field]]
+            changed = [field for field, value in found[run].items() if value != old.get(field)]
             differing += bool(changed)
             print(run, f"differs: {', '.join(changed)}" if changed else "ok", flush=True)
             given.out.write_text(json.dumps(found, indent=1))

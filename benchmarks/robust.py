@@ -23,8 +23,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from benchmarks.script import use_all_cores, write_record
-from fedjax_sim import aggregators, attacks, models, partition, preaggregation, schedule, selection
-from fedjax_sim.base import ClientData, LocalUpdate, Model, PreAggregation, Transform
+from fedjax_sim import (
+    aggregators,
+    attacks,
+    models,
+    partition,
+    preaggregation,
+    schedule,
+    selection,
+    sending,
+)
+from fedjax_sim.base import ClientData, LocalUpdate, Model, Sending
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, client_data, load_dataset
@@ -40,12 +49,12 @@ CLIP = {"digits": 0.15, "mnist": 0.6}  # the norm of an honest change, as measur
 MOST = 12_000  # training samples; of MNIST a fifth
 MALICIOUS = attacks.byzantine(CLIENTS, FRACTION)
 
-ATTACKS: dict[str, Callable[[int], tuple[list[Transform], list[PreAggregation]]]] = {
-    "none": lambda classes: ([], []),
-    "sign flip": lambda classes: ([], [attacks.sign_flip(MALICIOUS, 4.0)]),
-    "ALIE": lambda classes: ([], [attacks.alie(MALICIOUS, 1.5)]),
-    "Gaussian": lambda classes: ([], [attacks.gaussian(MALICIOUS, 1.0)]),
-    "label flip": lambda classes: ([attacks.label_flip(MALICIOUS, classes)], []),
+ATTACKS: dict[str, tuple[Sending, ...]] = {
+    "none": (),
+    "sign flip": (attacks.sign_flip(MALICIOUS, 4.0),),
+    "ALIE": (attacks.alie(MALICIOUS, 1.5),),
+    "Gaussian": (attacks.gaussian(MALICIOUS, 1.0),),
+    "label flip": (),  # the clients' data are poisoned, not what they send
 }
 RULES: dict[str, Callable[[LocalUpdate, float], dict[str, Any]]] = {
     "mean": lambda local, clip: {},
@@ -54,7 +63,7 @@ RULES: dict[str, Callable[[LocalUpdate, float], dict[str, Any]]] = {
     "geometric median": lambda local, clip: {"aggregator": aggregators.geometric_median()},
     "Krum": lambda local, clip: {"aggregator": aggregators.krum(FRACTION)},
     "multi-Krum": lambda local, clip: {"aggregator": aggregators.multi_krum(FRACTION)},
-    "clip + mean": lambda local, clip: {"preaggregation": [preaggregation.clip_norm(clip)]},
+    "clip + mean": lambda local, clip: {"sending": [sending.clip_norm(clip)]},
     "FLTrust": lambda local, clip: {"preaggregation": [preaggregation.trust(local)]},
 }
 
@@ -95,14 +104,15 @@ def cell(
     dataset: Dataset, model: Model, data: ClientData, seeds: int, rule: str, attack: str
 ) -> NDArray[np.float64]:
     """Test accuracy after ROUNDS rounds, ``f64[seeds]``."""
-    poison, forged = ATTACKS[attack](dataset.classes)
+    if attack == "label flip":
+        data = attacks.label_flip(data, MALICIOUS, dataset.classes)
     honest = local_sgd(empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
     parts = RULES[rule](honest, CLIP[dataset.name])
     algorithm = compose(
-        honest.change(transforms=poison),
+        honest,
         selection=selection.uniform(),
         schedule=schedule.every_round(CLIENTS),
-        preaggregation=[*forged, *parts.pop("preaggregation", [])],
+        sending=[*ATTACKS[attack], *parts.pop("sending", [])],
         **parts,
     )
     try:

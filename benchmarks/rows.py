@@ -30,11 +30,11 @@ def in_slot_order() -> PreAggregation:
     """Gathers all rows in the order of their clients."""
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         del key
         row = jnp.argsort(cohort.client)
-        ordered: Variables = tree.take(models, row)
+        ordered: Variables = tree.take(updates, row)
         return ordered, weights[row], state
 
     return PreAggregation(init=lambda variables, data: (), apply=apply)

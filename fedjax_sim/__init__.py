@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedjax_sim import (
     algorithms,
     attacks,
@@ -17,7 +19,7 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
-from fedjax_sim.client import augment, corrections, local, losses, mixup, reports
+from fedjax_sim.client import augment, corrections, local, losses, mixup, reports, sending
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
@@ -86,9 +88,15 @@ __all__ = [
     "reports",
     "schedule",
     "selection",
+    "sending",
     "server",
     "simulate",
     "toy",
     "tree",
     "weighting",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    where = f", use fs.algorithms.{name}" if name in ALGORITHMS.own else ""
+    raise AttributeError(f"module 'fedjax_sim' has no attribute {name!r}{where}")

@@ -17,6 +17,7 @@ from fedjax_sim.base import (
     ClientView,
     Cohort,
     Diagnostic,
+    Gathered,
     Objective,
     PyTree,
     Variables,
@@ -25,6 +26,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.groups import first_fit, smallest_groups
+from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER
 
 By = Literal["angle", "distance"]
 
@@ -56,8 +58,8 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
               \sum_{k: \hat\jmath_k = j} \frac{a_k}{\sum_{i: \hat\jmath_i = j} a_i} w_k
 
     a_k are the weights of the round after its pre-aggregations, and the aggregator of the
-    composition takes the place of the mean; its server update moves the server model, not these. A
-    model that no client chose stays as it is.
+    composition takes the place of the mean. A model that no client chose stays as it is. The server
+    model is the aggregate of all; a server update would not move these, and is refused.
 
     The first model is the initial server model. Each other one has the entries of every weight
     array in another random order: if an initialiser draws them independently, this is as good a
@@ -102,14 +104,10 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
         return Models(jax.tree.map(lambda *a: jnp.stack(a), *models), jnp.int32(clusters))
 
     def update(
-        state: Models,
-        server: Variables,
-        models: Variables,
-        weights: Array,
-        cohort: Cohort,
-        aggregator: Aggregator,
+        state: Models, server: Variables, gathered: Gathered, aggregator: Aggregator
     ) -> Models:
-        return state._replace(variables=_reduced(aggregator, state, models, weights, cohort.tag))
+        tag = gathered.cohort.tag
+        return state._replace(variables=_reduced(aggregator, state, gathered, tag))
 
     return Broadcast(
         init=init,
@@ -117,6 +115,8 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
         update=update,
         offered=lambda state: state.used,
         several=True,
+        tags="cluster",
+        needs=(PLAIN_SERVER,),
     )
 
 
@@ -166,24 +166,27 @@ def dynamic(
     _check_at_least_one(slots=slots, batch_size=batch_size)
 
     def update(
-        state: Models,
-        server: Variables,
-        models: Variables,
-        weights: Array,
-        cohort: Cohort,
-        aggregator: Aggregator,
+        state: Models, server: Variables, gathered: Gathered, aggregator: Aggregator
     ) -> Models:
+        cohort = gathered.cohort
         # By client: neither the result nor its order may depend on rows. Absent ones come last.
-        row = jnp.argsort(jnp.where(weights > 0, cohort.client, 2**31 - 1))[:slots]
-        models, weights, tag = tree.take((models, weights, cohort.tag), row)
+        row = jnp.argsort(jnp.where(gathered.weights > 0, cohort.client, 2**31 - 1))[:slots]
+        updates, weights, received = tree.take(
+            (gathered.updates, gathered.weights, cohort.received), row
+        )
         present = weights > 0
         if by == "angle":
-            from_ = tree.take(state.variables.params, tag)
-            near = _angles_within(jax.tree.map(jnp.subtract, models.params, from_), limit)
+            near = _angles_within(updates.params, limit)
         else:
-            near = _distances_within(models.params, limit)
+            near = _distances_within(tree.add(received.params, updates.params), limit)
         group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
-        reduced = _reduced(aggregator, state, models, weights, group)
+        # Groups are not those that the models left in: their common measure is the server's model.
+        rows = Gathered(updates, weights, cohort._replace(received=received))
+        base = tree.stack_copies(cohort.server, slots)
+        old = state._replace(variables=base)
+        new = _reduced(aggregator, old, rows, group)
+        used = jnp.arange(slots, dtype=jnp.int32) < count
+        reduced = tree.select_rows(used, new, state.variables)
         return Models(reduced, jnp.where(count > 0, count, state.used))
 
     return Broadcast(
@@ -192,6 +195,8 @@ def dynamic(
         update=update,
         offered=lambda state: state.used,
         several=True,
+        tags="cluster",
+        needs=(PLAIN_SERVER, ALL_DUE),
     )
 
 
@@ -212,7 +217,7 @@ def models_taken() -> Diagnostic:
         taken = jnp.sum(visited & ~earlier, dtype=jnp.float32)
         return {"models_taken": taken}, state
 
-    return Diagnostic(init=lambda variables, data: (), measure=measure)
+    return Diagnostic(init=lambda variables, data: (), measure=measure, needs=(CLUSTER,))
 
 
 def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[Variables, Array]]:
@@ -242,17 +247,19 @@ def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[V
     return send
 
 
-def _reduced(
-    aggregator: Aggregator, state: Models, models: Variables, weights: Array, group: Array
-) -> Variables:
-    """Each group's rows aggregated; the old model if a group has none."""
+def _reduced(aggregator: Aggregator, state: Models, gathered: Gathered, group: Array) -> Variables:
+    """Each model of W moved by its group's rows; as it was if a group has none."""
     room = len(jax.tree.leaves(state.variables)[0])
+    received = gathered.cohort.received
 
     # One group after another: stacks for all would take room times the memory of one.
     def of(task: tuple[Array, Variables]) -> Variables:
         number, old = task
-        own = jnp.where(group == number, weights, 0)
-        return tree.select(jnp.any(own > 0), aggregator(models, own), old)
+        own = jnp.where(group == number, gathered.weights, 0)
+        from_old = jax.tree.map(
+            lambda update, start, w: update + (start - w[None]), gathered.updates, received, old
+        )
+        return tree.select(jnp.any(own > 0), tree.add(old, aggregator(from_old, own)), old)
 
     return jax.lax.map(of, (jnp.arange(room, dtype=jnp.int32), state.variables))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,17 +12,15 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.base import (
     Array,
-    ClientData,
-    ClientView,
-    LocalUpdate,
+    Gathered,
     Origin,
     PyTree,
+    Sending,
+    Sent,
     Server,
-    Trained,
     Variables,
     part,
     shown,
-    wrap,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Client, stream
@@ -179,68 +176,44 @@ def position_bits(share: float) -> float:
 
 
 @part
-def compressed(local: LocalUpdate, compressor: Compressor, *, feedback: bool = True) -> LocalUpdate:
-    r"""A local update that uploads its model as a compressed step from the one that it received.
+def compressed(compressor: Compressor, *, feedback: bool = True) -> Sending:
+    r"""Sends updates by a lossy code.
 
     .. math:: \tilde\Delta_k = C(\Delta_k + r_k), \qquad
-              r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k, \qquad
-              w_k = w_{recv} + \tilde\Delta_k
+              r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k
 
-    The client keeps its residual :math:`r_k` (n floats) until its next visit. A model that stays in
-    flight goes on as it was sent: under redistribution the next client receives it so, and a client
-    that keeps its model for several rounds (phase shift) trains on from it and uploads one message
-    for each round (as many are counted for the first and last groups, which train for fewer).
-
-    The receiver must know what the client had received. A server does, even one that passes models
-    on (RADFed); a model that goes from client to client (gossip), or down, is sent whole. The other
-    variables (BatchNorm statistics) go whole. Put this around the wrapper of a personal model
-    (``compressed(ditto(local))``): that model is never sent.
+    The client keeps its residual :math:`r_k` (n floats) until it sends again. The receiver adds
+    :math:`\tilde\Delta_k` to the model that it knows the client received: a server does, even one
+    that passes models on (RADFed); a model that goes from client to client without a server
+    (gossip) is counted whole. A client that keeps its model for several rounds (phase shift) sends
+    one message, at the end. The other variables (BatchNorm statistics) go whole, and so does what
+    is sent beside the model.
 
     Args:
-        local: what trains.
         compressor: the code C.
         feedback: whether to keep the residual; without it, what the code leaves out is lost.
 
     Returns:
-        A local update.
+        A part of ``sending``.
 
     Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (clients).
 
-    >>> import optax
-    >>> from fedjax_sim.client.local import local_sgd
-    >>> local = compressed(local_sgd(lambda *_: 0.0, optax.sgd(0.1)), top_k(0.01))
-    >>> local.upload_bytes(Variables(jnp.zeros(10_000), {}), 1)
+    >>> compressed(top_k(0.01)).bytes(Variables(jnp.zeros(10_000), {}))
     502
     """
 
-    def wrapper(local: LocalUpdate) -> LocalUpdate:
-        def client_state(variables: Variables) -> PyTree:
-            return local.client_state(variables), _no_residual(variables, feedback=feedback)
+    def send(
+        key: Array, residual: PyTree, update: Variables, message: PyTree, client: Array
+    ) -> Sent:
+        del client
+        params, residual = _coded(compressor, key, update.params, residual)
+        return Sent(update._replace(params=params), message, residual)
 
-        def train(
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: PyTree,
-            shared_state: PyTree,
-        ) -> Trained:
-            kept, residual = client_state
-            trained = local.train(key, variables, client, kept, shared_state)
-            params, residual = _sent(
-                compressor, key, variables.params, trained.variables.params, residual
-            )
-            sent = trained.variables._replace(params=params)
-            return trained._replace(variables=sent, client_state=(trained.client_state, residual))
-
-        def upload_bytes(variables: Variables, visits: int) -> int:
-            message = _message_bytes(compressor, variables, visits)
-            return min(local.upload_bytes(variables, visits), message)
-
-        return dataclasses.replace(
-            local, client_state=client_state, train=train, upload_bytes=upload_bytes
-        )
-
-    return wrap(wrapper, local)
+    return Sending(
+        init=lambda variables, data: _no_residual(variables, feedback=feedback),
+        send=send,
+        bytes=lambda variables: _message_bytes(compressor, variables, 1),
+    )
 
 
 @part
@@ -279,29 +252,29 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
         return server.init(variables), _no_residual(variables, feedback=feedback)
 
     def update(
-        key: Array, aggregate: Variables, old: Variables, state: PyTree, data: ClientData
+        key: Array, step: Variables, old: Variables, state: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
         inner, residual = state
-        moved, inner = server.update(key, aggregate, old, inner, data)
-        params, residual = _sent(compressor, key, old.params, moved.params, residual)
-        return moved._replace(params=params), (inner, residual)
+        step, inner = server.update(key, step, old, inner, gathered)
+        params, residual = _coded(compressor, key, step.params, residual)
+        return step._replace(params=params), (inner, residual)
 
     def download_bytes(variables: Variables, updates: int) -> int:
         return min(tree.num_bytes(variables), _message_bytes(compressor, variables, updates))
 
-    return Server(init, update, download_bytes)
+    return Server(init, update, download_bytes, server.needs)
 
 
-def _sent(
-    compressor: Compressor, key: Array, old: PyTree, new: PyTree, residual: PyTree
+def _coded(
+    compressor: Compressor, key: Array, step: PyTree, residual: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The parameters that arrive, given the ``old`` ones, and the new residual."""
-    start, unravel = ravel_pytree(old)
-    step = (ravel_pytree(new)[0] - start).astype(jnp.float32)
+    """What arrives of a ``step``, and the new residual."""
+    flat, unravel = ravel_pytree(step)
+    wide = flat.astype(jnp.float32)
     feedback = residual is not None
-    step = step + residual if feedback else step
-    arrived = compressor.compress(stream(key, Client.COMPRESSION), step)
-    return unravel(start + arrived.astype(start.dtype)), step - arrived if feedback else None
+    wide = wide + residual if feedback else wide
+    arrived = compressor.compress(stream(key, Client.COMPRESSION), wide)
+    return unravel(arrived.astype(flat.dtype)), wide - arrived if feedback else None
 
 
 def _no_residual(variables: Variables, *, feedback: bool) -> Array | None:

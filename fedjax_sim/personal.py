@@ -21,7 +21,6 @@ from fedjax_sim.base import (
     part,
     wrap,
 )
-from fedjax_sim.engine import tree
 
 
 @part
@@ -44,16 +43,12 @@ def fine_tuned(local: LocalUpdate) -> Personal:
     Returns:
         The personal model.
 
-    Raises:
-        ValueError: in the first evaluation, if local compresses.
-
     Source: Wang et al. 2019 <https://arxiv.org/abs/1910.10252>.
     """
 
     def tune(
         key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        _refuse_compressed(local, received)
         start = local.client_state(received), local.shared_state(received)
         return local.train(key, received, client, *start).variables
 
@@ -80,9 +75,8 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
 
     At each visit v_k goes on from where it was, towards the w_t that the client has just received;
     w_k is trained, sent and reported as if there were no v_k. The first v_k is the initial server
-    model; v_k never leaves the client. Wrappers that change the message (compression) go around
-    this one. The corrections of local's gradients are for w_k: they are no part of h_k and do not
-    act on v_k.
+    model; v_k never leaves the client. The corrections of local's gradients are for w_k: they are
+    no part of h_k and do not act on v_k.
 
     Args:
         local: trains w_k.
@@ -94,7 +88,7 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
         The local update; its client state has a model for every client.
 
     Raises:
-        ValueError: if lam is negative; when the state is initialised, if v_k would be compressed.
+        ValueError: if lam is negative.
 
     Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
@@ -120,7 +114,6 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
         solver = solver.change(corrections=(_towards_received(lam),))
 
         def client_state(variables: Variables) -> Stored:
-            _refuse_compressed(solver, variables)
             return Stored(variables, local.client_state(variables))
 
         def train(
@@ -166,14 +159,6 @@ def stored() -> Personal:
     return own
 
 
-def _refuse_compressed(local: LocalUpdate, variables: Variables) -> None:
-    if local.upload_bytes(variables, 1) < tree.num_bytes(variables):
-        raise ValueError(
-            "a personal model is never sent, so what trains it must not compress it: write "
-            "compressed(ditto(local)), or fine_tuned(local) beside compressed(local)"
-        )
-
-
 def _towards_received(lam: float) -> Correction:
     """λ (v - w), where w is the model that v's state was made from: the one that was received."""
 
@@ -190,5 +175,5 @@ def _towards_received(lam: float) -> Correction:
         shared_state=lambda params: (),
         gradient=gradient,
         finish=finish,
-        reduce=lambda shared_state, messages, samples, clients: shared_state,
+        reduce=lambda shared_state, messages, samples, clients, aggregator: shared_state,
     )

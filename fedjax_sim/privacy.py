@@ -5,7 +5,6 @@ Two data sets are neighbours if they differ in all samples of one client.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Literal
 
@@ -16,15 +15,25 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
-    LocalUpdate,
+    Need,
     PreAggregation,
     PyTree,
     Selection,
+    Sending,
+    Sent,
     Variables,
+    origins,
     part,
-    wrap,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import (
+    NO_FLIGHT,
+    NOTHING_SHARED,
+    NOTHING_TOLD,
+    ONE_MODEL,
+    OWN_SAMPLES,
+    PLAIN_MEAN,
+)
 
 Sampling = Literal["poisson", "fixed"]
 
@@ -43,11 +52,11 @@ def gaussian_mechanism(
 
     m is the size of the expected cohort, not of the actual one, which would reveal who took part.
     Every row is changed so that the plain mean, which must be the aggregator, gives this: absent
-    rows become :math:`w_t`, and all weigh 1. A round without any client is noise alone. An update
+    rows become noise alone, and all weigh 1. A round without any client is noise alone. An update
     that is not finite counts as 0, so that the bound holds for anything that is sent.
 
-    The server's models are private as long as nothing else leaves the clients: a composition of
-    your own needs :func:`private` around its local update. The losses that the simulator reports,
+    The server's models are private as long as nothing else leaves the clients, and no client takes
+    part twice: ``compose`` refuses what would break that. The losses that the simulator reports,
     and rows of single clients, are not private. The noise is drawn by JAX's generator in floating
     point: right for experiments, but not hardened against an attacker who exploits either.
 
@@ -86,69 +95,70 @@ def gaussian_mechanism(
         return ()
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
-    ) -> tuple[PyTree, Array, PyTree]:
-        if jax.tree.leaves(cohort.tag):
-            raise ValueError(
-                "broadcast must be latest() to be private: the noise is for one server model"
-            )
-        server = cohort.received.params
-        updates = jax.tree.map(jnp.subtract, models.params, server)
-        norms = jax.vmap(tree.norm)(updates)
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
+        norms = jax.vmap(tree.norm)(updates.params)
         counted = (weights > 0) & jnp.isfinite(norms)
         # The mean will divide by the number of rows, present or absent.
         scale = len(weights) / clients_per_round * jnp.minimum(1, clip / norms)
-        noise = _normal(key, server, deviation)
+        drawn = _normal(key, cohort.server.params, deviation)
 
-        def row(w: Array, update: Array, noise: Array) -> Array:
+        def row(update: Array, noise: Array) -> Array:
             step = tree.expand(scale, update).astype(update.dtype) * update
-            return w + noise + jnp.where(tree.expand(counted, update), step, 0)
+            return noise[None] + jnp.where(tree.expand(counted, update), step, 0)
 
-        params = jax.tree.map(row, server, updates, noise)
-        return models._replace(params=params), jnp.ones_like(weights), state
+        params = jax.tree.map(row, updates.params, drawn)
+        return updates._replace(params=params), jnp.ones_like(weights), state
 
-    return PreAggregation(init, apply)
+    last = Need(
+        "preaggregation",
+        "to be the last pre-aggregation, after parts that read no reports",
+        lambda parts: (
+            parts.preaggregation[-1].apply is apply
+            and not any(other.reads for other in parts.preaggregation)
+        ),
+        "preaggregation=(gaussian_mechanism(...),)",
+    )
+    # All rows hold the same noise: their signs would tell of single clients.
+    mean_alone = Need(
+        "server",
+        "a server that sees nothing but the noisy mean",
+        lambda parts: all(made.name != "sign_agreement" for made in origins(parts.server)),
+        "server=replace() or optimizer(transform)",
+    )
+    needs = (PLAIN_MEAN, ONE_MODEL, NO_FLIGHT, NOTHING_SHARED, NOTHING_TOLD, OWN_SAMPLES)
+    return PreAggregation(init, apply, needs=(*needs, last, mean_alone))
 
 
 @part
-def private(local: LocalUpdate) -> LocalUpdate:
-    """The same local update, refused if more than its model would leave a client.
+def noise(sigma: float) -> Sending:
+    r"""Every client adds noise to its update.
 
-    What is shared through the server (SCAFFOLD's variates, the losses behind an adaptive μ, a mean
-    ``optimizer_state``) is neither clipped nor noisy, and samples that other clients train on
-    (FedMix) are in more updates than one: with either, :func:`epsilon` does not hold.
+    .. math:: \Delta_k \leftarrow \Delta_k + N(0, \sigma^2 I)
+
+    With :func:`fedjax_sim.sending.clip_norm` before it, what leaves a client is noisy even for the
+    server; :func:`epsilon` is about the server's noise and does not hold for this one.
 
     Args:
-        local: the local update.
+        sigma: σ.
 
     Returns:
-        The local update.
+        A part of ``sending`` without state.
 
     Raises:
-        ValueError: if local needs the other clients' samples; when the state is initialised, if it
-            shares anything.
+        ValueError: if sigma is negative or not finite.
     """
+    if not 0 <= sigma < math.inf:
+        raise ValueError(f"sigma must be at least 0 and finite, got {sigma}")
 
-    def wrapper(local: LocalUpdate) -> LocalUpdate:
-        if local.peers or local.setup_traffic is not None:
-            raise ValueError(
-                "local must do without the other clients' samples to be private, got "
-                f"peers={local.peers}, setup_traffic={local.setup_traffic}"
-            )
+    def send(key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array) -> Sent:
+        del client
+        drawn = _normal(key, update.params, sigma)
+        return Sent(
+            update._replace(params=jax.tree.map(jnp.add, update.params, drawn)), message, kept
+        )
 
-        def shared_state(variables: Variables) -> PyTree:
-            state = local.shared_state(variables)
-            if jax.tree.leaves(state):
-                raise ValueError(
-                    "local must share nothing through the server to be private: it has a "
-                    "correction (SCAFFOLD, an adaptive mu) or an optimizer_state='average' that "
-                    "does"
-                )
-            return state
-
-        return dataclasses.replace(local, shared_state=shared_state)
-
-    return wrap(wrapper, local)
+    return Sending(init=lambda variables, data: (), send=send)
 
 
 @part
@@ -222,7 +232,7 @@ def epsilon(
 ) -> float:
     """ε of (ε, δ) differential privacy for one client's data, if all models of a run are shown.
 
-    It holds if nothing but updates leaves the clients, see :func:`private`.
+    It holds if nothing but updates leaves the clients, see :func:`gaussian_mechanism`.
 
     "poisson": neighbours differ by a client that is there or not, of sensitivity C; the privacy
     loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up to its
@@ -261,8 +271,8 @@ def epsilon(
         raise ValueError(f"clients_per_round must be in 1..{clients}, got {clients_per_round}")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    if not 0 < delta < 1 / max(clients, 2):
+        raise ValueError(f"delta must be above 0 and below 1/N = {1 / clients:.3g}, got {delta}")
     if sampling not in ("poisson", "fixed"):
         raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
     if noise_multiplier == 0:

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fedjax_sim as fs
-from fedjax_sim import compression, preaggregation, selection
+from fedjax_sim import compression, selection, sending, server
 from fedjax_sim.round.citation import references
 
 PACKAGE = Path(fs.__file__).parent
@@ -82,17 +82,18 @@ def test_nothing_is_cited_that_is_not_used() -> None:
 
 
 def test_a_part_that_is_exchanged_changes_what_is_cited() -> None:
-    scaffold = fs.algorithms.scaffold(LOCAL, clients_per_round=4)
+    scaffold = fs.algorithms.scaffold(LOCAL, clients_per_round=5)
     robust = scaffold.replace(aggregator=fs.aggregators.krum())
     assert set(keys(robust)) - set(keys(scaffold)) == {"blanchard2017machine"}
 
 
 def test_parts_inside_parts_are_cited() -> None:
     algorithm = fs.compose(
-        compression.compressed(LOCAL, compression.top_k(0.1)),
+        LOCAL,
         selection=selection.uniform(),
         schedule=fs.schedule.every_round(4),
-        preaggregation=(preaggregation.sign_agreement(2.0),),
+        sending=(sending.compressed(compression.top_k(0.1)),),
+        server=server.chain(server.sign_agreement(2.0, server.replace())),
     )
     found = keys(algorithm)
     assert "aji2017sparse" in found

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 import fedjax_sim as fs
 from fedjax_sim import (
     aggregators,
+    attacks,
     compression,
     corrections,
     optimizers,
-    preaggregation,
     redistribution,
     refresh,
     schedule,
     selection,
+    sending,
     server,
     weighting,
 )
@@ -44,29 +45,32 @@ SCHEDULES: dict[str, Any] = {
     "delayed, sticky": (schedule.delayed(SLOTS, 3), True),
     "staggered": (schedule.staggered(SLOTS, 2), True),
 }
-PREAGGREGATIONS: dict[str, Any] = {
+CODES: dict[str, Any] = {
     "none": (),
-    "clip": (preaggregation.clip_norm(1.0),),
-    "signs, then clip": (preaggregation.sign_agreement(1), preaggregation.clip_norm(1.0)),
+    "top-k": (compression.compressed(compression.top_k(0.5)),),
+    "ternary": (compression.compressed(compression.ternary(0.3)),),
+    "quantised": (compression.compressed(compression.stochastic_quantisation(16), feedback=False),),
+}
+# Around a code: one client of eight goes backwards, and is bounded; or all bound and blur.
+FIRST: dict[str, Any] = {"none": (), "flipped": (attacks.sign_flip(np.arange(8) == 3, 0.5),)}
+LAST: dict[str, Any] = {
+    "none": (),
+    "clipped": (sending.clip_norm(1.0),),
+    "noisy": (sending.clip_norm(1.0), sending.noise(1e-3)),
 }
 AGGREGATORS: dict[str, Any] = {
     "mean": aggregators.AGGREGATORS["mean"],
     "median": aggregators.coordinate_median,
     "trimmed": aggregators.trimmed_mean(0.25),
     "geometric": aggregators.geometric_median(),
-    "krum": aggregators.multi_krum(0.25),
+    "krum": aggregators.multi_krum(0.0, keep=2),
 }
 SERVERS: dict[str, Any] = {
     "replace": server.replace(),
     "mix": server.mix(0.7),
     "momentum": server.optimizer(optax.sgd(0.5, momentum=0.5)),
     "yogi": server.optimizer(optimizers.yogi(0.05)),
-}
-COMPRESSORS: dict[str, Any] = {
-    "none": None,
-    "top-k": compression.top_k(0.5),
-    "ternary": compression.ternary(0.3),
-    "quantised": compression.stochastic_quantisation(16),
+    "agreed": server.sign_agreement(1, server.replace()),
 }
 
 
@@ -76,36 +80,38 @@ def one_of(choices: dict[str, Any]) -> Any:
 
 @st.composite
 def compositions(draw: Any) -> dict[str, Any]:
+    """Parts that fit together: what would have no effect, or not enough models, is refused."""
+    plan = draw(one_of(SCHEDULES))
+    flies, sticky = plan != "every round", SCHEDULES[plan][1]
+    rules = {k: rule for k, rule in AGGREGATORS.items() if (k, plan) != ("trimmed", "staggered")}
     return {
         "optimizer_state": draw(st.sampled_from(["reset", "keep", "average"])),
         "corrections": draw(one_of(CORRECTIONS)),
-        "compressor": draw(one_of(COMPRESSORS)),
-        "schedule": draw(one_of(SCHEDULES)),
-        "active": draw(st.sampled_from([None, 3])),
-        "redistribution": draw(st.sampled_from(["keep", "permute"])),
-        "refresh": draw(st.sampled_from(["nothing", "drift_correction"])),
+        "sending": [draw(one_of(parts)) for parts in (FIRST, CODES, LAST)],
+        "schedule": plan,
+        "active": None if sticky else draw(st.sampled_from([None, 3])),
+        "redistribution": draw(st.sampled_from(["keep", "permute"])) if flies else "keep",
+        "refresh": draw(st.sampled_from(["nothing", "drift_correction"])) if sticky else "nothing",
         "weighting": draw(st.sampled_from(["by_samples_visited", "equal"])),
-        "preaggregation": draw(one_of(PREAGGREGATIONS)),
-        "aggregator": draw(one_of(AGGREGATORS)),
+        "aggregator": draw(one_of(rules)),
         "server": draw(one_of(SERVERS)),
     }
 
 
 def composed(local: LocalUpdate, parts: dict[str, Any]) -> fs.Algorithm:
     plan, sticky = SCHEDULES[parts["schedule"]]
+    first, code, last = parts["sending"]
     local = local.change(
         corrections=CORRECTIONS[parts["corrections"]], optimizer_state=parts["optimizer_state"]
     )
-    if COMPRESSORS[parts["compressor"]] is not None:
-        local = compression.compressed(local, COMPRESSORS[parts["compressor"]])
     return fs.compose(
         local,
-        selection=selection.uniform(sticky=sticky, active=None if sticky else parts["active"]),
+        selection=selection.uniform(sticky=sticky, active=parts["active"]),
         schedule=plan,
         redistribution=getattr(redistribution, parts["redistribution"]),
         refresh=getattr(refresh, parts["refresh"])(),
+        sending=FIRST[first] + CODES[code] + LAST[last],
         weighting=getattr(weighting, parts["weighting"]),
-        preaggregation=PREAGGREGATIONS[parts["preaggregation"]],
         aggregator=AGGREGATORS[parts["aggregator"]],
         server=SERVERS[parts["server"]],
     )
@@ -140,7 +146,9 @@ def test_an_idle_slot_takes_no_correction(easy: Federation) -> None:
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
         selection=selection.uniform(active=SLOTS - 1),
         schedule=schedule.delayed(SLOTS, 3),
-        refresh=refresh.drift_correction(),
+        refresh=refresh.drift_correction()._replace(
+            needs=()
+        ),  # which ask for slots that never rest
         weighting=weighting.equal,
     )
     final = play(algorithm, model, easy.data, 4).final

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 import fedjax_sim as fs
 from fedjax_sim import compression, redistribution, refresh, schedule, selection, server, weighting
 from fedjax_sim.algorithms import fedavg_qsgd, fedavg_top_k, stc
-from fedjax_sim.base import ClientView, LocalUpdate
-from fedjax_sim.client.reports import with_initial_loss
+from fedjax_sim.base import LocalUpdate
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 KEY = jax.random.key(0)
@@ -119,95 +118,40 @@ def test_quantisation_is_unbiased() -> None:
     assert np.asarray(code.compress(KEY, jnp.zeros(4))).tolist() == [0, 0, 0, 0]
 
 
-def quadratic(
-    params: Any, state: Any, received: Any, batch: Any, key: Any
-) -> tuple[jax.Array, Any]:
-    """Half the squared distance to the samples; its state counts steps."""
-    away = jnp.sum((batch.x - params["w"][None]) ** 2, axis=-1)
-    loss = 0.5 * jnp.mean(away, where=batch.mask) + jnp.sum(params["b"] ** 2)
-    return loss, {"steps": state["steps"] + 1}
-
-
-def lone() -> tuple[LocalUpdate, fs.Variables, ClientView]:
-    x = jax.random.normal(KEY, (20, 12))
-    client = ClientView(
-        x, jnp.zeros(20, jnp.int32), jnp.arange(20), jnp.int32(0), jnp.int32(20), 20
-    )
-    variables = fs.Variables({"w": jnp.ones(12), "b": jnp.ones((2, 3))}, {"steps": jnp.float32(0)})
-    return fs.local_sgd(quadratic, optax.sgd(0.1), batch_size=8), variables, client
-
-
-def test_the_code_and_the_initial_loss_have_chances_of_their_own() -> None:
-    """Both keys are derived from the client's; neither is to lead to the other's."""
-
-    def bits(key: jax.Array) -> jax.Array:
-        return (jax.random.key_data(key)[0] >> 8).astype(jnp.float32)  # 24 bits are exact
-
-    plain, variables, client = lone()
-    variables = jax.tree.map(jnp.zeros_like, variables)
-    # The minibatches of the initial loss number their keys from 0.
-    telling = compression.Compressor(
-        lambda key, x: jnp.full_like(x, bits(jax.random.fold_in(key, 0))), lambda n: 4 * n
-    )
-    local = compression.compressed(
-        with_initial_loss(
-            plain.change(batch_size=20), lambda params, state, _, batch, key: (bits(key), state)
-        ),
-        telling,
-    )
-    out = jax.jit(local.train)(KEY, variables, client, local.client_state(variables), ((), ()))
-    seen = float(out.info.extra["initial_loss"])
-    assert seen > 0
-    assert seen != float(out.variables.params["w"][0])
+UPDATE = fs.Variables({"w": jnp.ones(12), "b": jnp.ones((2, 3))}, {"steps": jnp.float32(3)})
 
 
 @pytest.mark.parametrize("kind", SPARSE)
 def test_sent_and_residual_make_the_update(kind: str) -> None:
-    plain, variables, client = lone()
-    local = compression.compressed(plain, SPARSE[kind](0.2))
-    train, client_state = jax.jit(local.train), local.client_state(variables)
-    alone, nothing = jax.jit(plain.train), plain.client_state(variables)
-    sent = wanted = jax.tree.map(jnp.zeros_like, variables.params)
-    received = variables
+    part = compression.compressed(SPARSE[kind](0.2))
+    send, residual = jax.jit(part.send), part.init(UPDATE, None)  # type: ignore[arg-type]
+    sent = wanted = np.zeros(18)
     for t in range(6):
         key = jax.random.key(t)
-        out = train(key, received, client, client_state, ((), ()))
-        free = alone(key, received, client, nothing, ((), ()))
-        sent, wanted = (
-            jax.tree.map(lambda s, new, old: s + new - old, total, to.variables.params, start)
-            for total, to, start in [(sent, out, received.params), (wanted, free, received.params)]
-        )
-        assert_trees(out.variables.state, free.variables.state)  # statistics go whole
-        assert_trees(out.info, free.info)
-        received, client_state = out.variables, out.client_state
-    flat = {name: jax.flatten_util.ravel_pytree(a)[0] for name, a in [("s", sent), ("w", wanted)]}
-    residual = client_state[1]
-    np.testing.assert_allclose(flat["s"] + residual, flat["w"], rtol=1e-5, atol=1e-5)
+        params = jax.tree.map(lambda a, key=key: jax.random.normal(key, a.shape), UPDATE.params)
+        message = {"variate": params["w"]}
+        out = send(key, residual, UPDATE._replace(params=params), message, jnp.int32(0))
+        assert_trees((out.update.state, out.message), (UPDATE.state, message))  # they go whole
+        flat, given = (jax.flatten_util.ravel_pytree(a)[0] for a in (out.update.params, params))
+        assert np.count_nonzero(flat) == 4  # round(0.2 · 18)
+        sent, wanted, residual = sent + flat, wanted + given, out.kept
+    np.testing.assert_allclose(sent + residual, wanted, rtol=1e-5, atol=1e-5)
     assert float(jnp.abs(residual).max()) > 0.01
 
 
-def test_a_wrapper_is_changed_within() -> None:
-    plain, variables, client = lone()
-    local = compression.compressed(plain, compression.top_k(1), feedback=False)
-    client_state = local.client_state(variables)
-    assert client_state == (plain.client_state(variables), None)
-    once = local.change(max_steps=1)
-    out = once.train(KEY, variables, client, client_state, ((), ()))
-    assert int(out.info.steps) == 1
-    assert once.upload_bytes(variables, 1) == 18 * 4 + 4
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        local.change(sparsity=0.1)
+def test_without_feedback_nothing_is_kept() -> None:
+    part = compression.compressed(compression.top_k(0.5), feedback=False)
+    assert part.init(UPDATE, None) is None  # type: ignore[arg-type]
+    out = part.send(KEY, None, UPDATE, (), jnp.int32(0))
+    assert out.kept is None
 
 
-def test_upload_bytes_of_several_visits() -> None:
-    plain, variables, _ = lone()
-    local = compression.compressed(plain, compression.ternary(0.5))
+def test_bytes_of_an_update() -> None:
     message = compression.ternary(0.5).bytes(18)  # 9 of 18 entries
-    assert [local.upload_bytes(variables, n) for n in (1, 2, 99)] == [
-        message + 4,
-        2 * message + 4,
-        18 * 4 + 4,
-    ]
+    for code, size in ((compression.ternary(0.5), message), (compression.top_k(1), 18 * 4)):
+        count = compression.compressed(code).bytes
+        assert count is not None
+        assert count(UPDATE) == size + 4  # the state whole
 
 
 def test_server_feedback() -> None:
@@ -215,14 +159,16 @@ def test_server_feedback() -> None:
     code, old = compression.top_k(1 / 3), fs.Variables(jnp.zeros(3), jnp.float32(1))
     moved = compression.compress_server(server.optimizer(optax.sgd(1.0, momentum=0.5)), code)
     state: Any = moved.init(old)
+    none: Any = None
     aggregate = fs.Variables(jnp.array([1.0, 3.0, -2.0]), jnp.float32(7))
-    new, state = moved.update(KEY, aggregate, old, state, None)  # type: ignore[arg-type]
-    assert new.params.tolist() == [0, 3, 0]
-    assert float(new.state) == 7
+    step, state = moved.update(KEY, aggregate, old, state, none)
+    assert step.params.tolist() == [0, 3, 0]
+    assert float(step.state) == 7
     assert state[1].tolist() == [1, 0, -2]
-    # Momentum (0.5, 1.5, -1) and the rest of the way (1, 0, -2), with the residual: (2.5, 1.5, -5).
-    new, state = moved.update(KEY, aggregate, new, state, None)  # type: ignore[arg-type]
-    assert new.params.tolist() == [0, 3, -5]
+    # Momentum (0.5, 1.5, -1) and the aggregate (1, 0, -2), with the residual: (2.5, 1.5, -5).
+    aggregate = aggregate._replace(params=jnp.array([1.0, 0.0, -2.0]))
+    step, state = moved.update(KEY, aggregate, old, state, none)
+    assert step.params.tolist() == [0, 0, -5]
     assert state[1].tolist() == [2.5, 1.5, 0]
 
 
@@ -250,7 +196,7 @@ def test_sending_all_is_fedavg(
     everything = fedavg_top_k(local, clients_per_round=COHORT, sparsity=1, execution=ONE)
     ours = play(everything, models["logistic"], federation.data, ROUNDS)
     assert_trees(ours.servers, whole.servers, rtol=1e-5, atol=1e-6)
-    assert not np.asarray(ours.states[-1].client_state[1]).any()  # nothing is left out
+    assert not np.asarray(ours.states[-1].sending[0]).any()  # nothing is left out
     assert largest_change(ours.servers[-1], ours.servers[0]) > 1e-3
 
 
@@ -308,7 +254,7 @@ def test_top_k_against_numpy(
         cohort, arrived, residuals = rounds.clients(t, w, residuals)
         w = w + np.average(arrived, axis=0, weights=federation.sizes[cohort])
         close(jax.flatten_util.ravel_pytree(state.server.params)[0], w)
-        close(state.client_state[1], residuals)
+        close(state.sending[0], residuals)
 
 
 def test_stc_against_numpy(
@@ -325,7 +271,7 @@ def test_stc_against_numpy(
         wanted = arrived.mean(axis=0) + behind
         after = np.asarray(jax.flatten_util.ravel_pytree(state.server.params)[0])
         step, w = after - w, after
-        residuals, behind = np.asarray(state.client_state[1]), np.asarray(state.opt_state[1])
+        residuals, behind = np.asarray(state.sending[0]), np.asarray(state.opt_state[1])
         close(residuals, expected)
         close(step + behind, wanted)  # what was sent, and what is left
         sent = step != 0
@@ -338,7 +284,7 @@ def test_stc_against_numpy(
 
 def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algorithm:
     """Two methods with models that outlive a round, compressed both ways."""
-    local = compression.compressed(local, code)
+    up = (compression.compressed(code),)
     down = compression.compress_server(server.replace(), code)
     if name == "radfed":  # four models wander, two of them train in each round
         return fs.compose(
@@ -346,6 +292,7 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
             selection=selection.uniform(active=2),
             schedule=schedule.delayed(4, 2),
             redistribution=redistribution.permute,
+            sending=up,
             weighting=weighting.equal,
             server=down,
             execution=ONE,
@@ -355,6 +302,7 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
         selection=selection.uniform(sticky=True),
         schedule=schedule.staggered(4, 2),
         refresh=refresh.drift_correction(),
+        sending=up,
         server=down,
         execution=ONE,
     )
@@ -406,9 +354,9 @@ def test_mixes(
         == {
             # Two clients a round, each with a model that another had.
             "radfed": (8 * one, 8 * whole),
-            # Two models a round and two at the end, of two visits each; four come down, to clients
-            # that were there N/S = 2 rounds ago.
-            "phase_shift": (10 * 2 * one, 16 * 2 * one),
+            # Two models a round and two at the end; four come down, to clients that were there
+            # N/S = 2 rounds ago.
+            "phase_shift": (10 * one, 16 * 2 * one),
         }[name]
     )
     if name == "radfed":
@@ -417,9 +365,9 @@ def test_mixes(
 
 def check_idle(run: Play) -> None:
     """Only the two clients that trained have another residual."""
-    before = np.zeros_like(run.states[0].client_state[1])
+    before = np.zeros_like(run.states[0].sending[0])
     for state in run.states:
-        clients, after = np.asarray(state.slots.client), np.asarray(state.client_state[1])
+        clients, after = np.asarray(state.slots.client), np.asarray(state.sending[0])
         visited = np.isin(np.arange(8), clients)
         assert visited.sum() == (clients == 8).sum() == 2
         np.testing.assert_array_equal((after != before).any(axis=1), visited)
@@ -437,7 +385,7 @@ def test_stc_traffic(
 
 
 def sgd() -> LocalUpdate:
-    return fs.local_sgd(quadratic, optax.sgd(0.1))
+    return fs.local_sgd(fs.empirical_risk(fs.models.logistic((2,), 2)), optax.sgd(0.1))
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -32,6 +32,7 @@ from fedjax_sim.base import (
     ClientView,
     Cohort,
     Done,
+    Gathered,
     LocalInfo,
     LocalUpdate,
     SetupTraffic,
@@ -86,18 +87,21 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "Reduce": Signature(
         "dataclasses.replace(local, reduce=f)",
+        "(common: Array, sent: Array, samples: Array, clients: int, aggregator: Aggregator)"
+        " -> Array",
         "(common: Array, sent: Array, samples: Array, clients: int) -> Array",
-        "(common: Array, sent: Array, samples: Array) -> Array",
     ),
     "Reduce/correction": Signature(
         "correction._replace(reduce=f)",
-        "(common: Array, sent: Array, samples: Array, clients: int) -> Array",
-        "(common: Array, sent: Array, samples: Array, clients: str) -> Array",
+        "(common: Array, sent: Array, samples: Array, clients: int, aggregator: Aggregator)"
+        " -> Array",
+        "(common: Array, sent: Array, samples: Array, clients: str, aggregator: Aggregator)"
+        " -> Array",
     ),
-    "UploadBytes": Signature(
-        "dataclasses.replace(local, upload_bytes=f)",
-        "(w: Variables, visits: int) -> int",
-        "(w: Variables) -> int",
+    "Response": Signature(
+        "dataclasses.replace(local, response=f)",
+        "(steps: int) -> list[float]",
+        "(steps: int) -> float",
     ),
     "Steps": Signature(
         "dataclasses.replace(local, steps=f)", "(n: int) -> int", "(n: int, epochs: float) -> int"
@@ -160,6 +164,30 @@ SIGNATURES: dict[str, Signature] = {
         " key: Array | None = None) -> tuple[Array, Array]",
         "(w: Variables, x: Array, *, train: bool) -> tuple[Array, Array]",
     ),
+    # What clients send.
+    "SendingInit": Signature(
+        "sending._replace(init=f)",
+        "(w: Variables, data: ClientData) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "Send": Signature(
+        "sending._replace(send=f)",
+        "(key: Array, own: Array, update: Variables, message: Array, k: Array) -> Sent",
+        "(key: Array, own: Array, update: Variables, message: Array, k: Array) -> Variables",
+    ),
+    "Send/arguments": Signature(
+        "Sending(init=sending.init, send=f)",
+        "(key: Array, own: Array, update: Variables, message: Array, k: Array) -> Sent",
+        "(key: Array, update: Variables) -> Sent",
+    ),
+    "SendTogether": Signature(
+        "sending._replace(together=f)",
+        "(key: Array, updates: Variables, client: Array, sends: Array) -> Variables",
+        "(key: Array, updates: Variables) -> Variables",
+    ),
+    "SentBytes": Signature(
+        "sending._replace(bytes=f)", "(w: Variables) -> int", "(w: Variables, visits: int) -> int"
+    ),
     # The plan.
     "SelectionInit": Signature(
         "selection._replace(init=f)",
@@ -208,14 +236,14 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "PreAggregationApply": Signature(
         "preaggregation._replace(apply=f)",
-        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        "(key: Array, state: Array, updates: Variables, a: Array, cohort: Cohort)"
         " -> tuple[Variables, Array, Array]",
-        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        "(key: Array, state: Array, updates: Variables, a: Array, cohort: Cohort)"
         " -> tuple[Variables, Array]",
     ),
     "PreAggregationApply/argument": Signature(
         "PreAggregation(init=preaggregation.init, apply=f)",
-        "(key: Array, state: Array, models: Variables, a: Array, cohort: Cohort)"
+        "(key: Array, state: Array, updates: Variables, a: Array, cohort: Cohort)"
         " -> tuple[Variables, Array, Array]",
         "(models: str) -> tuple[Variables, Array, Array]",
     ),
@@ -232,8 +260,7 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "BroadcastUpdate": Signature(
         "broadcast._replace(update=f)",
-        "(state: Array, w: Variables, models: Variables, a: Array, cohort: Cohort,"
-        " aggregator: Aggregator) -> Array",
+        "(state: Array, w: Variables, gathered: Gathered, aggregator: Aggregator) -> Array",
         "(state: Array, w: Variables) -> Array",
     ),
     "Offered": Signature(
@@ -246,15 +273,15 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "ServerUpdate": Signature(
         "server._replace(update=f)",
-        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData)"
+        "(key: Array, step: Variables, w: Variables, state: Array, gathered: Gathered)"
         " -> tuple[Variables, Array]",
-        "(key: Array, mean: Variables, w: Variables, state: Array) -> tuple[Variables, Array]",
+        "(key: Array, step: Variables, w: Variables, state: Array) -> tuple[Variables, Array]",
     ),
     "ServerUpdate/result": Signature(
         "Server(init=server.init, update=f)",
-        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData)"
+        "(key: Array, step: Variables, w: Variables, state: Array, gathered: Gathered)"
         " -> tuple[Variables, Array]",
-        "(key: Array, mean: Variables, w: Variables, state: Array, data: ClientData) -> Array",
+        "(key: Array, step: Variables, w: Variables, state: Array, gathered: Gathered) -> Array",
     ),
     "DownloadBytes": Signature(
         "server._replace(download_bytes=f)",
@@ -336,6 +363,7 @@ selection: Selection
 schedule: Schedule
 broadcast: Broadcast
 refresh: Refresh
+sending: Sending
 preaggregation: PreAggregation
 server: Server
 diagnostic: Diagnostic
@@ -373,9 +401,8 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str]
     )  # fmt: skip
     assert run.returncode in (0, 1), run.stdout + run.stderr
     found: dict[tuple[str, str], list[str]] = {pair: [] for pair in owner.values()}
-    for line, message in re.findall(
-        rf"^{re.escape(str(file))}:(\d+): (error: .*)", run.stdout, re.M
-    ):
+    # By its name alone: mypy may answer from the cache of a run beside this one, in another folder.
+    for line, message in re.findall(rf"^.*/{file.name}:(\d+): (error: .*)", run.stdout, re.M):
         found[owner[int(line)]].append(message)
     assert sum(map(len, found.values())) == run.stdout.count(": error:"), run.stdout
     return found
@@ -456,9 +483,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd, kept": lambda: update().change(optimizer_state="keep"),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
-        "compressed": lambda: fs.local.compressed(update(), fs.compression.top_k(0.2)),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
-        "private": lambda: fs.local.private(update()),
         "with_importance": lambda: fs.local.with_importance(update(), score),
         "with_initial_loss": lambda: fs.local.with_initial_loss(update(), risk()),
     },
@@ -469,7 +494,6 @@ PARTS: dict[str, dict[str, Make]] = {
         "scaffold, whole gradient": lambda: fs.corrections.scaffold(1),
     },
     "Transform": {
-        "label_flip": lambda: fs.attacks.label_flip(MALICIOUS, LABELS),
         "peer_means": lambda: mixup.peer_means(3),
         "altered_copies": lambda: fs.augment.altered_copies([fs.augment.noise(0.1)]),
         "fedaug_augmentations": lambda: fs.augment.fedaug_augmentations((6, 6, 1)),
@@ -498,23 +522,29 @@ PARTS: dict[str, dict[str, Make]] = {
         "nothing": fs.refresh.nothing,
         "drift_correction": fs.refresh.drift_correction,
     },
+    "Sending": {
+        "compressed": lambda: fs.sending.compressed(fs.compression.top_k(0.2)),
+        "compressed, without feedback": lambda: fs.sending.compressed(
+            fs.compression.top_k(0.2), feedback=False
+        ),
+        "clip_norm": lambda: fs.sending.clip_norm(0.05),
+        "noise": lambda: fs.sending.noise(0.5),
+        "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
+        "gaussian": lambda: fs.sending.gaussian(MALICIOUS, 0.5),
+        "alie": lambda: fs.sending.alie(MALICIOUS, z=1.5),
+    },
     "Weighting": {
         "by_samples": lambda: fs.weighting.by_samples,
         "by_samples_visited": lambda: fs.weighting.by_samples_visited,
         "equal": lambda: fs.weighting.equal,
     },
     "PreAggregation": {
-        "clip_norm": lambda: preaggregation.clip_norm(0.5),
         "normalise": lambda: preaggregation.normalise(0.1),
-        "sign_agreement": lambda: preaggregation.sign_agreement(1),
         "staleness": lambda: preaggregation.staleness(0.5, "polynomial"),
         "q_fair": lambda: preaggregation.q_fair(1.0, 0.1),
         "agnostic": lambda: preaggregation.agnostic(0.1),
         "trust": lambda: preaggregation.trust(update()),
         "gaussian_mechanism": lambda: preaggregation.gaussian_mechanism(1.0, 0.5, 3),
-        "sign_flip": lambda: preaggregation.sign_flip(MALICIOUS),
-        "gaussian": lambda: preaggregation.gaussian(MALICIOUS, 0.5),
-        "alie": lambda: preaggregation.alie(MALICIOUS),
     },
     "Aggregator": {
         "mean": lambda: fs.aggregators.mean,
@@ -530,6 +560,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "mix": lambda: fs.server.mix(0.5),
         "chain": lambda: fs.server.chain(
             fs.server.mix(0.5), fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
+        ),
+        "sign_agreement": lambda: fs.server.sign_agreement(
+            2, fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
         ),
         "train_on_root": lambda: fs.server.train_on_root(update()),
         "compress_server": lambda: fs.server.compress_server(
@@ -577,7 +610,7 @@ def test_no_part_is_left_out(kind: str) -> None:
                 and inspect.signature(value).return_annotation == kind
             ):
                 found.add(name)
-    found -= {"wrap", "in_floats"}  # which make one of another
+    found -= {"wrap", "in_floats", "needing"}  # which make one of another
     assert found <= {name.partition(",")[0] for name in PARTS[kind]}
 
 
@@ -717,7 +750,8 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
 
 def reducing(part: Any) -> Callable[..., Any]:
     """Its ``reduce`` for N clients."""
-    return lambda common, sent, samples: part.reduce(common, sent, samples, N)
+    mean = fs.aggregators.mean
+    return lambda common, sent, samples: part.reduce(common, sent, samples, N, mean)
 
 
 @cases("Correction")
@@ -791,6 +825,37 @@ def test_compressor(make: Make, run: Any) -> None:
     assert 0 < part.bytes(50) < 4 * 50
 
 
+@cases("Sending")
+def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    """Client by client, then the stack: the rows that do not send hold NaN, or a number."""
+    part = make()
+    before, message = part.init(start, crowd), ({"c": jnp.ones(3)}, jnp.int32(4))
+    for k in (0, 1):  # the second is malicious
+        sent = run(part.send)(KEY, before, start, message, jnp.int32(k))
+        same_form(sent.update, start)
+        same_form(sent.message, message)
+        same_form(sent.kept, before)
+        same_form(jnp.asarray(sent.present), True)
+        chex.assert_tree_all_finite(sent.update)
+        # Counters are not forged, nor are running statistics.
+        assert sent.message[1] == 4
+        assert_trees(sent.update.state, start.state)
+    if part.bytes is not None:
+        assert isinstance(part.bytes(start), int)
+        assert 0 < part.bytes(start) <= fs.tree.num_bytes(start)
+    if part.together is None:
+        return
+    client, sends = jnp.array([4, 0, 1, 3, 5, N], jnp.int32), jnp.arange(ROWS) < ROWS - 2
+
+    def all_sent(absent: Any) -> Any:
+        return run(part.together)(KEY, stack_of(start, absent=absent), client, sends)
+
+    stack, others = all_sent(jnp.nan), all_sent(0.5)
+    same_form(stack, stack_of(start))
+    assert_trees(*(jax.tree.map(lambda a: a[:-2], rows) for rows in (stack, others)))
+    chex.assert_tree_all_finite(jax.tree.map(lambda a: a[:-2], stack))
+
+
 @cases("Personal")
 def test_personal(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     own = fs.local.ditto(update(), 0.1).client_state(start)
@@ -818,8 +883,11 @@ def test_broadcast(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     moved_on = run(lambda *arguments: part.update(*arguments, fs.aggregators.mean))
 
     def after(absent: Any) -> Any:
-        models, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tags)
-        return moved_on(before, start, models, WEIGHTS, cohort)
+        updates, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tags)
+        # Of a broadcast with several models each row knows its own.
+        known = jax.tree.map(lambda a: jnp.repeat(a, ROWS, axis=0), cohort.received)
+        gathered = Gathered(updates, WEIGHTS, cohort._replace(received=known))
+        return moved_on(before, start, gathered)
 
     new = after(jnp.nan)
     same_form(new, before)
@@ -844,22 +912,20 @@ def test_weighting(make: Make, run: Any) -> None:
 @cases("PreAggregation")
 def test_preaggregation(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     """Rows of weight 0 hold NaN, or a number: it makes no difference to the others."""
-    part, tag = make(), None
-    if part.origin.name == "gaussian_mechanism":
-        tag = ()  # it refuses that clients receive different models
+    part = make()
     before = part.init(start, crowd)
 
     def applied(absent: Any) -> Any:
-        models, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tag)
-        return run(part.apply)(KEY, before, models, WEIGHTS, cohort)
+        updates, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent)
+        return run(part.apply)(KEY, before, updates, WEIGHTS, cohort)
 
-    models, weights, after = applied(jnp.nan)
-    same_form(models, stack_of(start))
+    updates, weights, after = applied(jnp.nan)
+    same_form(updates, stack_of(start))
     same_form(weights, WEIGHTS)
     same_form(after, before)
     assert (weights >= 0).all()
     present = np.flatnonzero(np.asarray(weights) > 0)
-    rows = jax.tree.map(lambda a: a[present], models)
+    rows = jax.tree.map(lambda a: a[present], updates)
     chex.assert_tree_all_finite((rows, after))
     others, same_weights, same_after = applied(0.5)
     assert_trees(rows, jax.tree.map(lambda a: a[present], others))
@@ -875,10 +941,18 @@ def test_aggregator(make: Make, run: Any, start: Variables) -> None:
 
 @cases("Server")
 def test_server(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
-    part, aggregate = make(), jax.tree.map(lambda a: a + 1, start)
+    part, step = make(), jax.tree.map(jnp.ones_like, start)
     before = part.init(start)
-    moved, after = run(part.update)(KEY, aggregate, start, before, crowd)
-    same_form(moved, start)
+
+    def updated(absent: Any) -> Any:
+        cohort = cohort_of(start, crowd, absent)
+        gathered = Gathered(stack_of(start, absent=absent), WEIGHTS, cohort)
+        return run(part.update)(KEY, step, start, before, gathered)
+
+    taken, after = updated(jnp.nan)
+    same_form(taken, start)
+    chex.assert_tree_all_finite((taken, after))
+    assert_trees((taken, after), updated(0.5))
     same_form(after, before)
     if part.download_bytes is not None:
         whole = sum(a.nbytes for a in jax.tree.leaves(start))
@@ -1023,7 +1097,10 @@ def test_states_of_every_method_have_one_form(name: str) -> None:
         before = jax.eval_shape(lambda a=algorithm: a.init(KEY, net().init(KEY), data))
         after, metrics = jax.eval_shape(lambda s, a=algorithm: a.step(KEY, s, data), before)
         forms += [before, after]
-        chex.assert_shape(jax.tree.leaves(metrics), ())
+        by_slot = [metrics.client, metrics.source]
+        chex.assert_shape(by_slot, (algorithm.slots,))
+        chex.assert_type(by_slot, jnp.int32)
+        chex.assert_shape(jax.tree.leaves(metrics._replace(client=(), source=())), ())
     chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
 
 
@@ -1049,16 +1126,16 @@ def test_repr_tells_what_differs() -> None:
     algorithm = fs.compose(
         local,
         selection=fs.selection.uniform(),
-        schedule=fs.schedule.delayed(4, rounds=3),
-        preaggregation=[preaggregation.clip_norm(2.0)],
+        schedule=fs.schedule.delayed(10, rounds=3),
+        sending=[fs.sending.clip_norm(2.0)],
         aggregator=fs.aggregators.trimmed_mean(0.1),
     )
     assert repr(algorithm).splitlines() == [
         "compose(",
         "  local=local_sgd(empirical_risk(<Model>), <optax>, epochs=2, corrections=(scaffold(),)),",
         "  selection=uniform(),",
-        "  schedule=delayed(4, 3),",
-        "  preaggregation=(clip_norm(2.0),),",
+        "  schedule=delayed(10, 3),",
+        "  sending=(clip_norm(2.0),),",
         "  aggregator=trimmed_mean(beta=0.1),",
         ")",
     ]
@@ -1069,16 +1146,14 @@ def test_repr_tells_what_differs() -> None:
 def test_replace_exchanges_a_part_and_no_other() -> None:
     execution = fs.make_execution(devices=1)
     plain = fs.algorithms.scaffold(update(), clients_per_round=3, execution=execution)
-    clip, median = preaggregation.clip_norm(0.5), fs.aggregators.coordinate_median
-    robust = plain.replace(preaggregation=(clip,), aggregator=median)
+    clip, median = fs.sending.clip_norm(0.5), fs.aggregators.coordinate_median
+    robust = plain.replace(sending=(clip,), aggregator=median)
     before, after = plain.parts.by_role(), robust.parts.by_role()
-    assert [role for role in before if before[role] != after[role]] == [
-        "preaggregation", "aggregator"
-    ]  # fmt: skip
-    assert robust.replaced == ("preaggregation", "aggregator")
+    assert [role for role in before if before[role] != after[role]] == ["sending", "aggregator"]
+    assert robust.replaced == ("sending", "aggregator")
     assert robust.origin is plain.origin
     again = robust.replace(aggregator=fs.aggregators.mean)
-    assert again.replaced == ("preaggregation", "aggregator")
+    assert again.replaced == ("sending", "aggregator")
     data = jax.device_put(make_federation().data)
 
     def two_rounds(algorithm: fs.Algorithm) -> Any:
@@ -1105,31 +1180,223 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(server=fs.server.replace)
 
 
+# ---- what compose refuses ----
+
+
+def composed(**parts: Any) -> fs.Algorithm:
+    """FedAvg with other parts."""
+    plain: dict[str, Any] = {
+        "local": update(),
+        "selection": fs.selection.uniform(),
+        "schedule": fs.schedule.every_round(4),
+    }
+    return fs.compose(**(plain | parts))
+
+
+def gathering(source: Any) -> Any:
+    """A redistribution by these slots."""
+    return lambda key, slots: fs.redistribution.Gather(jnp.asarray(source, jnp.int32))
+
+
+def weighing(*weights: float) -> Any:
+    return lambda samples, visited: jnp.array(weights, jnp.float32)
+
+
+def reporter(name: str) -> Any:
+    def measure(key: Any, state: Any, server: Any, models: Any, cohort: Any) -> Any:
+        return {name: jnp.float32(1)}, state
+
+    return base.Diagnostic(lambda variables, data: (), measure)
+
+
+TWO_ROUNDS = {"schedule": fs.schedule.delayed(4, 2)}
+NO_FLIGHT = "has no effect with schedule every_round(4), by which no model stays in flight: use"
+NUMBERS = "weighting must give each model a positive finite number, <lambda> gave "
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # Of the wrong kind, in every role.
+    "local": ({"local": risk}, "local must be a LocalUpdate, got <functools"),
+    "selection": (
+        {"selection": fs.selection.uniform}, "selection must be a Selection, got <function uniform",
+    ),
+    "schedule": ({"schedule": 4}, "schedule must be a Schedule, got 4"),
+    "broadcast": (
+        {"broadcast": fs.broadcast.latest}, "broadcast must be a Broadcast, got <function latest",
+    ),
+    "redistribution": (
+        {"redistribution": "permute"}, "redistribution must be a function, got 'permute'",
+    ),
+    "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got <function nothi"),
+    "sending": (
+        {"sending": fs.sending.clip_norm(1.0)},
+        "sending must be a sequence of parts, such as (part,), got clip_norm(1.0)",
+    ),
+    "of sending": (
+        {"sending": [preaggregation.trust(update())]}, "sending must be a sequence of Sending, got",
+    ),
+    "weighting": ({"weighting": "equal"}, "weighting must be a function, got 'equal'"),
+    "preaggregation": (
+        {"preaggregation": preaggregation.agnostic(0.1)},
+        "preaggregation must be a sequence of parts, such as (part,), got agnostic(0.1)",
+    ),
+    "of preaggregation": (
+        {"preaggregation": (fs.sending.clip_norm(1.0),)},
+        "preaggregation must be a sequence of PreAggregation, got clip_norm(1.0)",
+    ),
+    "aggregator": ({"aggregator": "mean"}, "aggregator must be a function, got 'mean'"),
+    "server": ({"server": fs.server.replace}, "server must be a Server, got <function replace"),
+    "diagnostics": (
+        {"diagnostics": [fs.diagnostics.model_divergence()]},
+        "diagnostics must be a dict of parts by name, got [model_divergence()]",
+    ),
+    "of diagnostics": (
+        {"diagnostics": {"DL": fs.diagnostics.model_divergence}},
+        "diagnostics['DL'] must be a Diagnostic, got <function model_divergence",
+    ),
+    "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
+    "evaluated": (
+        {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
+    ),
+    "execution": ({"execution": 2}, "execution must be a Execution, got 2"),
+    # Weights that are none.
+    "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
+    "infinite": ({"weighting": weighing(1, np.inf, 1)}, f"{NUMBERS}[1.0, inf, 1.0]"),
+    "zero": ({"weighting": weighing(1, 0, 1)}, f"{NUMBERS}[1.0, 0.0, 1.0]"),
+    "negative": ({"weighting": weighing(1, 1, -2)}, f"{NUMBERS}[1.0, 1.0, -2.0]"),
+    "one for all": ({"weighting": weighing(1)}, f"{NUMBERS}[1.0]"),
+    # Slots that there are not: indexing would clamp them.
+    "slot 99": (
+        {"redistribution": gathering([0, 99, 1, 2]), **TWO_ROUNDS},
+        "redistribution must give each of the 4 slots one of 0..3, <lambda> gave [0, 99, 1, 2]",
+    ),
+    "slot -1": (
+        {"redistribution": gathering([0, -1, 1, 2]), **TWO_ROUNDS}, "<lambda> gave [0, -1, 1, 2]",
+    ),
+    "three slots": ({"redistribution": gathering([0, 1, 2]), **TWO_ROUNDS}, "gave [0, 1, 2]"),
+    # Parts that would do nothing, or another thing than they say.
+    "models that do not stay, moved": (
+        {"redistribution": fs.redistribution.permute},
+        f"redistribution permute {NO_FLIGHT} schedule=delayed(m, rounds) or staggered(m, phases)",
+    ),
+    "models that do not stay, refreshed": (
+        {
+            "refresh": fs.refresh.drift_correction(),
+            "selection": fs.selection.uniform(sticky=True),
+        }, f"refresh drift_correction() {NO_FLIGHT}",
+    ),
+    "models that do not stay, scored": (
+        {"evaluated": "in_flight"}, f"evaluated 'in_flight' {NO_FLIGHT}",
+    ),
+    "phases of clients that leave": (
+        {"schedule": fs.schedule.staggered(4, 2)},
+        "schedule staggered(4, 2) needs slots that keep their clients, selection is uniform(): use "
+        "selection=uniform(sticky=True)",
+    ),
+    "pulls on models that left their client": (
+        {"refresh": fs.refresh.drift_correction(), **TWO_ROUNDS},
+        "refresh drift_correction() needs slots that keep their clients, selection is uniform()",
+    ),
+    "pulls towards one of several models": (
+        {
+            "refresh": fs.refresh.drift_correction(),
+            "selection": fs.selection.uniform(sticky=True),
+            "broadcast": fs.broadcast.stale(2),
+            **TWO_ROUNDS,
+        }, "refresh drift_correction() needs the server's latest model for all, broadcast is stale",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_compose_refuses_in_one_line(case: str) -> None:
+    parts, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        composed(**parts)
+    assert len(str(caught.value).splitlines()) == 1
+    plain = composed()
+    changed = {role: value for role, value in parts.items() if role != "schedule"}
+    if changed and "schedule" not in parts:  # replace is another way in
+        with pytest.raises(ValueError, match=re.escape(message)):
+            plain.replace(**changed)
+
+
+def test_every_role_is_checked() -> None:
+    roles = {field.name for field in dataclasses.fields(composed().parts)}
+    assert roles <= set(REFUSED)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 1 / 3, 0.45])
+def test_a_cohort_is_large_enough_for_its_rule(share: float) -> None:
+    """With f = ⌊share n⌋, a model at least: Krum's proof asks for n > 2f + 2, a trim for 2f + 1."""
+
+    def fits(rule: base.Aggregator, slots: int) -> bool:
+        try:
+            composed(aggregator=rule, schedule=fs.schedule.every_round(slots))
+        except ValueError as error:
+            line = rf"aggregator \w+\(.*\) needs a larger .* schedule is every_round\({slots}\)"
+            if re.match(line, str(error)) is None:
+                raise
+            return False
+        return True
+
+    krum, trimmed = fs.aggregators.krum(share), fs.aggregators.trimmed_mean(share)
+    for slots in range(1, 24):
+        f = int(share * slots + 1e-9)
+        assert fits(krum, slots) == (f >= 1 and slots > 2 * f + 2)
+        assert fits(fs.aggregators.multi_krum(share), slots) == fits(krum, slots)
+        assert fits(trimmed, slots) == (f >= 1)
+        assert fits(fs.aggregators.krum(0.0), slots)
+        assert fits(fs.aggregators.coordinate_median, slots)
+
+
+def test_the_models_that_meet_count_and_not_those_in_flight() -> None:
+    phases: dict[str, Any] = {"selection": fs.selection.uniform(sticky=True)}
+    rule = fs.aggregators.trimmed_mean(0.2)
+    composed(aggregator=rule, schedule=fs.schedule.staggered(10, 2), **phases)
+    with pytest.raises(ValueError, match=re.escape("schedule is staggered(8, 2)")):  # 4 of them
+        composed(aggregator=rule, schedule=fs.schedule.staggered(8, 2), **phases)
+
+
+def test_two_diagnostics_with_one_name_are_refused(federation: Federation) -> None:
+    algorithm = composed(diagnostics={"a": reporter("loss"), "b": reporter("loss")})
+    message = "diagnostics must report different names, 'b' and one before it report 'loss'"
+    with pytest.raises(ValueError, match=message):
+        play(algorithm, net(), federation.data, 1)
+
+
+@pytest.mark.parametrize("role", ["preaggregation", "selection"])
+def test_a_number_that_no_client_reports_is_refused(federation: Federation, role: str) -> None:
+    """A typo in ``reads``, which would only count as traffic."""
+    part: Any
+    if role == "selection":
+        part = fs.selection.uniform()._replace(reads=("initial_los",))
+        algorithm = composed(local=fs.local.with_initial_loss(update(), risk()), selection=part)
+    else:
+        part = preaggregation.agnostic(0.1)._replace(reads=("initial_los",))
+        local = fs.local.with_initial_loss(update(), risk())
+        algorithm = composed(local=local, preaggregation=(part,))
+    message = (
+        f"{role} {fs.base.shown(part)} needs clients that report initial_los, local is "
+        "with_initial_loss(local_sgd("
+    )
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        algorithm.init(KEY, net().init(KEY), jax.device_put(federation.data))
+    assert "which reports initial_loss, loss, samples, steps: see fs.reports" in str(caught.value)
+
+
 # ---- local updates lose nothing ----
 
 
 def marked() -> LocalUpdate:
-    """With functions of its own, which a change must keep."""
-    return update().replace(
-        setup_traffic=lambda variables, data: SetupTraffic(7, 11),
-        upload_bytes=lambda variables, visits: 5 * visits,
-    )
-
-
-def whole(variables: Variables, visits: int) -> int:
-    return fs.tree.num_bytes(variables)
+    """With a function of its own, which a change must keep."""
+    return update().replace(setup_traffic=lambda variables, data: SetupTraffic(7, 11))
 
 
 WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
     "replace": lambda local: local.replace(peers=True),
-    "compressed": lambda local: fs.local.compressed(local, fs.compression.top_k(1)),
-    # What trains the client's own model must not look compressed.
-    "ditto": lambda local: fs.local.ditto(local, 0.1, own=local.replace(upload_bytes=whole)),
+    "ditto": lambda local: fs.local.ditto(local, 0.1, own=local),
     "with_importance": lambda local: fs.local.with_importance(local, score),
     "with_initial_loss": lambda local: fs.local.with_initial_loss(local, risk()),
-    "two": lambda local: fs.local.with_importance(
-        fs.local.compressed(local, fs.compression.top_k(1)), score
-    ),
+    "two": lambda local: fs.local.with_importance(fs.local.with_initial_loss(local, risk()), score),
 }
 
 
@@ -1142,7 +1409,8 @@ def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     assert (after.epochs, after.batch_size, after.peers) == (2, 4, before.peers)
     assert after.setup_traffic is not None
     assert after.setup_traffic(start, crowd) == SetupTraffic(7, 11)
-    assert [after.upload_bytes(start, n) for n in (1, 3)] == [5, 15]
+    assert after.response is not None
+    assert after.response(2) == pytest.approx([0.1, 0.25])  # 0.1, then 0.1 (1 + 0.5) more
     assert int(after.steps(17)) == 2 * 5
     client = view(crowd, 3, peers=after.peers)
     ends = [
@@ -1156,15 +1424,8 @@ def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     more = after.change(corrections=(fs.corrections.proximal(0.5),))
     assert more.setup_traffic is not None
     assert more.setup_traffic(start, crowd) == SetupTraffic(7, 11)
-    assert (more.epochs, more.upload_bytes(start, 1)) == (2, 5)
-
-
-def test_private_updates_keep_their_functions(start: Variables) -> None:
-    """What travels before the first round is refused: other clients would train on it."""
-    local = update().replace(upload_bytes=lambda variables, visits: 5 * visits)
-    assert fs.local.private(local).change(epochs=2).upload_bytes(start, 3) == 15
-    with pytest.raises(ValueError, match="local must do without the other clients' samples"):
-        fs.local.private(marked())
+    assert more.epochs == 2
+    assert [fs.base.shown(term) for term in more.corrections] == ["proximal(0.5)"]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -1173,11 +1434,10 @@ def test_methods_keep_what_a_local_update_brings(
 ) -> None:
     """Six of them change it, and FedMix's exchange of means was lost in those once."""
     if name == "dp_fedavg":
-        with pytest.raises(ValueError, match="local must do without the other clients' samples"):
+        with pytest.raises(ValueError, match="needs clients that see no samples of others"):
             named(name, marked())
         return
     plain, ours = (named(name, local) for local in (update(), marked()))
-    assert ours.parts.local.upload_bytes(start, 1) == 5
     before, after = (a.setup_traffic(start, crowd) for a in (plain, ours))
     if name == "fedmix":  # which brings its own
         assert after == before
@@ -1209,6 +1469,7 @@ STREAMS = {
         "PERSONAL": 5,
         "DIAGNOSTIC": 6,
         "DEAL": 2**30,
+        "SENDING": 2**30 + 1,
     },
     "Client": {
         "EPOCH": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -20,14 +21,14 @@ from fedjax_sim import (
     attacks,
     broadcast,
     clustering,
-    preaggregation,
     redistribution,
     refresh,
     schedule,
     selection,
+    sending,
     tree,
 )
-from fedjax_sim.base import Cohort
+from fedjax_sim.base import Cohort, Gathered
 from fedjax_sim.privacy import poisson
 
 
@@ -58,30 +59,42 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any, moved: Any)
     assert seen == [set(range(clients))] * 3
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_preaggregations_measure_from_what_was_received(
-    federation: Federation, models: Any, rounds: int
+@pytest.mark.parametrize(("rounds", "sticky"), [(1, False), (3, True), (3, False)])
+def test_updates_are_measured_from_what_was_received(
+    federation: Federation, models: Any, rounds: int, sticky: bool
 ) -> None:
     """Remembered for every slot or the server's for all: the same if all received the same."""
 
     def run(part: fs.base.Broadcast) -> Any:
         algorithm = fs.compose(
             local_of(models["logistic"]),
-            selection=selection.uniform(),
+            selection=selection.uniform(sticky=sticky),
             schedule=schedule.delayed(5, rounds),
-            redistribution=redistribution.permute,
+            redistribution=redistribution.keep if rounds == 1 or sticky else redistribution.permute,
             broadcast=part,
-            preaggregation=[
-                attacks.sign_flip(attacks.byzantine(8, 0.25)),
-                preaggregation.clip_norm(0.01),
-                preaggregation.normalise(0.1),
-                preaggregation.sign_agreement(1),
-            ],
-            execution=fs.make_execution(devices=2),
+            sending=[attacks.sign_flip(attacks.byzantine(8, 0.25)), sending.clip_norm(0.01)],
+            execution=fs.make_execution(devices=1),
         )
         return play(algorithm, models["logistic"], federation.data, rounds=2 * rounds).final
 
     assert_trees(run(broadcast.stale(0)), run(broadcast.latest()), rtol=1e-6, atol=1e-7)
+
+
+def test_what_changes_nothing_changes_nothing(federation: Federation, models: Any) -> None:
+    """A part that lets all updates pass, where models leave the server at different times."""
+
+    def run(*parts: fs.base.Sending) -> Any:
+        algorithm = fs.compose(
+            local_of(models["logistic"]),
+            selection=selection.uniform(sticky=True),
+            schedule=schedule.staggered(4, 2),
+            sending=parts,
+            execution=fs.make_execution(devices=1),
+        )
+        ours = play(algorithm, models["logistic"], federation.data, rounds=4)
+        return ours.servers, ours.final
+
+    assert_trees(run(sending.clip_norm(1e9)), run(), rtol=1e-5, atol=1e-6)
 
 
 def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> None:
@@ -92,7 +105,7 @@ def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> Non
         selection=selection.uniform(),
         schedule=schedule.every_round(8),
         broadcast=clustering.ifca(2, risk),
-        preaggregation=[preaggregation.clip_norm(limit)],
+        sending=[sending.clip_norm(limit)],
         execution=fs.make_execution(devices=2),
     )
     states = play(algorithm, model, federation.data, rounds=3).states
@@ -108,15 +121,16 @@ def test_clusters_are_reduced_by_the_aggregator() -> None:
     def risk(*_: Any) -> Any:
         raise AssertionError
 
-    rows = fs.Variables(jnp.array([1.0, 2.0, 30.0, 5.0, jnp.nan]), ())
+    # Of clusters at 7, 4 and 1: the models are 1, 2, 30; 5; and one that is absent.
+    updates = fs.Variables(jnp.array([-6.0, -5.0, 23.0, 1.0, jnp.nan]), ())
     weights, tag = jnp.array([1.0, 1, 1, 1, 0]), jnp.array([0, 0, 0, 1, 1])
     none: Any = None
-    cohort = Cohort(none, none, jnp.arange(5), none, none, none, tag, none)
-    part = clustering.ifca(3, risk)
-    start = part.init(fs.Variables(jnp.float32(7), ()))
-    median = aggregators.coordinate_median
-    new = part.update(start, none, rows, weights, cohort, median).variables.params
-    assert new.tolist() == [2.0, 5.0, 7.0]  # no client chose the third
+    start = clustering.Models(fs.Variables(jnp.array([7.0, 4.0, 1.0]), ()), jnp.int32(3))
+    received = tree.take(start.variables, tag)
+    cohort = Cohort(none, received, jnp.arange(5), none, none, none, tag, none)
+    gathered, median = Gathered(updates, weights, cohort), aggregators.coordinate_median
+    new = clustering.ifca(3, risk).update(start, none, gathered, median).variables.params
+    assert new.tolist() == [2.0, 5.0, 1.0]  # no client chose the third
 
 
 def test_an_empty_cohort_moves_nothing(models: Any) -> None:
@@ -144,9 +158,9 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
     noise = attacks.gaussian(np.ones(8, bool), sigma=1.0)
     algorithm = fs.compose(
         local_of(models["logistic"]),
-        selection=selection.uniform(),
+        selection=selection.uniform(sticky=True),
         schedule=schedule.delayed(5, rounds=3),
-        preaggregation=[noise],
+        sending=[noise],
         execution=fs.make_execution(devices=2),
     )
     model, data = models["logistic"], jax.device_put(federation.data)
@@ -168,17 +182,25 @@ def test_corrections_keep_the_dtype() -> None:
 
 
 def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) -> None:
-    local, clip = local_of(models["logistic"]), preaggregation.clip_norm(1.0)
+    local, clip = local_of(models["logistic"]), sending.clip_norm(1.0)
     every, uniform = schedule.every_round(3), selection.uniform()
-    with pytest.raises(ValueError, match="selection must be a Selection, got <function uniform"):
-        fs.compose(local, selection=selection.uniform, schedule=every)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="preaggregation must be a sequence of PreAggregation, got "
-    ):
-        fs.compose(local, selection=uniform, schedule=every, preaggregation=clip)  # type: ignore[arg-type]
     rule: Any = optax.sgd(1.0)
-    with pytest.raises(ValueError, match="server must be a Server, got Gradient"):
-        fs.compose(local, selection=uniform, schedule=every, server=rule)
+    wrong: dict[str, dict[str, Any]] = {
+        "selection must be a Selection, got <function uniform": {"selection": selection.uniform},
+        "sending must be a sequence of parts, such as (part,), got clip_norm(1.0)": {
+            "sending": clip
+        },
+        "sending must be a sequence of Sending, got <function clip_norm": {
+            "sending": (sending.clip_norm,)
+        },
+        "preaggregation must be a sequence of PreAggregation, got clip_norm(1.0)": {
+            "preaggregation": (clip,)
+        },
+        "server must be a Server, got Gradient": {"server": rule},
+    }
+    for message, parts in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            fs.compose(local, **({"selection": uniform, "schedule": every} | parts))
     unreduced = fs.compose(
         local, selection=uniform, schedule=every, aggregator=lambda stacked, weights, /: stacked
     )

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import corrections, optimizers, preaggregation, tree
+from fedjax_sim import augment, corrections, optimizers, preaggregation, tree
 from fedjax_sim.algorithms import (
     fedadagrad,
     fedadam,
@@ -92,8 +92,12 @@ CASES: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any], float, Slow]
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("scaffold 1", "scaffold 2, momentum", "fednova", "kept momentum", "fedavgm")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
+)
 def test_oracle(federation: Federation, models: dict[str, fs.Model], case: str) -> None:
     """Clients of 1 to 40 samples, so that T_k and the last batch differ."""
     method, options, momentum, slow = CASES[case]
@@ -110,6 +114,53 @@ def test_oracle(federation: Federation, models: dict[str, fs.Model], case: str) 
     for a, b in zip(theirs, ours.servers, strict=True):
         for u, v in zip(a, oracle.layers_of(b), strict=True):
             np.testing.assert_allclose(v, u, rtol=1e-4, atol=1e-5)
+
+
+def test_scaffold_by_a_median_under_attack(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Both that leave a client are forged, and both are guarded: the model and the variate."""
+    model, malicious = models["logistic"], np.arange(8) < 2
+    algorithm = scaffold(
+        local_sgd(model, 0.0), clients_per_round=COHORT, execution=ONE
+    ).replace(
+        aggregator=fs.aggregators.coordinate_median,
+        sending=(fs.attacks.sign_flip(malicious, 3.0),),
+    )  # fmt: skip
+    ours = play(algorithm, model, federation.data, ROUNDS)
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    slow = oracle.Oracle(federation.data, initial, LR, 0.0, 16, 2)
+    c = oracle.zeros(oracle.layers_of(initial))
+    own, commons = [c] * 8, []
+
+    def visit(t: int, k: int, server: oracle.Layers) -> oracle.Visit:
+        correction = oracle.plus(c, own[k], -1)
+        return slow.visit(t, k, server, term=lambda w: correction)
+
+    def median(rows: list[oracle.Layers]) -> oracle.Layers:
+        return [np.median([row[i] for row in rows], axis=0) for i in range(len(rows[0]))]
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        nonlocal c
+        updates, changes = [], []
+        for k, v in zip(cohort, visits, strict=True):
+            forge = -3.0 if malicious[k] else 1.0
+            nothing = oracle.zeros(w)
+            updates.append(oracle.plus(nothing, oracle.plus(v.layers, w, -1), forge))
+            changes.append(oracle.plus(nothing, oracle.plus(v.path, own[k], -1), forge))
+            own[k] = v.path  # what the client keeps is honest: its next visit goes by it
+        c = oracle.plus(c, median(changes), COHORT / 8)
+        commons.append(c)
+        return oracle.plus(w, median(updates))
+
+    servers, _ = oracle.fedavg(slow, ROUNDS, COHORT, visit, absorb)
+    for layers, variate, state in zip(servers, commons, ours.states, strict=True):
+        common = fs.Variables(state.shared_state[1][0], ())
+        for theirs, mine in ((layers, state.server), (variate, common)):
+            for u, v in zip(theirs, oracle.layers_of(mine), strict=True):
+                np.testing.assert_allclose(v, u, rtol=1e-4, atol=1e-5)
+    drawn = [set(np.asarray(m.client).tolist()) for m in ours.metrics]
+    assert any(cohort & {0, 1} for cohort in drawn)
 
 
 # Reductions to FedAvg.
@@ -238,6 +289,14 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
         own, common = out.states[-1].client_state[1][0], out.states[-1].shared_state[1][0]
         np.testing.assert_allclose(common, np.mean(own, axis=0), atol=1e-5)
         np.testing.assert_allclose(own, CURVATURE[:, None] * (best - CENTRE), rtol=1e-2, atol=1e-2)
+
+
+def test_scaffolds_server_goes_a_part_of_the_way() -> None:
+    """From zero variates: η_g times the plain mean of what the clients' steps lead to."""
+    algorithm = scaffold(on_bowls(epochs=3), clients_per_round=4, server_lr=0.3, execution=ONE)
+    moved = play(algorithm, point(), quadratics(), 1).final.params - 1
+    whole = np.mean(descended(np.ones(2), 0.05), axis=0) - 1
+    np.testing.assert_allclose(moved, 0.3 * whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.8)])
@@ -408,18 +467,18 @@ def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
     """Of 10 clients two report 1 and 2; rows without samples hold NaN."""
     samples = jnp.array([0, 3, 0, 7]) * (0 if empty else 1)
     change = jnp.array([[jnp.nan], [1.0], [jnp.nan], [2.0]])
-    c = corrections.scaffold().reduce(jnp.array([0.5]), change, samples, 10)
+    c = corrections.scaffold().reduce(jnp.array([0.5]), change, samples, 10, tree.mean)
     np.testing.assert_allclose(c, 0.5 if empty else 0.8, rtol=1e-6)
     term = corrections.adaptive_proximal()
     last = corrections.Mu(jnp.float32(0.3), jnp.float32(1.0), jnp.int32(2))
     message = (jnp.array([jnp.nan, 4.0, jnp.nan, 3.0]), jnp.array([9, 3, 9, 7]))
-    new = term.reduce(last, message, samples, 10)
+    new = term.reduce(last, message, samples, 10, tree.mean)
     wanted = (0.3, 1.0, 2) if empty else (0.4, 3.3, 0)
     np.testing.assert_allclose(np.array([float(a) for a in new]), wanted, rtol=1e-6)
     local = on_bowls(momentum=0.9, optimizer_state="average")
     shared = local.shared_state(point(1).init(jax.random.key(0)))
     sent = jax.tree.map(lambda a: change, shared)
-    (trace, _), () = local.reduce(shared, sent, samples, 10)
+    (trace, _), () = local.reduce(shared, sent, samples, 10, tree.mean)
     np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
 
 
@@ -456,7 +515,7 @@ def trajectory(losses: list[float], patience: int, step: float = 0.1) -> list[fl
 
 
 _adaptive = {p: corrections.adaptive_proximal(patience=p) for p in (2, 5)}
-_reduce = {p: jax.jit(d.reduce, static_argnums=3) for p, d in _adaptive.items()}
+_reduce = {p: jax.jit(d.reduce, static_argnums=(3, 4)) for p, d in _adaptive.items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -468,7 +527,7 @@ def test_trajectory_of_mu(changes: list[int], patience: int) -> None:
     shared, ours = _adaptive[patience].shared_state(()), []
     for loss in losses:
         told = jnp.full(2, float(loss)), jnp.array([4, 6])
-        shared = _reduce[patience](shared, told, jnp.array([2, 3]), 8)
+        shared = _reduce[patience](shared, told, jnp.array([2, 3]), 8, tree.mean)
         ours.append(float(shared.mu))
     np.testing.assert_allclose(ours, trajectory([float(x) for x in losses], patience), atol=1e-6)
 
@@ -569,8 +628,9 @@ def test_adaptive_servers(name: str, v0: float | None) -> None:
     state = server.init(ours)
     for _ in range(6):
         delta = rng.normal(size=2) * [0.01, 1.0]
-        aggregate = fs.Variables({"w": ours.params["w"] + jnp.array(delta, jnp.float32)}, ())
-        ours, state = server.update(jax.random.key(0), aggregate, ours, state, None)  # type: ignore[arg-type]
+        step = fs.Variables({"w": jnp.array(delta, jnp.float32)}, ())
+        taken, state = server.update(jax.random.key(0), step, ours, state, None)  # type: ignore[arg-type]
+        ours = tree.add(ours, taken)
         m = 0.8 * m + 0.2 * delta
         v = SECOND[name](v, delta)
         w = w + 0.3 * m / (np.sqrt(v) + 0.02)
@@ -601,10 +661,11 @@ def test_adaptive_methods_take_the_named_rule(
     for server in (made.parts.server, fs.server.optimizer(rule)):
         w = fs.Variables(jnp.array([1.0, -2.0]), ())
         state = server.init(w)
-        for target in ([3.0, 1.0], [2.0, -1.0]):
-            aggregate = fs.Variables(jnp.array(target), ())
+        for delta in ([2.0, 3.0], [-1.0, -2.0]):
+            step = fs.Variables(jnp.array(delta), ())
             with jax.numpy_dtype_promotion("standard"):  # optax's Yogi mixes
-                w, state = server.update(jax.random.key(0), aggregate, w, state, nothing)
+                taken, state = server.update(jax.random.key(0), step, w, state, nothing)
+            w = tree.add(w, taken)
         ends.append(w)
     assert_trees(ends[0], ends[1])
 
@@ -691,7 +752,7 @@ def test_two_seeds_are_two_runs() -> None:
         local,
         selection=fs.selection.uniform(),
         schedule=fs.schedule.every_round(2),
-        preaggregation=(preaggregation.normalise(0.05),),
+        sending=(fs.sending.clip_norm(1.0), fs.sending.compressed(fs.compression.top_k(0.5))),
         server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
     )
     model, data = point(), jax.device_put(quadratics())
@@ -715,6 +776,22 @@ def nova(**options: Any) -> Any:
     return preaggregation.normalise(**{"lr": 0.1, **options})
 
 
+def told(local: Any, **options: Any) -> fs.Algorithm:
+    """FedNova, told of an optimiser that ``local`` may not have."""
+    return fednova(local, clients_per_round=4, **{"lr": 0.05, "momentum": 0.0, **options})
+
+
+def corrected(*terms: Any) -> Any:
+    return on_bowls(corrections=terms)
+
+
+def by(optimizer: Any) -> Any:
+    return on_bowls().change(optimizer=optimizer)
+
+
+SGD = "needs the optimiser that it is told of, optax.sgd(0.05"
+
+
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "mu": (lambda: corrections.proximal(-1.0), "mu must be at least 0, got -1.0"),
     "start": (lambda: corrections.adaptive_proximal(-0.1), "start must be at least 0, got -0.1"),
@@ -724,6 +801,15 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "patience must be at least 1, got 0",
     ),
     "option": (lambda: corrections.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
+    "epochs": (lambda: on_bowls(epochs=math.inf), "epochs must be positive and finite, got inf"),
+    "chance": (lambda: augment.sometimes(3.0, augment.flip), "chance must be in [0, 1], got 3.0"),
+    "no chance": (lambda: augment.sometimes(math.nan, augment.flip), "must be in [0, 1], got nan"),
+    "degrees": (lambda: augment.rotation(-1), "degrees must be at least 0 and finite, got -1"),
+    "tilt": (lambda: augment.perspective(5.0), "tilt must be in [0, 0.5), got 5.0"),
+    "std": (lambda: augment.noise(-1), "std must be at least 0 and finite, got -1"),
+    "contrast": (lambda: augment.colour_jitter(contrast=2), "contrast must be in [0, 1], got 2"),
+    "hue": (lambda: augment.colour_jitter(hue=0.6), "hue must be in [0, 0.5], got 0.6"),
+    "white": (lambda: augment.altered_copies([], 0), "white must be positive and finite, got 0"),
     "optimizer": (
         lambda: fs.local_sgd(over_samples(bowl), 0.1),
         "optimizer must be an optax.GradientTransformation, got 0.1",
@@ -757,6 +843,58 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "v0": (lambda: optimizers.yogi(0.1, v0=-1), "v0 must be at least 0, got -1"),
     "lr": (lambda: nova(lr=0), "lr must be positive, got 0"),
     "momentum": (lambda: nova(momentum=1), "momentum must be in [0, 1), got 1"),
+    "scaffold on scaffold": (
+        lambda: scaffold(corrected(corrections.scaffold(1)), clients_per_round=4),
+        "corrections must not correct twice, got scaffold 2 times",
+    ),
+    "fedprox on proximal": (
+        lambda: fedprox(corrected(corrections.proximal(0.1)), clients_per_round=4),
+        "corrections must not correct twice, got proximal 2 times",
+    ),
+    "adaptive fedprox on itself": (
+        lambda: fedprox(
+            corrected(corrections.adaptive_proximal()), clients_per_round=4, adaptive=True
+        ),
+        "corrections must not correct twice, got adaptive_proximal 2 times",
+    ),
+    "fednova with mu on proximal": (
+        lambda: told(corrected(corrections.proximal(0.1)), mu=0.1),
+        "corrections must not correct twice, got proximal 2 times",
+    ),
+    "fednova on proximal": (
+        lambda: told(corrected(corrections.proximal(0.1))),
+        "preaggregation normalise(0.05) needs the correction for which FedNova's a_k is known, "
+        "none, local is local_sgd(",
+    ),
+    "fednova on scaffold": (
+        lambda: told(corrected(corrections.scaffold())),
+        "FedNova's a_k is known, none, local is local_sgd(",
+    ),
+    "fednova with mu on scaffold": (
+        lambda: told(corrected(corrections.scaffold()), mu=0.1),
+        "preaggregation normalise(0.05, mu=0.1) needs the correction for which FedNova's a_k is "
+        "known, proximal(0.1), local is",
+    ),
+    "fednova's screen with another mu": (
+        lambda: told(on_bowls(), mu=0.1).replace(preaggregation=(nova(lr=0.05, mu=0.2),)),
+        "preaggregation normalise(0.05, mu=0.2) needs the correction for which FedNova's a_k is "
+        "known, proximal(0.2), local is",
+    ),
+    "fednova of another rate": (lambda: told(on_bowls(0.1)), f"{SGD}), local is local_sgd("),
+    "fednova of heavy ball, untold": (lambda: told(on_bowls(momentum=0.5)), f"{SGD}), local is"),
+    "fednova of Nesterov's momentum": (
+        lambda: told(by(optax.sgd(0.05, momentum=0.5, nesterov=True)), momentum=0.5),
+        f"{SGD}, momentum=0.5), local is local_sgd(",
+    ),
+    "fednova of Adam": (lambda: told(by(optax.adam(0.05))), f"{SGD}), local is local_sgd("),
+    "fednova of decayed weights": (
+        lambda: told(by(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.05)))),
+        f"{SGD}), local is local_sgd(",
+    ),
+    "fednova of a rate that falls": (
+        lambda: told(by(optax.sgd(optax.exponential_decay(0.05, 1, 0.9)))),
+        f"{SGD}), local is local_sgd(",
+    ),
     "mu of nova": (lambda: nova(mu=10), "mu must be at least 0 and below 1 / lr = 10, got 10"),
     "both": (lambda: nova(mu=1, momentum=0.9), "mu must be 0 with momentum"),
     "inexactness": (

@@ -18,7 +18,18 @@ from conftest import SIZES, Federation, Play, assert_trees, largest_change, play
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import compression, corrections, privacy, schedule, tree
+from fedjax_sim import (
+    broadcast,
+    clustering,
+    compression,
+    corrections,
+    preaggregation,
+    privacy,
+    schedule,
+    selection,
+    sending,
+    tree,
+)
 from fedjax_sim.algorithms import dp_fedavg
 from fedjax_sim.base import Cohort, LocalInfo, LocalUpdate, Variables
 
@@ -36,71 +47,95 @@ def cohort_of(server: Any, rows: int) -> Cohort:
     return Cohort(w, tree.stack_copies(w, 1), none, present, none, info, (), data)
 
 
-def private_mean(
-    server: Any, models: Any, weights: Any, key: Any = KEY, **settings: Any
-) -> tuple[Any, Any]:
-    """The aggregate, and the weights after the mechanism."""
+def private_step(updates: Any, weights: Any, key: Any = KEY, **settings: Any) -> tuple[Any, Any]:
+    """The mean of the updates, and the weights after the mechanism."""
     settings = {"clip": 1.0, "noise_multiplier": 0.0, "clients_per_round": 2.0, **settings}
     mechanism = privacy.gaussian_mechanism(**settings)
+    server = jax.tree.map(lambda a: jnp.full(a.shape[1:], 3.0), updates)
     rows, weights, _ = mechanism.apply(
-        key, (), Variables(models, {}), jnp.asarray(weights), cohort_of(server, len(weights))
+        key, (), Variables(updates, {}), jnp.asarray(weights), cohort_of(server, len(weights))
     )
     return tree.mean(rows, weights).params, weights
 
 
 def test_clipped_sum_over_a_fixed_denominator() -> None:
-    server = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([[0.5]])}
     steps = np.array([[3.0, 0.0, 4.0], [0.1, 0.2, 0.2], [9.0, 9.0, 9.0], [0.0, 0.0, 0.0]])
-    models = {
-        "a": jnp.float32(steps[:, :2]) + server["a"][None],
-        "b": jnp.float32(steps[:, 2:, None]) + server["b"][None],
-    }
-    got, weights = private_mean(server, models, jnp.array([5.0, 1.0, 0.0, 2.0]))
+    updates = {"a": jnp.float32(steps[:, :2]), "b": jnp.float32(steps[:, 2:, None])}
+    got, weights = private_step(updates, jnp.array([5.0, 1.0, 0.0, 2.0]))
     # The first is clipped from norm 5, the second (0.3) is not, the third is absent.
     wanted = (steps[0] / 5 + steps[1]) / 2
-    np.testing.assert_allclose(got["a"] - server["a"], wanted[:2], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(got["b"] - server["b"], wanted[2:, None], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["a"], wanted[:2], rtol=1e-5)
+    np.testing.assert_allclose(got["b"], wanted[2:, None], rtol=1e-5)
     assert weights.tolist() == [1, 1, 1, 1]
 
 
 def test_absent_rows_and_order_are_invisible() -> None:
-    server, models = jnp.ones(3), jax.random.normal(KEY, (4, 3))
+    updates = jax.random.normal(KEY, (4, 3))
     weights = jnp.array([1.0, 0.0, 1.0, 1.0])
-    got, _ = private_mean(server, models, weights)
-    stale, _ = private_mean(server, models.at[1].set(jnp.nan), weights)
-    np.testing.assert_array_equal(stale, got)
-    turned, _ = private_mean(server, models[::-1], weights[::-1])
+    got, _ = private_step(updates, weights)
+    absent, _ = private_step(updates.at[1].set(jnp.nan), weights)
+    np.testing.assert_array_equal(absent, got)
+    turned, _ = private_step(updates[::-1], weights[::-1])
     np.testing.assert_allclose(turned, got, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
 def test_no_client_moves_the_model_further_than_the_clip(bad: float) -> None:
-    server = jnp.full(50, 2.0)
-    models = server[None] + 3 * jax.random.normal(KEY, (6, 50))
+    updates = 3 * jax.random.normal(KEY, (6, 50))
     everyone = jnp.ones(6)
-    for rows in (models, models.at[3, 7].set(bad)):
-        with_it, _ = private_mean(server, rows, everyone, clip=0.7)
-        without, _ = private_mean(server, rows, everyone.at[3].set(0), clip=0.7)
+    for rows in (updates, updates.at[3, 7].set(bad)):
+        with_it, _ = private_step(rows, everyone, clip=0.7)
+        without, _ = private_step(rows, everyone.at[3].set(0), clip=0.7)
         distance = float(jnp.linalg.norm(with_it - without))
         assert distance <= 0.7 / 2 + 1e-5
-        if rows is models:  # its norm is far above the clip, so that the bound is reached
+        if rows is updates:  # its norm is far above the clip, so that the bound is reached
             assert distance == pytest.approx(0.35, rel=1e-4)
 
 
 def test_noise_has_its_deviation_and_is_independent() -> None:
-    server = {"a": jnp.zeros(20_000), "b": jnp.zeros((100, 200))}
-    absent = jax.tree.map(lambda w: jnp.full((3, *w.shape), jnp.nan), server)
+    absent = {"a": jnp.full((3, 20_000), jnp.nan), "b": jnp.full((3, 100, 200), jnp.nan)}
     settings = {"clip": 0.5, "noise_multiplier": 1.2, "clients_per_round": 4.0}
-    draws = [
-        private_mean(server, absent, jnp.zeros(3), jax.random.key(i), **settings)[0]
-        for i in range(2)
-    ]
+    draws = [private_step(absent, jnp.zeros(3), jax.random.key(i), **settings)[0] for i in range(2)]
     flat = np.array([a.ravel() for draw in draws for a in jax.tree.leaves(draw)])
-    deviation = 1.2 * 0.5 / 4
+    check_noise(flat, 1.2 * 0.5 / 4)
+
+
+def check_noise(flat: np.ndarray, deviation: float) -> None:
+    """Rows of 20,000 independent numbers of one normal law, independent of each other."""
     np.testing.assert_allclose(flat.std(axis=1), deviation, rtol=0.03)
     assert (np.abs(flat.mean(axis=1)) < 5 * deviation / math.sqrt(20_000)).all()
-    assert (np.abs(np.corrcoef(flat) - np.eye(4)) < 5 / math.sqrt(20_000)).all()
+    assert (np.abs(np.corrcoef(flat) - np.eye(len(flat))) < 5 / math.sqrt(20_000)).all()
     assert stats.kstest(flat[0] / deviation, "norm").pvalue > 1e-3
+
+
+def test_a_clients_own_noise() -> None:
+    """On every parameter alone, fresh for every client; nothing is added to what is not one."""
+
+    def still(key: Any, variables: Any, client: Any, client_state: Any, shared_state: Any) -> Any:
+        return (
+            flat()
+            .train(key, variables, client, client_state, shared_state)
+            ._replace(variables=variables)
+        )
+
+    model = Variables({"a": jnp.ones(20_000), "b": jnp.ones((100, 200))}, {"mean": jnp.ones(3)})
+    part = privacy.noise(0.3)
+    sent = [part.send(jax.random.key(i), (), model, ("told",), jnp.int32(i)) for i in range(2)]
+    added = [np.ravel(a) - 1 for one in sent for a in jax.tree.leaves(one.update.params)]
+    check_noise(np.array(added), 0.3)
+    for one in sent:
+        assert_trees(one.update.state, model.state)
+        assert one.message == ("told",)
+    assert_trees(privacy.noise(0.0).send(KEY, (), model, (), jnp.int32(0)).update, model)
+    # In a run: of two clients that do not train, in two rounds: four draws, averaged by two.
+    data = fs.client_data(
+        np.zeros((2, 1)), np.zeros(2, int), fs.partition.partition_from_lists([[0], [1]])
+    )
+    algorithm = fs.fedavg(flat().replace(train=still), clients_per_round=2, execution=ONE)
+    wide = fs.Model(lambda key: Variables({"w": jnp.zeros(20_000)}, ()), lambda *_, **__: None)  # type: ignore[arg-type]
+    out = play(algorithm.replace(sending=(part,)), wide, data, 2)
+    first, second = (np.asarray(v.params["w"]) for v in out.servers)
+    check_noise(np.array([first, second - first]), 0.3 / math.sqrt(2))
 
 
 def drawn(data: Any, expected: float, slots: int, draws: int) -> np.ndarray:
@@ -315,14 +350,8 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "none": (lambda: private(clients_per_round=0), "clients_per_round must be positive, got 0"),
     "no cohort": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
-    "peers": (
-        lambda: private(flat().change(peers=True)),
-        "local must do without the other clients' samples to be private, got peers=True",
-    ),
-    "peers of a changed one": (
-        lambda: privacy.private(flat()).change(peers=True),
-        "local must do without the other clients' samples to be private, got peers=True",
-    ),
+    "own noise": (lambda: privacy.noise(-0.1), "sigma must be at least 0 and finite, got -0.1"),
+    "too much": (lambda: privacy.noise(math.inf), "sigma must be at least 0 and finite, got inf"),
     "sampling": (
         lambda: private(sampling="all"),
         "sampling must be 'poisson' or 'fixed', got 'all'",
@@ -336,7 +365,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "clients_per_round must be in 1..9, got 10",
     ),
     "rounds": (lambda: spend(rounds=0), "rounds must be at least 1, got 0"),
-    "delta": (lambda: spend(delta=1.0), "delta must be in (0, 1), got 1.0"),
+    "delta": (lambda: spend(delta=1.0), "delta must be above 0 and below 1/N = 0.111, got 1.0"),
     "kind": (lambda: spend(sampling="all"), "sampling must be 'poisson' or 'fixed', got 'all'"),
 }
 
@@ -355,32 +384,162 @@ def test_statistics_are_refused(federation: Federation) -> None:
 
 
 WEIGHTS = Variables({"w": jnp.zeros(2)}, ())
-SHARED: dict[str, dict[str, Any]] = {
-    "variates": {"corrections": (corrections.scaffold(),)},
-    "losses behind mu": {
-        "corrections": (corrections.proximal(0.1), corrections.adaptive_proximal())
-    },
-    "momenta": {"optimizer_state": "average"},
-}
 
 
-@pytest.mark.parametrize("case", SHARED)
-def test_what_is_shared_through_the_server_is_refused(federation: Federation, case: str) -> None:
-    """It would leave the clients unclipped and without noise, and make epsilon void."""
-    message = "local must share nothing through the server to be private"
-    for algorithm in (
-        private(flat().change(**SHARED[case])),
-        fs.fedavg(privacy.private(flat()).change(**SHARED[case]), clients_per_round=3),
-    ):
-        with pytest.raises(ValueError, match=message):
-            algorithm.init(KEY, WEIGHTS, federation.data)
+def mechanism() -> fs.base.PreAggregation:
+    return privacy.gaussian_mechanism(1.0, 0.5, 6)
 
 
-def test_what_stays_at_the_client_is_not_refused(federation: Federation) -> None:
+def with_noise(local: LocalUpdate | None = None, **parts: Any) -> fs.Algorithm:
+    """A composition whose mean is made private, with other parts."""
+    plain: dict[str, Any] = {
+        "selection": selection.uniform(),
+        "schedule": schedule.every_round(6),
+        "preaggregation": (mechanism(),),
+    }
+    return fs.compose(local or flat(), **(plain | parts))
+
+
+def risk(*_: Any) -> Any:
+    raise AssertionError("not asked for")
+
+
+STICKY = selection.uniform(sticky=True)
+DP = "preaggregation gaussian_mechanism(1.0, 0.5, 6) needs "
+SHARED = DP + "nothing shared through the server beside the model, local is local_sgd("
+FOR_ALL = DP + "the server's latest model for all, broadcast is "
+ONE_VISIT = DP + "models that return in the round in which they left, schedule is "
+LAST = DP + "to be the last pre-aggregation, after parts that read no reports, preaggregation is ("
+PEERS = DP + "clients that see no samples of others, local is local_sgd("
+# What would leave the clients unclipped and without noise, or let a client take part twice.
+VOID: dict[str, tuple[Callable[[], Any], str]] = {
+    "a median": (
+        lambda: with_noise(aggregator=fs.aggregators.coordinate_median),
+        f"{DP}the plain mean, aggregator is coordinate_median: use aggregator=mean",
+    ),
+    "a mean, but not of the weights": (
+        lambda: with_noise(aggregator=fs.aggregators.trimmed_mean(0.0)),
+        f"{DP}the plain mean, aggregator is trimmed_mean(beta=0.0): use aggregator=mean",
+    ),
+    "a geometric median": (
+        lambda: with_noise(aggregator=fs.aggregators.geometric_median()),
+        f"{DP}the plain mean, aggregator is geometric_median(): use aggregator=mean",
+    ),
+    "a median that replaces it later": (
+        lambda: private(clients_per_round=6, noise_multiplier=0.5).replace(
+            aggregator=fs.aggregators.coordinate_median
+        ),
+        f"{DP}the plain mean, aggregator is coordinate_median",
+    ),
+    "updates of older models": (
+        lambda: with_noise(broadcast=broadcast.stale(3)),
+        f"{FOR_ALL}stale(3): use broadcast=latest()",
+    ),
+    "a mean for each cluster": (
+        lambda: with_noise(broadcast=clustering.ifca(2, risk)), f"{FOR_ALL}ifca(2, risk)",
+    ),
+    "models that visit several clients": (
+        lambda: with_noise(
+            schedule=schedule.delayed(6, 2), redistribution=fs.redistribution.permute
+        ),
+        f"{ONE_VISIT}delayed(6, 2): use schedule=every_round(m)",
+    ),
+    "models in flight": (
+        lambda: with_noise(selection=STICKY, schedule=schedule.staggered(6, 2)),
+        f"{ONE_VISIT}staggered(6, 2)",
+    ),
+    "RADFed": (
+        lambda: fs.radfed(flat(), clients_per_round=6).replace(preaggregation=(mechanism(),)),
+        f"{ONE_VISIT}delayed(6, 5)",
+    ),
+    "gossip": (
+        lambda: fs.algorithms.gossip(flat(), clients_per_round=6).replace(
+            preaggregation=(mechanism(),)
+        ),
+        "schedule serverless(6) needs none: a mean over neighbours takes its place, preaggregation "
+        "is (gaussian_mechanism(1.0, 0.5, 6),)",
+    ),
+    "variates": (
+        lambda: with_noise(flat().change(corrections=(corrections.scaffold(),))), SHARED,
+    ),
+    "losses behind mu": (
+        lambda: with_noise(
+            flat().change(corrections=(corrections.proximal(0.1), corrections.adaptive_proximal()))
+        ), SHARED,
+    ),
+    "momenta": (lambda: with_noise(flat().change(optimizer_state="average")), SHARED),
+    "a named method's": (
+        lambda: private(flat().change(optimizer_state="average"), clients_per_round=6),
+        "needs nothing shared through the server beside the model, local is local_sgd(",
+    ),
+    "a draw by reports": (
+        lambda: with_noise(selection=selection.importance(risk, initial="ones")),
+        f"{DP}clients that report no numbers, selection is importance(risk, initial='ones'): use "
+        "selection=uniform()",
+    ),
+    "signs of single clients": (
+        lambda: fs.algorithms.ozdayi(flat(), clients_per_round=6, server_epochs=0).replace(
+            preaggregation=(mechanism(),)
+        ),
+        f"{DP}a server that sees nothing but the noisy mean, server is chain(sign_agreement(2.0, ",
+    ),
+    "weights by reports": (
+        lambda: with_noise(preaggregation=(preaggregation.agnostic(0.1), mechanism())),
+        f"{LAST}agnostic(0.1), gaussian_mechanism(1.0, 0.5, 6))",
+    ),
+    "a change of the noisy rows": (
+        lambda: with_noise(preaggregation=(mechanism(), _scaled())),
+        f"{LAST}gaussian_mechanism(1.0, 0.5, 6), ",
+    ),
+    "other clients' samples": (lambda: with_noise(flat().change(peers=True)), PEERS),
+    "of a named method": (
+        lambda: private(flat().change(peers=True), clients_per_round=6),
+        "needs clients that see no samples of others, local is local_sgd(",
+    ),
+    "what was exchanged before": (
+        lambda: with_noise(
+            flat().replace(setup_traffic=lambda variables, data: fs.base.SetupTraffic(7, 11))
+        ), PEERS,
+    ),
+    "FedMix": (
+        lambda: fs.algorithms.fedmix(flat(), clients_per_round=6, objective=risk).replace(
+            preaggregation=(mechanism(),)
+        ), PEERS,
+    ),
+}  # fmt: skip
+
+
+def _scaled() -> fs.base.PreAggregation:
+    """A pre-aggregation that reads nothing."""
+
+    def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+        return updates, weights, state
+
+    return fs.base.PreAggregation(init=lambda variables, data: (), apply=apply)
+
+
+@pytest.mark.parametrize("case", VOID)
+def test_what_would_make_epsilon_void_is_refused(case: str) -> None:
+    """In one line that names both parts."""
+    make, message = VOID[case]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        make()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_keeps_it_is_not_refused(federation: Federation) -> None:
+    """State that stays at the client, codes, what acts on one update alone, a server optimiser."""
     local = flat().change(corrections=(corrections.proximal(0.1),), optimizer_state="keep")
-    local = compression.compressed(local, compression.top_k(0.5))
-    state = private(local).init(KEY, WEIGHTS, federation.data)
+    algorithm = private(local).replace(
+        sending=(
+            sending.clip_norm(2.0), sending.noise(0.1), sending.compressed(compression.top_k(0.5))
+        ),
+        server=fs.server.optimizer(optax.adam(0.1)),
+        preaggregation=(_scaled(), mechanism()),
+    )  # fmt: skip
+    state = algorithm.init(KEY, WEIGHTS, federation.data)
     assert jax.tree.leaves(state.client_state)
+    assert jax.tree.leaves(state.sending)
     assert not jax.tree.leaves(state.shared_state)
 
 

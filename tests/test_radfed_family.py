@@ -16,12 +16,20 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
+from conftest import (
+    Federation,
+    Play,
+    altered_data,
+    assert_trees,
+    largest_change,
+    make_federation,
+    play,
+)
 from scipy import stats
 
 import fedjax_sim as fs
 from fedjax_sim import diagnostics, redistribution, schedule, selection, weighting
-from fedjax_sim.algorithms import radfed, radfeda, radfedi, radfedm, radfedp
+from fedjax_sim.algorithms import phase_shift, radfed, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import (
     Batch,
     ClientData,
@@ -323,11 +331,119 @@ def test_an_idle_model_stays(federation: Federation, partly_idle: Play) -> None:
             assert_trees(old, new)
 
 
+def test_an_idle_model_keeps_its_last_report(federation: Federation, partly_idle: Play) -> None:
+    """What the server knows of it when it is due."""
+    reported = 0
+    for t in (1, 2, 3):
+        before, after = partly_idle.states[t - 1].slots, partly_idle.states[t].slots
+        source = oracle.Oracle(federation.data, None, LR, 0.0, BATCH, EPOCHS).permutation(t, 5)
+        for slot in np.flatnonzero(after.client == 8).tolist():
+            last = jax.tree.map(lambda a, i=source[slot]: a[i], before.info)
+            assert_trees(jax.tree.map(lambda a, i=slot: a[i], after.info), last)
+            reported += int(last.samples) > 0
+    assert reported > 3
+
+
+def test_a_model_that_nobody_trained_does_not_count(
+    federation: Federation, model: fs.Model
+) -> None:
+    """Of 5 models 2 train in each of 2 rounds: one is the server's own, and pulls nothing back."""
+    algorithm = make(model, 5, 2, active_clients=2, evaluated="in_flight")
+    run = play(algorithm, model, federation.data, 2)
+    evaluated = jax.jit(algorithm.evaluated)
+    for t, state in enumerate(run.states):
+        trained = np.asarray(state.slots.visits) > 0
+        assert trained.sum() == 2 * (t + 1)
+        mean = jax.tree.map(lambda a, w=trained: np.asarray(a)[w].mean(0), state.slots.variables)
+        scored = evaluated(jax.random.key(0), state, federation.data)
+        assert_trees(scored, mean, 1e-5, 1e-6)
+        if t == 1:
+            assert_trees(state.server, mean, 1e-5, 1e-6)
+
+
 def test_all_models_count_equally(partly_idle: Play) -> None:
     slots = partly_idle.states[3].slots
     chex.assert_axis_dimension(slots.client, 0, 5)
     mean = jax.tree.map(lambda a: np.asarray(a).mean(axis=0), slots.variables)
     assert_trees(partly_idle.servers[3], mean, 1e-6, 1e-7)
+
+
+# ---- what is scored ----
+
+
+def test_the_mean_in_flight_is_scored_after_every_round(
+    federation: Federation, model: fs.Model
+) -> None:
+    """Against a loop by hand, in which one model after another trains and is then averaged."""
+    m, inner, rounds = 3, 3, 5
+    x, y = federation.test
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    chance = oracle.Oracle(federation.data, initial, LR, 0.0, BATCH, EPOCHS)
+    server = oracle.layers_of(initial)
+    losses, stale = [], []
+    slots: list[oracle.Layers] = []
+    for t in range(rounds):
+        cohort = sorted(chance.draw(t, m, []))
+        if t % inner == 0:
+            slots = [server] * m
+        else:
+            slots = [slots[j] for j in chance.permutation(t, m)]
+            cohort = chance.dealt(t, cohort)
+        slots = [chance.train(t, k, w) for k, w in zip(cohort, slots, strict=True)]
+        now = oracle.average(slots, [1.0] * m)
+        server = now if t % inner == inner - 1 else server
+        losses.append(oracle.loss_and_gradient(now, x, y)[0])
+        stale.append(oracle.loss_and_gradient(server, x, y)[0])
+    execution = fs.make_execution(devices=1)
+    result = fs.simulate(
+        make(model, m, inner, evaluated="in_flight", execution=execution), model, federation.data,
+        federation.test, rounds=rounds, classes=3, execution=execution,
+    )  # fmt: skip
+    ours = [float(e.test_loss[0]) for e in result.evaluations]
+    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    assert np.abs(np.subtract(losses, stale))[:2].min() > 0.05  # the server model is another one
+
+
+# ---- drift correction ----
+
+
+def test_drift_correction_weighs_by_samples_and_not_by_copies(
+    federation: Federation, model: fs.Model
+) -> None:
+    """N_t / (n_k + N_t) of the server's, n_k without what FedAug added; nothing is trained here."""
+    index, start = np.asarray(federation.data.index), np.asarray(federation.data.start)
+    total = len(federation.data.x)
+    lists = np.split(index, start[1:-1])
+    copied = [np.append(rows, np.repeat(rows + total, k)) for k, rows in enumerate(lists)]
+    data = altered_data(
+        federation.data,
+        index=np.concatenate(copied).astype(np.int32),
+        start=np.cumsum([0, *map(len, copied)]).astype(np.int32),
+        budget=federation.sizes.astype(np.int32),
+        capacity=max(map(len, copied)),
+        copies=True,
+    )
+    still = sgd(model).change(optimizer=optax.sgd(0.0), epochs=1)
+    algorithm = phase_shift(
+        still, clients_per_round=4, phases=2, execution=fs.make_execution(devices=1)
+    )
+    data, key = jax.device_put(data), jax.random.key(0)
+    state = algorithm.init(key, model.init(key), data)
+    state, _ = jax.jit(algorithm.step)(key, state, data)  # the first two are due
+    far = jax.tree.map(lambda a: a + 4, state.server)
+    state = state._replace(server=far, server_samples=jnp.float32(20))
+    after, _ = jax.jit(algorithm.step)(jax.random.key(1), state, data)
+    clients = np.asarray(after.slots.client)[2:]
+    assert clients.tolist() == np.asarray(state.slots.client)[2:].tolist()
+    assert (clients > 0).any()  # who has copies
+    share = 20 / (20 + federation.sizes[clients])
+    for new, old, w in zip(
+        *(jax.tree.leaves(t) for t in (after.slots.variables, state.slots.variables, far)),
+        strict=True,
+    ):
+        pull = share.reshape(-1, *[1] * (np.ndim(new) - 1))
+        wanted = pull * np.asarray(w)[None] + (1 - pull) * np.asarray(old)[2:]
+        np.testing.assert_allclose(new[2:], wanted, rtol=1e-5)
 
 
 # ---- names ----

@@ -19,11 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import broadcast, corrections, preaggregation, redistribution, server, tree
-from fedjax_sim.algorithms import afl, fedasync, gossip, ozdayi, qffl
+from fedjax_sim import (
+    broadcast,
+    clustering,
+    corrections,
+    preaggregation,
+    redistribution,
+    schedule,
+    selection,
+    server,
+    tree,
+)
+from fedjax_sim.algorithms import afl, fedasync, fltrust, gossip, ozdayi, qffl
 from fedjax_sim.base import (
     ClientData,
     Cohort,
+    Gathered,
     LocalInfo,
     LocalUpdate,
     PreAggregation,
@@ -51,9 +62,9 @@ def local(model: fs.Model) -> LocalUpdate:
     return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
 
 
-def slow(data: ClientData, model: fs.Model) -> oracle.Oracle:
+def slow(data: ClientData, model: fs.Model, momentum: float = 0.0) -> oracle.Oracle:
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
-    return oracle.Oracle(data, initial, LR, 0.0, BATCH, 1)
+    return oracle.Oracle(data, initial, LR, momentum, BATCH, 1)
 
 
 def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
@@ -77,7 +88,10 @@ def pair(params: float, mean: float, count: int) -> Variables:
 
 
 def moved(part: Server, to: Variables, start: Variables) -> Any:
-    return part.update(jax.random.key(0), to, start, part.init(start), None)[0]  # type: ignore[arg-type]
+    """Where the server goes from ``start``, given updates whose aggregate leads ``to`` there."""
+    step, nothing = tree.subtract(to, start), cast("Any", None)
+    taken, _ = part.update(jax.random.key(0), step, start, part.init(start), nothing)
+    return tree.add(start, taken)
 
 
 def test_mix_is_a_part_of_the_way_of_weights_and_state() -> None:
@@ -89,22 +103,36 @@ def test_mix_is_a_part_of_the_way_of_weights_and_state() -> None:
 
 
 def test_mix_by_one_is_the_aggregate() -> None:
-    w, new = (jax.random.normal(jax.random.key(s), (50,)) for s in (0, 1))
-    assert_trees(moved(server.mix(1.0), Variables(new, ()), Variables(w, ())).params, new)
+    w, step = (Variables(jax.random.normal(jax.random.key(s), (50,)), ()) for s in (0, 1))
+    nothing: Any = None
+    taken, _ = server.mix(1.0).update(jax.random.key(0), step, w, (), nothing)
+    assert_trees(taken, step)
+
+
+def test_an_optimiser_moves_the_weights_and_replaces_the_state() -> None:
+    """BatchNorm statistics are neither kept from the old model nor scaled by the rate."""
+    half = server.optimizer(optax.sgd(0.5))
+    for part in (half, server.sign_agreement(0, half)):
+        start, to = pair(4.0, 1.0, jnp.int32(4)), pair(8.0, 3.0, jnp.int32(9))
+        step = tree.subtract(to, start)
+        gathered = Gathered(tree.stack_copies(step, 2), jnp.ones(2), cast("Any", None))
+        taken, _ = part.update(jax.random.key(0), step, start, part.init(start), gathered)
+        out = tree.add(start, taken)
+        assert out.params["w"].tolist() == [6.0, 6.0]
+        assert float(out.state["mean"]) == 3.0
+        assert int(out.state["count"]) == 9
 
 
 def test_a_chain_hands_on_what_it_made() -> None:
-    start, to = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
+    w, nothing = Variables(jnp.zeros(1), ()), cast("Any", None)
     steps = server.chain(server.optimizer(optax.sgd(0.5, momentum=0.5)), server.mix(0.5))
-    state, velocity = steps.init(start), 0.0
-    w = 0.0
-    for _ in range(3):
-        key, now = jax.random.key(0), Variables(jnp.full(1, w), ())
-        out, state = steps.update(key, to, now, state, None)  # type: ignore[arg-type]
-        velocity = 0.5 * velocity + (1 - w)
-        w += 0.5 * 0.5 * velocity
-        np.testing.assert_allclose(out.params, w, rtol=1e-6)
-        w = float(out.params[0])
+    state, velocity = steps.init(w), 0.0
+    for step in (1.0, -2.0, 0.25):
+        given_step = Variables(jnp.full(1, step), ())
+        out, state = steps.update(jax.random.key(0), given_step, w, state, nothing)
+        velocity = 0.5 * velocity + step
+        np.testing.assert_allclose(out.params, 0.5 * 0.5 * velocity, rtol=1e-6)
+    start, to = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
     assert_trees(moved(server.chain(), to, start), to)
 
 
@@ -134,21 +162,33 @@ def test_training_on_root_is_the_local_update(
     rooted: ClientData, model: fs.Model, local: LocalUpdate
 ) -> None:
     part, key = server.train_on_root(local), jax.random.key(4)
-    start, aggregate = (model.init(jax.random.key(s)) for s in (0, 1))
-    kept = part.init(start)
-    out, after = jax.jit(part.update)(key, aggregate, start, kept, rooted)
+    start, step = (model.init(jax.random.key(s)) for s in (0, 1))
+    kept, nothing = part.init(start), cast("Any", None)
+    reached = tree.add(start, step)
+
+    @jax.jit
+    def update(data: ClientData) -> Any:
+        server_side = dict.fromkeys(Cohort._fields[:-1], nothing)
+        cohort = Cohort(**server_side, data=data)
+        return part.update(key, step, start, kept, Gathered(nothing, nothing, cohort))
+
+    taken, after = update(jax.device_put(rooted))
     assert after == kept
     assert rooted.root is not None
     rows = np.asarray(rooted.index)[rooted.root[0] : rooted.root[1]]
     alone = fs.client_data(rooted.x[rows], rooted.y[rows], partition_from_lists([range(len(rows))]))
     alone = dataclasses.replace(alone, capacity=rooted.capacity, root=alone.start)
     view = root_view(jax.device_put(alone))
-    theirs = jax.jit(lambda w: local.train(key, w, view, *kept))(aggregate).variables
-    assert_trees(out, theirs)
-    assert largest_change(out, aggregate) > 1e-3
+    theirs = jax.jit(lambda w: local.train(key, w, view, *kept))(reached).variables
+    assert_trees(tree.add(start, taken), theirs, rtol=1e-5, atol=1e-6)
+    assert largest_change(theirs, reached) > 1e-3
 
 
-def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalUpdate) -> None:
+@pytest.mark.parametrize("literal", [False, True])
+def test_ozdayi_against_numpy(
+    rooted: ClientData, model: fs.Model, local: LocalUpdate, literal: bool
+) -> None:
+    """By η η_θ ⊙ v: the momentum takes in all coordinates, w moves in those agreed on."""
     beta, theta, rate, m = 0.5, 2.0, 0.8, 3
 
     class AtServer(oracle.Oracle):
@@ -163,28 +203,32 @@ def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalU
     clients = slow(rooted, model)
     at_server = AtServer(own, clients.initial, LR, 0.0, BATCH, 2)
     velocity = oracle.zeros(oracle.layers_of(clients.initial))
-    rounds = iter(range(ROUNDS))
+    rounds, stopped = iter(range(3)), []
 
     def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
         nonlocal velocity
         changes = [oracle.plus(v.layers, w, -1) for v in visits]
         mean = oracle.average(changes, [float(clients.sizes[k]) for k in cohort])
+        velocity = oracle.plus(mean, velocity, beta)
         signs = [sum(np.sign(c[i]) for c in changes) for i in range(len(w))]
-        agreed = [np.where(np.abs(s) >= theta, d, 0) for s, d in zip(signs, mean, strict=True)]
-        velocity = oracle.plus(agreed, velocity, beta)
-        return at_server.train(next(rounds), 1, oracle.plus(w, velocity, rate))
+        rates = [np.asarray((s if literal else np.abs(s)) >= theta) for s in signs]
+        stopped.append(np.mean([1 - r.mean() for r in rates]))
+        step = [r * v for r, v in zip(rates, velocity, strict=True)]
+        return at_server.train(next(rounds), 1, oracle.plus(w, step, rate))
 
-    servers, _ = oracle.fedavg(clients, ROUNDS, m, absorb=absorb)
+    servers, _ = oracle.fedavg(clients, 3, m, absorb=absorb)
     algorithm = ozdayi(
         local,
         clients_per_round=m,
         server_lr=rate,
         server_momentum=beta,
         threshold=theta,
+        literal_signs=literal,
         server_epochs=2,
         **ONE,
     )
-    check(servers, play(algorithm, model, rooted, ROUNDS).servers)
+    check(servers, play(algorithm, model, rooted, 3).servers)
+    assert 0.1 < min(stopped) <= max(stopped) < 0.9  # both kinds of coordinates
 
 
 def test_ozdayi_with_everything_off_is_fedavg(
@@ -299,41 +343,60 @@ def at_server(
     losses: Any = None,
     state: Any = (),
     client: Any = None,
-) -> tuple[Any, np.ndarray, Any]:
-    """A pre-aggregation applied to rows of parameters alone."""
+    received: Any = None,
+) -> tuple[np.ndarray, np.ndarray, Any]:
+    """A pre-aggregation applied to models of parameters alone: the models that it makes of them.
+
+    The updates are measured from ``received``, of each row or of all; None: from ``start``.
+    """
     count = len(weights)
     k = jnp.arange(count, dtype=jnp.int32) if client is None else jnp.asarray(client, jnp.int32)
     extra = {} if losses is None else {"initial_loss": jnp.asarray(losses, jnp.float32)}
     info = LocalInfo(
         jnp.zeros(count), jnp.ones(count, jnp.int32), jnp.ones(count, jnp.int32), extra
     )
-    w = Variables(jnp.asarray(start), ())
+    known = np.asarray(start)[None] if received is None else np.asarray(received)
     present, nothing = jnp.ones(count, bool), cast("Any", None)
-    cohort = Cohort(w, tree.stack_copies(w, 1), k, present, k, info, tag, nothing)
-    models = Variables(jnp.asarray(rows), ())
+    left_with = Variables(jnp.asarray(known), ())
+    cohort = Cohort(Variables(jnp.asarray(start), ()), left_with, k, present, k, info, tag, nothing)
+    updates = Variables(jnp.asarray(np.asarray(rows) - known), ())
     out, weights, state = part.apply(
-        jax.random.key(0), state, models, jnp.asarray(weights, jnp.float32), cohort
+        jax.random.key(0), state, updates, jnp.asarray(weights, jnp.float32), cohort
     )
-    return np.asarray(out.params), np.asarray(weights), state
+    return known + np.asarray(out.params), np.asarray(weights), state
 
 
 @pytest.mark.parametrize("literal", [False, True])
 @pytest.mark.parametrize("theta", [0.0, 1.0, 2.5, 4.0])
 def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
+    """The inner server's step, whatever it is, in the coordinates that enough clients agree on."""
     rng = np.random.default_rng(0)
-    start = rng.normal(size=(4, 5)).astype(np.float32)
-    rows = start + rng.integers(-1, 2, (6, 4, 5)).astype(np.float32)
-    rows[2] = np.nan
-    weights = np.array([3, 1, 0, 7, 1, 0.5], np.float32)
-    new, after, _ = at_server(
-        preaggregation.sign_agreement(theta, literal=literal), start, rows, weights
-    )
-    assert after.tolist() == weights.tolist()
-    for i, j in np.ndindex(4, 5):
-        total = sum(np.sign(rows[k, i, j] - start[i, j]) for k in (0, 1, 3, 4, 5))
-        moves = (total if literal else abs(total)) >= theta
-        for k in (0, 1, 3, 4, 5):
-            assert new[k, i, j] == (rows[k, i, j] if moves else start[i, j])
+    updates = rng.integers(-1, 2, (6, 4, 5)).astype(np.float32)
+    updates[2] = np.nan
+    step = Variables(jnp.asarray(rng.normal(size=(4, 5)), jnp.float32), jnp.float32(7))
+    weights = jnp.array([3, 1, 0, 7, 1, 0.5], jnp.float32)
+    nothing: Any = None
+    gathered = Gathered(Variables(jnp.asarray(updates), jnp.zeros(6)), weights, nothing)
+    server_model = Variables(jnp.ones((4, 5)), jnp.float32(1))
+    inner = server.optimizer(optax.sgd(2.0, momentum=0.5))
+    part = server.sign_agreement(theta, inner, literal=literal)
+    state = part.init(server_model)
+    for velocity in (1.0, 1.5):  # the momentum goes on inside, agreed on or not
+        taken, state = part.update(jax.random.key(0), step, server_model, state, gathered)
+        assert float(taken.state) == 7  # replaced, whatever the signs
+        for i, j in np.ndindex(4, 5):
+            total = sum(np.sign(updates[k, i, j]) for k in (0, 1, 3, 4, 5))
+            moves = (total if literal else abs(total)) >= theta
+            wanted = 2 * velocity * step.params[i, j] if moves else 0
+            assert taken.params[i, j] == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_signs_that_do_not_matter_change_nothing() -> None:
+    step = Variables(jax.random.normal(jax.random.key(0), (9,)), jnp.float32(2))
+    nothing: Any = None
+    gathered = Gathered(tree.stack_copies(step, 3), jnp.array([1.0, 0, 2]), nothing)
+    part = server.sign_agreement(0, server.replace())
+    assert_trees(part.update(jax.random.key(0), step, step, (), gathered)[0], step)
 
 
 # --- asynchrony -------------------------------------------------------------------------------
@@ -345,7 +408,7 @@ def test_the_ring_holds_the_last_models() -> None:
     once = chex.assert_max_traces(n=1)
     send = jax.jit(jax.vmap(once(part.send), in_axes=(0, None, None, None)))
     nothing: Any = None
-    update = jax.jit(once(lambda state, w: part.update(state, w, *[nothing] * 4)))
+    update = jax.jit(once(lambda state, w: part.update(state, w, nothing, nothing)))
     keys = jax.random.split(jax.random.key(1), 2000)
     for t in range(9):
         now = Variables(jnp.float32(versions[-1]), ())
@@ -378,17 +441,36 @@ def test_the_ring_holds_the_last_models() -> None:
     ],
 )
 def test_staleness(part: PreAggregation, s: Callable[[int], float]) -> None:
+    """A part of the way from the newest server model, whatever the client received."""
     ages = [0, 1, 4, 5, 30]
     rows = np.array([[5.0]] * 5 + [[np.nan]], np.float32)
     tag = jnp.array([*ages, 2], jnp.int32)
-    new, *_ = at_server(part, np.array([1.0], np.float32), rows, [1] * 5 + [0], tag)
-    np.testing.assert_allclose(new[:5, 0], [1 + 4 * 0.6 * s(d) for d in ages], rtol=1e-6)
+    received = np.array([[1.0], [0.5], [9.0], [1.0], [-2.0], [1.0]], np.float32)
+    new, *_ = at_server(
+        part, np.array([1.0], np.float32), rows, [1] * 5 + [0], tag, received=received
+    )
+    np.testing.assert_allclose(new[:5, 0], [1 + 4 * 0.6 * s(d) for d in ages], rtol=1e-5)
 
 
+def test_staleness_shrinks_the_state_too() -> None:
+    """BatchNorm statistics describe the weights, which stay near the server's."""
+    w, k = Variables(jnp.float32(1), jnp.float32(1)), jnp.zeros(1, jnp.int32)
+    received = Variables(jnp.float32([3]), jnp.float32([3]))
+    nothing: Any = None
+    cohort = Cohort(w, received, k, k == 0, k, nothing, k, nothing)
+    updates = Variables(jnp.float32([2]), jnp.float32([2]))  # to 5
+    out, *_ = preaggregation.staleness(0.5).apply(
+        jax.random.key(0), (), updates, jnp.ones(1), cohort
+    )
+    assert_trees(tree.add(received, out), Variables(jnp.float32([3]), jnp.float32([3])))
+
+
+@pytest.mark.parametrize("buffer", [1, 2])
 def test_fedasync_against_numpy(
-    federation: Federation, model: fs.Model, local: LocalUpdate
+    federation: Federation, model: fs.Model, local: LocalUpdate, buffer: int
 ) -> None:
-    alpha, most, a, b, mu, rounds = 0.6, 3, 2.0, 1.0, 0.3, 8
+    """One arrival moves the server, as in the paper, or two do by the mean of their moves."""
+    alpha, most, a, b, mu, rounds = 0.6, 3, 2.0, 1.0, 0.3, 16 // buffer
     clients = slow(federation.data, model)
     versions, ages = [oracle.layers_of(clients.initial)], []
 
@@ -405,10 +487,11 @@ def test_fedasync_against_numpy(
         versions.append(oracle.average([v.layers for v in visits], [1.0] * len(visits)))
         return versions[-1]
 
-    servers, _ = oracle.fedavg(clients, rounds, 2, visit, absorb)
+    servers, _ = oracle.fedavg(clients, rounds, buffer, visit, absorb)
     algorithm = fedasync(
         local,
-        clients_per_round=2,
+        clients_per_round=4,
+        buffer_size=buffer,
         alpha=alpha,
         max_staleness=most,
         decay="hinge",
@@ -417,6 +500,8 @@ def test_fedasync_against_numpy(
         mu=mu,
         **ONE,
     )
+    assert algorithm.slots == buffer
+    assert algorithm.round_factor == 4 / buffer  # as many visits as FedAvg in a user's round
     check(servers, play(algorithm, model, federation.data, rounds).servers)
     assert set(ages) == {0, 1, 2, 3}
 
@@ -425,7 +510,14 @@ def test_fedasync_of_fresh_models_is_fedavg(
     federation: Federation, model: fs.Model, local: LocalUpdate, equal: Play
 ) -> None:
     fresh = fedasync(
-        local, clients_per_round=8, alpha=1.0, max_staleness=0, decay="constant", mu=0.0, **ONE
+        local,
+        clients_per_round=8,
+        buffer_size=8,
+        alpha=1.0,
+        max_staleness=0,
+        decay="constant",
+        mu=0.0,
+        **ONE,
     )
     assert_trees(play(fresh, model, federation.data, 2).servers, equal.servers[:2])
 
@@ -591,23 +683,28 @@ def loss_at(clients: oracle.Oracle, k: int, w: oracle.Layers) -> float:
     return oracle.loss_and_gradient(w, clients.data.x[rows], clients.data.y[rows])[0]
 
 
-def test_qffl_against_numpy(federation: Federation, model: fs.Model, local: LocalUpdate) -> None:
-    clients, q = slow(federation.data, model), 0.5
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_qffl_against_numpy(federation: Federation, model: fs.Model, momentum: float) -> None:
+    """With momentum ρ the η of the paper's Δ and of its 1/η is η / (1 - ρ)."""
+    clients, q = slow(federation.data, model, momentum), 0.5
+    rate = LR / (1 - momentum)
 
     def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
         top, bottom = oracle.zeros(w), 0.0
         for k, v in zip(cohort, visits, strict=True):
             loss = loss_at(clients, k, w)
-            delta = [d / LR for d in oracle.plus(w, v.layers, -1)]
+            delta = [d / rate for d in oracle.plus(w, v.layers, -1)]
             top = oracle.plus(top, delta, loss**q)
             square = sum(float(np.square(d).sum()) for d in delta)
-            bottom += q * loss ** (q - 1) * square + loss**q / LR
+            bottom += q * loss ** (q - 1) * square + loss**q / rate
         return oracle.plus(w, top, -1 / bottom)
 
     servers, _ = oracle.fedavg(clients, ROUNDS, 4, absorb=absorb)
+    risk = fs.empirical_risk(model)
     algorithm = qffl(
-        local, clients_per_round=4, objective=fs.empirical_risk(model), lr=LR, q=q, **ONE
-    )
+        fs.local_sgd(risk, optax.sgd(LR, momentum=momentum), batch_size=BATCH),
+        clients_per_round=4, objective=risk, lr=LR, momentum=momentum, q=q, **ONE,
+    )  # fmt: skip
     check(servers, play(algorithm, model, federation.data, ROUNDS).servers)
 
 
@@ -719,13 +816,43 @@ def test_afl_stays_where_no_client_has_weight() -> None:
     np.testing.assert_allclose(lam, [0, 0, 1], atol=1e-7)
 
 
+# --- FLTrust, with a state ---------------------------------------------------------------------
+
+
+def drifting() -> tuple[fs.Model, fs.base.Objective]:
+    """A point that is pulled along its client's x, and a statistic: the mean x of a minibatch."""
+
+    def objective(w: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        mean = jnp.mean(batch.x, axis=0, where=batch.mask[:, None])
+        return -jnp.vdot(w, mean), {"mean": mean}
+
+    def init(key: Any) -> Variables:
+        return Variables(jnp.zeros(2), {"mean": jnp.zeros(2)})
+
+    return fs.Model(init, lambda *_, **__: None), objective  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("root", "state"), [([0, 1], [3.0, 1.0]), ([-1, 0], [0.0, 0.0])])
+def test_fltrust_averages_the_state_of_the_trusted(root: list[float], state: list[float]) -> None:
+    """By their scores; if nobody is trusted, the statistics stay, like the weights."""
+    model, objective = drifting()
+    x = np.array([[4, 0], [3, 1], [0, -2], root], np.float32)  # three clients and the server
+    clients = partition_from_lists([[0], [1], [2]])
+    data = fs.client_data(x, np.zeros(4, np.int32), clients, root=[3])
+    local = fs.local_sgd(objective, optax.sgd(1.0), batch_size=1)
+    out = play(fltrust(local, clients_per_round=3, **ONE), model, data, 1)
+    # With the server's x = (0, 1) only the second client has a positive cosine.
+    np.testing.assert_allclose(out.final.state["mean"], state, atol=1e-6)
+    step = np.array([3, 1]) / np.sqrt(10) if any(state) else np.zeros(2)
+    np.testing.assert_allclose(out.final.params, step, rtol=1e-5, atol=1e-6)
+
+
 # --- the order of rows, and mistakes ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        preaggregation.sign_agreement(2),
         preaggregation.staleness(0.7, "polynomial"),
         preaggregation.q_fair(2.0, 0.1),
         preaggregation.agnostic(0.1),
@@ -769,6 +896,214 @@ def given_root(root: Any, partitions: Any = None) -> Any:
     return fs.client_data(np.zeros((6, 6)), np.zeros(6, int), owned, root=root)
 
 
+# --- parts that do not fit ---
+
+
+def together(local: LocalUpdate | None = None, slots: int = 6, **parts: Any) -> fs.Algorithm:
+    """FedAvg's parts with others."""
+    plain = {
+        "selection": selection.uniform(),
+        "schedule": schedule.every_round(slots),
+        "execution": ONE["execution"],
+    }
+    return fs.compose(local or any_local(), **{**plain, **parts})
+
+
+def of_sgd(*arguments: Any, **options: Any) -> LocalUpdate:
+    return any_local().change(optimizer=optax.sgd(*arguments, **options))
+
+
+NONE: Any = fs.empirical_risk(fs.models.logistic((6,), 3))
+STICKY: dict[str, Any] = {
+    "selection": selection.uniform(sticky=True), "schedule": schedule.serverless(6)
+}  # fmt: skip
+FOR_ALL = "needs the server's latest model for all, broadcast is "
+IN_A_ROUND = "needs models that return in the round in which they left, schedule is delayed(6, 2)"
+REPLACED = "needs a server model that is replaced by the aggregate, server is optimizer(<optax>)"
+# By both parts: what is made, and a piece of the line that refuses it.
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "the sums of q-FFL over several clusters": (
+        lambda: together(
+            broadcast=clustering.ifca(2, NONE), preaggregation=(preaggregation.q_fair(1, 0.1),)
+        ),
+        f"preaggregation q_fair(1, 0.1) {FOR_ALL}ifca(2, empirical_risk(<Model>)): use "
+        "broadcast=latest()",
+    ),
+    "the sums of FedNova over several clusters": (
+        lambda: together(
+            broadcast=clustering.ifca(2, NONE), preaggregation=(preaggregation.normalise(0.1),)
+        ),
+        f"preaggregation normalise(0.1) {FOR_ALL}ifca(2, ",
+    ),
+    "AFL with several clusters": (
+        lambda: together(
+            broadcast=clustering.ifca(2, NONE), preaggregation=(preaggregation.agnostic(0.1),)
+        ),
+        f"preaggregation agnostic(0.1) {FOR_ALL}ifca(2, ",
+    ),
+    "FLTrust of models that started elsewhere": (
+        lambda: fedasync(any_local(), clients_per_round=6).replace(
+            preaggregation=(preaggregation.trust(any_local()),)
+        ),
+        "preaggregation trust(local_sgd(empirical_risk(<Model>), <optax>)) "
+        f"{FOR_ALL}stale(16): use broadcast=latest()",
+    ),
+    "signs of updates from several models": (
+        lambda: together(
+            broadcast=broadcast.stale(2), server=server.sign_agreement(2, server.replace())
+        ),
+        f"server sign_agreement(2, replace()) {FOR_ALL}stale(2)",
+    ),
+    "and inside a chain": (
+        lambda: together(
+            broadcast=broadcast.stale(2),
+            server=server.chain(server.sign_agreement(2, server.replace())),
+        ),
+        f"server chain(sign_agreement(2, replace())) {FOR_ALL}stale(2)",
+    ),
+    "IFCA with a server optimiser": (
+        lambda: together(
+            broadcast=clustering.ifca(2, NONE), server=server.optimizer(optax.sgd(1.0))
+        ),
+        f"broadcast ifca(2, empirical_risk(<Model>)) {REPLACED}: use server=replace()",
+    ),
+    "dynamic clusters with a server optimiser": (
+        lambda: together(
+            broadcast=clustering.dynamic(90, "angle", 6, NONE),
+            server=server.optimizer(optax.sgd(1.0)),
+        ),
+        f"broadcast dynamic(90, 'angle', 6, empirical_risk(<Model>)) {REPLACED}",
+    ),
+    "dynamic clusters of a part of the cohort": (
+        lambda: together(
+            broadcast=clustering.dynamic(90, "angle", 6, NONE),
+            selection=STICKY["selection"], schedule=schedule.staggered(6, 2),
+        ),
+        "needs all slots due together, schedule is staggered(6, 2): use schedule=every_round(m)",
+    ),
+    "q-FFL by the last of several visits": (
+        lambda: together(
+            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.q_fair(1, 0.1),)
+        ),
+        f"preaggregation q_fair(1, 0.1) {IN_A_ROUND}: use schedule=every_round(m)",
+    ),
+    "FedNova by the last of several visits": (
+        lambda: together(
+            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.normalise(0.1),)
+        ),
+        f"preaggregation normalise(0.1) {IN_A_ROUND}",
+    ),
+    "AFL by the last of several visits": (
+        lambda: together(
+            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.agnostic(0.1),)
+        ),
+        f"preaggregation agnostic(0.1) {IN_A_ROUND}",
+    ),
+    "FLTrust of models that visited several": (
+        lambda: fltrust(any_local(), clients_per_round=6).replace(
+            schedule=schedule.delayed(6, 2)
+        ),
+        f"{IN_A_ROUND}: use schedule=every_round(m)",
+    ),
+    "staleness of models without": (
+        lambda: together(preaggregation=(preaggregation.staleness(0.5),)),
+        "preaggregation staleness(0.5) needs models that come with their staleness, broadcast is "
+        "latest(): use broadcast=stale(most)",
+    ),
+    "staleness of models that visited several": (
+        lambda: together(
+            broadcast=broadcast.stale(2), schedule=schedule.delayed(6, 2),
+            preaggregation=(preaggregation.staleness(0.5),),
+        ),
+        f"preaggregation staleness(0.5) {IN_A_ROUND}",
+    ),
+    "clusters taken where there are none": (
+        lambda: together(diagnostics={"taken": clustering.models_taken()}),
+        "diagnostics['taken'] models_taken() needs models that come with their cluster, broadcast "
+        "is latest(): use broadcast=ifca(clusters, objective)",
+    ),
+    "q-FFL told of another rate": (
+        lambda: qffl(of_sgd(0.2), clients_per_round=6, objective=NONE, lr=0.1),
+        "preaggregation q_fair(1.0, 0.1) needs the optimiser that it is told of, optax.sgd(0.1), "
+        "local is with_initial_loss(local_sgd(empirical_risk(<Model>), <optax>)",
+    ),
+    "q-FFL not told of the momentum": (
+        lambda: qffl(of_sgd(0.1, momentum=0.9), clients_per_round=6, objective=NONE, lr=0.1),
+        "needs the optimiser that it is told of, optax.sgd(0.1), local is ",
+    ),
+    "q-FFL with Nesterov's momentum": (
+        lambda: qffl(
+            of_sgd(0.1, momentum=0.9, nesterov=True),
+            clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9,
+        ),
+        "needs the optimiser that it is told of, optax.sgd(0.1, momentum=0.9), local is ",
+    ),
+    "variates that no server holds": (
+        lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),
+        "schedule serverless(6) needs nothing shared through the server beside the model, local is "
+        "local_sgd(empirical_risk(<Model>), <optax>, corrections=(scaffold(),)): use local_sgd",
+    ),
+    "a μ that no server holds": (
+        lambda: gossip(
+            any_local(corrections=(corrections.adaptive_proximal(),)), clients_per_round=6
+        ),
+        "schedule serverless(6) needs nothing shared through the server beside the model, local is",
+    ),
+    "momenta that no server averages": (
+        lambda: gossip(
+            of_sgd(0.1, momentum=0.9).change(optimizer_state="average"), clients_per_round=6
+        ),
+        "schedule serverless(6) needs nothing shared through the server beside the model, local is",
+    ),
+    "a rule that no node follows": (
+        lambda: together(**STICKY, aggregator=fs.aggregators.coordinate_median),
+        "schedule serverless(6) needs the plain mean, aggregator is coordinate_median",
+    ),
+    "a pre-aggregation that no node does": (
+        lambda: together(**STICKY, preaggregation=(preaggregation.q_fair(1, 0.1),)),
+        "schedule serverless(6) needs none: a mean over neighbours takes its place, preaggregation "
+        "is (q_fair(1, 0.1),): use preaggregation=()",
+    ),
+    "a server that is not there": (
+        lambda: together(**STICKY, server=server.mix(0.5)),
+        "schedule serverless(6) needs a server model that is replaced by the aggregate, server is "
+        "mix(0.5)",
+    ),
+    "models of a server that is not there": (
+        lambda: together(**STICKY, broadcast=broadcast.stale(1)),
+        f"schedule serverless(6) {FOR_ALL}stale(1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_parts_that_do_not_fit_are_refused(case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        make()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_parts_that_fit_are_not_refused() -> None:
+    """The same parts, each beside what it needs."""
+    heavy = of_sgd(0.1, momentum=0.9)
+    qffl(heavy, clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9)
+    told = preaggregation.q_fair(1, 0.1)
+    # An optimiser that is not known cannot be checked.
+    together(heavy.replace(response=None), preaggregation=(told,))
+    together(preaggregation=(told, preaggregation.agnostic(0.1)))
+    together(of_sgd(optax.constant_schedule(0.1)), preaggregation=(told,))
+    together(**STICKY, sending=(fs.sending.clip_norm(1.0),))
+    together(broadcast=broadcast.stale(2), server=server.optimizer(optax.sgd(1.0)))
+    together(
+        broadcast=clustering.ifca(2, NONE), schedule=schedule.delayed(6, 2),
+        server=server.replace(), diagnostics={"taken": clustering.models_taken()},
+    )  # fmt: skip
+
+
+# --- settings ---
+
+
 def apply_once(part: PreAggregation) -> Any:
     return at_server(part, np.zeros(1, np.float32), np.zeros((1, 1), np.float32), [1])
 
@@ -803,7 +1138,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "partition must have every sample once",
     ),
     "threshold": (
-        lambda: preaggregation.sign_agreement(-1),
+        lambda: server.sign_agreement(-1, server.replace()),
         "threshold must be at least 0, got -1",
     ),
     "stale": (lambda: broadcast.stale(-1), "most must be at least 0, got -1"),
@@ -817,12 +1152,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "grace": (lambda: preaggregation.staleness(0.5, grace=-1), "grace must be at least 0, got -1"),
     "part": (lambda: preaggregation.staleness(0.0), "alpha must be in (0, 1], got 0.0"),
-    "untagged": (
-        lambda: apply_once(preaggregation.staleness(0.5)),
-        "must tag models with their staleness",
-    ),
     "q": (lambda: preaggregation.q_fair(-1, 0.1), "q must be at least 0, got -1"),
     "lr": (lambda: preaggregation.q_fair(1, 0.0), "lr must be positive, got 0.0"),
+    "momentum": (
+        lambda: preaggregation.q_fair(1, 0.1, 1.0),
+        "momentum must be in [0, 1), got 1.0",
+    ),
     "step": (lambda: preaggregation.agnostic(-0.1), "step must be at least 0, got -0.1"),
     "unmeasured": (
         lambda: apply_once(preaggregation.q_fair(1, 0.1)),
@@ -853,6 +1188,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "staleness": (
         lambda: fedasync(any_local(), clients_per_round=1, max_staleness=-1),
         "max_staleness must be at least 0, got -1",
+    ),
+    "buffer": (
+        lambda: fedasync(any_local(), clients_per_round=4, buffer_size=3),
+        "buffer_size must divide the 4 clients of a round, got 3",
+    ),
+    "no buffer": (
+        lambda: fedasync(any_local(), clients_per_round=4, buffer_size=0),
+        "buffer_size must divide the 4 clients of a round, got 0",
     ),
     "server lr": (
         lambda: ozdayi(any_local(), clients_per_round=2, server_lr=0.0),

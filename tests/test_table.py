@@ -168,8 +168,9 @@ def local(**options: Any) -> LocalUpdate:
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "batch": (lambda: local(batch_size=0), "batch_size must be at least 1, got 0"),
-    "epochs": (lambda: local(epochs=0), "epochs must be positive, got 0"),
-    "nan": (lambda: local(epochs=float("nan")), "epochs must be positive, got nan"),
+    "epochs": (lambda: local(epochs=0), "epochs must be positive and finite, got 0"),
+    "nan": (lambda: local(epochs=float("nan")), "epochs must be positive and finite, got nan"),
+    "endless": (lambda: local(epochs=float("inf")), "epochs must be positive and finite, got inf"),
     "last": (lambda: local(last_batch="pad"), "last_batch must be 'keep', 'drop' or 'refill'"),
     "none": (lambda: fs.fedavg(local(), clients_per_round=0), "clients_per_round must be at least"),
     "inner": (
@@ -199,8 +200,8 @@ def test_setting_errors(case: str) -> None:
 
 
 SIMULATE: dict[str, tuple[dict[str, Any], str]] = {
-    "rounds": ({"rounds": 0}, "rounds must be at least 1, got 0"),
-    "every": ({"eval_every": 0}, "eval_every must be at least 1, got 0"),
+    "rounds": ({"rounds": 0}, "rounds must be a whole number at least 1, got 0"),
+    "every": ({"eval_every": 0}, "eval_every must be a whole number at least 1, got 0"),
     "seeds": ({"seeds": ()}, "seeds must not be empty"),
     "one seed": ({"seeds": 3}, "seeds must be whole numbers from 0 to 2**32 - 1, one for each run"),
     "fraction": ({"seeds": (0.5,)}, "one for each run, got (0.5,)"),

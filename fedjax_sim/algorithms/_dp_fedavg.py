@@ -72,7 +72,7 @@ def dp_fedavg(
     by_coin = sampling == "poisson"
     slots = privacy.slots_for(clients_per_round) if by_coin else clients_per_round
     return compose(
-        privacy.private(local),
+        local,
         selection=privacy.poisson(clients_per_round) if by_coin else selection.uniform(),
         schedule=schedule.every_round(slots),
         weighting=weighting.equal,

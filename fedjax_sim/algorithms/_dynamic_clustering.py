@@ -18,13 +18,13 @@ def dynamic_clustering(
     objective: Objective,
     cluster_by: clustering.By = "angle",
     cluster_limit: float | None = None,
-    equal_weights: bool = False,
+    equal_weights: bool = True,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""Dynamic clustering: every round the fewest groups of clients that agree, a model for each.
 
     .. math:: w_k^0 = \arg\min_{w \in W} F_k(w), \qquad
-              W \leftarrow \Bigl\{ \sum_{k \in G} \frac{n_k}{\sum_{i \in G} n_i} w_k :
+              W \leftarrow \Bigl\{ \frac{1}{|G|} \sum_{k \in G} w_k :
               G \in \mathrm{Cluster}_C(U_t) \Bigr\}
 
     See :func:`fedjax_sim.clustering.dynamic`: for cohorts of up to 12 clients the number of groups

@@ -16,6 +16,7 @@ def fedasync(
     local: LocalUpdate,
     *,
     clients_per_round: int,
+    buffer_size: int = 1,
     alpha: float = 0.6,
     max_staleness: int = 16,
     decay: Decay = "polynomial",
@@ -38,7 +39,9 @@ def fedasync(
 
     Args:
         local: the local update.
-        clients_per_round: m, the arrivals of a round; 1 in the paper.
+        clients_per_round: m, how many clients FedAvg would visit in a round: so many arrive for
+          each round that the user budgets.
+        buffer_size: how many arrivals move the server together, by their mean; 1 in the paper.
         alpha: α, how far the server moves towards the clients' models; 1 is all the way.
         max_staleness: the oldest that a model can be, in updates; the server keeps so many.
         decay: how the move shrinks with the staleness d: "constant", not at all; "polynomial", as
@@ -50,10 +53,12 @@ def fedasync(
         execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up.
+        The algorithm; one of its rounds is one move of the server, so that its ``round_factor`` is
+        m / buffer_size. Traffic per round: buffer_size models down, as many up.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: if a setting is out of range, or buffer_size does not divide the clients of a
+          round.
 
     Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019
     <https://arxiv.org/abs/1903.03934>, Algorithm 1 and sections 5.2 and 6; Xue, Klabjan, Luo,
@@ -65,17 +70,22 @@ def fedasync(
         >>> problem = fs.toy()
         >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.fedasync(
-        ...     local, clients_per_round=1, max_staleness=4, decay="hinge"
+        ...     local, clients_per_round=5, max_staleness=4, decay="hinge"
         ... )
         >>> problem.accuracy(algorithm, rounds=20) > 0.8
         True
     """
     if max_staleness < 0:
         raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
+    if buffer_size < 1 or clients_per_round % buffer_size:
+        raise ValueError(
+            f"buffer_size must divide the {clients_per_round} clients of a round, got {buffer_size}"
+        )
+    arrival = schedule.every_round(buffer_size)
     return compose(
         local.change(corrections=(corrections.proximal(mu),)),
         selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        schedule=arrival._replace(round_factor=clients_per_round / buffer_size),
         broadcast=broadcast.stale(max_staleness),
         weighting=weighting.equal,
         preaggregation=(preaggregation.staleness(alpha, decay, slope, grace),),

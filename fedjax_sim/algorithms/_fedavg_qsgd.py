@@ -54,8 +54,11 @@ def fedavg_qsgd(
         (2600, 329)
     """
     return compose(
-        compression.compressed(local, compression.stochastic_quantisation(levels), feedback=False),
+        local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
+        sending=(
+            compression.compressed(compression.stochastic_quantisation(levels), feedback=False),
+        ),
         execution=execution,
     )

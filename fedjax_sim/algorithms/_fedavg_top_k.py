@@ -49,8 +49,9 @@ def fedavg_top_k(
         True
     """
     return compose(
-        compression.compressed(local, compression.top_k(sparsity), feedback=feedback),
+        local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
+        sending=(compression.compressed(compression.top_k(sparsity), feedback=feedback),),
         execution=execution,
     )

@@ -32,9 +32,8 @@ def fednova(
         local: the local update, by SGD; its optimizer_state is overridden, so that its momentum
           restarts in every round, as a_k assumes.
         clients_per_round: m, the cohort drawn without replacement.
-        lr: η of the clients' SGD; must be that of local's optimiser, which cannot be checked (the
-          command gives its --lr to both).
-        momentum: ρ of the clients' SGD; likewise (--momentum).
+        lr: η of the clients' SGD; that of local's optimiser.
+        momentum: ρ of the clients' SGD; likewise.
         mu: μ of the proximal term; 0 is none.
         execution: devices and chunks; None for this machine's default.
 
@@ -42,7 +41,8 @@ def fednova(
         The algorithm. Traffic per round: m models down, m up, and T_k with each.
 
     Raises:
-        ValueError: if momentum or mu is out of range, or both are positive.
+        ValueError: if momentum or mu is out of range, or both are positive; if local's optimiser is
+          another one, or it has corrections.
 
     Source: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
     heterogeneous federated optimization", NeurIPS 2020 <https://arxiv.org/abs/2007.07481>, sections

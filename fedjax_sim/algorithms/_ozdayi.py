@@ -9,7 +9,6 @@ from fedjax_sim.base import LocalUpdate, part
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import preaggregation
 
 
 @part
@@ -26,16 +25,16 @@ def ozdayi(
 ) -> Algorithm:
     r"""Sign agreement, momentum on the server, and training on the server's own samples.
 
-    .. math:: v \leftarrow \beta v + \eta_\theta \odot \sum_{k \in U_t} p_k \Delta_k, \qquad
-              w \leftarrow \mathrm{train}(w + \eta v,\, D_0), \qquad
+    .. math:: v \leftarrow \beta v + \sum_{k \in U_t} p_k \Delta_k, \qquad
+              w \leftarrow \mathrm{train}(w + \eta\,\eta_\theta \odot v,\, D_0), \qquad
               \eta_{\theta,i} = \Bigl[\, \bigl| \textstyle\sum_k
               \operatorname{sgn}(\Delta_k)_i \bigr| \ge \theta \,\Bigr]
 
     with :math:`p_k = n_k / \sum_j n_j` and :math:`\Delta_k = w_k - w`. The paper's fourth
     technique, projected gradient descent with noise, is a part of the clients' optimiser
     (:func:`fedjax_sim.optimizers.project_l2_ball`). The defaults are the best of the paper's grid
-    search, which had two clients. The paper does not say how sign agreement and momentum combine;
-    here v takes in only the coordinates that the clients agree on.
+    search, which had two clients. Sign agreement is the server's learning rate for each coordinate
+    (eq. 3): v takes in all coordinates, w moves in those that the clients agree on.
 
     Args:
         local: the local update, of the clients and of the server.
@@ -74,14 +73,14 @@ def ozdayi(
         raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
     if not server_epochs >= 0:
         raise ValueError(f"server_epochs must be at least 0, got {server_epochs}")
+    momentum = server.optimizer(optax.sgd(server_lr, momentum=server_momentum))
     trained = [server.train_on_root(local.change(epochs=server_epochs))] if server_epochs else []
     return compose(
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
-        preaggregation=(preaggregation.sign_agreement(threshold, literal=literal_signs),),
         server=server.chain(
-            server.optimizer(optax.sgd(server_lr, momentum=server_momentum)), *trained
+            server.sign_agreement(threshold, momentum, literal=literal_signs), *trained
         ),
         execution=execution,
     )

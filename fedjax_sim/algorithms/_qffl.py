@@ -17,6 +17,7 @@ def qffl(
     clients_per_round: int,
     objective: Objective,
     lr: float,
+    momentum: float = 0.0,
     q: float = 1.0,
     execution: Execution | None = None,
 ) -> Algorithm:
@@ -27,12 +28,15 @@ def qffl(
               {\sum_k \bigl( q F_k^{q-1} \lVert \Delta_k \rVert^2 + \frac{1}{\eta} F_k^q \bigr)},
               \qquad \Delta_k = \frac{w - w_k}{\eta}
 
+    With momentum ρ the η of both is :math:`\eta / (1 - \rho)`, which a step of the local optimiser
+    amounts to.
+
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         objective: F, the objective of the local update.
-        lr: η of the clients' SGD; must be that of local's optimiser, which cannot be checked (the
-          command gives its --lr to both).
+        lr: η of the clients' SGD; that of local's optimiser.
+        momentum: ρ of the clients' SGD; likewise.
         q: the power; the larger it is, the fairer. 0 is FedAvg with equal weights.
         execution: devices and chunks; None for this machine's default.
 
@@ -41,7 +45,7 @@ def qffl(
         and a number with each.
 
     Raises:
-        ValueError: if q or lr is out of range.
+        ValueError: if a setting is out of range, or local's optimiser is another one.
 
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR
     2020 <https://arxiv.org/abs/1905.10497>, Algorithm 2.
@@ -61,6 +65,6 @@ def qffl(
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
         weighting=weighting.equal,
-        preaggregation=(preaggregation.q_fair(q, lr),),
+        preaggregation=(preaggregation.q_fair(q, lr, momentum),),
         execution=execution,
     )

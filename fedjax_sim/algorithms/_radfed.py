@@ -16,6 +16,7 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import redistribution, schedule, selection
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.round.parts import Evaluated
 from fedjax_sim.server import refresh, weighting
 
 ServerOptimizer = Literal["adagrad", "adam", "yogi"]
@@ -45,6 +46,7 @@ def radfed(
     tau: float = 1e-3,
     v0: float | None = None,
     objective: Objective | None = None,
+    evaluated: Evaluated = "server",
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFed: m models are passed on among the clients for S rounds, then are averaged once.
@@ -84,6 +86,8 @@ def radfed(
         tau: τ, added to the root of the second moment of the server's optimiser.
         v0: the second moment of the server's optimiser at the start; None: τ².
         objective: the objective of the local update, whose gradients importance is made of.
+        evaluated: the model that is scored: the "server"'s, S - 1 of S rounds old at most, or the
+          mean of those "in_flight", as in the authors' code.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -127,6 +131,7 @@ def radfed(
         server=_server(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
+        evaluated=evaluated,
         execution=execution,
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.client import sending
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import aggregators, preaggregation
+from fedjax_sim.server import aggregators, weighting
 
 Rule = Literal[
     "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum"
@@ -23,6 +24,7 @@ def robust(
     aggregator: Rule = "coordinate_median",
     byzantine: float = 0.2,
     clip: float | None = None,
+    equal_weights: bool = True,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedAvg that withstands malicious clients: a robust rule takes the place of the mean.
@@ -37,13 +39,16 @@ def robust(
           and multi-Krum; the other rules need no such bound.
         clip: C, the largest L2 norm of a client's update, which is scaled down to it. None: no
           limit.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples, which are their
+          own claims; of the rules only the mean and the geometric median weigh at all.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if a setting is out of range, or the aggregator is unknown.
+        ValueError: if a setting is out of range, the aggregator is unknown, or the cohort is too
+          small for it: byzantine of it is no client, or not fewer than Krum's proof asks for.
 
     Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards
     optimal statistical rates", ICML 2018 <https://arxiv.org/abs/1803.01498>, for the coordinate
@@ -64,7 +69,7 @@ def robust(
         ...     local, clients_per_round=10, aggregator="trimmed_mean", byzantine=0.2
         ... )
         >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.2))
-        >>> attacked = algorithm.replace(preaggregation=(attack,))
+        >>> attacked = algorithm.replace(sending=(attack,))
         >>> problem.accuracy(attacked, rounds=3) > 0.8  # aggregated by the mean: 0.2
         True
     """
@@ -84,7 +89,8 @@ def robust(
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
-        preaggregation=() if clip is None else (preaggregation.clip_norm(clip),),
+        sending=() if clip is None else (sending.clip_norm(clip),),
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
         aggregator=rules[aggregator],
         execution=execution,
     )

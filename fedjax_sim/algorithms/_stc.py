@@ -28,8 +28,7 @@ def stc(
               w_{t+1} = w_t + \tilde\Delta
 
     The paper weighs clients equally and takes one minibatch between two messages: ``max_steps=1``
-    of the local update. Entries that came from the same clients tie at the server, and rounding
-    decides among them: runs that differ in a last bit agree in distribution, not digit by digit.
+    of the local update.
 
     Args:
         local: the local update.
@@ -62,9 +61,10 @@ def stc(
     """
     code = compression.ternary(sparsity)
     return compose(
-        compression.compressed(local, code),
+        local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
+        sending=(compression.compressed(code),),
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         server=compression.compress_server(server.replace(), code),
         execution=execution,

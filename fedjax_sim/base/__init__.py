@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.client import (
+    Aggregator,
     Change,
     Correction,
     CorrectionFinish,
@@ -14,17 +15,18 @@ from fedjax_sim.base.client import (
     LocalUpdate,
     Personal,
     Reduce,
+    Response,
     SetupTraffic,
     SetupTrafficOf,
     StateInit,
     Steps,
     Train,
     Trained,
-    UploadBytes,
     wrap,
 )
 from fedjax_sim.base.data import Batch, ClientData, ClientView, MissingRootError, Transform
 from fedjax_sim.base.model import LossFn, Model, ModelApply, ModelInit, Objective, Variables
+from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import (
     Origin,
     origin_of,
@@ -46,14 +48,22 @@ from fedjax_sim.base.plan import (
     SelectionUpdate,
 )
 from fedjax_sim.base.round import FedState, Metrics, Slots, Traffic
+from fedjax_sim.base.sending import (
+    Send,
+    Sending,
+    SendingInit,
+    SendTogether,
+    Sent,
+    SentBytes,
+)
 from fedjax_sim.base.server import (
-    Aggregator,
     Broadcast,
     BroadcastSend,
     BroadcastUpdate,
     Cohort,
     Diagnostic,
     DownloadBytes,
+    Gathered,
     Measure,
     Offered,
     PartInit,
@@ -86,6 +96,7 @@ __all__ = [
     "DownloadBytes",
     "Due",
     "FedState",
+    "Gathered",
     "LocalInfo",
     "LocalUpdate",
     "LossFn",
@@ -96,6 +107,7 @@ __all__ = [
     "ModelApply",
     "ModelInit",
     "Moves",
+    "Need",
     "Objective",
     "Offered",
     "Origin",
@@ -109,11 +121,18 @@ __all__ = [
     "Reduce",
     "Refresh",
     "RefreshCorrect",
+    "Response",
     "Schedule",
     "Selection",
     "SelectionDraw",
     "SelectionInit",
     "SelectionUpdate",
+    "Send",
+    "SendTogether",
+    "Sending",
+    "SendingInit",
+    "Sent",
+    "SentBytes",
     "Server",
     "ServerUpdate",
     "SetupTraffic",
@@ -125,7 +144,6 @@ __all__ = [
     "Train",
     "Trained",
     "Transform",
-    "UploadBytes",
     "Variables",
     "Weighting",
     "origin_of",

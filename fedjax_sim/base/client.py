@@ -33,7 +33,7 @@ class Trained(NamedTuple):
     """What one local update gives.
 
     Attributes:
-        variables: the trained model, as it is sent.
+        variables: the trained model.
         client_state: what the client keeps for its next visit.
         message: what it sends beside the model; () for nothing.
         info: its report.
@@ -55,6 +55,18 @@ class SetupTraffic(NamedTuple):
 
     up: int
     down: int
+
+
+class Aggregator(Protocol):
+    """Reduces a stack of updates to one."""
+
+    def __call__(self, stacked: PyTree, weights: Array, /) -> PyTree:
+        """``[P, *p]``, ``f32[P]`` -> ``[*p]``.
+
+        A row of weight 0 is absent, even if it holds NaN: a slot that is not due, or a row that
+        holds no slot. The result does not depend on the order of rows, is the common row if all are
+        equal, and keeps the dtypes. At least one weight is positive.
+        """
 
 
 class StateInit(Protocol):
@@ -83,26 +95,23 @@ class Reduce(Protocol):
     """Turns the clients' messages of a round into the next shared state."""
 
     def __call__(
-        self, shared_state: PyTree, messages: PyTree, samples: Array, clients: int, /
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        samples: Array,
+        clients: int,
+        aggregator: Aggregator,
+        /,
     ) -> PyTree:
         """Returns the new shared state.
 
         Args:
             shared_state: the one before.
-            messages: ``[P, *]``, one of each row.
+            messages: ``[P, *]``, one of each row, as they were sent.
             samples: ``int32[P]``, n_k; a row of 0 samples is absent.
             clients: N.
-        """
-
-
-class UploadBytes(Protocol):
-    """The size of a model on its way up."""
-
-    def __call__(self, variables: Variables, visits: int, /) -> int:
-        """Bytes of a model that ``visits`` visits to one client have changed.
-
-        The receiver knows the model that the client received, as the server does: it needs the
-        changes only. A model for another client goes whole, and this is not asked.
+            aggregator: the composition's, which takes the place of a mean of weights: a robust rule
+                guards a control variate as it guards the model.
         """
 
 
@@ -111,6 +120,13 @@ class Steps(Protocol):
 
     def __call__(self, samples: Any, /) -> Any:
         """T_k of a client with n_k = ``samples``, a number or an array; of the same kind."""
+
+
+class Response(Protocol):
+    """How an optimiser answers."""
+
+    def __call__(self, steps: int, /) -> list[float]:
+        """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1."""
 
 
 class SetupTrafficOf(Protocol):
@@ -142,11 +158,12 @@ class LocalUpdate:
         change: the same with some settings of :func:`fedjax_sim.local.local_sgd` replaced.
           ``corrections`` and ``transforms`` are added at the end; ``corrections=None`` drops those
           that are there. A wrapper changes what it wraps, and wraps it again.
-        upload_bytes: bytes of a trained model on its way up.
         steps: T_k.
         epochs: E.
         batch_size: B.
         peers: whether ``train`` needs ``ClientView.starts``.
+        corrections: the terms that are added to its gradients.
+        response: how far it moves a weight under a constant gradient; None: not known.
         setup_traffic: what travels before the first round; None: nothing.
         origin: the call that made it.
     """
@@ -156,11 +173,12 @@ class LocalUpdate:
     train: Train
     reduce: Reduce
     change: Change
-    upload_bytes: UploadBytes
     steps: Steps
     epochs: float
     batch_size: int
     peers: bool = False
+    corrections: tuple[Correction, ...] = ()
+    response: Response | None = None
     setup_traffic: SetupTrafficOf | None = None
     origin: Origin | None = None
 

@@ -12,6 +12,7 @@ from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.client import LocalInfo, SetupTrafficOf
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Variables
+from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Selection(NamedTuple):
         reads: the names of the numbers in a client's report that ``update`` needs, see
           :class:`LocalInfo`: 4 bytes each in every visit.
         setup_traffic: what travels before the first round; None: nothing.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
@@ -91,6 +93,7 @@ class Selection(NamedTuple):
     active: float | None = None
     reads: tuple[str, ...] = ()
     setup_traffic: SetupTrafficOf | None = None
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:
@@ -113,6 +116,7 @@ class Schedule(NamedTuple):
         due: the slots that are due.
         serverless: whether nothing is ever due (gossip): the mean of the slots is evaluated.
         round_factor: the rounds to run for each round of FedAvg that the user budgets.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
@@ -121,6 +125,7 @@ class Schedule(NamedTuple):
     due: Due
     serverless: bool = False
     round_factor: float = 1.0
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:

@@ -41,7 +41,8 @@ class FedState(NamedTuple):
         opt_state: of the server.
         slots: the models in flight; None if none outlives a round.
         selection: the state of the selection.
-        client_state: ``[N, *]``, what each client keeps.
+        client_state: ``[N, *]``, what each client's local update keeps.
+        sending: ``[N, *]`` for each part, what each client keeps for what it sends.
         shared_state: what the local updates share through the server.
         broadcast: the state of the broadcast.
         preaggregation: the states of the pre-aggregations.
@@ -55,6 +56,7 @@ class FedState(NamedTuple):
     slots: Slots | None
     selection: PyTree
     client_state: PyTree
+    sending: PyTree
     shared_state: PyTree
     broadcast: PyTree
     preaggregation: PyTree
@@ -85,10 +87,13 @@ class Metrics(NamedTuple):
         loss: ``f32[]``, mean training loss per sample visited.
         samples: ``int32[]``, training samples visited.
         steps: ``int32[]``, local steps that did something.
-        executed: ``int32[]``, local steps that the device ran (idle lanes included).
+        executed: ``int32[]``, local steps that the devices ran or waited: devices × those of the
+          longest.
         uploads: ``int32[]``, models sent by clients.
         downloads: ``int32[]``, models sent to clients.
         visits: ``int32[]``, clients that trained.
+        client: ``int32[S]``, the client that trained each slot's model; N for an idle slot.
+        source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
     """
 
@@ -99,4 +104,6 @@ class Metrics(NamedTuple):
     uploads: Array
     downloads: Array
     visits: Array
+    client: Array
+    source: Array
     diagnostics: dict[str, Array]

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
-from fedjax_sim.base.client import LocalInfo, StateInit
+from fedjax_sim.base.client import Aggregator, LocalInfo, StateInit
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Variables
+from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 
 
@@ -21,8 +22,8 @@ class Cohort(NamedTuple):
 
     Attributes:
         server: the server model w_t, as it was at the start of the round.
-        received: ``[P, *p]`` or ``[1, *p]``, what the models' changes are measured from: the server
-          model, or what each slot left the server with if that may be another one.
+        received: ``[P, *p]`` or ``[1, *p]``, what the updates are measured from: the server model,
+          or what each slot left the server with if that may be another one.
         client: ``int32[P]``, k; N if none was visited.
         present: ``bool[P]``, whether the row's model visited a client in this round.
         samples: ``int32[P]``, n_k; 0 if no client was visited.
@@ -61,23 +62,39 @@ class Weighting(Protocol):
         """
 
 
+class Gathered(NamedTuple):
+    """What the server has aggregated.
+
+    Attributes:
+        updates: ``[P, *p]``, measured from ``cohort.received``, after all pre-aggregations.
+        weights: ``f32[P]``; a row of weight 0 is absent, and may hold NaN.
+        cohort: what is known of the rows.
+    """
+
+    updates: Variables
+    weights: Array
+    cohort: Cohort
+
+
 class PreAggregationApply(Protocol):
-    """Changes the collected models or their weights."""
+    """Changes the collected updates or their weights."""
 
     def __call__(
-        self, key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort, /
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort, /
     ) -> tuple[Variables, Array, PyTree]:
-        """``models [P, *p]``, ``weights f32[P]`` -> the new ones, and the new state.
+        """``updates [P, *p]``, ``weights f32[P]`` -> the new ones, and the new state.
+
+        An update is what a client sent: the change of its model from ``cohort.received``.
 
         A row of weight 0 is absent, even if it holds NaN.
         """
 
 
 class PreAggregation(NamedTuple):
-    """Changes the collected models or their weights before they are aggregated.
+    """Changes the collected updates or their weights before they are aggregated.
 
-    Defences and attacks, normalisation, staleness: all that needs the server model, or the whole
-    stack, but reduces nothing. Applied in order.
+    Normalisation, staleness, trust: all that needs the whole stack, but reduces nothing. Applied in
+    order. What acts on each message alone is a :class:`Sending`.
 
     Attributes:
         init: makes the state.
@@ -85,28 +102,18 @@ class PreAggregation(NamedTuple):
         reads: the names of the numbers in a client's report that it needs, see :class:`LocalInfo`:
           4 bytes each in every visit. n_k is not one of them: it does not change, and the server
           knows it.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     init: PartInit
     apply: PreAggregationApply
     reads: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:
         return shown(self)
-
-
-class Aggregator(Protocol):
-    """Reduces a stack of models to one."""
-
-    def __call__(self, stacked: PyTree, weights: Array, /) -> PyTree:
-        """``[P, *p]``, ``f32[P]`` -> ``[*p]``.
-
-        A row of weight 0 is absent, even if it holds NaN: a slot that is not due, or a row that
-        holds no slot. The result does not depend on the order of rows, is the common row if all are
-        equal, and keeps the dtypes. At least one weight is positive.
-        """
 
 
 class BroadcastSend(Protocol):
@@ -122,20 +129,9 @@ class BroadcastUpdate(Protocol):
     """What the server keeps for its next broadcasts."""
 
     def __call__(
-        self,
-        state: PyTree,
-        server: Variables,
-        models: Variables,
-        weights: Array,
-        cohort: Cohort,
-        aggregator: Aggregator,
-        /,
+        self, state: PyTree, server: Variables, gathered: Gathered, aggregator: Aggregator, /
     ) -> PyTree:
-        """Returns the new state, after the server has moved to ``server``.
-
-        ``models [P, *p]`` and ``weights f32[P]`` are those that were aggregated; a row of weight 0
-        is absent.
-        """
+        """Returns the new state, after the server has moved to ``server``."""
 
 
 class Offered(Protocol):
@@ -155,7 +151,9 @@ class Broadcast(NamedTuple):
         offered: if the client chooses among several models: their number. Each is downloaded
           uncompressed, and the choice costs 4 bytes up. None: the client is sent one model.
         several: whether slots that leave together may start from different models; what each
-          received is then kept for the pre-aggregation, a stack of models more.
+          received is then kept, a stack of models more.
+        tags: what its tag says, in a word ("staleness"); "" if it has none.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
@@ -164,6 +162,8 @@ class Broadcast(NamedTuple):
     update: BroadcastUpdate
     offered: Offered | None = None
     several: bool = False
+    tags: str = ""
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:
@@ -192,11 +192,13 @@ class Refresh(NamedTuple):
     Attributes:
         correct: the model that goes on.
         downloads: whether it needs the server model (counted as traffic).
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     correct: RefreshCorrect
     downloads: bool
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:
@@ -204,18 +206,26 @@ class Refresh(NamedTuple):
 
 
 class ServerUpdate(Protocol):
-    """Moves the server model."""
+    """Decides how far the server model moves."""
 
     def __call__(
         self,
         key: Array,
-        aggregate: Variables,
+        step: Variables,
         server: Variables,
         state: PyTree,
-        data: ClientData,
+        gathered: Gathered,
         /,
     ) -> tuple[Variables, PyTree]:
-        """Returns w_{t+1} and the new state, given the aggregate and w_t."""
+        """Returns the step that is taken, w_{t+1} - w_t, and the new state.
+
+        Args:
+            key: of the server in this round.
+            step: the aggregate of the updates, or what an earlier server update made of it.
+            server: w_t.
+            state: the one before.
+            gathered: the updates behind the aggregate; ``gathered.cohort.data`` is the population.
+        """
 
 
 class DownloadBytes(Protocol):
@@ -226,18 +236,20 @@ class DownloadBytes(Protocol):
 
 
 class Server(NamedTuple):
-    """How the server model moves, given the aggregate.
+    """How the server model moves, given the aggregate of the updates.
 
     Attributes:
         init: makes the state.
         update: the move.
         download_bytes: bytes of the server model on its way down; None: all of it.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     init: StateInit
     update: ServerUpdate
     download_bytes: DownloadBytes | None = None
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:
@@ -256,7 +268,7 @@ class Measure(Protocol):
             key: of the diagnostic in this round.
             state: of the diagnostic.
             server: the server model after the round.
-            models: ``[P, *p]``, as trained.
+            models: ``[P, *p]``, as they were sent, or trained if they were not.
             cohort: the round; ``cohort.present`` says which rows trained.
         """
 
@@ -267,11 +279,13 @@ class Diagnostic(NamedTuple):
     Attributes:
         init: makes the state.
         measure: the numbers of a round.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     init: PartInit
     measure: Measure
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:

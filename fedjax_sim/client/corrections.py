@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Correction, Done, PyTree, part
+from fedjax_sim.base import Aggregator, Array, Correction, Done, PyTree, part
 from fedjax_sim.engine import tree
 
 Option = Literal[1, 2]
@@ -46,7 +46,7 @@ def proximal(mu: float) -> Correction:
         shared_state=lambda params: (),
         gradient=lambda params, received, client_state, shared_state: _pull(mu, params, received),
         finish=lambda params, received, client_state, shared_state, done: ((), ()),
-        reduce=lambda shared_state, messages, samples, clients: (),
+        reduce=lambda shared_state, messages, samples, clients, aggregator: (),
     )
 
 
@@ -96,7 +96,7 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
         >>> shared_state = term.shared_state(jnp.zeros(1))
         >>> for loss in (1.0, 2.0):
         ...     messages = (jnp.array([loss]), jnp.array([8]))
-        ...     shared_state = term.reduce(shared_state, messages, jnp.array([8]), 1)
+        ...     shared_state = term.reduce(shared_state, messages, jnp.array([8]), 1, tree.mean)
         >>> round(float(shared_state.mu), 6)
         0.1
     """
@@ -107,19 +107,25 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
     if patience < 1:
         raise ValueError(f"patience must be at least 1, got {patience}")
 
-    def reduce(last: Mu, messages: tuple[Array, Array], samples: Array, clients: int) -> Mu:
+    def reduce(
+        last: Mu,
+        messages: tuple[Array, Array],
+        samples: Array,
+        clients: int,
+        aggregator: Aggregator,
+    ) -> Mu:
         del clients
         losses, visited = messages
         weights = jnp.where(samples > 0, visited, 0).astype(jnp.float32)
-        total = jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
-        loss = total / jnp.maximum(jnp.sum(weights), 1)
+        anyone = jnp.any(weights > 0)
+        loss = aggregator(losses, jnp.where(anyone, weights, 1))
         falls = jnp.where(loss < last.loss, last.falls + 1, 0)
         relax = falls >= patience
         mu = jnp.where(loss > last.loss, last.mu + step, last.mu)
         mu = jnp.where(relax, jnp.maximum(mu - step, 0), mu)
         new = Mu(mu, loss, jnp.where(relax, 0, falls))
         # If no client visited a sample, there is no loss to follow.
-        return tree.select(jnp.any(weights > 0), new, last)
+        return tree.select(anyone, new, last)
 
     return Correction(
         client_state=lambda params: (),
@@ -149,7 +155,8 @@ def scaffold(option: Option = 2) -> Correction:
     the paper's :math:`c_k - c + (w_{recv} - w_k) / (T_k \eta)`; unlike that form it needs no η and
     stays a gradient under momentum, another correction or a projection. A client that took no step
     keeps its variate. BatchNorm statistics are not parameters and are never corrected (NIID-Bench
-    corrects them, and starts its variates from random weights).
+    corrects them, and starts its variates from random weights). The sum over U is m times the
+    aggregate of the changes: a robust aggregator guards the variate too.
 
     Args:
         option: 1 costs a pass over the client's samples; 2 nothing.
@@ -179,14 +186,16 @@ def scaffold(option: Option = 2) -> Correction:
         new = tree.select(done.info.steps > 0, new, own)
         return new, jax.tree.map(jnp.subtract, new, own)
 
-    def reduce(common: PyTree, messages: PyTree, samples: Array, clients: int) -> PyTree:
+    def reduce(
+        common: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+    ) -> PyTree:
         present = (samples > 0).astype(jnp.float32)
         share = jnp.sum(present) / clients
 
         def moved(c: Array, change: Array) -> Array:
             return jnp.where(share > 0, c + share.astype(c.dtype) * change, c)
 
-        return jax.tree.map(moved, common, tree.mean(messages, present))
+        return jax.tree.map(moved, common, aggregator(messages, present))
 
     def zeros(params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)

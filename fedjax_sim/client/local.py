@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +18,12 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.reports import with_importance, with_initial_loss
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
-from fedjax_sim.compression import compressed
+from fedjax_sim.engine.optimizers import check_extra
 from fedjax_sim.personal import ditto
-from fedjax_sim.privacy import private
 
 __all__ = [
-    "compressed",
     "ditto",
     "local_sgd",
-    "private",
     "with_importance",
     "with_initial_loss",
 ]
@@ -55,9 +53,12 @@ def local_sgd(
 
     Args:
         objective: what is minimised, see :func:`fedjax_sim.empirical_risk`.
-        optimizer: an ``optax.GradientTransformation``; it is given ``key``, the step's own, as an
-            extra argument. A schedule counts the steps in the optimiser's state: it restarts at
-            every visit unless ``optimizer_state`` is "keep" or "average".
+        optimizer: an ``optax.GradientTransformation``. A schedule counts the steps in the
+            optimiser's state: it restarts at every visit unless ``optimizer_state`` is "keep" or
+            "average". It is given the extra arguments that optax's optimisers may ask for:
+            ``value``, ``grad`` and ``value_fn`` (also as ``obj_fn``) of the minibatch's loss,
+            without the corrections; ``grad_fn(params, i)``, with them, as the gradients that it
+            replaces; ``key``, the step's own.
         batch_size: B.
         epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
         last_batch: what becomes of the short last minibatch: "keep" it (its loss is the mean over
@@ -97,10 +98,11 @@ def local_sgd(
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(f"optimizer must be an optax.GradientTransformation, got {optimizer!r}")
+    check_extra(optimizer)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not epochs > 0:
-        raise ValueError(f"epochs must be positive, got {epochs}")
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"epochs must be positive and finite, got {epochs}")
     if last_batch not in ("keep", "drop", "refill"):
         raise ValueError(f"last_batch must be 'keep', 'drop' or 'refill', got {last_batch!r}")
     if max_steps is not None and max_steps < 1:
@@ -111,6 +113,12 @@ def local_sgd(
         )
     if inexactness is not None and not 0 <= inexactness < 1:
         raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
+    terms = _terms(corrections)
+    named = [
+        term.origin.name.removeprefix("adaptive_") for term in terms if term.origin is not None
+    ]
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise ValueError(f"corrections must not correct twice, got {twice[0]} {len(twice)} times")
     sgd = SGD(
         objective,
         optax.with_extra_args_support(optimizer),
@@ -119,7 +127,7 @@ def local_sgd(
         last_batch,
         max_steps,
         optimizer_state,
-        _terms(corrections),
+        terms,
         _functions(transforms),
         peers,
         inexactness,

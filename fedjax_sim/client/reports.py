@@ -80,7 +80,7 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
             grads, _ = jax.grad(objective, has_aux=True)(
                 variables.params, variables.state, variables.params, batch, jax.random.key(0)
             )
-            return jnp.square(tree.norm(grads))
+            return jnp.square(tree.norm(grads)).astype(jnp.float32)
 
         def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
             total, count = carry
@@ -88,7 +88,8 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
                 return total + squared_norm(batch), count + 1
             alone = jax.tree.map(lambda a: a[:, None], batch._replace(mask=batch.mask | True))
             norms = jax.vmap(squared_norm)(alone)
-            return total + jnp.sum(jnp.where(batch.mask, norms, 0)), count + jnp.sum(batch.mask)
+            real = jnp.sum(batch.mask, dtype=jnp.int32)
+            return total + jnp.sum(jnp.where(batch.mask, norms, 0)), count + real
 
         total, count = sweep(client, batch_size, add, (jnp.float32(0), jnp.int32(0)))
         return total / jnp.maximum(count, 1).astype(jnp.float32)
@@ -99,8 +100,6 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
 @part
 def with_importance(local: LocalUpdate, score: Score) -> LocalUpdate:
     """Reports the client's score at the weights that it has just trained, as ``importance``.
-
-    If local compresses, those are the weights as they are sent, from which other clients go on.
 
     Args:
         local: the local update.
@@ -151,7 +150,8 @@ def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
             number, total = carry
             batch_key = jax.random.fold_in(dropout, number)
             loss, _ = objective(params, state, params, batch, batch_key)
-            return number + 1, total + loss * jnp.sum(batch.mask).astype(jnp.float32)
+            real = jnp.sum(batch.mask).astype(jnp.float32)
+            return number + 1, total + loss.astype(jnp.float32) * real
 
         start = (jnp.int32(0), jnp.float32(0))
         total = sweep(client, local.batch_size, add, start)[1]

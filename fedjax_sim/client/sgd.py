@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim.base import (
+    Aggregator,
     Array,
     Batch,
     Change,
@@ -29,6 +30,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at, shuffled, sweep
+from fedjax_sim.engine.optimizers import taken
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
@@ -59,11 +61,12 @@ class SGD:
             train=self.train,
             reduce=self.reduce,
             change=change,
-            upload_bytes=lambda variables, visits: tree.num_bytes(variables),
             steps=self.steps,
             epochs=self.epochs,
             batch_size=self.batch_size,
             peers=self.peers,
+            corrections=self.corrections,
+            response=self.response,
         )
 
     def client_state(self, variables: Variables) -> PyTree:
@@ -77,15 +80,37 @@ class SGD:
         return sent, tuple(d.shared_state(variables.params) for d in self.corrections)
 
     def reduce(
-        self, shared_state: PyTree, messages: PyTree, samples: Array, clients: int
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        samples: Array,
+        clients: int,
+        aggregator: Aggregator,
     ) -> PyTree:
         """The mean state of the optimiser, and the corrections' shared states."""
         states, terms = messages
         if self.optimizer_state == "average":
-            mean = tree.mean(states, samples.astype(jnp.float32))
+            mean = aggregator(states, samples.astype(jnp.float32))
             states = tree.select(jnp.any(samples > 0), mean, shared_state[0])
         parts = zip(self.corrections, shared_state[1], terms, strict=True)
-        return states, tuple(d.reduce(c, sent, samples, clients) for d, c, sent in parts)
+        return states, tuple(
+            d.reduce(c, sent, samples, clients, aggregator) for d, c, sent in parts
+        )
+
+    def response(self, steps: int) -> list[float]:
+        """See :class:`fedjax_sim.base.Response`."""
+        place, places, key = jnp.float32(0), [], jax.random.key(0)
+        opt_state = self.optimizer.init(place)
+        for _ in range(steps):
+            try:
+                update, opt_state = self.optimizer.update(
+                    jnp.float32(-1), opt_state, place, key=key
+                )
+            except (TypeError, ValueError):  # it needs more than a gradient: the loss, say
+                return [math.nan] * steps
+            place = place + update
+            places.append(float(place))
+        return places
 
     def batches(self, size: Array) -> Array:
         """Minibatches in an epoch of ``size int32[]`` samples."""
@@ -143,12 +168,15 @@ class SGD:
             if any(d.path for d in self.corrections)
             else None
         )
-        carry = (variables, opt_state, jnp.float32(0), jnp.int32(0), path, jnp.int32(0))
-        trained, opt_state, loss, seen, path, taken = jax.lax.fori_loop(
+        # Losses of half precision are summed in float32, those of float64 as they are.
+        wide = jnp.float64 if _has_float64(received) else jnp.float32
+        carry = (variables, opt_state, jnp.zeros((), wide), jnp.int32(0), path, jnp.int32(0))
+        trained, opt_state, loss, seen, path, steps = jax.lax.fori_loop(
             0, math.ceil(self.epochs), epoch, carry
         )
-        info = LocalInfo(loss / jnp.maximum(seen, 1).astype(jnp.float32), taken, seen)
-        steps = jnp.maximum(taken, 1)
+        mean = loss / jnp.maximum(seen, 1).astype(wide)
+        info = LocalInfo(mean.astype(jnp.float32), steps, seen)
+        steps = jnp.maximum(steps, 1)
         path = jax.tree.map(lambda total: total / steps.astype(total.dtype), path)
         done = Done(info, functools.partial(whole, received), path)
         ends = [
@@ -175,17 +203,47 @@ class SGD:
     ) -> PyTree:
         (params, state), opt_state, loss_sum, seen, path, done = carry
         samples = self._batch(key, order, batch, client)
-        (loss, state), grads = jax.value_and_grad(self.objective, has_aux=True)(
-            params, state, received, samples, key
-        )
+
+        def objective(params: PyTree) -> tuple[Array, PyTree]:
+            return self.objective(params, state, received, samples, key)
+
+        (loss, new_state), grads = jax.value_and_grad(objective, has_aux=True)(params)
         if path is not None:
             path = jax.tree.map(jnp.add, path, grads)
-        grads = self._corrected(grads, params, received, states)
-        updates, opt_state = self.optimizer.update(grads, opt_state, params, key=key)
+
+        # What optax's optimisers may ask for. The functions are traced only by those that call
+        # them. A line search refuses arguments that it leaves and value_fn does not name.
+        def value_fn(
+            params: PyTree, key: Any = None, obj_fn: Any = None, grad_fn: Any = None
+        ) -> Array:
+            del key, obj_fn, grad_fn
+            return objective(params)[0]
+
+        def grad_fn(params: PyTree, step: Any = None) -> PyTree:
+            del step
+            grads, _ = jax.grad(objective, has_aux=True)(params)
+            return self._corrected(grads, params, received, states)
+
+        extra = {
+            "value": loss,
+            "grad": grads,
+            "value_fn": value_fn,
+            "obj_fn": value_fn,
+            "grad_fn": grad_fn,
+            "key": key,
+        }
+        updates, new_opt_state = self.optimizer.update(
+            self._corrected(grads, params, received, states),
+            opt_state,
+            params,
+            **taken(self.optimizer, extra),
+        )
         params = optax.apply_updates(params, updates)
         count = jnp.sum(samples.mask, dtype=jnp.int32)
-        loss_sum = loss_sum + loss * count.astype(jnp.float32)
-        return Variables(params, state), opt_state, loss_sum, seen + count, path, done
+        loss_sum = loss_sum + loss.astype(loss_sum.dtype) * count.astype(loss_sum.dtype)
+        variables = Variables(params, _typed_like(new_state, state))
+        opt_state = _typed_like(new_opt_state, opt_state)
+        return variables, opt_state, loss_sum, seen + count, path, done
 
     def _batch(self, key: Array, order: Array, batch: Array, client: ClientView) -> Batch:
         position = batch * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
@@ -219,7 +277,7 @@ class SGD:
             grads, _ = jax.grad(self.objective, has_aux=True)(
                 params, variables.state, variables.params, samples, batch_key
             )
-            share = jnp.sum(samples.mask) / jnp.maximum(client.size, 1)
+            share = jnp.sum(samples.mask, dtype=jnp.int32) / jnp.maximum(client.size, 1)
             total = jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
             return number + 1, total
 
@@ -238,3 +296,12 @@ class SGD:
 
         limit = self.inexactness * slope(received)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)
+
+
+def _has_float64(params: PyTree) -> bool:
+    return any(w.dtype == jnp.float64 for w in jax.tree.leaves(params))
+
+
+def _typed_like(new: PyTree, old: PyTree) -> PyTree:
+    """In the types that the loop carries: a norm may take the statistics of bf16 in float32."""
+    return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), new, old)

@@ -4,8 +4,8 @@
 
     seed -> run -> round t -> client k -> epoch e -> step b
 
-A number that stands before others (``EPOCH``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC``) is the first
-of a range that is open above; the rest of a level keeps clear of it.
+A number that stands before others (``EPOCH``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC``, ``SENDING``)
+is the first of a range that is open above; the rest of a level keeps clear of it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Round(enum.IntEnum):
     PERSONAL = 5
     DIAGNOSTIC = 6
     DEAL = 2**30
+    SENDING = 2**30 + 1
 
 
 class Client(enum.IntEnum):

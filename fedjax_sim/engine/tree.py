@@ -71,6 +71,25 @@ def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
     return jax.tree.map(between, start, end)
 
 
+def scale(factor: Array | float, tree: PyTree) -> PyTree:
+    """``factor w``, in the dtypes of w.
+
+    >>> float(scale(0.5, jnp.float32(3)))
+    1.5
+    """
+    return jax.tree.map(lambda a: jnp.asarray(factor).astype(a.dtype) * a, tree)
+
+
+def add(tree: PyTree, step: PyTree) -> PyTree:
+    """``w + step``, in the dtypes of w."""
+    return jax.tree.map(lambda a, b: a + b.astype(a.dtype), tree, step)
+
+
+def subtract(tree: PyTree, other: PyTree) -> PyTree:
+    """``w - v``, leaf by leaf."""
+    return jax.tree.map(jnp.subtract, tree, other)
+
+
 def num_bytes(tree: PyTree) -> int:
     """Size in bytes of a pytree of arrays or ``ShapeDtypeStruct``.
 
@@ -86,7 +105,9 @@ def norm(tree: PyTree) -> Array:
     >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}))
     5.0
     """
-    return jnp.sqrt(sum((jnp.vdot(a, a) for a in jax.tree.leaves(tree)), jnp.float32(0)))
+    squares = [jnp.vdot(a, a) for a in jax.tree.leaves(tree)]
+    wide = jnp.float64 if any(s.dtype == jnp.float64 for s in squares) else jnp.float32
+    return jnp.sqrt(sum((s.astype(wide) for s in squares), jnp.zeros((), wide)))
 
 
 def mean(stacked: PyTree, weights: Array) -> PyTree:

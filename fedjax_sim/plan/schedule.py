@@ -6,6 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Schedule, part
+from fedjax_sim.engine.needs import (
+    NO_PREAGGREGATION,
+    NOTHING_SHARED,
+    ONE_MODEL,
+    PLAIN_MEAN,
+    PLAIN_SERVER,
+    STICKY,
+)
 
 
 @part
@@ -84,12 +92,16 @@ def staggered(slots: int, phases: int) -> Schedule:
     def due(t: Array) -> Array:
         return jnp.asarray(group) == t % phases
 
-    return Schedule(period=phases, group=group, due=due)
+    needs = (STICKY,) if phases > 1 else ()
+    return Schedule(period=phases, group=group, due=due, needs=needs)
 
 
 @part
 def serverless(slots: int) -> Schedule:
     """No slot is ever due: there is no server (gossip).
+
+    Models meet in the redistribution alone. What a server would do is refused: rules and optimisers
+    would act on the evaluated mean only, and never reach a node.
 
     Args:
         slots: S.
@@ -105,7 +117,13 @@ def serverless(slots: int) -> Schedule:
     """
     _check_slots(slots)
     group = np.zeros(slots, np.int32)
-    return Schedule(period=2, group=group, due=lambda t: jnp.zeros(slots, bool), serverless=True)
+    return Schedule(
+        period=2,
+        group=group,
+        due=lambda t: jnp.zeros(slots, bool),
+        serverless=True,
+        needs=(PLAIN_MEAN, NO_PREAGGREGATION, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED),
+    )
 
 
 def _check_slots(slots: int) -> None:

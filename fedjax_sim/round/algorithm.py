@@ -14,7 +14,6 @@ from fedjax_sim.base import (
     Array,
     Broadcast,
     ClientData,
-    Cohort,
     Diagnostic,
     FedState,
     LocalUpdate,
@@ -27,22 +26,22 @@ from fedjax_sim.base import (
     Refresh,
     Schedule,
     Selection,
+    Sending,
     Server,
     SetupTraffic,
-    Slots,
     Traffic,
     Variables,
     Weighting,
     shown,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.clients import as_arrays, client_sizes
 from fedjax_sim.engine.execution import Execution, make_execution
-from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import collecting, placement, traffic, training
+from fedjax_sim.round import collecting, measuring, placement, traffic, training
+from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.own_models import score_own
-from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.parts import Evaluated, Parts
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.server import broadcast as broadcasts
 from fedjax_sim.server import refresh as refreshes
@@ -58,12 +57,14 @@ def compose(
     broadcast: Broadcast | None = None,
     redistribution: Redistribution = redistributions.keep,
     refresh: Refresh | None = None,
+    sending: Sequence[Sending] = (),
     weighting: Weighting = by_samples,
     preaggregation: Sequence[PreAggregation] = (),
     aggregator: Aggregator = tree.mean,
     server: Server | None = None,
     diagnostics: Mapping[str, Diagnostic] | None = None,
     personal: Personal | None = None,
+    evaluated: Evaluated = "server",
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""One local round of every federated algorithm.
@@ -74,7 +75,8 @@ def compose(
         clients <- the selection's, for slots without one
         slots   <- the broadcast model if the slot was due last round, else refresh(slot)
         slots   <- local update on those clients
-        server  <- server update(aggregate(preaggregation(due slots, weights)))
+        updates <- sending(what the clients send: due slots, or all that move)
+        server  <- server + server update(aggregate(preaggregation(updates, weights)))
 
     Args:
         local: trains one model on one client.
@@ -83,19 +85,23 @@ def compose(
         broadcast: which model a slot starts from; None: the server model.
         redistribution: where models go between rounds.
         refresh: what a slot that was not due takes from the server; None: nothing.
+        sending: what clients send in place of their updates, in order: attacks, codes, clips.
         weighting: how much each model counts.
-        preaggregation: change models and weights before they are aggregated, in order.
-        aggregator: reduces the models to one.
-        server: how the server model moves; None: it is replaced.
+        preaggregation: change updates and weights before they are aggregated, in order.
+        aggregator: reduces the updates to one.
+        server: how the server model moves; None: by the aggregate.
         diagnostics: measure rounds, by name.
         personal: the model that a client itself uses; None: the one that is evaluated for all.
+        evaluated: the model that is evaluated for all: the "server"'s, or the aggregate of those
+            "in_flight", which between two aggregations is newer.
         execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
 
     Returns:
         An :class:`Algorithm`.
 
     Raises:
-        ValueError: if a part is of the wrong kind; in the first round, if the aggregate has not the
+        ValueError: if a part is of the wrong kind, or needs what another part is not: one line
+            names both, and what would work. In the first round, if the aggregate has not the
             model's shapes.
 
     Example:
@@ -122,15 +128,30 @@ def compose(
             broadcast or broadcasts.latest(),
             redistribution,
             refresh or refreshes.nothing(),
+            _tupled("sending", sending),
             weighting,
-            tuple(preaggregation),
+            _tupled("preaggregation", preaggregation),
             aggregator,
             server or servers.replace(),
-            dict(diagnostics or {}),
+            _named(diagnostics),
             personal,
+            evaluated,
             execution or make_execution(),
         )
     )
+
+
+def _tupled(role: str, parts: Any) -> tuple[Any, ...]:
+    # A part alone is a sequence too, of its functions.
+    if not isinstance(parts, Sequence) or hasattr(parts, "_fields"):
+        raise ValueError(f"{role} must be a sequence of parts, such as (part,), got {parts!r}")
+    return tuple(parts)
+
+
+def _named(diagnostics: Any) -> dict[str, Diagnostic]:
+    if not isinstance(diagnostics, Mapping | None):
+        raise ValueError(f"diagnostics must be a dict of parts by name, got {diagnostics!r}")
+    return dict(diagnostics or {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -194,11 +215,13 @@ class Algorithm:
             "redistribution": "keep",
             "refresh": "nothing()",
             "weighting": "by_samples",
+            "sending": "()",
             "preaggregation": "()",
             "aggregator": "mean",
             "server": "replace()",
             "diagnostics": "{}",
             "personal": "None",
+            "evaluated": "'server'",
         }
         lines = [
             f"  {role}={text},"
@@ -209,21 +232,30 @@ class Algorithm:
 
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         """The state before the first round, for the initial model ``variables``."""
+        data = as_arrays(data)
         del key
         return initial_state(self.parts, variables, data)
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         """One local round; ``key`` is the round's own."""
+        data = as_arrays(data)
         parts = self.parts
         placed, draw = placement.place(parts, key, state, data)
         fresh, visited = placed.fresh, placed.slots.client < data.clients
-        trained, placed = training.train(parts, key, state, data, placed)
+        trained, placed, start = training.train(parts, key, state, data, placed)
+        due = parts.schedule.due(state.round)[placed.slot] & (placed.slot < self.slots)
+        trained, sending, sent = sendings.send(
+            parts, key, state, data, placed.slots, trained, start, due
+        )
         client_state, shared_state = training.client_states(parts, state, data, placed, trained)
         placed = training.moved_on(parts, placed, trained, visited)
-        due = parts.schedule.due(state.round)[placed.slot] & (placed.slot < self.slots)
         cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
-        new = collecting.absorb(parts, key, state, placed.slots, cohort, due)
-        measured, diagnostics = self._measure(key, state, new, placed.slots, cohort)
+        # A model in flight is due whether or not a client trained it in this round.
+        met, updates = (due, None) if parts.in_flight else (due & sent, trained.variables)
+        new = collecting.absorb(parts, key, state, placed.slots, cohort, met, updates)
+        measured, diagnostics = measuring.measure(
+            parts, key, state, new, placed.slots, updates, cohort
+        )
         moved = visited & (not parts.selection.sticky)
         sent_down = visited & (fresh | moved | parts.refresh.downloads)
         choice = parts.broadcast.offered
@@ -236,9 +268,11 @@ class Algorithm:
             steps=jnp.sum(trained.info.steps),
             executed=jnp.sum(parts.execution.executed(trained.info.steps)),
             # From client to client: up for the one, down for the other.
-            uploads=jnp.sum(visited & (due | moved), dtype=jnp.int32) + draw.exchanged,
+            uploads=jnp.sum(sent & (due | moved), dtype=jnp.int32) + draw.exchanged,
             downloads=jnp.sum(jnp.where(sent_down, offered, 0), dtype=jnp.int32) + draw.exchanged,
             visits=jnp.sum(visited, dtype=jnp.int32),
+            client=draw.client,
+            source=draw.source,
             diagnostics=measured,
         )
         new = new._replace(
@@ -246,29 +280,11 @@ class Algorithm:
             slots=placement.to_slots(parts, placed) if parts.in_flight else None,
             selection=parts.selection.update(draw.selection, placed.slots.client, trained.info),
             client_state=client_state,
+            sending=sending,
             shared_state=shared_state,
             diagnostics=diagnostics,
         )
         return new, metrics
-
-    def _measure(
-        self, key: Array, state: FedState, new: FedState, slots: Slots, cohort: Cohort
-    ) -> tuple[dict[str, Array], PyTree]:
-        """The numbers of all diagnostics, and their states."""
-        numbers: dict[str, Array] = {}
-        states = {}
-        for i, (name, part) in enumerate(self.parts.diagnostics.items()):
-            own_key = stream(key, Round.DIAGNOSTIC, i)
-            found, states[name] = part.measure(
-                own_key, state.diagnostics[name], new.server, slots.variables, cohort
-            )
-            if twice := found.keys() & numbers.keys():
-                raise ValueError(
-                    f"diagnostics must report different names, {name!r} and one before it report "
-                    f"{min(twice)!r}"
-                )
-            numbers |= found
-        return numbers, states
 
     def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
         """Uploads and aggregates every model still in flight; the last act of a run.
@@ -276,10 +292,12 @@ class Algorithm:
         Returns:
             The server model after it, and the uploads ``int32[]`` that it took.
         """
+        data = as_arrays(data)
         if state.slots is None:
             return state.server, jnp.int32(0)
         parts, slots, due = self.parts, state.slots, self.parts.schedule.due(state.round - 1)
         samples = client_sizes(data, slots.client)
+        slots = sendings.send_rest(parts, key, state, data, slots, ~due)
         everyone = jax.lax.cond(
             jnp.all(due),  # then the server has just taken them all
             lambda: state.server,
@@ -297,8 +315,16 @@ class Algorithm:
         return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
 
     def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
-        """The model that is evaluated: the server's, or without a server the mean of all."""
-        return self.collect(key, state, data)[0] if self.parts.schedule.serverless else state.server
+        """The model that is evaluated: the server's, or the mean of all in flight."""
+        data = as_arrays(data)
+        del key
+        parts, slots = self.parts, state.slots
+        in_flight = parts.schedule.serverless or parts.evaluated == "in_flight"
+        if slots is None or not in_flight:
+            return state.server
+        samples = client_sizes(data, slots.client)
+        cohort = collecting.cohort_of(parts, state, slots, samples, data)
+        return collecting.mean_in_flight(parts, state, slots, cohort)
 
     def score_personal(
         self,
@@ -310,6 +336,7 @@ class Algorithm:
         tasks: PyTree,
     ) -> PyTree:
         """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``."""
+        data = as_arrays(data)
         received = self.evaluated(key, state, data)
         return score_own(self.parts, key, received, state, data, score, constants, tasks)
 

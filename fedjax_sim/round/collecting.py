@@ -5,7 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Cohort, FedState, PyTree, Slots, Variables
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    FedState,
+    Gathered,
+    PyTree,
+    Slots,
+    Variables,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.parts import Parts
@@ -29,34 +38,53 @@ def cohort_of(
 
 
 def absorb(
-    parts: Parts, key: Array, state: FedState, slots: Slots, cohort: Cohort, due: Array
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    slots: Slots,
+    cohort: Cohort,
+    due: Array,
+    updates: Variables | None = None,
 ) -> FedState:
-    """The server's part of the state after it took the models ``due bool[P]``, if any is."""
+    """The server's part of the state after it took the models ``due bool[P]``, if any is.
+
+    Args:
+        parts: of the algorithm.
+        key: of the round.
+        state: before it.
+        slots: ``[P]``, after training.
+        cohort: what is known of them.
+        due: ``bool[P]``.
+        updates: ``[P, *p]``, what was sent; None: the models in ``slots`` less ``cohort.received``.
+    """
     # Without the clients' part: lax.cond would copy it through both branches.
     state = state._replace(
-        slots=None, selection=(), client_state=(), shared_state=(), diagnostics=()
+        slots=None, selection=(), client_state=(), sending=(), shared_state=(), diagnostics=()
     )
 
     def take_due(_: None) -> FedState:
         counted = due & (slots.visits > 0)
         weights = parts.weighting(cohort.samples, slots.samples_visited)
         weights = parts.execution.replicate(jnp.where(counted, weights, 0))
-        models, after = slots.variables, []
+        changes, after = updates, []
+        if changes is None:
+            changes = jax.tree.map(jnp.subtract, slots.variables, cohort.received)
         pre_key = stream(key, Round.PREAGGREGATION)
         for i, (part, kept) in enumerate(
             zip(parts.preaggregation, state.preaggregation, strict=True)
         ):
             own_key = jax.random.fold_in(pre_key, i)
-            models, weights, kept = part.apply(own_key, kept, models, weights, cohort)
+            changes, weights, kept = part.apply(own_key, kept, changes, weights, cohort)
             after.append(kept)
-        aggregate = parts.aggregator(models, weights)
-        _check_shapes(aggregate, state.server)
-        moved, opt_state = parts.server.update(
-            stream(key, Round.SERVER), aggregate, state.server, state.opt_state, cohort.data
+        gathered = Gathered(changes, weights, cohort)
+        step = aggregated(parts, gathered)
+        _check_shapes("aggregator", step, state.server)
+        step, opt_state = parts.server.update(
+            stream(key, Round.SERVER), step, state.server, state.opt_state, gathered
         )
-        sent = parts.broadcast.update(
-            state.broadcast, moved, models, weights, cohort, parts.aggregator
-        )
+        _check_shapes("server", step, state.server)
+        moved = tree.add(state.server, step)
+        sent = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)
         new = state._replace(
             server=moved,
             server_samples=jnp.sum(jnp.where(counted, cohort.samples, 0)).astype(jnp.float32),
@@ -72,9 +100,34 @@ def absorb(
     return jax.lax.cond(jnp.any(due), take_due, lambda _: state, None)
 
 
-def _check_shapes(aggregate: PyTree, server: Variables) -> None:
+def aggregated(parts: Parts, gathered: Gathered) -> Variables:
+    """The aggregate of the updates, measured from the server model: ``[*p]``."""
+    updates, cohort = gathered.updates, gathered.cohort
+    if parts.remembers:
+        updates = jax.tree.map(
+            lambda update, start, w: update + (start - w[None]),
+            updates,
+            cohort.received,
+            cohort.server,
+        )
+    step: Variables = parts.aggregator(updates, gathered.weights)
+    return step
+
+
+def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) -> Variables:
+    """The aggregate of all models in flight, which moves nothing; the server's if there is none."""
+    weights = parts.weighting(cohort.samples, slots.samples_visited)
+    weights = jnp.where(slots.visits > 0, weights, 0)
+    everywhere = jax.tree.map(lambda w: w[None], state.server)
+    changes = jax.tree.map(jnp.subtract, slots.variables, everywhere)
+    step = parts.aggregator(changes, weights)
+    mean: Variables = tree.select(jnp.any(weights > 0), tree.add(state.server, step), state.server)
+    return mean
+
+
+def _check_shapes(role: str, step: PyTree, server: Variables) -> None:
     got, wanted = (
-        jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (aggregate, server)
+        jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (step, server)
     )
     if got != wanted:
-        raise ValueError(f"aggregator must return what the server holds, {wanted}, got {got}")
+        raise ValueError(f"{role} must return what the server holds, {wanted}, got {got}")

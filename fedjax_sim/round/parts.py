@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_sim.base import (
     Aggregator,
@@ -17,11 +17,15 @@ from fedjax_sim.base import (
     Refresh,
     Schedule,
     Selection,
+    Sending,
     Server,
     Weighting,
 )
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan.redistribution import keep
+from fedjax_sim.round.fit import check_parts
+
+Evaluated = Literal["server", "in_flight"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,12 +39,14 @@ class Parts:
         broadcast: which model a slot starts from.
         redistribution: where models go between rounds.
         refresh: what a slot that was not due takes from the server.
+        sending: what clients send in place of their updates, in order.
         weighting: how much each model counts.
-        preaggregation: change models and weights before they are aggregated, in order.
-        aggregator: reduces the models to one.
+        preaggregation: change updates and weights before they are aggregated, in order.
+        aggregator: reduces the updates to one.
         server: how the server model moves.
         diagnostics: measure rounds, by name.
         personal: the model that a client itself uses; None: the one evaluated for all.
+        evaluated: the model that is evaluated for all.
         execution: devices and chunks.
     """
 
@@ -50,29 +56,18 @@ class Parts:
     broadcast: Broadcast
     redistribution: Redistribution
     refresh: Refresh
+    sending: tuple[Sending, ...]
     weighting: Weighting
     preaggregation: tuple[PreAggregation, ...]
     aggregator: Aggregator
     server: Server
     diagnostics: Mapping[str, Diagnostic]
     personal: Personal | None
+    evaluated: Evaluated
     execution: Execution
 
     def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {
-            "local": LocalUpdate,
-            "selection": Selection,
-            "schedule": Schedule,
-            "broadcast": Broadcast,
-            "refresh": Refresh,
-            "server": Server,
-        }
-        for name, kind in kinds.items():
-            _check(f"{name} must be a", kind, getattr(self, name))
-        for part in self.preaggregation:
-            _check("preaggregation must be a sequence of", PreAggregation, part)
-        for name, diagnostic in self.diagnostics.items():
-            _check(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
+        check_parts(self)
 
     def by_role(self) -> dict[str, Any]:
         """The parts as the keyword arguments of ``compose``."""
@@ -91,16 +86,12 @@ class Parts:
     @property
     def remembers(self) -> bool:
         """Whether the slots remember what they left the server with."""
-        return self.broadcast.several and bool(self.preaggregation)
+        # A client that does not follow the server model sends its change from what it received.
+        unknown = len(set(self.schedule.group.tolist())) > 1 and not self.refresh.downloads
+        return self.broadcast.several or (unknown and bool(self.sending))
 
     @property
     def models_travel(self) -> bool:
         """Whether models go from client to client."""
         stays = self.selection.sticky and self.redistribution is keep
         return self.in_flight and not stays
-
-
-def _check(wanted: str, kind: type, part: Any) -> None:
-    """Refuses what is not of its kind: the function that makes a part, say."""
-    if not isinstance(part, kind):
-        raise ValueError(f"{wanted} {kind.__name__}, got {part!r}")

@@ -42,10 +42,14 @@ class Draw(NamedTuple):
     Attributes:
         selection: the state of the selection.
         exchanged: ``int32[]``, models that went from client to client between the rounds.
+        client: ``int32[S]``, the client of each slot; N for none.
+        source: ``int32[S]``, the slot whose model each slot took over.
     """
 
     selection: PyTree
     exchanged: Array
+    client: Array
+    source: Array
 
 
 def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Placed, Draw]:
@@ -56,10 +60,13 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
     flying = state.slots
     if flying is None:
         clients, visits, exchanged = by_slot, jnp.zeros(count, jnp.int32), jnp.int32(0)
+        source = by_slot
     else:
         clients = flying.client
         moves = parts.redistribution(stream(key, Round.REDISTRIBUTION), count)
-        visits = moves.take(flying._replace(variables=(), received=()), by_slot).visits
+        numbered = flying._replace(variables=(), received=(), client=by_slot)
+        moved = moves.take(numbered, by_slot)
+        visits, source = moved.visits, moved.client
         exchanged = jnp.int32(0)
         if parts.selection.sticky:  # else every model travels, whatever its slot is
             exchanged = jnp.sum(jnp.where(fresh, 0, moves.received()), dtype=jnp.int32)
@@ -71,7 +78,7 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
         fresh if parts.selection.sticky else jnp.ones(count, bool),
         jnp.where(fresh, 0, visits),
     )
-    clients = _met(parts, key, clients, fresh, none)
+    clients = by_number = _met(parts, key, clients, fresh, none)
     samples = client_sizes(data, clients)
     row = by_slot if parts.execution.rows_are_tasks else parts.execution.deal(samples)
     if flying is None:
@@ -83,7 +90,8 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
         jnp.where(row < count, a[row], absent) for a, absent in ((clients, none), (samples, 0))
     )
     row, clients, fresh, samples = parts.execution.replicate((row, clients, fresh[row], samples))
-    return Placed(carry._replace(client=clients), row, fresh, samples), Draw(chosen, exchanged)
+    placed = Placed(carry._replace(client=clients), row, fresh, samples)
+    return placed, Draw(chosen, exchanged, by_number, source)
 
 
 def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:

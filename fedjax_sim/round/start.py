@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import ClientData, FedState, Variables
+from fedjax_sim.base import ClientData, FedState, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import at_rest
@@ -31,12 +33,32 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         slots=None,
         selection=parts.selection.init(variables, data, parts.execution),
         client_state=tree.stack_copies(parts.local.client_state(variables), data.clients),
+        sending=tuple(
+            tree.stack_copies(part.init(variables, data), data.clients) for part in parts.sending
+        ),
         shared_state=parts.local.shared_state(variables),
         broadcast=parts.broadcast.init(variables),
         preaggregation=tuple(part.init(variables, data) for part in parts.preaggregation),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
     )
+    _check_reports(parts, state, data)
     if not parts.in_flight:
         return state
     _, info, tag = jax.eval_shape(lambda: first_visit(parts, state, data))
     return state._replace(slots=at_rest(parts, state, info, tag))
+
+
+def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:
+    """Refuses a part that reads a number which the clients do not report."""
+    readers: list[tuple[str, Any]] = [("selection", parts.selection)]
+    readers += [("preaggregation", part) for part in parts.preaggregation]
+    if not any(part.reads for _, part in readers):
+        return
+    info = jax.eval_shape(lambda: first_visit(parts, state, data))[1]
+    known = {*info._fields[:-1], *info.extra}
+    for role, part in readers:
+        if missing := set(part.reads) - known:
+            raise ValueError(
+                f"{role} {shown(part)} needs clients that report {min(missing)}, local is "
+                f"{shown(parts.local)}, which reports {', '.join(sorted(known))}: see fs.reports"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -16,11 +15,9 @@ from fedjax_sim.round.training import first_visit
 
 def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
     """Of everything that travels in a round; takes shapes and gives Python integers."""
-    # Without models in flight, which would be copied for nothing here.
-    once = dataclasses.replace(parts, schedule=parts.schedule._replace(period=1))
 
     def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
-        state = initial_state(once, variables, data)
+        state = initial_state(parts, variables, data)
         return first_visit(parts, state, data)[0], state.shared_state
 
     message, shared_state = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
@@ -34,10 +31,11 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
 def upload_bytes(parts: Parts, variables: Variables) -> int:
     """Of a model to a server that knows what the client received, or whole to other clients."""
-    sticky = parts.selection.sticky
-    if parts.schedule.serverless or (sticky and parts.models_travel):
-        return tree.num_bytes(variables)
-    return parts.local.upload_bytes(variables, parts.schedule.period if sticky else 1)
+    whole = tree.num_bytes(variables)
+    to_clients = parts.selection.sticky and parts.models_travel
+    if parts.schedule.serverless or to_clients:
+        return whole
+    return min([whole, *(part.bytes(variables) for part in parts.sending if part.bytes)])
 
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
@@ -62,4 +60,19 @@ def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> Setup
     """What travels once, before the first round."""
     counts = (parts.local.setup_traffic, parts.selection.setup_traffic)
     sent = [count(variables, data) for count in counts if count is not None]
-    return SetupTraffic(sum(s.up for s in sent), sum(s.down for s in sent))
+    down = sum(s.down for s in sent) + shared_bytes(data)
+    return SetupTraffic(sum(s.up for s in sent), down)
+
+
+def shared_bytes(data: ClientData) -> int:
+    """Of the samples that the clients were sent: inputs as they are stored, labels in 32 bits.
+
+    >>> import numpy as np
+    >>> x, lists = np.zeros((7, 2), np.uint8), (np.zeros(7), np.arange(7), np.arange(4))
+    >>> shared_bytes(ClientData(x, *lists, capacity=3, sent=np.int32(5)))  # 3 clients, 6 bytes each
+    90
+    """
+    if data.sent is None:
+        return 0
+    sample = math.prod(data.x.shape[1:]) * data.x.dtype.itemsize + 4
+    return data.clients * int(data.sent) * sample

@@ -26,8 +26,15 @@ class _Task(NamedTuple):
 
 def train(
     parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed
-) -> tuple[Trained, Placed]:
-    """One local update per row, ``[P]``, and the slots with what the broadcast gave them."""
+) -> tuple[Trained, Placed, PyTree]:
+    """One local update per row, ``[P]``.
+
+    Returns:
+        What the clients give: their models if any stays in flight, else their updates (a difference
+        that is taken once, at the client, so that what it sends is exact); the slots with what the
+        broadcast gave them; the models ``[P, *p]`` that the updates of this round start from, ()
+        if nobody asks for them.
+    """
 
     def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
         server, samples, sent, shared_state = common
@@ -46,7 +53,11 @@ def train(
                 task.fresh, (received, tag, origin), (stays, task.tag, left_with)
             )
         trained = parts.local.train(task.key, received, client, client_state, shared_state)
-        return trained, tag, origin
+        if not parts.in_flight:
+            update = tree.subtract(trained.variables, received)
+            trained = trained._replace(variables=update)
+        start = received if parts.sending and parts.models_travel else ()
+        return trained, tag, origin, start
 
     slots = placed.slots
     local_key = stream(key, Round.CLIENTS)
@@ -55,12 +66,12 @@ def train(
     tasks = _Task(keys, visited, placed.fresh, slots.tag)
     common = (state.server, state.server_samples, state.broadcast, state.shared_state)
     own = (slots.variables, tree.take(state.client_state, slots.client), slots.received)
-    trained, tag, received = parts.execution.run(
+    trained, tag, received, start = parts.execution.run(
         visit, samples_of(data), common, own, parts.execution.replicate(tasks)
     )
     # Every device needs the reports of all, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
-    return trained, placed._replace(slots=slots._replace(tag=tag, received=received))
+    return trained, placed._replace(slots=slots._replace(tag=tag, received=received)), start
 
 
 def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:
@@ -72,7 +83,7 @@ def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> 
         since = jnp.where(placed.fresh, 0, 1)
         info = tree.select_rows(visited, info, slots.info)  # an idle slot keeps its last report
     slots = slots._replace(
-        variables=trained.variables,
+        variables=trained.variables if parts.in_flight else (),
         visits=since * slots.visits + visited.astype(jnp.int32),
         samples_visited=since * slots.samples_visited + placed.samples,
         info=info,
@@ -90,7 +101,9 @@ def client_states(
         state.client_state,
         trained.client_state,
     )
-    shared = parts.local.reduce(state.shared_state, trained.message, placed.samples, data.clients)
+    shared = parts.local.reduce(
+        state.shared_state, trained.message, placed.samples, data.clients, parts.aggregator
+    )
     return own, shared
 
 

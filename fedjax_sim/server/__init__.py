@@ -6,6 +6,21 @@ The functions here fit ``compose(server=...)``; the other roles of the server ar
 from __future__ import annotations
 
 from fedjax_sim.compression import compress_server
-from fedjax_sim.server.update import chain, mix, optimizer, replace, train_on_root
+from fedjax_sim.server.update import (
+    chain,
+    mix,
+    optimizer,
+    replace,
+    sign_agreement,
+    train_on_root,
+)
 
-__all__ = ["chain", "compress_server", "mix", "optimizer", "replace", "train_on_root"]
+__all__ = [
+    "chain",
+    "compress_server",
+    "mix",
+    "optimizer",
+    "replace",
+    "sign_agreement",
+    "train_on_root",
+]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Aggregator, Array, Broadcast, ClientView, Cohort, Variables, part
+from fedjax_sim.base import Aggregator, Array, Broadcast, ClientView, Gathered, Variables, part
 from fedjax_sim.clustering import dynamic, ifca
 from fedjax_sim.engine import tree
 
@@ -20,7 +20,7 @@ def latest() -> Broadcast:
     return Broadcast(
         init=lambda variables: (),
         send=lambda key, state, server, client: (server, ()),
-        update=lambda state, server, models, weights, cohort, aggregator: state,
+        update=lambda state, server, gathered, aggregator: state,
     )
 
 
@@ -58,7 +58,7 @@ def stale(most: int) -> Broadcast:
     like this.
 
     >>> part = stale(2)
-    >>> sent = part.update(part.init(jnp.float32(0)), jnp.float32(1), None, None, None, None)
+    >>> sent = part.update(part.init(jnp.float32(0)), jnp.float32(1), None, None)
     >>> draw = lambda seed: part.send(jax.random.key(seed), sent, jnp.float32(1), None)
     >>> sorted({(float(model), int(d)) for model, d in map(draw, range(9))})
     [(0.0, 1), (1.0, 0)]
@@ -76,15 +76,8 @@ def stale(most: int) -> Broadcast:
         age = jax.random.randint(key, (), 0, jnp.minimum(past.updates, most) + 1)
         return tree.take(past.models, (past.updates - age) % rows), age
 
-    def update(
-        past: Past,
-        server: Variables,
-        models: Variables,
-        weights: Array,
-        cohort: Cohort,
-        aggregator: Aggregator,
-    ) -> Past:
-        del models, weights, cohort, aggregator
+    def update(past: Past, server: Variables, gathered: Gathered, aggregator: Aggregator) -> Past:
+        del gathered, aggregator
         updates = past.updates + 1
         kept = jax.tree.map(lambda a, w: a.at[updates % rows].set(w), past.models, server)
         return Past(kept, updates)
@@ -94,4 +87,5 @@ def stale(most: int) -> Broadcast:
         send=send,
         update=update,
         several=True,
+        tags="staleness",
     )

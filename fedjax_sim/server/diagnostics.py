@@ -124,7 +124,7 @@ def central_divergence(local: LocalUpdate) -> Diagnostic:
         everyone = _union(cohort)
         trained = local.train(key, twin.variables, everyone, twin.client_state, twin.shared_state)
         message = jax.tree.map(lambda a: a[None], trained.message)
-        shared_state = local.reduce(twin.shared_state, message, everyone.size[None], 1)
+        shared_state = local.reduce(twin.shared_state, message, everyone.size[None], 1, tree.mean)
         federated = _global(server, models, cohort)
         gap = jax.tree.map(jnp.subtract, federated, trained.variables.params)
         divergence = tree.norm(gap) / tree.norm(trained.variables.params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.base import Array, PyTree, Refresh, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import ONE_MODEL, STICKY
 
 
 @part
@@ -33,4 +34,4 @@ def drift_correction() -> Refresh:
         pull = server_samples / (samples + server_samples)
         return tree.interpolate(local, server, pull)
 
-    return Refresh(correct=correct, downloads=True)
+    return Refresh(correct=correct, downloads=True, needs=(ONE_MODEL, STICKY))

@@ -1,4 +1,4 @@
-"""How the server model moves."""
+"""How the server model moves, given the aggregate of the updates: from step to step."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.base import Array, ClientData, LocalUpdate, PyTree, Server, Variables, part
+from fedjax_sim.base import Array, Gathered, LocalUpdate, PyTree, Server, Variables, part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root
+from fedjax_sim.engine.needs import ONE_MODEL
 
 
 @part
 def replace() -> Server:
-    r"""The aggregate becomes the server model, :math:`w_{t+1} = \sum_k p_k w_k`."""
+    r"""The server model becomes the aggregate, :math:`w_{t+1} = w_t + \sum_k p_k \Delta_k`."""
     return Server(
         init=lambda variables: (),
-        update=lambda key, aggregate, server, state, data: (aggregate, state),
+        update=lambda key, step, server, state, gathered: (step, state),
     )
 
 
 @part
 def optimizer(transform: optax.GradientTransformation) -> Server:
-    r"""An optax optimiser on the pseudo-gradient :math:`w_t - \sum_k p_k w_k`.
+    r"""An optax optimiser on the pseudo-gradient :math:`-\sum_k p_k \Delta_k`.
 
     The model's state (BatchNorm statistics) is replaced, never optimised.
 
@@ -35,19 +36,19 @@ def optimizer(transform: optax.GradientTransformation) -> Server:
     Source: Reddi et al. 2021 <https://arxiv.org/abs/2003.00295>, Algorithm 1.
 
     >>> server = optimizer(optax.sgd(0.5))
-    >>> w, new = Variables({"w": jnp.zeros(1)}, {}), Variables({"w": jnp.ones(1)}, {})
-    >>> moved, _ = server.update(jax.random.key(0), new, w, server.init(w), None)
-    >>> moved.params["w"].tolist()
+    >>> w, step = Variables({"w": jnp.zeros(1)}, {}), Variables({"w": jnp.ones(1)}, {})
+    >>> taken, _ = server.update(jax.random.key(0), step, w, server.init(w), None)
+    >>> taken.params["w"].tolist()
     [0.5]
     """
 
     def update(
-        key: Array, aggregate: Variables, server: Variables, opt: PyTree, data: ClientData
+        key: Array, step: Variables, server: Variables, opt: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
-        del key, data
-        gradient = jax.tree.map(jnp.subtract, server.params, aggregate.params)
+        del key, gathered
+        gradient = jax.tree.map(jnp.negative, step.params)
         updates, opt = transform.update(gradient, opt, server.params)
-        return Variables(optax.apply_updates(server.params, updates), aggregate.state), opt
+        return step._replace(params=updates), opt
 
     return Server(init=lambda variables: transform.init(variables.params), update=update)
 
@@ -72,27 +73,88 @@ def mix(alpha: float) -> Server:
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 2 line 14.
 
-    >>> w, new = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
-    >>> mix(0.25).update(None, new, w, (), None)[0].params.tolist()
+    >>> w, step = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
+    >>> mix(0.25).update(None, step, w, (), None)[0].params.tolist()
     [0.25]
     """
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
+
+    def part_of(a: Array) -> Array:
+        wide = a if a.dtype in (jnp.float32, jnp.float64) else a.astype(jnp.float32)
+        return tree.in_dtype(jnp.asarray(alpha, wide.dtype) * wide, a.dtype)
+
     return Server(
         init=lambda variables: (),
-        update=lambda key, aggregate, server, state, data: (
-            tree.interpolate(server, aggregate, alpha),
-            state,
-        ),
+        update=lambda key, step, server, state, gathered: (jax.tree.map(part_of, step), state),
     )
 
 
 @part
-def chain(*servers: Server) -> Server:
-    r"""Server updates in sequence: the model that one makes is the aggregate of the next.
+def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -> Server:
+    r"""A server's step, taken where enough clients agree on the sign of the update.
 
-    .. math:: a_0 = \sum_k p_k w_k, \qquad a_i = \mathrm{server}_i(a_{i-1}, w_t), \qquad
-              w_{t+1} = a_n
+    .. math:: w_{t+1} = w_t + \eta_\theta \odot \mathrm{step}, \qquad
+              \eta_{\theta,i} = \Bigl[\, \bigl| \textstyle\sum_k
+              \operatorname{sgn}(\Delta_k)_i \bigr| \ge \theta \,\Bigr]
+
+    It is a learning rate for each coordinate: momentum goes on in the server that is wrapped, but
+    moves only what is agreed on. Every model counts once, however large its weight. The state
+    (BatchNorm statistics) is left as it is.
+
+    Args:
+        threshold: θ; as many as there are models, all must agree. 0 changes nothing, bit for bit.
+        server: whose step it is.
+        literal: as printed, without the absolute value: this also stops every coordinate in which
+            the clients agree on a negative step. The paper's own source (robust learning rate) has
+            the absolute value.
+
+    Returns:
+        A server.
+
+    Raises:
+        ValueError: if threshold is negative.
+
+    Source: Ozdayi et al. 2020 <https://arxiv.org/abs/2010.15582>, section 3.4 and eq. 3; Ozdayi et
+    al. 2021 <https://arxiv.org/abs/2007.03767>, which goes backwards where the signs disagree.
+
+    Example:
+        >>> w = Variables(jnp.zeros(3), ())
+        >>> updates = Variables(jnp.array([[1.0, -1.0, 2.0], [3.0, -5.0, -2.0]]), ())
+        >>> gathered = Gathered(updates, jnp.ones(2), None)
+        >>> step = tree.mean(updates, jnp.ones(2))
+        >>> agreed = sign_agreement(2, replace())
+        >>> agreed.update(None, step, w, (), gathered)[0].params.tolist()
+        [2.0, -3.0, 0.0]
+    """
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be at least 0, got {threshold}")
+
+    def update(
+        key: Array, step: Variables, old: Variables, state: PyTree, gathered: Gathered
+    ) -> tuple[Variables, PyTree]:
+        step, state = server.update(key, step, old, state, gathered)
+        present = gathered.weights > 0
+
+        def agreed(taken: Array, updates: Array) -> Array:
+            signs = jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)
+            total = jnp.sum(signs, axis=0)
+            enough = (total if literal else jnp.abs(total)) >= threshold
+            return jnp.where(enough, taken, 0)
+
+        params = jax.tree.map(agreed, step.params, gathered.updates.params)
+        return step._replace(params=params), state
+
+    needs = (ONE_MODEL, *server.needs)
+    return Server(server.init, update, server.download_bytes, needs)
+
+
+@part
+def chain(*servers: Server) -> Server:
+    r"""Server updates in sequence: the step that one makes is the aggregate of the next.
+
+    .. math:: s_0 = \sum_k p_k \Delta_k, \qquad s_i = \mathrm{server}_i(s_{i-1}, w_t), \qquad
+              w_{t+1} = w_t + s_n
 
     The last one alone decides how a model is encoded on its way down: it has changed what an
     earlier one encoded.
@@ -103,26 +165,27 @@ def chain(*servers: Server) -> Server:
     Returns:
         A server.
 
-    >>> w, new = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
+    >>> w, step = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
     >>> half = chain(mix(0.5), mix(0.5))
-    >>> half.update(jax.random.key(0), new, w, half.init(w), None)[0].params.tolist()
+    >>> half.update(jax.random.key(0), step, w, half.init(w), None)[0].params.tolist()
     [0.25]
     """
 
     def update(
-        key: Array, aggregate: Variables, server: Variables, states: PyTree, data: ClientData
+        key: Array, step: Variables, server: Variables, states: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
         after = []
         for i, (own, state) in enumerate(zip(servers, states, strict=True)):
             own_key = jax.random.fold_in(key, i)
-            aggregate, state = own.update(own_key, aggregate, server, state, data)
+            step, state = own.update(own_key, step, server, state, gathered)
             after.append(state)
-        return aggregate, tuple(after)
+        return step, tuple(after)
 
     return Server(
         init=lambda variables: tuple(own.init(variables) for own in servers),
         update=update,
         download_bytes=servers[-1].download_bytes if servers else None,
+        needs=tuple(need for own in servers for need in own.needs),
     )
 
 
@@ -130,7 +193,7 @@ def chain(*servers: Server) -> Server:
 def train_on_root(local: LocalUpdate) -> Server:
     r"""The server trains the aggregate on samples of its own.
 
-    .. math:: w_{t+1} = \mathrm{train}\Bigl(\sum_k p_k w_k,\, D_0\Bigr)
+    .. math:: w_{t+1} = \mathrm{train}\Bigl(w_t + \sum_k p_k \Delta_k,\, D_0\Bigr)
 
     Args:
         local: the local update, as a client would run it on the server's samples; it starts afresh
@@ -159,15 +222,14 @@ def train_on_root(local: LocalUpdate) -> Server:
         if jax.tree.leaves(kept):
             raise ValueError(
                 "local must neither keep nor share anything between its visits to train on the "
-                "server's samples: it has a correction, an optimizer_state or a compression that "
-                "does"
+                "server's samples: it has a correction or an optimizer_state that does"
             )
         return kept
 
     def update(
-        key: Array, aggregate: Variables, server: Variables, kept: PyTree, data: ClientData
+        key: Array, step: Variables, server: Variables, kept: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
-        del server
-        return train(key, aggregate, data, *kept).variables, kept
+        trained = train(key, tree.add(server, step), gathered.cohort.data, *kept).variables
+        return tree.subtract(trained, server), kept
 
     return Server(init=init, update=update)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Aggregator, Array, PyTree, part
 from fedjax_sim.engine import tree
-from fedjax_sim.server.aggregators._rows import counted, in_floats, measured, squared_distances
+from fedjax_sim.server.aggregators._rows import (
+    counted,
+    enough,
+    in_floats,
+    measured,
+    needing,
+    squared_distances,
+)
 
 
 @part
@@ -31,7 +38,8 @@ def krum(byzantine: float = 0.2) -> Aggregator:
         An aggregator.
 
     Raises:
-        ValueError: if byzantine is not in [0, 0.5).
+        ValueError: if byzantine is not in [0, 0.5); by ``compose``, if fewer than 2f + 3 models
+            meet, or byzantine of them is no model.
 
     Source: Blanchard et al. 2017
     <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, section
@@ -86,7 +94,7 @@ def multi_krum(byzantine: float = 0.2, keep: int | None = None) -> Aggregator:
         offset = jax.tree.map(lambda rows, a: rows - a[None], stacked, one)
         return jax.tree.map(jnp.add, one, tree.mean(offset, chosen.astype(jnp.float32)))
 
-    return aggregate
+    return needing(aggregate, enough("byzantine", byzantine, lambda f: 2 * f + 3))
 
 
 def _scores(stacked: PyTree, present: Array, neighbours: Array) -> Array:

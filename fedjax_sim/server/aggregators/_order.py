@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Aggregator, Array, PyTree, part
 from fedjax_sim.engine import tree
-from fedjax_sim.server.aggregators._rows import counted, in_floats
+from fedjax_sim.server.aggregators._rows import counted, enough, in_floats, needing
 
 
 @in_floats
@@ -54,7 +54,8 @@ def trimmed_mean(beta: float = 0.2) -> Aggregator:
         An aggregator; NaN counts as infinity.
 
     Raises:
-        ValueError: if beta is not in [0, 0.5).
+        ValueError: if beta is not in [0, 0.5); by ``compose``, if beta of the models that meet is
+            no model.
 
     Source: Yin et al. 2018 <https://arxiv.org/abs/1803.01498>, Definition 2.
 
@@ -69,7 +70,7 @@ def trimmed_mean(beta: float = 0.2) -> Aggregator:
     def aggregate(stacked: PyTree, weights: Array, /) -> PyTree:
         return _trimmed(stacked, weights, counted(beta, len(weights)))
 
-    return aggregate
+    return needing(aggregate, enough("beta", beta, lambda trimmed: 2 * trimmed + 1))
 
 
 def _trimmed(stacked: PyTree, weights: Array, cut: Callable[[Array], Array]) -> PyTree:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Aggregator, Array, PyTree, Variables
+from fedjax_sim.base import Aggregator, Array, Need, PyTree, Variables
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import meeting
 
 
 def in_floats(reduce: Aggregator) -> Aggregator:
@@ -25,6 +27,34 @@ def in_floats(reduce: Aggregator) -> Aggregator:
         return jax.tree.map(lambda a, rows: tree.in_dtype(a, rows.dtype), reduced, stacked)
 
     return aggregate
+
+
+def needing(aggregate: Aggregator, *needs: Need) -> Aggregator:
+    """The same aggregator, which ``compose`` refuses where its needs are not met."""
+    aggregate.needs = needs  # type: ignore[attr-defined]
+    return aggregate
+
+
+def enough(name: str, share: float, rows: Callable[[int], int]) -> Need:
+    """Models enough for a rule that withstands a ``share`` of them.
+
+    Args:
+        name: of the share.
+        share: in [0, 0.5); 0 asks for nothing.
+        rows: ``f -> n``, the fewest rows for f malicious ones.
+    """
+
+    def suffice(n: int) -> bool:
+        malicious = int(np.floor(share * n + 1e-9))
+        return share == 0 or (malicious > 0 and n >= rows(malicious))
+
+    least = next(n for n in itertools.count(1) if suffice(n))
+    return Need(
+        "schedule",
+        f"a larger cohort, for {name}={share} of it",
+        lambda parts: suffice(meeting(parts)),
+        f"schedule=every_round({least}), say",
+    )
 
 
 def measured(model: PyTree) -> PyTree:

@@ -7,26 +7,29 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
 
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
 
 
 @part
-def q_fair(q: float, lr: float) -> PreAggregation:
+def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
     r"""q-FFL: a step on :math:`\sum_k \frac{p_k}{q+1} F_k^{q+1}`, over a bound of its curvature.
 
     .. math:: w \leftarrow w - \frac{\sum_k a_k F_k^q(w)\, \Delta_k}
               {\sum_k a_k \bigl( q F_k^{q-1}(w) \lVert \Delta_k \rVert^2
               + \frac{1}{\eta} F_k^q(w) \bigr)}, \qquad \Delta_k = \frac{w - w_k}{\eta}
 
-    where a_k are the weights that arrive here, 1 in the paper. The rows are moved towards or away
-    from w so that their mean is this. The clients must report :math:`F_k(w)`
-    (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10 counts as 1e-10. The state
-    (BatchNorm statistics) is averaged as it is.
+    where a_k are the weights that arrive here, 1 in the paper. With momentum ρ a client goes
+    :math:`1 / (1 - \rho)` times as far for the same gradients, so that its η is
+    :math:`\eta / (1 - \rho)`. The updates are scaled so that their mean is this. The clients must
+    report :math:`F_k(w)` (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10 counts
+    as 1e-10. The state (BatchNorm statistics) is averaged as it is.
 
     Args:
         q: the power; 0 changes nothing; the larger it is, the more the worst clients count.
         lr: η of the clients' SGD; 1/η stands for the Lipschitz constant.
+        momentum: ρ of the clients' SGD.
 
     Returns:
         A pre-aggregation without state.
@@ -42,18 +45,21 @@ def q_fair(q: float, lr: float) -> PreAggregation:
         >>> info = LocalInfo(k, k, k, {"initial_loss": jnp.array([1.0, 3.0])})
         >>> w = Variables(jnp.zeros(1), ())
         >>> cohort = Cohort(w, tree.stack_copies(w, 1), k, k >= 0, k, info, (), None)
-        >>> rows = Variables(jnp.array([[-1.0], [1.0]]), ())
-        >>> rows, weights, _ = q_fair(1.0, 1.0).apply(None, (), rows, jnp.ones(2), cohort)
-        >>> round(float(tree.mean(rows, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
+        >>> updates = Variables(jnp.array([[-1.0], [1.0]]), ())
+        >>> updates, weights, _ = q_fair(1.0, 1.0).apply(None, (), updates, jnp.ones(2), cohort)
+        >>> round(float(tree.mean(updates, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
         0.3333
     """
     if not q >= 0:
         raise ValueError(f"q must be at least 0, got {q}")
     if not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+    rate = lr / (1 - momentum)
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         del key
         present = weights > 0
@@ -61,24 +67,21 @@ def q_fair(q: float, lr: float) -> PreAggregation:
         # Both sums are divided by the largest F^q: powers of the loss can leave the range of f32.
         largest = jnp.max(loss)
         power = (loss / largest) ** q
-        scale = power / lr
+        scale = power / rate
         if q > 0:
-            change = jax.tree.map(
-                lambda rows, w: (w - rows) / jnp.asarray(lr, w.dtype),
-                models.params,
-                cohort.received.params,
-            )
-            square = jnp.square(jax.vmap(tree.norm)(change))
+            square = jnp.square(jax.vmap(tree.norm)(updates.params) / rate)
             scale = scale + q * power / loss * square
         total = jnp.sum(jnp.where(present, weights * scale, 0))
-        factor = jnp.sum(weights) * power / lr / total
-        start = jax.tree.map(
-            lambda w, rows: jnp.broadcast_to(w, rows.shape), cohort.received.params, models.params
-        )
-        params = jax.vmap(tree.interpolate)(start, models.params, factor)
-        return Variables(params, models.state), weights, state
+        factor = jnp.sum(weights) * power / rate / total
+        params = jax.vmap(tree.scale)(factor, updates.params)
+        return Variables(params, updates.state), weights, state
 
-    return PreAggregation(init=lambda variables, data: (), apply=apply, reads=("initial_loss",))
+    return PreAggregation(
+        init=lambda variables, data: (),
+        apply=apply,
+        reads=("initial_loss",),
+        needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum)),
+    )
 
 
 @part
@@ -115,20 +118,22 @@ def agnostic(step: float) -> PreAggregation:
         return jnp.full(clients, 1 / clients, jnp.float32)
 
     def apply(
-        key: Array, mixture: Array, models: Variables, weights: Array, cohort: Cohort
+        key: Array, mixture: Array, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, Array]:
         del key
         present = weights > 0
         own = jnp.where(present, mixture[cohort.client], 0)
         weighed = own > 0
-        kept = tree.stack_copies(cohort.server, len(weights))
-        rows = tree.select_rows(weighed, models, kept)
+        # If none has weight, no update counts.
+        rows = tree.select_rows(weighed, updates, jax.tree.map(jnp.zeros_like, updates))
         ascent = jnp.where(present, step * _initial_loss(cohort), 0)
         moved = mixture.at[cohort.client].add(ascent, mode="drop")
         after = _onto_simplex(moved)
         return rows, jnp.where(jnp.any(weighed), own, weights), after
 
-    return PreAggregation(init=init, apply=apply, reads=("initial_loss",))
+    return PreAggregation(
+        init=init, apply=apply, reads=("initial_loss",), needs=(ONE_MODEL, NO_FLIGHT)
+    )
 
 
 def _onto_simplex(v: Array) -> Array:

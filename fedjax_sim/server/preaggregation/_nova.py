@@ -7,20 +7,30 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    LocalUpdate,
+    Need,
+    PreAggregation,
+    PyTree,
+    Variables,
+    part,
+)
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
 
 
 @part
 def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregation:
     r"""Normalises every client's update by the local gradients that it has added up.
 
-    .. math:: w_k \leftarrow w + \frac{\tau_{eff}}{a_k} (w_k - w), \qquad
+    .. math:: \Delta_k \leftarrow \frac{\tau_{eff}}{a_k} \Delta_k, \qquad
               \tau_{eff} = \sum_k p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
 
-    so that the mean of the rows is
-    :math:`w - \tau_{eff} \sum_k p_k d_k` with :math:`d_k = (w - w_k) / a_k`. After T_k local steps
-    the gradients have been added up with the total weight
+    so that their mean is :math:`-\tau_{eff} \sum_k p_k d_k` with :math:`d_k = -\Delta_k / a_k`.
+    After T_k local steps the gradients have been added up with the total weight
 
     .. math:: a_k = T_k, \qquad
               a_k = \frac{T_k - \rho\,(1 - \rho^{T_k}) / (1 - \rho)}{1 - \rho}, \qquad
@@ -51,9 +61,9 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
         >>> info = LocalInfo(jnp.zeros(2), steps, steps)
         >>> w = Variables(jnp.zeros(1), ())
         >>> cohort = Cohort(w, tree.stack_copies(w, 1), steps, steps > 0, steps, info, (), None)
-        >>> models = Variables(jnp.array([[1.0], [9.0]]), ())
-        >>> rows, *_ = normalise(0.1).apply(None, (), models, jnp.ones(2), cohort)
-        >>> rows.params.tolist()  # 1 and 3 a step, two steps each
+        >>> updates = Variables(jnp.array([[1.0], [9.0]]), ())
+        >>> updates, *_ = normalise(0.1).apply(None, (), updates, jnp.ones(2), cohort)
+        >>> updates.params.tolist()  # 1 and 3 a step, two steps each
         [[2.0], [6.0]]
     """
     if not lr > 0:
@@ -80,22 +90,31 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
         return count
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         del key
         a = accumulated(cohort.info.steps)
         share = weights / jnp.sum(weights)
         effective = jnp.sum(share * a)
         ratio = jnp.where(a > 0, effective / jnp.where(a > 0, a, 1), 1)
-
-        def scaled(rows: Array, start: Array) -> Array:
-            return start + tree.expand(ratio, rows).astype(rows.dtype) * (rows - start)
-
-        params = jax.tree.map(scaled, models.params, cohort.received.params)
-        return Variables(params, models.state), weights, state
+        params = jax.vmap(tree.scale)(ratio, updates.params)
+        return Variables(params, updates.state), weights, state
 
     def init(variables: Variables, data: ClientData) -> PyTree:
         del variables, data
         return ()
 
-    return PreAggregation(init=init, apply=apply, reads=("steps",))
+    known = Need(
+        "local",
+        f"the correction for which FedNova's a_k is known, {f'proximal({mu})' if mu else 'none'}",
+        lambda parts: _corrections(parts.local) == ([("proximal", mu)] if mu else []),
+        "fednova(mu=...) on a local update without corrections",
+    )
+    needs = (ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), known)
+    return PreAggregation(init=init, apply=apply, reads=("steps",), needs=needs)
+
+
+def _corrections(local: LocalUpdate) -> list[tuple[str, float | None]]:
+    """The names of its corrections, and their mu."""
+    made = [term.origin for term in local.corrections]
+    return [(o.name, o.arguments.get("mu")) if o else ("", None) for o in made]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import NO_FLIGHT, STALENESS
 
 Decay = Literal["constant", "polynomial", "hinge"]
 SLOPES: dict[Decay, float] = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}
@@ -20,7 +21,9 @@ def staleness(
 ) -> PreAggregation:
     r"""Shrinks each model's update by a factor that falls with its staleness.
 
-    .. math:: w_k \leftarrow (1 - \alpha s(d_k))\, w + \alpha s(d_k)\, w_k
+    .. math:: w + \Delta_k' = (1 - \alpha s(d_k))\, w + \alpha s(d_k)\, w_k
+
+    with w the server's newest model and :math:`\Delta_k'` the update that goes on, and
 
     .. math:: s(d) = 1, \qquad s(d) = (d+1)^{-a}, \qquad
               s(d) = \begin{cases} 1 & d \le b \\ \frac{1}{a (d-b) + 1} & d > b \end{cases}
@@ -44,17 +47,18 @@ def staleness(
         A pre-aggregation without state.
 
     Raises:
-        ValueError: if a setting is out of range; in the first round, if the broadcast gives no
-            staleness.
+        ValueError: if a setting is out of range.
 
     Source: Xie et al. 2019 <https://arxiv.org/abs/1903.03934>, the adaptive mixing hyperparameter.
 
     Example:
         >>> w, k = Variables(jnp.zeros(1), ()), jnp.arange(3)
-        >>> cohort = Cohort(w, None, k, k >= 0, k, None, jnp.array([0, 4, 5]), None)
-        >>> rows = Variables(jnp.ones((3, 1)), ())
-        >>> rows, *_ = staleness(0.5, "hinge", slope=3).apply(None, (), rows, jnp.ones(3), cohort)
-        >>> rows.params[:, 0].tolist()  # of the last 1 / (3 · 1 + 1) of a half
+        >>> stale = tree.stack_copies(w, 1)
+        >>> cohort = Cohort(w, stale, k, k >= 0, k, None, jnp.array([0, 4, 5]), None)
+        >>> updates = Variables(jnp.ones((3, 1)), ())
+        >>> hinge = staleness(0.5, "hinge", slope=3)
+        >>> updates, *_ = hinge.apply(None, (), updates, jnp.ones(3), cohort)
+        >>> updates.params[:, 0].tolist()  # of the last 1 / (3 · 1 + 1) of a half
         [0.5, 0.5, 0.125]
     """
     if not 0 < alpha <= 1:
@@ -67,10 +71,8 @@ def staleness(
     if not grace >= 0:
         raise ValueError(f"grace must be at least 0, got {grace}")
 
-    def share(tag: PyTree) -> Array:
+    def share(tag: Array) -> Array:
         """α s(d)."""
-        if not isinstance(tag, jax.Array):
-            raise ValueError(f"broadcast must tag models with their staleness, it gives {tag!r}")
         d = tag.astype(jnp.float32)
         s = {
             "constant": lambda: jnp.ones_like(d),
@@ -80,10 +82,20 @@ def staleness(
         return alpha * s
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         del key
-        part = jax.vmap(tree.interpolate, in_axes=(None, 0, 0))
-        return part(cohort.server, models, share(cohort.tag)), weights, state
+        by = share(cohort.tag)
 
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
+        def shrunk(update: Array, received: Array, server: Array) -> Array:
+            # What is left of w_k - w, measured from the older model that the client received.
+            behind = received - server[None]
+            part = tree.expand(by, update).astype(update.dtype)
+            return part * (update + behind) - behind
+
+        after = jax.tree.map(shrunk, updates, cohort.received, cohort.server)
+        return after, weights, state
+
+    return PreAggregation(
+        init=lambda variables, data: (), apply=apply, needs=(STALENESS, NO_FLIGHT)
+    )

@@ -17,6 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL
 
 
 @part
@@ -26,7 +27,7 @@ def trust(local: LocalUpdate) -> PreAggregation:
     The server trains its model on its own samples, :math:`g_0 = \mathrm{train}(w) - w`; then
 
     .. math:: TS_k = \mathrm{ReLU}(\cos(\Delta_k, g_0)), \qquad
-              w_k \leftarrow w + \frac{\lVert g_0 \rVert}{\lVert \Delta_k \rVert} \Delta_k
+              \Delta_k \leftarrow \frac{\lVert g_0 \rVert}{\lVert \Delta_k \rVert} \Delta_k
 
     and :math:`TS_k` replace the weights. Angles and norms are over the trainable parameters. If no
     client is trusted, the model stays as it is.
@@ -55,32 +56,27 @@ def trust(local: LocalUpdate) -> PreAggregation:
         return ()
 
     def apply(
-        key: Array, state: PyTree, models: Variables, weights: Array, cohort: Cohort
+        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         server = cohort.server
         trained = on_root(local)(
             key, server, cohort.data, local.client_state(server), local.shared_state(server)
         )
         own = jax.tree.map(jnp.subtract, trained.variables.params, server.params)
-        change = jax.tree.map(jnp.subtract, models.params, cohort.received.params)
-        norm = jax.vmap(tree.norm)(change)
-        along = jax.vmap(_dot, in_axes=(0, None))(change, own)
+        norm = jax.vmap(tree.norm)(updates.params)
+        along = jax.vmap(_dot, in_axes=(0, None))(updates.params, own)
         # NaN, from an absent or broken row, is not greater than 0 either.
         trusted = (weights > 0) & (along > 0) & jnp.isfinite(norm)
         length = tree.norm(own)
         score = jnp.where(trusted, along / (norm * length), 0)
-        factor = length / norm
-
-        def fitted(w: Array, delta: Array) -> Array:
-            by = tree.expand(factor, delta).astype(delta.dtype)
-            return w + jnp.where(tree.expand(trusted, delta), by * delta, 0)
-
-        params = jax.tree.map(fitted, cohort.received.params, change)
-        kept = tree.stack_copies(server.state, len(weights))
-        rows = Variables(params, tree.select_rows(trusted, models.state, kept))
+        fitted = Variables(
+            jax.vmap(tree.scale)(length / norm, updates.params),
+            updates.state,
+        )
+        rows = tree.select_rows(trusted, fitted, jax.tree.map(jnp.zeros_like, updates))
         return rows, jnp.where(jnp.any(trusted), score, weights), state
 
-    return PreAggregation(init, apply)
+    return PreAggregation(init, apply, needs=(ONE_MODEL, NO_FLIGHT))
 
 
 def _dot(a: PyTree, b: PyTree) -> Array:

@@ -1,0 +1,141 @@
+"""Whether parts fit together: what ``compose`` refuses, in one line that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.base import (
+    Broadcast,
+    Diagnostic,
+    LocalUpdate,
+    PreAggregation,
+    Refresh,
+    Schedule,
+    Selection,
+    Sending,
+    Server,
+    shown,
+)
+from fedjax_sim.engine import needs
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.plan import redistribution, schedule
+
+KINDS: dict[str, type] = {
+    "local": LocalUpdate,
+    "selection": Selection,
+    "schedule": Schedule,
+    "broadcast": Broadcast,
+    "refresh": Refresh,
+    "server": Server,
+    "execution": Execution,
+}
+SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
+MADE = ("Aggregator", "Redistribution", "Weighting", "Personal")  # of factories, not called
+FUNCTIONS = ("redistribution", "weighting", "aggregator")
+
+
+def check_parts(parts: Any) -> None:
+    """Refuses parts of the wrong kind, and parts that do not fit together.
+
+    Args:
+        parts: :class:`fedjax_sim.round.parts.Parts`.
+
+    Raises:
+        ValueError: names the part, or both parts, and what would work.
+    """
+    _check_kinds(parts)
+    for role, part in _by_role(parts):
+        needs.check(role, part, parts)
+    _check_effect(parts)
+    _check_weighting(parts.weighting)
+    _check_redistribution(parts.redistribution, parts.slots)
+
+
+def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
+    for role, value in parts.by_role().items():
+        if role in SEQUENCES:
+            yield from ((role, part) for part in value)
+        elif role == "diagnostics":
+            yield from ((f"diagnostics[{name!r}]", part) for name, part in value.items())
+        else:
+            yield role, value
+
+
+def _check_kinds(parts: Any) -> None:
+    for role, kind in KINDS.items():
+        _check(f"{role} must be a", kind, getattr(parts, role))
+    for role, kind in SEQUENCES.items():
+        for part in getattr(parts, role):
+            _check(f"{role} must be a sequence of", kind, part)
+    for name, diagnostic in parts.diagnostics.items():
+        _check(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
+    for role in (*FUNCTIONS, *(["personal"] if parts.personal is not None else [])):
+        part = getattr(parts, role)
+        if not callable(part) or isinstance(part, type):
+            raise ValueError(f"{role} must be a function, got {part!r}")
+        if getattr(part, "__annotations__", {}).get("return") in MADE:
+            raise ValueError(
+                f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
+            )
+    if parts.evaluated not in ("server", "in_flight"):
+        raise ValueError(f"evaluated must be 'server' or 'in_flight', got {parts.evaluated!r}")
+
+
+def _check(wanted: str, kind: type, part: Any) -> None:
+    """Refuses what is not of its kind: the function that makes a part, say."""
+    if not isinstance(part, kind):
+        raise ValueError(f"{wanted} {kind.__name__}, got {part!r}")
+
+
+def _check_effect(parts: Any) -> None:
+    """Refuses parts that would do nothing, or half of what they say."""
+    every_round = schedule.every_round.__name__
+    origin = parts.schedule.origin
+    if origin is not None and origin.name == every_round:
+        idle = {
+            "redistribution": parts.redistribution is not redistribution.keep,
+            "refresh": shown(parts.refresh) != "nothing()",
+            "evaluated": parts.evaluated != "server",
+        }
+        for role, asked in idle.items():
+            if asked:
+                raise ValueError(
+                    f"{role} {shown(getattr(parts, role))} has no effect with schedule "
+                    f"{shown(parts.schedule)}, by which no model stays in flight: use "
+                    f"{needs.FLIGHT.instead}"
+                )
+    for part in parts.sending:
+        # What is withheld in flight would be lost, and so would a variate that others count on.
+        for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED) if part.withholds else ():
+            needs.check_one("sending", part, need, parts)
+
+
+def _check_weighting(weighting: Callable[..., Any]) -> None:
+    """Tries it on three models, none of them absent."""
+    samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
+    given = np.asarray(weighting(samples, visited))
+    if given.shape != (3,) or not (np.isfinite(given) & (given > 0)).all():
+        raise ValueError(
+            f"weighting must give each model a positive finite number, {shown(weighting)} gave "
+            f"{given.tolist()} for samples {samples.tolist()}"
+        )
+
+
+def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
+    """Tries it twice: indexing clamps, so that a slot that does not exist would go unnoticed."""
+    for seed in range(2):
+        moves = redistribute(jax.random.key(seed), slots)
+        source = getattr(moves, "source", None)
+        if source is None:
+            continue
+        found = np.asarray(source)
+        if found.shape != (slots,) or found.min() < 0 or found.max() >= slots:
+            raise ValueError(
+                f"redistribution must give each of the {slots} slots one of 0..{slots - 1}, "
+                f"{shown(redistribute)} gave {found.tolist()}"
+            )

@@ -1,0 +1,134 @@
+"""What the clients send in a round: codes, clips, noise and attacks act here, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, FedState, PyTree, Slots, Trained, Variables
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.parts import Parts
+
+
+class _Task(NamedTuple):
+    """What a row needs besides its update."""
+
+    key: Array
+    client: Array
+    sends: Array
+    trains: Array
+
+
+def send(
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    data: ClientData,
+    slots: Slots,
+    trained: Trained,
+    start: PyTree,
+    due: Array,
+) -> tuple[Trained, PyTree, Array]:
+    """What leaves the clients of a round.
+
+    Args:
+        parts: of the algorithm.
+        key: of the round.
+        state: before it.
+        data: the clients.
+        slots: ``[P]``, with the clients that trained.
+        trained: ``[P]``, what they give, see :func:`fedjax_sim.round.training.train`.
+        start: ``[P, *p]``, the models that they received, if models travel; else ().
+        due: ``bool[P]``, the rows that the server collects.
+
+    Returns:
+        What the clients give, as it is sent (a model that is not sent stays as it was trained);
+        what they keep, ``[N, *]`` for each part; ``bool[P]``, the rows that sent a model.
+    """
+    visited = slots.client < data.clients
+    sends = visited & (due | parts.models_travel)
+    if not parts.sending:
+        return trained, state.sending, sends
+    if not parts.in_flight:
+        given, message, kept, sent = _through(
+            parts, key, state, slots.client, sends, visited, trained.variables, trained.message
+        )
+        return trained._replace(variables=given, message=message), kept, sent
+    known = start if parts.models_travel else _known(parts, state, slots)
+    update = jax.tree.map(jnp.subtract, trained.variables, known)
+    update, message, kept, sent = _through(
+        parts, key, state, slots.client, sends, visited, update, trained.message
+    )
+    models = tree.select_rows(sent, jax.tree.map(jnp.add, known, update), trained.variables)
+    return trained._replace(variables=models, message=message), kept, sent
+
+
+def send_rest(
+    parts: Parts, key: Array, state: FedState, data: ClientData, slots: Slots, due: Array
+) -> Slots:
+    """The slots ``[S]`` of which ``due bool[S]`` are uploaded beside those that were before.
+
+    What is sent is measured from the newest server model, which a code would have to know: that one
+    download a run is not counted.
+    """
+    if not parts.sending or parts.models_travel:  # then all were sent as they were trained
+        return slots
+    rows = jnp.arange(parts.execution.rows(len(due)), dtype=jnp.int32)
+    padded = tree.take(slots, jnp.minimum(rows, len(due) - 1))
+    sends = (
+        (rows < len(due)) & due[jnp.minimum(rows, len(due) - 1)] & (padded.client < data.clients)
+    )
+    known = _known(parts, state, padded)
+    update = jax.tree.map(jnp.subtract, padded.variables, known)
+    update, _, _, sent = _through(parts, key, state, padded.client, sends, sends, update, ())
+    models = tree.select_rows(sent, jax.tree.map(jnp.add, known, update), padded.variables)
+    return slots._replace(variables=tree.take(models, rows[: len(due)]))
+
+
+def _known(parts: Parts, state: FedState, slots: Slots) -> Variables:
+    """The models that the server knows a client to have: ``[P, *p]`` or ``[1, *p]``."""
+    known: Variables = (
+        slots.received if parts.remembers else jax.tree.map(lambda w: w[None], state.server)
+    )
+    return known
+
+
+def _through(
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    client: Array,
+    sends: Array,
+    trains: Array,
+    update: Variables,
+    message: PyTree,
+) -> tuple[Variables, PyTree, PyTree, Array]:
+    """Updates and messages ``[P]`` through all parts.
+
+    The update of a row that does not send stays as it is, and the message of one that did not
+    train.
+    """
+    kept, sent = [], sends
+    for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
+        part_key = stream(key, Round.SENDING, i)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(part_key, client)
+
+        def one(_: PyTree, __: PyTree, own: PyTree, task: _Task, part: Any = part) -> PyTree:
+            update, message, own = own
+            given = part.send(task.key, own, update, message, task.client)
+            update, own = tree.select(task.sends, (given.update, given.kept), (update, own))
+            message = tree.select(task.trains, given.message, message)
+            return update, message, own, task.sends & given.present
+
+        rows = (update, message, tree.take(own, client))
+        # A client that has withheld its update has nothing to encode: its residual stays.
+        tasks = parts.execution.replicate(_Task(keys, client, sent, trains))
+        update, message, rows, present = parts.execution.run(one, (), (), rows, tasks)
+        kept.append(jax.tree.map(lambda a, row: a.at[client].set(row, mode="drop"), own, rows))
+        sent = sent & parts.execution.replicate(present)
+        if part.together is not None:
+            update = part.together(part_key, update, client, sent)
+    return update, message, tuple(kept), sent

@@ -1,0 +1,272 @@
+"""A mixture of parts means what it says, or is refused in a line that names two of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mixture
+import numpy as np
+import optax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    Cohort,
+    Diagnostic,
+    FedState,
+    Metrics,
+    PyTree,
+    Variables,
+)
+
+SLOTS = 4
+QUICK = {"xla_backend_optimization_level": 0}  # a program is compiled for each mixture
+REFUSED = re.compile(
+    r"(?P<one>\w+(\[.+\])?) .+ (needs|has no effect with) .*\b(?P<other>\w+) .*: (use|see) .+"
+)
+ROLES = {
+    "local", "selection", "schedule", "broadcast", "redistribution", "refresh", "sending",
+    "preaggregation", "aggregator", "server", "evaluated",
+}  # fmt: skip
+
+
+def objective(
+    params: Array, state: PyTree, received: Array, batch: Batch, key: Array
+) -> tuple[Array, PyTree]:
+    """½ Σ d (w - x)², and statistics that go halfway to the samples in every step."""
+    square = jnp.sum(mixture.CURVE[None] * (params[None] - batch.x) ** 2, axis=1)
+    count = jnp.sum(batch.mask).astype(jnp.float32)
+    mean = jnp.sum(jnp.where(batch.mask[:, None], batch.x, 0), axis=0) / count
+    moved = jax.tree.map(lambda s: 0.5 * s + 0.5 * mean[: len(s)], state)
+    return 0.5 * jnp.sum(jnp.where(batch.mask, square, 0)) / count, moved
+
+
+def ages() -> Diagnostic:
+    """The staleness of each client's model, by client."""
+
+    def measure(
+        key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
+    ) -> tuple[dict[str, Array], PyTree]:
+        def of(k: int) -> Array:
+            return jnp.sum(jnp.where(cohort.client == k, cohort.tag, 0)).astype(jnp.float32)
+
+        return {f"age {k}": of(k) for k in range(mixture.N)}, state
+
+    return Diagnostic(init=lambda variables, data: (), measure=measure)
+
+
+SCHEDULES: dict[str, Any] = {
+    "every_round": lambda: fs.schedule.every_round(SLOTS),
+    "delayed": lambda: fs.schedule.delayed(SLOTS, 2),
+    "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
+    "serverless": lambda: fs.schedule.serverless(SLOTS),
+}
+BROADCASTS: dict[str, Any] = {
+    "latest": fs.broadcast.latest,
+    "stale": lambda: fs.broadcast.stale(2),
+    "ifca": lambda: fs.broadcast.ifca(2, objective),
+}
+REDISTRIBUTIONS: dict[str, Any] = {
+    "keep": fs.redistribution.keep,
+    "permute": fs.redistribution.permute,
+    "mix": fs.redistribution.mix(fs.redistribution.metropolis(fs.redistribution.ring(SLOTS))),
+}
+SENDING: dict[str, Any] = {
+    "flip": lambda setting: fs.sending.sign_flip(mixture.MALICIOUS, setting),
+    "alie": lambda setting: fs.sending.alie(mixture.MALICIOUS, setting),
+    "clip": fs.sending.clip_norm,
+    "top_k": lambda setting: fs.sending.compressed(
+        fs.compression.top_k(0.4), feedback=bool(setting)
+    ),
+    "ternary": lambda setting: fs.sending.compressed(
+        fs.compression.ternary(0.4), feedback=bool(setting)
+    ),
+}
+PREAGGREGATIONS: dict[str, Any] = {
+    "none": lambda rho, mu: (),
+    "normalise": lambda rho, mu: (fs.preaggregation.normalise(mixture.LR, rho, mu),),
+    "q_fair": lambda rho, mu: (fs.preaggregation.q_fair(0.5, mixture.LR, rho),),
+    "agnostic": lambda rho, mu: (fs.preaggregation.agnostic(0.2),),
+    "staleness": lambda rho, mu: (fs.preaggregation.staleness(0.6, "polynomial"),),
+    "dp": lambda rho, mu: (fs.preaggregation.gaussian_mechanism(0.5, 0.0, SLOTS),),
+}
+AGGREGATORS: dict[str, Any] = {
+    "mean": fs.aggregators.mean,
+    "median": fs.aggregators.coordinate_median,
+    "trimmed": fs.aggregators.trimmed_mean(0.25),
+}
+MOMENTUM = fs.server.optimizer(optax.sgd(0.5, momentum=0.5))
+SERVERS: dict[str, Any] = {
+    "replace": fs.server.replace(),
+    "mix": fs.server.mix(0.7),
+    "momentum": MOMENTUM,
+    "signs": fs.server.sign_agreement(2, MOMENTUM),
+    "code": fs.server.compress_server(fs.server.replace(), fs.compression.ternary(0.4)),
+}
+CORRECTIONS: dict[str, Any] = {
+    "none": (),
+    "proximal": (fs.corrections.proximal(0.3),),
+    "scaffold": (fs.corrections.scaffold(),),
+}
+
+
+def often(usual: str, choices: dict[str, Any]) -> Any:
+    """The usual choice half of the time: mixtures of everything at once are mostly refused."""
+    return st.one_of(st.just(usual), st.sampled_from(list(choices)))
+
+
+@st.composite
+def specs(draw: Any) -> dict[str, Any]:
+    settings_of = {"flip": 2.0, "alie": 1.0, "clip": 0.5}
+    names = draw(st.lists(st.sampled_from(list(SENDING)), max_size=2, unique=True))
+    plan = draw(st.sampled_from(list(SCHEDULES)))
+    steady = {"every_round": False, "delayed": False}.get(plan, True)
+    return {
+        "sending": [(n, settings_of.get(n, draw(st.sampled_from([0, 1])))) for n in names],
+        "momentum": draw(st.sampled_from([0.0, 0.5])),
+        "optimizer_state": draw(st.sampled_from(["reset", "reset", "keep", "average"])),
+        "correction": draw(often("none", CORRECTIONS)),
+        "schedule": plan,
+        "sticky": draw(st.sampled_from([steady, steady, steady, not steady])),
+        "broadcast": draw(often("latest", BROADCASTS)),
+        "redistribution": draw(
+            st.sampled_from(list(REDISTRIBUTIONS)) if plan != "every_round"
+            else often("keep", REDISTRIBUTIONS)
+        ),
+        "refresh": draw(st.sampled_from(["nothing", "drift"] if plan == "staggered" else
+                                        ["nothing", "nothing", "nothing", "drift"])),
+        "weighting": draw(st.sampled_from(["equal", "by_samples", "by_samples_visited"])),
+        "preaggregation": draw(often("none", PREAGGREGATIONS)),
+        "aggregator": draw(often("mean", AGGREGATORS)),
+        "server": draw(often("replace", SERVERS)),
+        "evaluated": draw(st.sampled_from(["server", "server", "in_flight"])),
+        "statistics": draw(st.booleans()),
+    }  # fmt: skip
+
+
+def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
+    rho = spec["momentum"]
+    local = fs.local_sgd(
+        objective, optax.sgd(mixture.LR, momentum=rho or None), batch_size=mixture.BATCH,
+        epochs=mixture.EPOCHS, optimizer_state=spec["optimizer_state"],
+        corrections=CORRECTIONS[spec["correction"]],
+    )  # fmt: skip
+    if spec["preaggregation"] in ("q_fair", "agnostic"):
+        local = fs.reports.with_initial_loss(local, objective)
+    mu = 0.3 if spec["correction"] == "proximal" else 0.0
+    return fs.compose(
+        local,
+        selection=fs.selection.uniform(sticky=spec["sticky"]),
+        schedule=SCHEDULES[spec["schedule"]](),
+        broadcast=BROADCASTS[spec["broadcast"]](),
+        redistribution=REDISTRIBUTIONS[spec["redistribution"]],
+        refresh={"nothing": fs.refresh.nothing, "drift": fs.refresh.drift_correction}[
+            spec["refresh"]
+        ](),
+        sending=[SENDING[name](setting) for name, setting in spec["sending"]],
+        weighting=getattr(fs.weighting, spec["weighting"]),
+        preaggregation=PREAGGREGATIONS[spec["preaggregation"]](rho, mu),
+        aggregator=AGGREGATORS[spec["aggregator"]],
+        server=SERVERS[spec["server"]],
+        diagnostics={"ages": ages()} if spec["broadcast"] == "stale" else None,
+        evaluated=spec["evaluated"],
+        execution=fs.make_execution(devices=devices),
+    )
+
+
+def population() -> fs.ClientData:
+    start = np.concatenate([[0], np.cumsum(mixture.SIZES)]).astype(np.int32)
+    x = np.repeat(mixture.TARGETS, mixture.SIZES, axis=0)
+    return fs.ClientData(
+        jnp.asarray(x), jnp.zeros(len(x), jnp.int32), jnp.arange(len(x), dtype=jnp.int32),
+        jnp.asarray(start), capacity=int(mixture.SIZES.max()),
+    )  # fmt: skip
+
+
+def flat(variables: Variables) -> np.ndarray:
+    return np.concatenate([np.asarray(a) for a in jax.tree.leaves(variables)])
+
+
+def check(spec: dict[str, Any]) -> str:
+    """Runs the composition and its oracle; returns whether it "ran" or was "refused"."""
+    statistics = jnp.zeros(mixture.STAT) if spec["statistics"] else ()
+    weights = Variables(jnp.asarray(mixture.START), statistics)
+    data, key = population(), jax.random.key(3)
+    try:
+        algorithm = composed(spec)
+        state = algorithm.init(key, weights, data)
+    except ValueError as error:
+        line = str(error)
+        if line.startswith("model must have no non-trainable variables"):
+            return "refused"
+        found = REFUSED.fullmatch(line)
+        assert found, line
+        assert found["one"] in ROLES, line
+        assert any(f"{role} is " in line or f"with {role} " in line for role in ROLES), line
+        return "refused"
+    clusters = [flat(weights)]
+    if spec["broadcast"] == "ifca":
+        stack = state.broadcast.variables
+        clusters = [flat(jax.tree.map(lambda a, j=j: a[j], stack)) for j in range(2)]
+
+    def round_(key: Array, state: FedState) -> tuple[FedState, Metrics, Variables, Variables]:
+        state, metrics = algorithm.step(key, state, data)
+        last = algorithm.collect(key, state, data)[0]
+        return state, metrics, algorithm.evaluated(key, state, data), last
+
+    step = jax.jit(round_, compiler_options=QUICK)
+    rows, servers, evaluated = [], [], []
+    for t in range(mixture.ROUNDS):
+        state, metrics, score_of, final = step(jax.random.fold_in(key, t), state)
+        rows.append(metrics)
+        servers.append(flat(state.server))
+        evaluated.append(flat(score_of))
+    client, source = (np.array([getattr(m, n) for m in rows]) for n in ("client", "source"))
+    ages = [[m.diagnostics.get(f"age {k}", 0) for k in range(mixture.N)] for m in rows]
+    staleness = np.take_along_axis(np.array(ages, np.int32), client, axis=1)
+    drawn = mixture.Drawn(client, source, staleness)
+    oracle = mixture.run(spec, drawn, flat(weights).astype(np.float64), clusters)
+    for name, ours, theirs in (
+        ("server", servers, oracle.servers),
+        ("evaluated", evaluated, oracle.evaluated),
+        ("final", [flat(final)], [oracle.final]),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=name)
+    assert [int(m.uploads) for m in rows] == oracle.uploads
+    return "ran"
+
+
+def mixtures(examples: int) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+
+
+@mixtures(12)
+@given(specs())
+def test_a_mixture_is_its_oracle_or_refused(spec: dict[str, Any]) -> None:
+    check(spec)
+
+
+@pytest.mark.slow
+def test_many_mixtures() -> None:
+    """``MIXTURES=300 pytest -m slow tests/test_mixtures.py`` looks at more."""
+    examples = int(os.environ.get("MIXTURES", "60"))
+    counts = {"ran": 0, "refused": 0}
+
+    @mixtures(examples)
+    @given(specs())
+    def each(spec: dict[str, Any]) -> None:
+        counts[check(spec)] += 1
+
+    each()
+    assert min(counts.values()) >= examples // 5, counts

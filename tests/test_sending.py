@@ -1,0 +1,590 @@
+"""What clients send, whenever a model is sent: attacks, codes, clips and noise against plain loops.
+
+Clients are quadratic bowls, F_k(w) = ½ mean ‖x_i - w‖², trained by full batches, so that a step
+goes LR of the way to the client's mean. The loops are told of the package's run who trained which
+model, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import altered_data, assert_trees, make_federation
+from scipy import stats
+
+import fedjax_sim as fs
+from fedjax_sim import attacks, compression, sending, tree
+from fedjax_sim.algorithms import afl, fedavg_qsgd, fedavg_top_k, gossip, ifca, qffl, scaffold, stc
+from fedjax_sim.base import Sending, Sent, Variables
+from fedjax_sim.client import corrections
+
+N, WIDTH, LR, SCALE = 6, 4, 0.5, 3.0
+SIZES = np.array([1, 3, 2, 4, 1, 2])
+MALICIOUS = np.isin(np.arange(N), [1, 2, 4])
+COLLUDING = np.isin(np.arange(N), [3, 4, 5])
+ONE = fs.make_execution(devices=1)
+START = np.array([4.0, -1.0, 0.5, 2.0], np.float32)
+
+Row = np.ndarray
+Stack = list[np.ndarray]
+SendAll = Callable[[Sequence[int], Stack], Stack]
+
+
+def clients_data(width: int = WIDTH) -> fs.ClientData:
+    rng = np.random.default_rng(4)
+    owner = np.repeat(np.arange(N), SIZES)
+    x = 2 * rng.normal(size=(N, width))[owner] + rng.normal(size=(len(owner), width))
+    start = np.cumsum([0, *SIZES]).astype(np.int32)
+    lists = fs.partition.Partition(np.arange(len(owner), dtype=np.int32), start)
+    return fs.client_data(x.astype(np.float32), rng.integers(0, 2, len(owner)), lists)
+
+
+DATA = clients_data()
+SAMPLES = [np.asarray(DATA.x, np.float64)[a:b] for a, b in zip(DATA.start, DATA.start[1:])]  # noqa: B905
+MEANS = [x.mean(axis=0) for x in SAMPLES]
+
+
+def bowl(params: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
+    square = jnp.sum((batch.x - params["w"][None]) ** 2, axis=-1)
+    return 0.5 * jnp.mean(square, where=batch.mask), state
+
+
+def two_bowls(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
+    """A sample of class y pulls at row y."""
+    square = jnp.sum((batch.x - params["w"][batch.y]) ** 2, axis=-1)
+    return 0.5 * jnp.mean(square, where=batch.mask), state
+
+
+def loss(k: int, w: Row) -> float:
+    return float(0.5 * ((SAMPLES[k] - w) ** 2).sum(axis=1).mean())
+
+
+def local_sgd(lr: float = LR, objective: Any = bowl, **options: Any) -> fs.LocalUpdate:
+    return fs.local_sgd(objective, optax.sgd(lr), batch_size=8, **options)
+
+
+class Run(NamedTuple):
+    """A run's states and metrics, each stacked over the rounds, and its last collection."""
+
+    first: Any
+    states: Any
+    metrics: Any
+    final: Any
+    final_uploads: int
+
+    @property
+    def servers(self) -> np.ndarray:
+        return np.asarray(self.states.server.params["w"])
+
+
+def program(algorithm: fs.Algorithm, rounds: int, start: np.ndarray = START) -> Any:
+    """A whole run as one compiled function of the clients' data."""
+
+    @jax.jit
+    def whole(data: fs.ClientData) -> Any:
+        key = jax.random.key(3)
+        first = algorithm.init(key, Variables({"w": jnp.asarray(start)}, {}), data)
+
+        def step(state: Any, t: jax.Array) -> Any:
+            state, metrics = algorithm.step(jax.random.fold_in(key, t), state, data)
+            return state, (state, metrics)
+
+        last, (states, metrics) = jax.lax.scan(step, first, jnp.arange(rounds))
+        final, uploads = algorithm.collect(jax.random.fold_in(key, rounds), last, data)
+        return first, states, metrics, final.params["w"], uploads
+
+    return lambda data: Run(*jax.device_get(whole(jax.tree.map(jnp.asarray, data))))
+
+
+def run(algorithm: fs.Algorithm, rounds: int, start: np.ndarray = START) -> Run:
+    return program(algorithm, rounds, start)(DATA)
+
+
+def fedavg(*parts: Sending, local: fs.LocalUpdate | None = None) -> fs.Algorithm:
+    plain = fs.fedavg(local or local_sgd(), clients_per_round=4, equal_weights=True, execution=ONE)
+    return plain.replace(sending=parts)
+
+
+def close(ours: Any, theirs: Any) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=2e-5, atol=2e-5)
+
+
+# What each part makes of the updates of the clients that send in a round, in NumPy.
+
+
+def flipped(clients: Sequence[int], updates: Stack) -> Stack:
+    return [-SCALE * u if MALICIOUS[k] else u for k, u in zip(clients, updates, strict=True)]
+
+
+def colluding(z: float | None, malicious: np.ndarray = MALICIOUS) -> SendAll:
+    """Baruch et al., Algorithm 3."""
+
+    def send(clients: Sequence[int], updates: Stack) -> Stack:
+        known = [u for k, u in zip(clients, updates, strict=True) if malicious[k]]
+        if not known:
+            return updates
+        n, m = len(updates), len(known)
+        needed = n // 2 + 1 - m
+        share = (n - m - needed) / (n - m) if n > m else 1.0
+        shift = stats.norm.ppf(np.clip(share, 0.5, 0.999)) if z is None else z
+        forged = np.mean(known, axis=0) - shift * np.std(known, axis=0)
+        return [forged if malicious[k] else u for k, u in zip(clients, updates, strict=True)]
+
+    return send
+
+
+def shrunk(u: Row, limit: float) -> Row:
+    return u * min(1.0, limit / float(np.linalg.norm(u)))
+
+
+def clipped(limit: float) -> SendAll:
+    return lambda clients, updates: [shrunk(u, limit) for u in updates]
+
+
+def in_turn(*sends: SendAll) -> SendAll:
+    def send(clients: Sequence[int], updates: Stack) -> Stack:
+        for one in sends:
+            updates = one(clients, updates)
+        return updates
+
+    return send
+
+
+def largest_two(u: Row) -> Row:
+    chosen = np.argsort(-np.abs(u), kind="stable")[:2]
+    return np.where(np.isin(np.arange(len(u)), chosen), u, 0)
+
+
+FLIP = attacks.sign_flip(MALICIOUS, SCALE)
+TOP_TWO = compression.compressed(compression.top_k(2 / WIDTH))
+
+LIMIT = 3.0  # above some updates and below others, of either kind
+
+# Parts, the same in NumPy, and how many of RADFed's four models train in a round.
+HOPS: dict[str, tuple[tuple[Sending, ...], SendAll, int]] = {
+    "flipped, then clipped": (
+        (FLIP, sending.clip_norm(LIMIT)),
+        in_turn(flipped, clipped(LIMIT)),
+        4,
+    ),
+    "in collusion": ((attacks.alie(MALICIOUS),), colluding(None), 3),
+}
+
+
+@pytest.mark.parametrize("case", HOPS)
+def test_every_hop_of_radfed(case: str) -> None:
+    """Five rounds, aggregated after the third; the last collection takes models as they are."""
+    parts, send, active = HOPS[case]
+    method = fs.radfed(
+        local_sgd(),
+        clients_per_round=4,
+        redistribution_rounds=3,
+        active_clients=active if active < 4 else None,
+        execution=ONE,
+    )
+    ours = run(method.replace(sending=parts), 5)
+    server: Row = START.astype(float)
+    slots, forged = [server] * 4, 0
+    norms = []
+    for t, (clients, source) in enumerate(
+        zip(ours.metrics.client.tolist(), ours.metrics.source.tolist(), strict=True)
+    ):
+        slots = [server] * 4 if t % 3 == 0 else [slots[j] for j in source]
+        busy = [i for i in range(4) if clients[i] < N]
+        visited = [clients[i] for i in busy]
+        honest = [LR * (MEANS[clients[i]] - slots[i]) for i in busy]
+        norms += [np.linalg.norm(u) for u in flipped(visited, honest)]
+        for i, update in zip(busy, send(visited, honest), strict=True):
+            slots[i] = slots[i] + update
+        forged += sum(MALICIOUS[k] for k in visited) if t % 3 < 2 else 0
+        if t % 3 == 2:
+            server = np.mean(slots, axis=0)
+        close(ours.states.slots.variables.params["w"][t], slots)
+        close(ours.servers[t], server)
+        assert ours.metrics.uploads[t] == len(busy) == active
+    close(ours.final, np.mean(slots, axis=0))
+    assert min(norms) < LIMIT < max(norms)
+    assert forged > 1  # between the clients, where the server sees nothing
+
+
+def test_every_neighbour_of_gossip() -> None:
+    """Those in collusion know what is sent, which one of them has turned around before."""
+    method = gossip(local_sgd(), clients_per_round=4, execution=ONE)
+    ours = run(method.replace(sending=(FLIP, attacks.alie(COLLUDING, 1.5))), 3)
+    nodes = ours.metrics.client[0].tolist()
+    assert sum(COLLUDING[nodes]) == 2, nodes
+    assert sum(MALICIOUS[nodes] & COLLUDING[nodes]) == 1
+    assert 2 <= sum(MALICIOUS[nodes] | COLLUDING[nodes]) < 4
+    send = in_turn(flipped, colluding(1.5, COLLUDING))
+    ring = np.array([[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1], [1, 0, 1, 1]]) / 3
+    slots = [START.astype(float)] * 4
+    for t in range(3):
+        slots = list(ring @ np.array(slots)) if t else slots
+        updates = [LR * (MEANS[k] - w) for k, w in zip(nodes, slots, strict=True)]
+        slots = [w + u for w, u in zip(slots, send(nodes, updates), strict=True)]
+        close(ours.states.slots.variables.params["w"][t], slots)
+    close(ours.final, np.mean(slots, axis=0))
+
+
+def test_phase_shift_sends_one_message_when_due() -> None:
+    """Attack, then code with feedback, then clip: at an upload, and when the rest is collected."""
+    limit = 2.0
+    method = fs.phase_shift(local_sgd(), clients_per_round=4, phases=2, execution=ONE)
+    method = method.replace(sending=(FLIP, TOP_TWO, sending.clip_norm(limit)))
+    ours = run(method, 5)
+    server, residual, behind = START.astype(float), np.zeros((N, WIDTH)), 0
+    slots = [server] * 4
+
+    def sent(k: int, update: Row) -> Row:
+        full = flipped([k], [update])[0] + residual[k]
+        code = largest_two(full)
+        residual[k] = full - code
+        return shrunk(code, limit)
+
+    def collected(rows: list[int], clients: list[int]) -> Row:
+        return np.average(
+            [slots[i] for i in rows], axis=0, weights=SIZES[[clients[i] for i in rows]]
+        )
+
+    hostile = 0
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        due = [2 * (t % 2), 2 * (t % 2) + 1]
+        for i, k in enumerate(clients):
+            fresh = t == 0 or i // 2 == (t - 1) % 2
+            pull = 1.0 if fresh else behind / (SIZES[k] + behind)
+            received = pull * server + (1 - pull) * slots[i]
+            slots[i] = received + LR * (MEANS[k] - received)
+        for i in due:  # a change from w_t, which the client was sent in this round
+            slots[i] = server + sent(clients[i], slots[i] - server)
+        close(ours.states.slots.variables.params["w"][t], slots)
+        close(ours.states.sending[1][t], residual)
+        hostile += sum(MALICIOUS[clients[i]] for i in due)
+        server, behind = collected(due, clients), sum(SIZES[clients[i]] for i in due)
+        close(ours.servers[t], server)
+    for i in {0, 1, 2, 3} - set(due):
+        slots[i] = server + sent(clients[i], slots[i] - server)
+    close(ours.final, collected([0, 1, 2, 3], clients))
+    assert 0 < hostile < 10
+    assert ours.metrics.uploads.tolist() == [2] * 5
+    assert ours.final_uploads == 2
+    # 2 of 4 positions in 2 bits each, and 2 values of 32 bits: 68 bits, 9 bytes. A model has 16.
+    traffic = method.traffic(Variables({"w": START}, {}), DATA)
+    assert (traffic.upload, traffic.download) == (9, 16)
+
+
+def test_a_code_between_clients_is_no_saving() -> None:
+    """Neighbours do not know what a client received: they are sent the model whole."""
+    variables = Variables({"w": START}, {})
+    local = local_sgd()
+    ours = [
+        method.replace(sending=(TOP_TWO,)).traffic(variables, DATA).upload
+        for method in (
+            fs.fedavg(local, clients_per_round=4),
+            fs.radfed(local, clients_per_round=4),
+            gossip(local, clients_per_round=4),
+        )
+    ]
+    assert ours == [9, 9, 16]
+
+
+def test_scaffold_forges_the_variate_too() -> None:
+    local = local_sgd(epochs=2)
+    ours = run(scaffold(local, clients_per_round=4, execution=ONE).replace(sending=(FLIP,)), 3)
+    w, c, own = START.astype(float), np.zeros(WIDTH), np.zeros((N, WIDTH))
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        updates, changes = [], []
+        for k in clients:
+            v, path = w, []
+            for _ in range(2):
+                path.append(v - MEANS[k])
+                v = v - LR * (path[-1] - own[k] + c)
+            updates.append(v - w)
+            changes.append(np.mean(path, axis=0) - own[k])
+            own[k] = np.mean(path, axis=0)
+        w = w + np.mean(flipped(clients, updates), axis=0)
+        c = c + np.sum(flipped(clients, changes), axis=0) / N
+        close(ours.servers[t], w)
+        close(ours.states.shared_state[1][0]["w"][t], c)
+        close(ours.states.client_state[1][0]["w"][t], own)  # an attacker's own is as it should be
+
+
+def test_qffl_measures_what_is_sent() -> None:
+    """The forged updates are in the step and in the bound of its curvature."""
+    q = 2
+    method = qffl(
+        local_sgd(), clients_per_round=4, objective=bowl, lr=LR, q=float(q), execution=ONE
+    )
+    ours = run(method.replace(sending=(FLIP,)), 3)
+    w = START.astype(float)
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        updates = flipped(clients, [LR * (MEANS[k] - w) for k in clients])
+        step, bound = np.zeros(WIDTH), 0.0
+        for k, u in zip(clients, updates, strict=True):
+            f, slope = loss(k, w), -u / LR
+            step += f**q * slope
+            bound += q * f ** (q - 1) * float(slope @ slope) + f**q / LR
+        w = w - step / bound
+        close(ours.servers[t], w)
+
+
+def test_ifca_forges_the_cluster() -> None:
+    method = ifca(local_sgd(), clients_per_round=5, objective=bowl, clusters=2, execution=ONE)
+    ours = run(method.replace(sending=(FLIP,)), 3)
+    theta = np.asarray(ours.first.broadcast.variables.params["w"], np.float64)
+    taken: set[int] = set()
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        chosen = [int(np.argmin([loss(k, w) for w in theta])) for k in clients]
+        updates = [LR * (MEANS[k] - theta[j]) for k, j in zip(clients, chosen, strict=True)]
+        sent = flipped(clients, updates)
+        for j in set(chosen):
+            of = [i for i in range(5) if chosen[i] == j]
+            weights = SIZES[[clients[i] for i in of]]
+            theta[j] += np.average([sent[i] for i in of], axis=0, weights=weights)
+        taken |= set(chosen)
+        close(ours.states.broadcast.variables.params["w"][t], theta)
+    assert taken == {0, 1}
+
+
+def quiet(bound: float) -> Sending:
+    """A user's own: small updates are not worth sending."""
+
+    def send(key: Any, kept: Any, update: Variables, message: Any, client: Any) -> Sent:
+        return Sent(update, message, kept, tree.norm(update.params) >= bound)
+
+    return Sending(init=lambda variables, data: (), send=send, withholds=True)
+
+
+def test_what_is_withheld_was_not_sent() -> None:
+    """Not in the mean, not among the uploads, and no code of it was taken from a residual."""
+    bound = 1.7
+    ours = run(fedavg(quiet(bound), TOP_TWO), 5)
+    w, residual = START.astype(float), np.zeros((N, WIDTH))
+    counts = []
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        arrived = []
+        for k in clients:
+            update = LR * (MEANS[k] - w)
+            if np.linalg.norm(update) >= bound:
+                arrived.append(largest_two(update + residual[k]))
+                residual[k] += update - arrived[-1]
+        w = w + np.mean(arrived, axis=0)
+        counts.append(len(arrived))
+        close(ours.servers[t], w)
+        close(ours.states.sending[1][t], residual)
+        assert ours.states.server_samples[t] <= SIZES[clients].sum()
+    assert ours.metrics.uploads.tolist() == counts
+    assert 0 < min(counts) < max(counts)
+    assert ours.metrics.visits.tolist() == [4] * 5  # all have trained
+
+
+def test_bytes_of_what_is_withheld() -> None:
+    """Those of the uploads alone; and if all keep silent, the model stays as it is."""
+
+    def apply(variables: Variables, x: Any, **_: Any) -> Any:
+        return x[:, :2] - variables.params["w"][None, :2], {}
+
+    model = fs.Model(lambda key: Variables({"w": jnp.asarray(START)}, {}), apply)
+    test = (np.asarray(DATA.x), np.asarray(DATA.y))
+    silent = fedavg(quiet(1e9))
+    result = fs.simulate(silent, model, DATA, test, rounds=2, classes=2)
+    assert int(result.evaluations[-1].bytes_up[0]) == 0
+    assert int(result.evaluations[-1].bytes_down[0]) == 2 * 4 * 16
+    np.testing.assert_array_equal(result.variables.params["w"][0], START)
+
+
+def test_a_model_in_flight_cannot_be_withheld() -> None:
+    for method in (fs.phase_shift, fs.radfed, gossip):
+        with pytest.raises(ValueError, match="needs models that return in the round in which they"):
+            method(local_sgd(), clients_per_round=4).replace(sending=(quiet(1.0),))
+
+
+def test_parts_act_in_order() -> None:
+    """A client that clips what it means to send, and then turns it around, is not held back."""
+    limit = 0.8
+    ours = run(fedavg(sending.clip_norm(limit), FLIP), 1)
+    clients, w = ours.metrics.client[0].tolist(), START.astype(float)
+    assert any(MALICIOUS[clients])
+    updates = in_turn(clipped(limit), flipped)(clients, [LR * (MEANS[k] - w) for k in clients])
+    close(ours.servers[0], w + np.mean(updates, axis=0))
+
+
+def test_noise_is_each_clients_own() -> None:
+    """Of every client, round and part: the mean over 4 clients of two draws has variance 2/4."""
+    width = 2000
+    data = clients_data(width)
+    start = np.zeros(width, np.float32)
+    method = fedavg(sending.noise(0.3), sending.noise(0.3), local=local_sgd(0.0))
+    servers = program(method, 2, start)(data).servers
+    steps = np.diff([start, *servers], axis=0) / 0.3
+    assert stats.kstest(steps.ravel() / np.sqrt(0.5), "norm").pvalue > 1e-3
+    assert abs(np.asarray(np.corrcoef(steps))[0, 1]) < 0.1
+
+
+def test_messages_are_forged_where_they_are_floats() -> None:
+    """Averaged momenta and the losses that μ follows; counts would give the attacker away."""
+    local = fs.local_sgd(
+        bowl,
+        optax.sgd(lambda count: LR, momentum=0.5),  # which counts its steps in an integer
+        batch_size=8,
+        epochs=2,
+        optimizer_state="average",
+        corrections=(corrections.adaptive_proximal(0.2),),
+    )
+    ours = run(fedavg(FLIP, local=local), 3)
+    w, v, mu, last = START.astype(float), np.zeros(WIDTH), 0.2, np.nan
+    (trace, scale), (at,) = ours.states.shared_state
+    for t, clients in enumerate(ours.metrics.client.tolist()):
+        updates, momenta, losses = [], [], []
+        for k in clients:
+            model, velocity, seen = w, v, []
+            for _ in range(2):
+                seen.append(loss(k, model))
+                velocity = 0.5 * velocity + (model - MEANS[k]) + mu * (model - w)
+                model = model - LR * velocity
+            updates.append(model - w)
+            momenta.append(velocity)
+            losses.append(np.array(np.mean(seen)))
+        shares = SIZES[clients]
+        w = w + np.mean(flipped(clients, updates), axis=0)
+        v = np.average(flipped(clients, momenta), axis=0, weights=shares)
+        told = float(np.average(flipped(clients, losses), weights=shares))
+        mu, last = mu + 0.1 * (told > last), told
+        close(ours.servers[t], w)
+        close(trace.trace["w"][t], v)
+        close([at.loss[t], at.mu[t]], [told, mu])
+        assert scale.count[t] == 2 * (t + 1)
+
+
+POISONED: dict[str, Callable[[fs.LocalUpdate], fs.Algorithm]] = {
+    "qffl": lambda local: qffl(
+        local, clients_per_round=5, objective=two_bowls, lr=LR, q=2.0, execution=ONE
+    ),
+    "afl": lambda local: afl(
+        local, clients_per_round=5, objective=two_bowls, step=0.05, execution=ONE
+    ),
+    "ifca": lambda local: ifca(
+        local, clients_per_round=5, objective=two_bowls, clusters=2, execution=ONE
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_flipped_labels_poison_all_that_a_client_computes(name: str) -> None:
+    """Losses, the weights made of them and the choice of a cluster: as if y itself were flipped."""
+    start = np.stack([START, START[::-1]])
+    whole = program(POISONED[name](local_sgd(objective=two_bowls)), 3, start)
+    owner = np.repeat(np.arange(N), SIZES)
+    plain = altered_data(DATA, relabel=np.tile(np.arange(2, dtype=np.int32), (N, 1)))
+    wrong = altered_data(plain, y=np.where(MALICIOUS[owner], 1 - DATA.y, DATA.y).astype(np.int32))
+    honest, literal, ours = map(whole, (plain, wrong, attacks.label_flip(DATA, MALICIOUS, 2)))
+
+    def decided(of: Run) -> Any:
+        choices = of.metrics.diagnostics
+        return of.servers, of.states.preaggregation, of.states.broadcast, choices, of.metrics.loss
+
+    assert_trees(decided(ours), decided(literal), rtol=1e-5, atol=1e-6)
+    key = {"qffl": "server", "afl": "preaggregation", "ifca": "broadcast"}[name]
+    a, b = (jax.tree.leaves(getattr(of.states, key))[0] for of in (ours, honest))
+    assert np.abs(a - b).max() > 1e-3
+
+
+CODED: dict[str, Callable[..., fs.Algorithm]] = {
+    "stc": lambda local, **rest: stc(local, sparsity=0.5, **rest),
+    "top-k": lambda local, **rest: fedavg_top_k(local, sparsity=0.5, **rest),
+    "qsgd": lambda local, **rest: fedavg_qsgd(local, levels=7, **rest),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["stc", *(pytest.param(k, marks=pytest.mark.slow) for k in ("top-k", "qsgd"))]
+)
+def test_a_code_does_not_decide_by_rounding(name: str) -> None:
+    """On 1 and 4 devices alike, and never by moving the weights of dead features.
+
+    Half of the 57 entries are sent, 28; 21 of them live.
+    """
+    blobs = make_federation(classes=3)
+    x = np.pad(np.asarray(blobs.data.x), ((0, 0), (0, 12)))
+    data = jax.tree.map(jnp.asarray, altered_data(blobs.data, x=x))
+    model = fs.models.logistic((18,), 3)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1, momentum=0.9))
+    start, ends = model.init(jax.random.key(1)), []
+    for devices in (1, 4):
+        execution = fs.make_execution(devices=devices)
+        algorithm = CODED[name](local, clients_per_round=5, execution=execution)
+
+        @jax.jit
+        def whole(start: Variables, algorithm: fs.Algorithm = algorithm) -> Variables:
+            state = algorithm.init(jax.random.key(0), start, data)
+            key = jax.random.key(2)
+            return jax.lax.fori_loop(
+                0, 8, lambda t, s: algorithm.step(jax.random.fold_in(key, t), s, data)[0], state
+            ).server
+
+        ends.append(jax.device_get(whole(start).params["Dense_0"]["Dense_0"]))
+    before = np.asarray(start.params["Dense_0"]["Dense_0"]["kernel"])
+    one, four = ends
+    assert np.linalg.norm(one["kernel"] - before) > 0.1
+    for name_ in ("kernel", "bias"):
+        gap = np.linalg.norm(one[name_] - four[name_]) / np.linalg.norm(one[name_])
+        assert gap < 2e-5
+    for end in ends:
+        np.testing.assert_array_equal(end["kernel"][6:], before[6:])
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "scale nan": (
+        lambda: attacks.sign_flip(MALICIOUS, np.nan),
+        "scale must be positive and finite, got nan",
+    ),
+    "scale 0": (
+        lambda: attacks.sign_flip(MALICIOUS, 0),
+        "scale must be positive and finite, got 0",
+    ),
+    "sigma": (
+        lambda: attacks.gaussian(MALICIOUS, -1),
+        "sigma must be at least 0 and finite, got -1",
+    ),
+    "sigma inf": (
+        lambda: attacks.gaussian(MALICIOUS, np.inf),
+        "sigma must be at least 0 and finite, got inf",
+    ),
+    "z": (lambda: attacks.alie(MALICIOUS, np.nan), "z must be finite, got nan"),
+    "limit": (lambda: sending.clip_norm(np.nan), "limit must be positive, got nan"),
+    "noise": (lambda: sending.noise(np.nan), "sigma must be at least 0 and finite, got nan"),
+    "labels": (
+        lambda: attacks.label_flip(DATA, MALICIOUS[:5], 2),
+        "malicious must be bool[6], one for each client, got shape [5]",
+    ),
+    "labels twice": (
+        lambda: attacks.label_flip(attacks.label_flip(DATA, MALICIOUS, 2), MALICIOUS, 2),
+        "data must have their own labels, got some that were changed before",
+    ),
+    "parts": (
+        lambda: fedavg().replace(sending=attacks.sign_flip(MALICIOUS)),
+        "sending must be a sequence of parts, such as (part,), got sign_flip(",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("attack", [attacks.sign_flip, attacks.alie])
+def test_malicious_of_another_population(attack: Any) -> None:
+    variables = Variables({"w": jnp.asarray(START)}, {})
+    for malicious in (MALICIOUS[:5], np.append(MALICIOUS, True)):
+        algorithm = fedavg(attack(malicious))
+        with pytest.raises(ValueError, match=re.escape("malicious must be bool[6], one for each")):
+            algorithm.init(jax.random.key(0), variables, DATA)
