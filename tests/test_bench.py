@@ -476,7 +476,8 @@ def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_nan_stops_and_keeps_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [*TINY, "--model", f"{__name__}:nan_later", "--rounds", "9", "--compare", "none"]
+    argv = [*BASE, "--partition", "iid", "--model", f"{__name__}:nan_later"]
+    argv += ["--rounds", "9", "--compare", "none"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1

@@ -425,9 +425,10 @@ def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str,
     runs = {}
     execution = fs.make_execution(devices=2)
     for name in ("fedavg", "ifca", "angle"):
+        weights = {"equal_weights": False} if name == "angle" else {}  # as the others have them
         for seeds in ((0, 1), (1,)) if name == "angle" else ((0, 1),):
             runs[name + str(seeds)] = fs.simulate(
-                make(name, models["logistic"], execution=execution),
+                make(name, models["logistic"], execution=execution, **weights),
                 models["logistic"],
                 fs.client_data(x, y, [splits[s][0] for s in seeds]),
                 eval_set(x, y, [splits[s][1] for s in seeds]),
