@@ -845,21 +845,21 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "momentum": (lambda: nova(momentum=1), "momentum must be in [0, 1), got 1"),
     "scaffold on scaffold": (
         lambda: scaffold(corrected(corrections.scaffold(1)), clients_per_round=4),
-        "corrections must not correct twice, got scaffold 2 times",
+        "corrections must not correct twice, got scaffold and scaffold",
     ),
     "fedprox on proximal": (
         lambda: fedprox(corrected(corrections.proximal(0.1)), clients_per_round=4),
-        "corrections must not correct twice, got proximal 2 times",
+        "corrections must not correct twice, got proximal and proximal",
     ),
     "adaptive fedprox on itself": (
         lambda: fedprox(
             corrected(corrections.adaptive_proximal()), clients_per_round=4, adaptive=True
         ),
-        "corrections must not correct twice, got adaptive_proximal 2 times",
+        "corrections must not correct twice, got adaptive_proximal and adaptive_proximal",
     ),
     "fednova with mu on proximal": (
         lambda: told(corrected(corrections.proximal(0.1)), mu=0.1),
-        "corrections must not correct twice, got proximal 2 times",
+        "corrections must not correct twice, got proximal and proximal",
     ),
     "fednova on proximal": (
         lambda: told(corrected(corrections.proximal(0.1))),

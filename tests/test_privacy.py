@@ -464,7 +464,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "losses behind mu": (
         lambda: with_noise(
-            flat().change(corrections=(corrections.proximal(0.1), corrections.adaptive_proximal()))
+            flat().change(corrections=(corrections.adaptive_proximal(),))
         ), SHARED,
     ),
     "momenta": (lambda: with_noise(flat().change(optimizer_state="average")), SHARED),

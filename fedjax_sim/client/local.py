@@ -114,11 +114,10 @@ def local_sgd(
     if inexactness is not None and not 0 <= inexactness < 1:
         raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
     terms = _terms(corrections)
-    named = [
-        term.origin.name.removeprefix("adaptive_") for term in terms if term.origin is not None
-    ]
-    if twice := [name for name in named if named.count(name) > 1]:
-        raise ValueError(f"corrections must not correct twice, got {twice[0]} {len(twice)} times")
+    named = [term.origin.name for term in terms if term.origin is not None]
+    kinds = [name.removeprefix("adaptive_") for name in named]  # a fixed and an adaptive mu add up
+    if twice := [name for name, kind in zip(named, kinds, strict=True) if kinds.count(kind) > 1]:
+        raise ValueError(f"corrections must not correct twice, got {' and '.join(twice)}")
     sgd = SGD(
         objective,
         optax.with_extra_args_support(optimizer),
