@@ -137,10 +137,7 @@ def alie(malicious: Malicious, z: float | None = None) -> Sending:
         shift = _hidden_shift(n, m) if z is None else jnp.float32(z)
         # If no malicious client sends, the mean is not used.
         who = jnp.where(jnp.any(hostile), hostile, True).astype(jnp.float32)
-        rows = tree.select_rows(
-            who > 0, updates.params, jax.tree.map(jnp.zeros_like, updates.params)
-        )
-        mean = tree.mean(rows, who)
+        rows, mean = updates.params, tree.mean(updates.params, who)
         square = tree.mean(jax.tree.map(lambda a, mu: jnp.square(a - mu[None]), rows, mean), who)
         sent = jax.tree.map(
             lambda mu, var: mu - shift.astype(mu.dtype) * jnp.sqrt(var), mean, square

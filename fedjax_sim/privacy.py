@@ -154,9 +154,7 @@ def noise(sigma: float) -> Sending:
     def send(key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array) -> Sent:
         del client
         drawn = _normal(key, update.params, sigma)
-        return Sent(
-            update._replace(params=jax.tree.map(jnp.add, update.params, drawn)), message, kept
-        )
+        return Sent(update._replace(params=tree.add(update.params, drawn)), message, kept)
 
     return Sending(init=lambda variables, data: (), send=send)
 

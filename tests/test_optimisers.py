@@ -133,7 +133,10 @@ PUSH = jnp.array([0.5, 1.0, -2.0])
 
 def pushed() -> base.Correction:
     """A correction that adds PUSH to every gradient."""
-    none: Any = lambda *args: ()  # noqa: E731
+
+    def none(*args: Any) -> Any:
+        return ()
+
     return corrections.proximal(0.0)._replace(
         client_state=none, shared_state=none, gradient=lambda *args: PUSH, origin=None
     )

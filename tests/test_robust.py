@@ -22,7 +22,7 @@ from scipy import optimize, stats
 import fedjax_sim as fs
 from fedjax_sim import aggregators, attacks, preaggregation, schedule, selection, sending, tree
 from fedjax_sim.algorithms import fltrust, robust
-from fedjax_sim.base import ClientView, Cohort, LocalInfo, Sending, Variables
+from fedjax_sim.base import ClientView, Cohort, FedState, LocalInfo, Sending, Variables
 from fedjax_sim.engine.batches import root_view, rows_at
 from fedjax_sim.engine.clients import samples_of, visits
 
@@ -456,7 +456,10 @@ def trained(
     def run(data: fs.ClientData) -> Variables:
         key = jax.random.key(0)
         state = algorithm.init(key, model.init(key), data)
-        step = lambda t, s: algorithm.step(jax.random.fold_in(key, t), s, data)[0]  # noqa: E731
+
+        def step(t: jax.Array, state: FedState) -> FedState:
+            return algorithm.step(jax.random.fold_in(key, t), state, data)[0]
+
         return jax.lax.fori_loop(0, rounds, step, state).server
 
     return run(data)

@@ -47,7 +47,7 @@ def clients_data(width: int = WIDTH) -> fs.ClientData:
 
 
 DATA = clients_data()
-SAMPLES = [np.asarray(DATA.x, np.float64)[a:b] for a, b in zip(DATA.start, DATA.start[1:])]  # noqa: B905
+SAMPLES = np.split(np.asarray(DATA.x, np.float64), np.asarray(DATA.start[1:-1]))
 MEANS = [x.mean(axis=0) for x in SAMPLES]
 
 

@@ -128,6 +128,11 @@ class Schedule(NamedTuple):
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many slots are due together, for each group."""
+        return np.unique(self.group, return_counts=True)[1].tolist()
+
     def __repr__(self) -> str:
         return shown(self)
 

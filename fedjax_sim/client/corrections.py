@@ -184,7 +184,7 @@ def scaffold(option: Option = 2) -> Correction:
         del params, received, common
         new = done.gradient() if option == 1 else done.path
         new = tree.select(done.info.steps > 0, new, own)
-        return new, jax.tree.map(jnp.subtract, new, own)
+        return new, tree.subtract(new, own)
 
     def reduce(
         common: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
@@ -203,7 +203,7 @@ def scaffold(option: Option = 2) -> Correction:
     return Correction(
         client_state=zeros,
         shared_state=zeros,
-        gradient=lambda params, received, own, common: jax.tree.map(jnp.subtract, common, own),
+        gradient=lambda params, received, own, common: tree.subtract(common, own),
         finish=finish,
         reduce=reduce,
         path=option == 2,

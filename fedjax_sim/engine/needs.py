@@ -35,7 +35,7 @@ FLIGHT = Need(
 ALL_DUE = Need(
     "schedule",
     "all slots due together",
-    lambda parts: len(set(parts.schedule.group.tolist())) == 1,
+    lambda parts: len(parts.schedule.group_sizes) == 1,
     "schedule=every_round(m) or delayed(m, rounds)",
 )
 STICKY = Need(
@@ -47,7 +47,7 @@ STICKY = Need(
 PLAIN_SERVER = Need(
     "server",
     "a server model that is replaced by the aggregate",
-    lambda parts: _made_by(parts.server, "replace"),
+    lambda parts: made_by(parts.server, "replace"),
     "server=replace()",
 )
 NO_PREAGGREGATION = Need(
@@ -113,8 +113,7 @@ def sgd_of(name: str, lr: float, momentum: float) -> Need:
 
 def meeting(parts: Any) -> int:
     """The fewest slots that are due together."""
-    groups = parts.schedule.group.tolist()
-    return min(map(groups.count, set(groups)))
+    return min(parts.schedule.group_sizes)
 
 
 def shares(local: Any) -> bool:
@@ -151,5 +150,6 @@ def check_one(role: str, part: Any, need: Need, parts: Any) -> None:
         )
 
 
-def _made_by(part: Any, name: str) -> bool:
+def made_by(part: Any, name: str) -> bool:
+    """Whether a part is what the function of that name makes."""
     return part.origin is not None and part.origin.name == name

@@ -24,10 +24,9 @@ def cohort_of(
     parts: Parts, state: FedState, slots: Slots, samples: Array, data: ClientData
 ) -> Cohort:
     """The models that meet; ``samples int32[P]`` are their clients' n_k."""
-    everywhere = jax.tree.map(lambda w: w[None], state.server)
     return Cohort(
         server=state.server,
-        received=slots.received if parts.remembers else everywhere,
+        received=measured_from(parts, state, slots),
         client=slots.client,
         present=slots.client < data.clients,
         samples=samples,
@@ -35,6 +34,12 @@ def cohort_of(
         tag=slots.tag,
         data=data,
     )
+
+
+def measured_from(parts: Parts, state: FedState, slots: Slots) -> Variables:
+    """The models that updates are measured from: ``[P, *p]``, or ``[1, *p]`` if one serves all."""
+    model: Variables = slots.received if parts.remembers else tree.stack_copies(state.server, 1)
+    return model
 
 
 def absorb(
@@ -68,7 +73,7 @@ def absorb(
         weights = parts.execution.replicate(jnp.where(counted, weights, 0))
         changes, after = updates, []
         if changes is None:
-            changes = jax.tree.map(jnp.subtract, slots.variables, cohort.received)
+            changes = tree.subtract(slots.variables, cohort.received)
         pre_key = stream(key, Round.PREAGGREGATION)
         for i, (part, kept) in enumerate(
             zip(parts.preaggregation, state.preaggregation, strict=True)
@@ -118,8 +123,7 @@ def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) 
     """The aggregate of all models in flight, which moves nothing; the server's if there is none."""
     weights = parts.weighting(cohort.samples, slots.samples_visited)
     weights = jnp.where(slots.visits > 0, weights, 0)
-    everywhere = jax.tree.map(lambda w: w[None], state.server)
-    changes = jax.tree.map(jnp.subtract, slots.variables, everywhere)
+    changes = tree.subtract(slots.variables, tree.stack_copies(state.server, 1))
     step = parts.aggregator(changes, weights)
     mean: Variables = tree.select(jnp.any(weights > 0), tree.add(state.server, step), state.server)
     return mean

@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import needs
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import redistribution, schedule
+from fedjax_sim.plan.redistribution import keep
 
 KINDS: dict[str, type] = {
     "local": LocalUpdate,
@@ -94,12 +94,10 @@ def _check(wanted: str, kind: type, part: Any) -> None:
 
 def _check_effect(parts: Any) -> None:
     """Refuses parts that would do nothing, or half of what they say."""
-    every_round = schedule.every_round.__name__
-    origin = parts.schedule.origin
-    if origin is not None and origin.name == every_round:
+    if needs.made_by(parts.schedule, "every_round"):
         idle = {
-            "redistribution": parts.redistribution is not redistribution.keep,
-            "refresh": shown(parts.refresh) != "nothing()",
+            "redistribution": parts.redistribution is not keep,
+            "refresh": not needs.made_by(parts.refresh, "nothing"),
             "evaluated": parts.evaluated != "server",
         }
         for role, asked in idle.items():

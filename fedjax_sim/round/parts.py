@@ -87,7 +87,7 @@ class Parts:
     def remembers(self) -> bool:
         """Whether the slots remember what they left the server with."""
         # A client that does not follow the server model sends its change from what it received.
-        unknown = len(set(self.schedule.group.tolist())) > 1 and not self.refresh.downloads
+        unknown = len(self.schedule.group_sizes) > 1 and not self.refresh.downloads
         return self.broadcast.several or (unknown and bool(self.sending))
 
     @property

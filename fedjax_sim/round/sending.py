@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, ClientData, FedState, PyTree, Slots, Trained, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.collecting import measured_from
 from fedjax_sim.round.parts import Parts
 
 
@@ -57,12 +58,12 @@ def send(
             parts, key, state, slots.client, sends, visited, trained.variables, trained.message
         )
         return trained._replace(variables=given, message=message), kept, sent
-    known = start if parts.models_travel else _known(parts, state, slots)
-    update = jax.tree.map(jnp.subtract, trained.variables, known)
+    known = start if parts.models_travel else measured_from(parts, state, slots)
+    update = tree.subtract(trained.variables, known)
     update, message, kept, sent = _through(
         parts, key, state, slots.client, sends, visited, update, trained.message
     )
-    models = tree.select_rows(sent, jax.tree.map(jnp.add, known, update), trained.variables)
+    models = tree.select_rows(sent, tree.add(known, update), trained.variables)
     return trained._replace(variables=models, message=message), kept, sent
 
 
@@ -81,19 +82,11 @@ def send_rest(
     sends = (
         (rows < len(due)) & due[jnp.minimum(rows, len(due) - 1)] & (padded.client < data.clients)
     )
-    known = _known(parts, state, padded)
-    update = jax.tree.map(jnp.subtract, padded.variables, known)
+    known = measured_from(parts, state, padded)
+    update = tree.subtract(padded.variables, known)
     update, _, _, sent = _through(parts, key, state, padded.client, sends, sends, update, ())
-    models = tree.select_rows(sent, jax.tree.map(jnp.add, known, update), padded.variables)
+    models = tree.select_rows(sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
-
-
-def _known(parts: Parts, state: FedState, slots: Slots) -> Variables:
-    """The models that the server knows a client to have: ``[P, *p]`` or ``[1, *p]``."""
-    known: Variables = (
-        slots.received if parts.remembers else jax.tree.map(lambda w: w[None], state.server)
-    )
-    return known
 
 
 def _through(

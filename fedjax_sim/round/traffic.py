@@ -46,7 +46,7 @@ def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
     active = parts.selection.active or parts.slots
     every_round = parts.refresh.downloads or not parts.in_flight
     downloads = active * (parts.schedule.period if every_round else 1)  # in a period
-    updates = len(set(parts.schedule.group.tolist()))
+    updates = len(parts.schedule.group_sizes)
     return parts.server.download_bytes(variables, math.ceil(clients * updates / downloads))
 
 

@@ -126,7 +126,7 @@ def central_divergence(local: LocalUpdate) -> Diagnostic:
         message = jax.tree.map(lambda a: a[None], trained.message)
         shared_state = local.reduce(twin.shared_state, message, everyone.size[None], 1, tree.mean)
         federated = _global(server, models, cohort)
-        gap = jax.tree.map(jnp.subtract, federated, trained.variables.params)
+        gap = tree.subtract(federated, trained.variables.params)
         divergence = tree.norm(gap) / tree.norm(trained.variables.params)
         return {"DC": divergence}, _Twin(trained.variables, trained.client_state, shared_state)
 

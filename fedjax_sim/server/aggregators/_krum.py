@@ -92,7 +92,7 @@ def multi_krum(byzantine: float = 0.2, keep: int | None = None) -> Aggregator:
         # Offsets from one of them: the mean is exactly that row if it is alone or all are equal.
         one = tree.take(stacked, jnp.argmax(chosen))
         offset = jax.tree.map(lambda rows, a: rows - a[None], stacked, one)
-        return jax.tree.map(jnp.add, one, tree.mean(offset, chosen.astype(jnp.float32)))
+        return tree.add(one, tree.mean(offset, chosen.astype(jnp.float32)))
 
     return needing(aggregate, enough("byzantine", byzantine, lambda f: 2 * f + 3))
 

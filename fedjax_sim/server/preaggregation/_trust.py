@@ -62,7 +62,7 @@ def trust(local: LocalUpdate) -> PreAggregation:
         trained = on_root(local)(
             key, server, cohort.data, local.client_state(server), local.shared_state(server)
         )
-        own = jax.tree.map(jnp.subtract, trained.variables.params, server.params)
+        own = tree.subtract(trained.variables.params, server.params)
         norm = jax.vmap(tree.norm)(updates.params)
         along = jax.vmap(_dot, in_axes=(0, None))(updates.params, own)
         # NaN, from an absent or broken row, is not greater than 0 either.
