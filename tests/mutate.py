@@ -7,10 +7,14 @@ the part, until the first that fails. ``--only TEXT`` runs those whose file or l
 from __future__ import annotations
 
 import argparse
+import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,7 +136,7 @@ MUTANTS = [
     ),
     # client
     Mutant(
-        "client/corrections.py", "jnp.subtract, common, own)", "jnp.subtract, own, common)", LOCAL
+        "client/corrections.py", "tree.subtract(common, own)", "tree.subtract(own, common)", LOCAL
     ),
     Mutant(
         "client/corrections.py",
@@ -472,35 +476,49 @@ def main() -> int:
     """Runs all mutants and prints the survivors; exits with 1 if more than 5 % survive."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="a part of the file's name or of the line")
-    only = parser.parse_args().only
-    chosen = [m for m in MUTANTS if only in m.file or only in m.old]
-    survivors = []
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at once (default: 1)")
+    args = parser.parse_args()
+    chosen = [m for m in MUTANTS if args.only in m.file or args.only in m.old]
+    for mutant in chosen:
+        found = (ROOT / "fedjax_sim" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
+        if found != 1:
+            raise ValueError(f"{mutant.file} has {found} times {mutant.old!r}")
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns(".git", ".ci", "__pycache__", "results", ".*cache")
-        shutil.copytree(ROOT, copy, ignore=ignored)
-        for number, mutant in enumerate(chosen, 1):
-            alive = survives(copy, mutant)
-            survivors += [mutant] if alive else []
-            mark = "SURVIVED" if alive else "killed"
-            print(f"{number}/{len(chosen)} {mark} {mutant.file}: {mutant.new!r}", flush=True)
-    killed = len(chosen) - len(survivors)
+        # Programs that a bug does not touch are compiled for the first mutant only.
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "programs"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        }
+        trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for job in range(args.jobs):
+            ignored = shutil.ignore_patterns(".git", ".ci", "__pycache__", "results", ".*cache")
+            trees.put(Path(shutil.copytree(ROOT, Path(folder) / f"tree{job}", ignore=ignored)))
+
+        def alive(mutant: Mutant) -> bool:
+            tree = trees.get()
+            survived = survives(tree, mutant, environment)
+            trees.put(tree)
+            mark = "SURVIVED" if survived else "killed"
+            print(f"{mark} {mutant.file}: {mutant.new!r}", flush=True)
+            return survived
+
+        with ThreadPool(args.jobs) as pool:
+            survivors = sum(pool.map(alive, chosen, chunksize=1))
+    killed = len(chosen) - survivors
     print(f"{killed} of {len(chosen)} killed ({100 * killed / len(chosen):.1f} %)")
-    return int(len(survivors) > 0.05 * len(chosen))
+    return int(survivors > 0.05 * len(chosen))
 
 
-def survives(tree: Path, mutant: Mutant) -> bool:
+def survives(tree: Path, mutant: Mutant, environment: Mapping[str, str]) -> bool:
     """Whether the tests pass with the bug; the tree is whole again afterwards."""
     file = tree / "fedjax_sim" / mutant.file
     text = file.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        raise ValueError(f"{mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
              str(file), *mutant.tests.split()],
-            cwd=tree, capture_output=True, text=True, check=False,
+            cwd=tree, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
     finally:
         file.write_text(text, encoding="utf-8")

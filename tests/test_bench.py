@@ -498,6 +498,7 @@ def test_too_large_learning_rate_stops(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "run").exists()  # before the first record
 
 
+@pytest.mark.slow
 def test_divergence_of_one_leaves_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -555,6 +556,7 @@ def test_interrupt_keeps_what_was_written(
     assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every client in every round: T Gaussian mechanisms are one of noise z / sqrt(T)."""
     argv = [*TINY, "--seeds", "1", "--rounds", "4", "--algo", "dp_fedavg", "--compare", "none"]
@@ -621,6 +623,7 @@ def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "no copies: no client above --fedaug 1.9 has samples to copy" in out
 
 
+@pytest.mark.slow
 def test_scores_of_the_clients_own_models_are_there_without_asking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -633,6 +636,7 @@ def test_scores_of_the_clients_own_models_are_there_without_asking(
     assert summary["personal_accuracy_last"] != summary["client_accuracy_last"]
 
 
+@pytest.mark.slow
 def test_the_pull_of_fedprox_is_known() -> None:
     """A fixed one by the method, an adaptive one by the run."""
     problem = toy()

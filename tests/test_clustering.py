@@ -406,6 +406,7 @@ def test_one_cluster_is_fedavg(
         assert_trees(one, state.server, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_starts_are_shuffles_of_the_first(models: dict[str, fs.Model]) -> None:
     first = models["mlp"].init(jax.random.key(7))
     stack = jax.jit(clusters("ifca").init)(first).variables
@@ -475,6 +476,7 @@ def test_a_second_round_compiles_nothing(planted: Federation, models: dict[str, 
         state, _ = step(key, state, data)
 
 
+@pytest.mark.slow
 def test_clusters_and_wandering_models_compose(
     planted: Federation, models: dict[str, fs.Model]
 ) -> None:

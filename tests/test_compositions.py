@@ -157,7 +157,7 @@ def test_an_idle_slot_takes_no_correction(easy: Federation) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=40,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,

@@ -200,6 +200,7 @@ def test_sending_all_is_fedavg(
     assert largest_change(ours.servers[-1], ours.servers[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_fine_quantisation_is_nearly_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:

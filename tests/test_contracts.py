@@ -408,11 +408,13 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNATURES | CLASSES)
 def test_mypy_accepts_a_right_signature(name: str, complaints: Any) -> None:
     assert complaints[name, "right"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNATURES | CLASSES)
 def test_mypy_refuses_a_wrong_signature(name: str, complaints: Any) -> None:
     assert complaints[name, "wrong"]
@@ -495,6 +497,7 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "Transform": {
         "peer_means": lambda: mixup.peer_means(3),
+        "altered": lambda: fs.augment.altered([fs.augment.crop(1)]),
         "altered_copies": lambda: fs.augment.altered_copies([fs.augment.noise(0.1)]),
         "fedaug_augmentations": lambda: fs.augment.fedaug_augmentations((6, 6, 1)),
     },
@@ -779,7 +782,7 @@ def test_correction(make: Make, run: Any, start: Variables) -> None:
 
 def minibatch(name: str, data: ClientData) -> Batch:
     y, mask = jnp.array([0, 2, 1], jnp.int32), jnp.array([True, True, False])
-    if name in ("altered_copies", "fedaug_augmentations"):
+    if name in ("altered", "altered_copies", "fedaug_augmentations"):
         x = jnp.arange(3 * 36, dtype=jnp.uint8).reshape(3, 6, 6, 1)
         return Batch(x, y, mask, copy=jnp.array([True, False, True]))
     return Batch(data.x[:3], y, mask)
@@ -1021,10 +1024,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "astraea": {"mediator_size": 2},
 }
 METHODS = [
-    *("phase_shift", "radfed"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS if name not in (
-        "phase_shift", "radfed")),
-]  # fmt: skip
+    pytest.param(name, marks=() if name == "phase_shift" else pytest.mark.slow) for name in OPTIONS
+]
 
 
 def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:

@@ -87,6 +87,7 @@ def test_images_of_tfds(
         assert statistic.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_mnist_order_statistics_and_cache(
     data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

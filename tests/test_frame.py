@@ -97,6 +97,7 @@ def test_what_changes_nothing_changes_nothing(federation: Federation, models: An
     assert_trees(run(sending.clip_norm(1e9)), run(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> None:
     model, limit = models["logistic"], 1e-3
     local, risk = local_of(model), fs.empirical_risk(model)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, altered_data, assert_trees, largest_change, play
+from conftest import Federation, Play, altered_data, assert_trees, known, largest_change, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -154,7 +154,7 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
         pytest.param(2, 1, marks=pytest.mark.slow),
         (4, 1),
         pytest.param(4, 0, marks=pytest.mark.slow),
-        (3, 2),
+        pytest.param(3, 2, marks=pytest.mark.slow),
     ],
 )
 def test_chunks_and_devices_are_invisible(
@@ -170,6 +170,30 @@ def test_chunks_and_devices_are_invisible(
     steps = [[int(m.steps) for m in p.metrics] for p in (reference, other)]
     assert steps[0] == steps[1]
     assert all(int(m.executed) >= int(m.steps) for m in other.metrics)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_batched_learning_rate_is_one_rate_after_another(
+    federation: Federation, models: dict[str, fs.Model], devices: int
+) -> None:
+    model, data, key = models["logistic"], jax.device_put(federation.data), jax.random.key(0)
+
+    def trained(lr: Any) -> Any:
+        local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr))
+        algorithm = fs.phase_shift(
+            local, clients_per_round=4, phases=2, execution=fs.make_execution(devices=devices)
+        )
+        state = algorithm.init(key, model.init(key), data)
+        for t in range(2):
+            state, _ = algorithm.step(jax.random.fold_in(key, t), state, data)
+        return known(state.slots).variables
+
+    rates = jnp.array([0.0, 0.1, 0.3])
+    together, one = jax.jit(jax.vmap(trained))(rates), jax.jit(trained)
+    for i, rate in enumerate(rates):
+        alone = jax.tree.map(lambda a, i=i: a[i], together)
+        assert_trees(alone, one(rate), rtol=2e-5, atol=2e-6)
+    assert largest_change(one(rates[1]), one(rates[2])) > 1e-2
 
 
 @pytest.mark.slow

@@ -92,12 +92,7 @@ CASES: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any], float, Slow]
 }  # fmt: skip
 
 
-SLOW = ("scaffold 1", "scaffold 2, momentum", "fednova", "kept momentum", "fedavgm")
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if c in SLOW else ()) for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_oracle(federation: Federation, models: dict[str, fs.Model], case: str) -> None:
     """Clients of 1 to 40 samples, so that T_k and the last batch differ."""
     method, options, momentum, slow = CASES[case]
@@ -742,6 +737,7 @@ def test_corrections_are_dropped_by_none() -> None:
     assert local.client_state(point().init(jax.random.key(0)))[1] == ()
 
 
+@pytest.mark.slow
 def test_two_seeds_are_two_runs() -> None:
     """Everything at once, under vmap: corrections, client states, an adaptive server, ..."""
     local = on_bowls(0.05, epochs=3).change(

@@ -83,6 +83,7 @@ def feature_set(rng: np.random.Generator, samples: int, number: int) -> dict[str
     return {f"feature {j}": rng.integers(-1, 2 + j, samples) for j in range(number)}
 
 
+@pytest.mark.slow
 @given(
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=50),
     data=st.data(),
@@ -143,6 +144,7 @@ def test_sizes_do_not_depend_on_the_mixes() -> None:
     assert np.ptp(matched(labels, 20, mu=1e6, lam=0.01, **none).sizes) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lam", "score", "spread"),
     [(1.0, 0.70, 667), (0.1, 1.29, 658)],

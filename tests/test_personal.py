@@ -249,6 +249,7 @@ def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
     assert tuned.xla_programs <= 4
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_the_run_as_it_is(
     two_partitions: fs.ClientData,
     own_tests: EvalSet,

@@ -293,6 +293,7 @@ def test_epsilon_of_the_literature() -> None:
     assert spent == pytest.approx(gaussian_epsilon(1 / limit, 1, 1e-5), rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_epsilon_is_the_accountants(sampling: Any) -> None:
     """Without truncation, and composed event by event."""

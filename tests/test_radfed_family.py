@@ -477,6 +477,7 @@ def test_names_are_options_of_radfed(name: str, monkeypatch: pytest.MonkeyPatch)
     }
 
 
+@pytest.mark.slow
 def test_options_switched_off_are_radfed(
     federation: Federation, model: fs.Model, watched: Play
 ) -> None:

@@ -52,6 +52,7 @@ def test_every_round_reports(federation: Federation, radfed: fs.Result) -> None:
     assert (source[:, 1:] != np.arange(4)).any()
 
 
+@pytest.mark.slow
 def test_rounds_one_by_one_report_the_same(
     federation: Federation, models: dict[str, fs.Model], radfed: fs.Result
 ) -> None:

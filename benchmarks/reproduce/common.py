@@ -1,9 +1,10 @@
 """What the reproductions share: command line, clients, runs of all seeds, tables and records."""
 
 import argparse
+import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,26 @@ from benchmarks.script import write_record
 from fedjax_sim.base import LocalUpdate, Transform
 from fedjax_sim.cli.problem import Problem, official
 from fedjax_sim.cli.report import MB, bytes_sent
+from fedjax_sim.client.augment import altered, crop, flip, sometimes, warped
 from fedjax_sim.data import Dataset
+from fedjax_sim.models import cifar_cnn, fashion_cnn, mnist_cnn, with_scaling
 from fedjax_sim.partition import Partition, parse_sampler
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 
-# Of Cornelis' thesis.
-NETWORKS = {"mnist": "mnist_cnn", "fashion_mnist": "fashion_cnn", "cifar10": "cifar_cnn"}
+# Of Cornelis' thesis, which ran an altered FLTK that is not to be had. What it leaves open is as in
+# the public one, <https://github.com/JMGaljaard/fltk-testbed> of May 2021: how the layers of the
+# network for CIFAR-10 are joined, and the mean and deviation that inputs in 0..1 are scaled by.
+Network = Callable[[Sequence[int], int], fs.Model]
+NETWORKS: dict[str, tuple[Network, Sequence[float], Sequence[float]]] = {
+    "mnist": (mnist_cnn, [0], [1]),
+    "fashion_mnist": (fashion_cnn, [0], [1]),
+    "cifar10": (
+        functools.partial(cifar_cnn, as_fltk=True),
+        [0.485, 0.456, 0.406],
+        [0.229, 0.224, 0.225],
+    ),
+}
 MOMENTUM = 0.9
 
 
@@ -111,13 +125,30 @@ def dealt(dataset: Dataset, sampler: str, clients: int, seeds: int) -> Problem:
     return official(dataset, partitions, range(seeds))
 
 
+def thesis_model(name: str, dataset: Dataset) -> fs.Model:
+    """The thesis' network for a data set, on its pixels as they are stored."""
+    make, mean, std = NETWORKS[name]
+    model = make(dataset.train_x.shape[1:], dataset.classes)
+    return with_scaling(model, *(255 * np.asarray(v, np.float32) for v in (mean, std)))
+
+
 def thesis_update(
     model: fs.Model, epochs: float, lr: float = 0.001, transforms: Sequence[Transform] = ()
 ) -> LocalUpdate:
-    """Local training by Table 4.2 of Cornelis' thesis."""
-    optimizer = optax.sgd(lr, momentum=MOMENTUM)
-    objective = fs.empirical_risk(model)
-    return fs.local_sgd(objective, optimizer, batch_size=16, epochs=epochs, transforms=transforms)
+    """Local training by Table 4.2 of Cornelis' thesis; a client keeps its momentum, as in FLTK."""
+    return fs.local_sgd(
+        fs.empirical_risk(model),
+        optax.sgd(lr, momentum=MOMENTUM),
+        batch_size=16,
+        epochs=epochs,
+        optimizer_state="keep",
+        transforms=transforms,
+    )
+
+
+def thesis_transforms(name: str) -> list[Transform]:
+    """What FLTK does to every minibatch: it flips and crops the images of CIFAR-10."""
+    return [altered([warped(sometimes(0.5, flip)), crop(4)])] if name == "cifar10" else []
 
 
 def simulate(

@@ -34,11 +34,13 @@ from benchmarks.reproduce.common import (
     plain,
     run,
     spread,
+    thesis_model,
+    thesis_transforms,
     thesis_update,
     write_curves,
 )
 from benchmarks.script import use_all_cores
-from fedjax_sim.cli.build import load_model
+from fedjax_sim.base import LocalUpdate
 from fedjax_sim.data import Dataset
 
 TOTAL = {8: 120, 16: 128}  # epochs in all, by E (section 4.5.1)
@@ -83,7 +85,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(dict.fromkeys(NETWORKS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16))
-SMALL = Size({"mnist": 4000, "fashion_mnist": 2000, "cifar10": 1000}, 2, (4, 20), (1, 4, 16))
+SMALL = Size({"mnist": 4000, "fashion_mnist": 2000, "cifar10": 1000}, 4, (4, 20), (1, 4, 16))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -96,16 +98,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
     reduced = (
         f"fewer training samples ({samples}), n in {SMALL.phases}, E of Figure 4.2 in "
-        f"{SMALL.epochs}, {SMALL.seeds} seeds; all else stays"
+        f"{SMALL.epochs}; all else stays"
     )
     return parse_sized(made, argv, FULL, SMALL, reduced)
 
 
-def doubled(model: fs.Model, size: Size, clients: int = 20) -> dict[str, Arm]:
+def doubled(local: LocalUpdate, size: Size, clients: int = 20) -> dict[str, Arm]:
     """Figure 4.2."""
     return {
         f"E = {e}": Arm(
-            fs.fedavg(thesis_update(model, e), clients_per_round=clients),
+            fs.fedavg(local.change(epochs=e), clients_per_round=clients),
             DOUBLED_TOTAL // e,
             max(1, 4 // e),
         )
@@ -113,9 +115,9 @@ def doubled(model: fs.Model, size: Size, clients: int = 20) -> dict[str, Arm]:
     }
 
 
-def compared(model: fs.Model, epochs: int, size: Size, clients: int = 40) -> dict[str, Arm]:
+def compared(local: LocalUpdate, epochs: int, size: Size, clients: int = 40) -> dict[str, Arm]:
     """Figures 4.9 and 4.10, and 4.7 and 4.8: a further method is a further line here."""
-    total, local = TOTAL[epochs], thesis_update(model, epochs)
+    total, local = TOTAL[epochs], local.change(epochs=epochs)
     arms = {"FedAvg": Arm(fs.fedavg(local, clients_per_round=clients), total // epochs)}
     for n in size.phases:
         shifted = fs.phase_shift(local, clients_per_round=clients, phases=n)
@@ -232,15 +234,14 @@ def draw_compared(curves: Mapping[str, Curve], title: str, path: Path) -> None:
 def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace) -> None:
     """One figure on one data set: runs, tables, record and pictures."""
     started, epochs = time.time(), FIGURES[figure]
-    model = load_model(NETWORKS[name], dataset)
+    model = thesis_model(name, dataset)
+    local = thesis_update(model, 1, transforms=thesis_transforms(name))
     if epochs is None:
-        problem, arms = (
-            dealt(dataset, "emd(1.0, in_turn, 1)", 20, args.seeds),
-            doubled(model, args.size),
-        )
+        problem = dealt(dataset, "emd(1.0, in_turn, 1)", 20, args.seeds)
+        arms = doubled(local, args.size)
     else:
         problem = dealt(dataset, "emd(1.4, in_turn, 1)", 40, args.seeds)
-        arms = compared(model, epochs, args.size)
+        arms = compared(local, epochs, args.size)
     curves = run(arms, model, problem, dataset.classes)
     rows = doubled_table(curves) if epochs is None else compared_table(curves, name, epochs)
     title = f"{name}, {len(dataset.train_y):,} training samples, {args.seeds} seeds"

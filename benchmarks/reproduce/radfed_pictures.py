@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.reproduce.common import draw_curve, picture, plain
 
-COLOURS = {"FedAvg": "tab:orange", "RADFed": "tab:blue"}
+COLOURS = {"FedAvg": "tab:orange", "FedAvg, equal weights": "tab:green", "RADFed": "tab:blue"}
 
 
 def draw_table_3(

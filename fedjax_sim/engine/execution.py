@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import Visits, samples_of, visits
+from fedjax_sim.engine.vmapped import closed_over, flattened
 
 AXIS = "clients"
 
@@ -113,9 +114,21 @@ class Execution:
               :meth:`rows`).
         """
         count = len(jax.tree.leaves(tasks)[0])
-        pool = jax.tree.map(lambda a: a[None], common)
         work = Work(jnp.zeros(count, jnp.int32), own, tasks)
-        return _flattened(functools.partial(self._spread, fn))(constants, pool, work)
+        # What fn closes over may be batched by a vmap from outside, as a learning rate: then it is
+        # one more value that an index of the vmap has of its own.
+        first = jax.tree.map(lambda a: a[0], (own, tasks))
+        closed = closed_over(fn, constants, common, *first)
+
+        def one(constants: PyTree, common: PyTree, own: PyTree, task: PyTree) -> PyTree:
+            common, values = common
+            if not values:
+                return fn(constants, common, own, task)
+            opened, _ = jax.closure_convert(fn, constants, common, own, task)
+            return opened(constants, common, own, task, *values)
+
+        pool = jax.tree.map(lambda a: a[None], (common, closed))
+        return flattened(functools.partial(self._spread, one))(constants, pool, work)
 
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
@@ -199,7 +212,7 @@ class Execution:
             load = jnp.sum(ran, axis=1)
             return ran.at[:, 0].add(jnp.max(load) - load).ravel()
 
-        return _flattened(of_all)((), (), steps)
+        return flattened(of_all)((), (), steps)
 
     def _spread(self, fn: TaskFn, constants: PyTree, pool: PyTree, work: Work) -> PyTree:
         """Deals T tasks to the devices in equal blocks."""
@@ -268,43 +281,6 @@ def make_execution(
     if chunk is None:
         chunk = 1 if available[0].platform == "cpu" else 0
     return Execution(tuple(available[:count]), chunk or None)
-
-
-def _flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
-    """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
-
-    Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
-    into grouped ones. With a pool, ``run(constants, pool, work)``: the pools are merged too, and
-    the entries of the tasks shifted to match.
-    """
-
-    @custom_vmap
-    def flat(constants: PyTree, pool: PyTree, tasks: PyTree) -> PyTree:
-        return run(constants, pool, tasks)
-
-    @flat.def_vmap
-    def _(
-        size: int, batched: PyTree, constants: PyTree, pool: PyTree, tasks: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        if any(jax.tree.leaves(batched[0])):
-            raise ValueError("pooled arrays cannot be batched by vmap: pool them, batch the index")
-
-        def merged(a: Array, is_batched: bool) -> Array:
-            whole = a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
-            return whole.reshape(-1, *whole.shape[2:])
-
-        tasks = jax.tree.map(merged, tasks, batched[2])
-        if jax.tree.leaves(pool):
-            pool = jax.tree.map(merged, pool, batched[1])
-            depth = len(jax.tree.leaves(pool)[0]) // size
-            first = jnp.arange(size, dtype=jnp.int32) * depth
-            shift = jnp.repeat(first, len(tasks.common) // size)
-            tasks = tasks._replace(common=tasks.common + shift)
-        out = flat(constants, pool, tasks)
-        out = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return flat
 
 
 def _balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:

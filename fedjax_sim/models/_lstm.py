@@ -155,7 +155,9 @@ def lstm(
     Example:
         >>> model = lstm((80,), 80)
         >>> tokens = jnp.zeros((3, 80), jnp.uint8)
-        >>> model.apply(model.init(jax.random.key(0)), tokens, train=False)[0].shape
+        >>> def outputs(key):
+        ...     return model.apply(model.init(key), tokens, train=False)[0]
+        >>> jax.eval_shape(outputs, jax.random.key(0)).shape
         (3, 80)
     """
     if len(shape) != 1:

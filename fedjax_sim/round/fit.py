@@ -115,8 +115,9 @@ def _check_effect(parts: Any) -> None:
 
 def _check_weighting(weighting: Callable[..., Any]) -> None:
     """Tries it on three models, none of them absent."""
-    samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
-    given = np.asarray(weighting(samples, visited))
+    with jax.ensure_compile_time_eval():  # a rate may be traced, the weights are not
+        samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
+        given = np.asarray(weighting(samples, visited))
     if given.shape != (3,) or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(
             f"weighting must give each model a positive finite number, {shown(weighting)} gave "
@@ -127,7 +128,8 @@ def _check_weighting(weighting: Callable[..., Any]) -> None:
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
     """Tries it twice: indexing clamps, so that a slot that does not exist would go unnoticed."""
     for seed in range(2):
-        moves = redistribute(jax.random.key(seed), slots)
+        with jax.ensure_compile_time_eval():
+            moves = redistribute(jax.random.key(seed), slots)
         source = getattr(moves, "source", None)
         if source is None:
             continue

@@ -1,0 +1,61 @@
+"""How a vmap from outside meets a stack of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from fedjax_sim.base import Array, PyTree
+
+
+def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
+    """The traced floats that ``fn`` closes over; it is traced to find them.
+
+    >>> def doubled(rate):
+    ...     return closed_over(lambda x: rate * x, 1.0)[0] * 2
+    >>> float(jax.jit(doubled)(3.0))
+    6.0
+    """
+    closed: list[Array] = jax.closure_convert(fn, *example)[1]
+    return closed
+
+
+def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
+    """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
+
+    Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
+    into grouped ones. With a pool, ``run(constants, pool, work)``: the pools are merged too, and
+    the entries of the tasks shifted to match.
+    """
+
+    @custom_vmap
+    def flat(constants: PyTree, pool: PyTree, tasks: PyTree) -> PyTree:
+        return run(constants, pool, tasks)
+
+    @flat.def_vmap
+    def _(
+        size: int, batched: PyTree, constants: PyTree, pool: PyTree, tasks: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        if any(jax.tree.leaves(batched[0])):
+            raise ValueError("pooled arrays cannot be batched by vmap: pool them, batch the index")
+
+        def merged(a: Array, is_batched: bool) -> Array:
+            whole = a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
+            return whole.reshape(-1, *whole.shape[2:])
+
+        tasks = jax.tree.map(merged, tasks, batched[2])
+        if jax.tree.leaves(pool):
+            pool = jax.tree.map(merged, pool, batched[1])
+            depth = len(jax.tree.leaves(pool)[0]) // size
+            first = jnp.arange(size, dtype=jnp.int32) * depth
+            shift = jnp.repeat(first, len(tasks.common) // size)
+            tasks = tasks._replace(common=tasks.common + shift)
+        out = flat(constants, pool, tasks)
+        out = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return flat
