@@ -92,13 +92,13 @@ MUTANTS = [
         "plan/redistribution.py",
         "jax.random.permutation(key, slots)",
         "jnp.roll(jnp.arange(slots), 1)",
-        tests("radfed_family", "oracle", "frame"),
+        tests("invariants"),
     ),
     Mutant(
         "plan/redistribution.py",
         "return (self.source != by_slot).astype(jnp.int32)",
         "return jnp.ones_like(by_slot)",
-        tests("mixtures", "server_methods"),
+        tests("invariants"),
     ),
     Mutant(
         "plan/redistribution.py",
@@ -148,7 +148,7 @@ MUTANTS = [
         "client/corrections.py",
         "aggregator(messages, present)",
         "tree.mean(messages, present)",
-        tests("server_methods", "mixtures", "sending"),
+        LOCAL,
     ),
     Mutant(
         "client/corrections.py",
@@ -169,7 +169,7 @@ MUTANTS = [
         LOCAL,
     ),
     Mutant("client/sgd.py", "jnp.minimum(total, self.max_steps)", "total", LOCAL),
-    Mutant("client/sgd.py", "position % client.size", "position", LOCAL),
+    Mutant("client/sgd.py", "position % client.size", "position", ROUND),
     Mutant(
         "client/reports.py",
         "loss.astype(jnp.float32) * real",
@@ -339,7 +339,12 @@ MUTANTS = [
         tests("privacy"),
     ),
     # the round
-    Mutant("round/collecting.py", "counted = due & (slots.visits > 0)", "counted = due", ROUND),
+    Mutant(
+        "round/collecting.py",
+        "counted = due & (slots.visits > 0)",
+        "counted = due",
+        tests("radfed_family"),
+    ),
     Mutant(
         "round/collecting.py",
         "return tree.select(jnp.any(weights > 0), new, state)",

@@ -321,6 +321,21 @@ def _deal(devices: int, lists: int) -> Any:
     return jax.jit(execution.deal if lists == 0 else jax.vmap(execution.deal))
 
 
+def test_permutations_are_uniform() -> None:
+    keys = jax.random.split(jax.random.key(0), 3000)
+    drawn = jax.jit(jax.vmap(lambda key: redistribution.permute(key, 3).source))(keys)
+    counts = np.unique(np.asarray(drawn), axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_what_stays_was_not_received() -> None:
+    swap = redistribution.Gather(jnp.array([0, 2, 1, 3]))
+    assert swap.received().tolist() == [0, 1, 1, 0]
+    mixing = redistribution.Mixing(jnp.array([[0.5, 0.5, 0], [0, 1, 0], [0.2, 0.3, 0.5]]))
+    assert mixing.received().tolist() == [1, 0, 2]
+
+
 @few
 @given(
     st.sampled_from([(1, 5), (2, 8), (4, 12), (4, 13), (3, 7)]),

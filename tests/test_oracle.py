@@ -78,9 +78,19 @@ def test_server_of_every_round(
     np.testing.assert_allclose(losses, slow.loss, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("last_batch", ["keep", "drop", "refill"])
-@pytest.mark.parametrize(("batch", "epochs"), [(7, 1.5), (40, 2)])
+@pytest.mark.parametrize(
+    ("last_batch", "batch", "epochs"),
+    [
+        ("refill", 7, 1.5),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("keep", 7, 1.5), ("drop", 7, 1.5),
+                ("keep", 40, 2), ("drop", 40, 2), ("refill", 40, 2),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_last_batch(
     federation: Federation, models: dict[str, fs.Model], last_batch: str, batch: int, epochs: float
 ) -> None:
