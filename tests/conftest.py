@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reaches the network or the user's cache."""
+    """No test reaches the network or the user's cache: each data set is decoded once in a run."""
     connect = socket.socket.connect
 
     def guarded(self: socket.socket, address: Any) -> None:
@@ -53,7 +53,9 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded)
-        patch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        ours = tmp_path_factory.getbasetemp()
+        everyones = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+        patch.setenv("FEDJAX_SIM_CACHE_DIR", str(everyones / "cache"))
         yield
 
 
@@ -153,6 +155,8 @@ def play(
         state, report = step(jax.random.fold_in(run_key, t), state, data)
         states.append(state)
         metrics.append(report)
+    compiled = step._cache_size()  # type: ignore[attr-defined]
+    assert compiled == 1, "a round was compiled again"
     final, uploads = jax.jit(algorithm.collect)(jax.random.fold_in(run_key, rounds), state, data)
     return Play(states, metrics, final, int(uploads))
 

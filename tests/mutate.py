@@ -80,6 +80,8 @@ MUTANTS = [
         tests("data_side", "frame"),
     ),
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
+    Mutant("engine/execution.py", "if not values:", "if True:", tests("invariants")),
+    Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     # plan
     Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
     Mutant(
@@ -225,6 +227,13 @@ MUTANTS = [
         "compression.py", "room = count - jnp.sum(above, dtype=jnp.int32)", "room = count", CODES
     ),
     Mutant("compression.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
+    Mutant(
+        "client/augment.py",
+        "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",
+        "new.x",
+        tests("data_side"),
+    ),
+    Mutant("client/augment.py", "0, 2 * padding + 1", "0, 2 * padding", tests("data_side")),
     # server
     Mutant(
         "server/update.py",
@@ -339,6 +348,12 @@ MUTANTS = [
         tests("privacy"),
     ),
     # the round
+    Mutant(
+        "round/collecting.py",
+        "slots.received if parts.remembers else",
+        "tree.take(slots.received, jnp.zeros_like(slots.client)) if parts.remembers else",
+        tests("mixtures", "clustering"),
+    ),
     Mutant(
         "round/collecting.py",
         "counted = due & (slots.visits > 0)",
@@ -501,8 +516,10 @@ def main() -> int:
 
         def alive(mutant: Mutant) -> bool:
             tree = trees.get()
-            survived = survives(tree, mutant, environment)
-            trees.put(tree)
+            try:
+                survived = survives(tree, mutant, environment)
+            finally:
+                trees.put(tree)
             mark = "SURVIVED" if survived else "killed"
             print(f"{mark} {mutant.file}: {mutant.new!r}", flush=True)
             return survived

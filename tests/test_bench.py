@@ -571,6 +571,7 @@ def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"ε = {spent:.3g} at δ = 0.102 (1/N = 0.125)\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "delta"), [("poisson", 8**-1.1), ("fixed", 0.01)])
 def test_privacy_follows_how_cohorts_are_drawn(sampling: Any, delta: float) -> None:
     flags = ["--sampling", sampling, "--clients-per-round", "2", "--noise-multiplier", "0.7"]
@@ -698,6 +699,7 @@ def test_small_traffic_has_a_small_unit(capsys: pytest.CaptureFixture[str]) -> N
 ENTRY = [sys.executable, "-m", "fedjax_sim.bench"]
 
 
+@pytest.mark.slow
 def test_reader_that_goes_away_is_no_error() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([*ENTRY, "--list"], text=True, stdout=pipe, stderr=pipe) as process:

@@ -1401,6 +1401,7 @@ WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     name: str, crowd: ClientData, start: Variables

@@ -31,12 +31,6 @@ KNOWN = {  # image shape, training and test samples per class
 }
 
 
-@pytest.fixture(scope="session")
-def decoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the whole run: each data set is decoded once (20 s for the three)."""
-    return tmp_path_factory.mktemp("decoded")
-
-
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
@@ -69,10 +63,7 @@ def test_digits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(KNOWN))
-def test_images_of_tfds(
-    name: str, data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(decoded))
+def test_images_of_tfds(name: str, data_dir: str) -> None:
     dataset = load_dataset(name, data_dir)
     shape, train, test = KNOWN[name]
     assert dataset.train_x.shape == (sum(train), *shape)
@@ -88,10 +79,7 @@ def test_images_of_tfds(
 
 
 @pytest.mark.slow
-def test_mnist_order_statistics_and_cache(
-    data_dir: str, decoded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(decoded))
+def test_mnist_order_statistics_and_cache(data_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_dataset("mnist", data_dir)
     assert first.train_y[:10].tolist() == [4, 1, 0, 7, 8, 1, 2, 7, 1, 6]
     statistics = np.concatenate([known(first.mean), known(first.std)])
@@ -103,7 +91,7 @@ def test_mnist_order_statistics_and_cache(
     tfds_itself = Path(data_dir) / "tfds"
     if tfds_itself.is_dir():
         load_dataset("mnist", tfds_itself)
-    names = {path.name for path in (decoded / "datasets").glob("mnist-*")}
+    names = {path.name for path in (cache_dir() / "datasets").glob("mnist-*")}
     assert names == {
         "mnist-3.0.1-train-60000-18693771.npz",
         "mnist-3.0.1-test-10000-3120375.npz",

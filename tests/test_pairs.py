@@ -12,6 +12,7 @@ import fedjax_sim as fs
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.defaults import DEFAULTS
 from fedjax_sim.data import DATASETS, load_dataset, pooled
+from fedjax_sim.engine import tree
 
 PAIRS = [
     ("digits", "mlp"),
@@ -56,6 +57,7 @@ def test_a_round(
     start = jax.jit(model.init)(jax.random.fold_in(jax.random.key(0), 0))
     assert largest_change(start, jax.tree.map(lambda a: a[0], result.variables)) > 0
     assert result.samples == 2 * SAMPLES // 3
+    assert result.model_bytes == tree.num_bytes(start)
     assert np.isfinite(result.evaluations[0].test_loss).all()
 
 

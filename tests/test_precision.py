@@ -81,7 +81,12 @@ def train(local: base.LocalUpdate, variables: fs.Variables, x: Any, y: Any) -> b
 
 @pytest.mark.parametrize(
     ("weights", "x64"),
-    [("bfloat16", False), ("bfloat16", True), ("float32", True), ("float64", True)],
+    [
+        ("bfloat16", False),
+        ("float32", True),
+        pytest.param("bfloat16", True, marks=pytest.mark.slow),
+        pytest.param("float64", True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", NETS)
 def test_training_keeps_every_type(name: str, weights: str, x64: bool) -> None:

@@ -76,6 +76,13 @@ class Execution:
             return values
         return jax.lax.with_sharding_constraint(values, self.replicated)
 
+    def place(self, values: PyTree) -> PyTree:
+        """Puts values whole on every device."""
+        if len(self.devices) == 1:
+            return values
+        # One by one: a vmap refuses arrays together that it batches on different axes.
+        return jax.tree.map(lambda a: jax.device_put(a, self.replicated), values)
+
     def gather(self, values: PyTree) -> PyTree:
         """:meth:`replicate` for many stacks of 32-bit numbers ``[P]``, in one collective.
 
@@ -127,7 +134,7 @@ class Execution:
             opened, _ = jax.closure_convert(fn, constants, common, own, task)
             return opened(constants, common, own, task, *values)
 
-        pool = jax.tree.map(lambda a: a[None], (common, closed))
+        pool = tree.stack_copies((common, closed), 1)
         return flattened(functools.partial(self._spread, one))(constants, pool, work)
 
     def per_client(

@@ -234,7 +234,8 @@ class Algorithm:
         """The state before the first round, for the initial model ``variables``."""
         data = as_arrays(data)
         del key
-        return initial_state(self.parts, variables, data)
+        # On all devices, as a step leaves it: a second step would be compiled anew for the place.
+        return self.parts.execution.place(initial_state(self.parts, variables, data))
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         """One local round; ``key`` is the round's own."""

@@ -123,7 +123,7 @@ def central_divergence(local: LocalUpdate) -> Diagnostic:
     ) -> tuple[dict[str, Array], _Twin]:
         everyone = _union(cohort)
         trained = local.train(key, twin.variables, everyone, twin.client_state, twin.shared_state)
-        message = jax.tree.map(lambda a: a[None], trained.message)
+        message = tree.stack_copies(trained.message, 1)
         shared_state = local.reduce(twin.shared_state, message, everyone.size[None], 1, tree.mean)
         federated = _global(server, models, cohort)
         gap = tree.subtract(federated, trained.variables.params)
