@@ -35,11 +35,16 @@ def tests(*names: str) -> str:
     return " ".join(f"tests/test_{name}.py" for name in names)
 
 
+def named(method: str) -> str:
+    """The tests with a method's name, wherever a method is tested."""
+    files = tests("server_methods", "sending", "local_methods", "clustering", "robust", "methods")
+    return f"{files} -k={method}"
+
+
 AGGREGATORS, SERVER = tests("robust"), tests("server_methods", "mixtures")
 LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtures")
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
-NAMED = tests("methods", "server_methods", "sending", "local_methods", "clustering", "robust")
 
 MUTANTS = [
     # engine
@@ -440,54 +445,62 @@ MUTANTS = [
         "algorithms/_robust.py",
         'aggregator: Rule = "coordinate_median"',
         'aggregator: Rule = "mean"',
-        tests("robust", "contracts", "server_methods"),
+        named("robust"),
     ),
     Mutant(
-        "algorithms/_robust.py", "() if clip is None else (sending.clip_norm(clip),)", "()", NAMED
+        "algorithms/_robust.py",
+        "() if clip is None else (sending.clip_norm(clip),)",
+        "()",
+        named("robust"),
     ),
     Mutant(
         "algorithms/_robust.py",
         "aggregators.trimmed_mean(byzantine)",
         "aggregators.trimmed_mean(0.2)",
-        NAMED,
+        named("robust"),
     ),
-    Mutant("algorithms/_robust.py", "aggregators.krum(byzantine)", "aggregators.krum(0.2)", NAMED),
+    Mutant(
+        "algorithms/_robust.py",
+        "aggregators.krum(byzantine)",
+        "aggregators.krum(0.2)",
+        named("robust"),
+    ),
     Mutant(
         "algorithms/_robust.py",
         "aggregators.multi_krum(byzantine)",
         "aggregators.multi_krum(0.2)",
-        NAMED,
+        named("robust"),
     ),
     Mutant(
         "algorithms/_scaffold.py",
         "server.optimizer(optax.sgd(server_lr))",
         "server.replace()",
-        NAMED,
+        named("scaffold"),
     ),
     Mutant(
         "algorithms/_dynamic_clustering.py",
         "weighting.equal if equal_weights else weighting.by_samples",
         "weighting.equal",
-        NAMED,
+        named("dynamic_clustering"),
     ),
     Mutant(
         "algorithms/_stc.py",
         "weighting.equal if equal_weights else weighting.by_samples",
         "weighting.equal",
-        NAMED,
+        named("stc"),
     ),
     Mutant(
         "algorithms/_fedasync.py",
         "schedule.every_round(buffer_size)",
         "schedule.every_round(1)",
-        NAMED,
+        named("fedasync"),
     ),
     Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
     Mutant(
         "algorithms/_gossip.py",
         "GRAPHS[topology](clients_per_round), activity",
         "GRAPHS[topology](clients_per_round), 1.0",
-        NAMED,
+        named("gossip"),
     ),
 ]
 

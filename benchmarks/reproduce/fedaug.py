@@ -13,7 +13,7 @@ numbers: the tables have the differences that its text states.
 The thesis says of E that it counts unaltered samples, so that all methods do as many steps (section
 5.1.2), and that E grows until unaltered and augmented samples are all included (section 5.4). The
 figures take the first; `--figures grown` runs the second, where FedAvg does as many steps as the
-FedAug beside it.
+FedAug beside it, and prints a table alone.
 """
 
 import argparse

@@ -89,7 +89,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(("cifar10",), "resnet20", None, 100, 3)
-SMALL = Size(("mnist", "fashion_mnist"), "mnist_cnn", 4_000, 20, 2)
+SMALL = Size(("mnist", "fashion_mnist"), "mnist_cnn", 4_000, 20, 4)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
