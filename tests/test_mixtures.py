@@ -194,6 +194,10 @@ def flat(variables: Variables) -> np.ndarray:
     return np.concatenate([np.asarray(a) for a in jax.tree.leaves(variables)])
 
 
+# Of one part, whatever the others are.
+OWN_REFUSALS = ("model must have no non-trainable variables", "mu must be 0 with momentum")
+
+
 def check(spec: dict[str, Any]) -> str:
     """Runs the composition and its oracle; returns whether it "ran" or was "refused"."""
     statistics = jnp.zeros(mixture.STAT) if spec["statistics"] else ()
@@ -204,7 +208,7 @@ def check(spec: dict[str, Any]) -> str:
         state = algorithm.init(key, weights, data)
     except ValueError as error:
         line = str(error)
-        if line.startswith("model must have no non-trainable variables"):
+        if line.startswith(OWN_REFUSALS):
             return "refused"
         found = REFUSED.fullmatch(line)
         assert found, line
