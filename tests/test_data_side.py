@@ -437,7 +437,8 @@ def test_fedmix_without_mixing_is_fedavg(
     common: dict[str, Any] = {"clients_per_round": 3, "execution": execution}
     plain = play(fs.fedavg(local, **common), model, federation.data, 2)
     none = fedmix(local, objective=risk, mix_ratio=0.0, mix_samples=3, **common)
-    assert_trees(play(none, model, federation.data, 2).servers, plain.servers)
+    mixed = play(none, model, federation.data, 2)
+    assert_trees(mixed.servers, plain.servers, rtol=1e-6, atol=1e-8)  # sums in another order
     assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
 
 
