@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -159,6 +160,7 @@ def digits() -> tuple[fs.ClientData, tuple[np.ndarray, np.ndarray]]:
     return fs.client_data(x, images.train_y, partition, root=root), test
 
 
+@functools.cache
 def networks() -> dict[str, fs.Model]:
     shape = (8, 8, 1)
     return {
@@ -187,7 +189,15 @@ def run(
     devices: int | None = None,
 ) -> fs.Result:
     (data, test), algorithm = digits, make(name, model, devices)
-    return fs.simulate(algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=seeds)
+    return fs.simulate(
+        algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=seeds, initial=start(model)
+    )
+
+
+@functools.cache
+def start(model: fs.Model) -> fs.Variables:
+    """Drawn once: most of what a start compiles is the draw of its weights."""
+    return jax.jit(model.init)(jax.random.key(0))
 
 
 def test_the_table_is_complete() -> None:

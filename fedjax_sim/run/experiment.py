@@ -204,8 +204,8 @@ class Experiment:
                 f"initial must be weights of the model, for one or each of the {self._runs} runs, "
                 f"got {got} for {one}"
             )
-        return jax.tree.map(
-            lambda a, s: jnp.broadcast_to(jnp.asarray(a, s.dtype), (self._runs, *s.shape)),
+        return jax.tree.map(  # by NumPy, without a program for each shape
+            lambda a, s: np.broadcast_to(np.asarray(a, s.dtype), (self._runs, *s.shape)),
             initial,
             shapes,
         )
