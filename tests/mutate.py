@@ -86,6 +86,7 @@ MUTANTS = [
     ),
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
     Mutant("engine/execution.py", "if not values:", "if True:", tests("invariants")),
+    Mutant("engine/execution.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     # plan
     Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),

@@ -228,6 +228,8 @@ def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> No
     alone = run(name, model, digits, (4,), devices=1)
     second = jax.tree.map(lambda a: a[1:], both.variables)
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
+    assert both.xla_programs <= 4
     variances = [
         a for path, a in jax.tree.leaves_with_path(both.variables.state) if "var" in str(path)
     ]

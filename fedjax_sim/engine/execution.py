@@ -77,7 +77,7 @@ class Execution:
         return jax.lax.with_sharding_constraint(values, self.replicated)
 
     def place(self, values: PyTree) -> PyTree:
-        """Puts values whole on every device."""
+        """Puts values whole on every device; :meth:`replicate` would compile a program for each."""
         if len(self.devices) == 1:
             return values
         # One by one: a vmap refuses arrays together that it batches on different axes.

@@ -113,7 +113,7 @@ def simulate(
     check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
     check_labels(data, sets, classes)
     began = time.perf_counter()
-    with _count_programs() as counter:
+    with count_programs() as counter:
         programs = Experiment(
             algorithm,
             model,
@@ -195,7 +195,7 @@ class _Counter:
 
 
 @contextmanager
-def _count_programs() -> Iterator[_Counter]:
+def count_programs() -> Iterator[_Counter]:
     """Counts the programs that XLA is asked for, those that our own code did not mean included."""
     counter = _Counter()
 
