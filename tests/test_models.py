@@ -342,6 +342,7 @@ WINDOWS = [  # image, zeros around it, stride, channels; from the second on an e
     ((8, 8), ((0, 1), (0, 1)), 2, (4, 5)),
     ((5, 9), ((2, 0), (1, 2)), 2, (4, 64)),  # from 64 maps on the kernel's gradient is another
     ((8, 8), ((0, 0), (0, 0)), 3, (3, 32)),  # the first layer that is padded to four channels
+    ((8, 9), ((0, 1), (1, 2)), 2, (1, 4)),  # a first layer of one channel: by patches
 ]
 
 

@@ -131,7 +131,7 @@ class Size(NamedTuple):
 BOTH = tuple((emd, target) for emd in EMDS for target in TARGETS if target < emd)
 FULL = Size(dict.fromkeys(NETWORKS), 4, EMDS, BOTH, 0.001)
 SMALL = Size(
-    {"mnist": 4000, "fashion_mnist": 2000, "cifar10": 2000}, 4, (0.8, 1.4), ((1.4, 0.8),), 0.01
+    {"mnist": 2000, "fashion_mnist": 2000, "cifar10": 2000}, 4, (0.8, 1.4), ((1.4, 0.8),), 0.01
 )
 
 

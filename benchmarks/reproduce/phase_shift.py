@@ -85,7 +85,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(dict.fromkeys(NETWORKS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16))
-SMALL = Size({"mnist": 4000, "fashion_mnist": 2000, "cifar10": 1000}, 4, (4, 20), (1, 4, 16))
+SMALL = Size({"mnist": 2000, "fashion_mnist": 2000, "cifar10": 1000}, 4, (4, 20), (1, 4, 16))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -87,6 +87,8 @@ def _direct_fwd(
     x: Array, kernel: Array, padding: Padding, stride: int
 ) -> tuple[Array, tuple[Array, Array]]:
     saved = x, kernel
+    if kernel.shape[2] == 1:  # of one map XLA's kernel is slow
+        return _by_patches(x, kernel, padding, stride), saved
     if kernel.shape[2:] == (3, 32):
         # RGB to 32 maps, the usual first layer: with a fourth channel of zeros XLA's CPU backend
         # takes 0.18 ms instead of 0.55 (10×32×32×3, one core); other widths gain nothing.
@@ -151,6 +153,24 @@ def _shifts(x: Array, size: Sequence[int], padding: Padding, stride: int) -> lis
         for i in range(size[0])
         for j in range(size[1])
     ]
+
+
+def _by_patches(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
+    """One matrix product whose long axis, all places of a batch, is the last one in memory too.
+
+    Columns of patches are gathered first, then rows, which copies whole stretches. From grey images
+    it takes a fifth of the time of XLA's kernel (16×28×28 to 10 maps by 5×5, one core: 0.18 and
+    0.96 ms); of RGB on it gains nothing.
+    """
+    (h, w, c, o), batch = kernel.shape, len(x)
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0))).transpose(3, 1, 0, 2)
+    rows, cols = ((n - k) // stride + 1 for n, k in ((x.shape[1], h), (x.shape[3], w)))
+    down, right = (stride * (m - 1) + 1 for m in (rows, cols))
+    wide = jnp.stack([x[..., j : j + right : stride] for j in range(w)])
+    patches = jnp.stack([wide[:, :, i : i + down : stride] for i in range(h)])
+    taps = kernel.transpose(3, 0, 1, 2)
+    y = taps.reshape(o, -1) @ patches.reshape(h * w * c, -1)
+    return y.reshape(o, rows, batch, cols).transpose(2, 1, 3, 0)
 
 
 def _im2col(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
