@@ -12,10 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 # Most of a test is compiling, and XLA compiles small programs 2.5 times as fast without the passes
-# that make large ones run fast. Tests ask what is computed; what users run is compiled as they have
-# it, in CI by the main command and the notebooks.
+# that make large ones run fast, and without splitting them to compile the parts in parallel. Tests
+# ask what is computed; what users run is compiled as they have it, in CI by the main command and
+# the notebooks.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 # Before any backend starts: importing fedjax_sim must not come first.
 jax.config.update("jax_num_cpu_devices", 4)

@@ -403,7 +403,7 @@ MUTANTS = [
         "round/training.py",
         "stays = tree.select(n_k > 0, corrected, model)",
         "stays = corrected",
-        tests("compositions"),
+        tests("radfed_family"),
     ),
     Mutant(
         "round/training.py",

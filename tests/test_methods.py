@@ -1,4 +1,4 @@
-"""Every named method with an MLP and with a CNN that has BatchNorm, and random compositions."""
+"""Every named method: its bytes, its devices and its runs beside one another."""
 
 from __future__ import annotations
 

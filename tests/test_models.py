@@ -416,6 +416,7 @@ def images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_mobilenet_is_keras(images: np.ndarray) -> None:
     """The trunk and the pretrained tail, against the network written out; sides 64 and 2."""
     features = fs.models.mobilenet_v2_trunk(ARRAYS, size=64)(images)

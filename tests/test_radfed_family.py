@@ -28,7 +28,7 @@ from conftest import (
 from scipy import stats
 
 import fedjax_sim as fs
-from fedjax_sim import diagnostics, redistribution, schedule, selection, weighting
+from fedjax_sim import diagnostics, redistribution, refresh, schedule, selection, weighting
 from fedjax_sim.algorithms import phase_shift, radfed, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import (
     Batch,
@@ -718,3 +718,19 @@ def test_the_twin_alters_copies_and_trains_within_the_budgets(
 
     assert_trees(twin.variables, trained())
     assert largest_change(twin.variables, trained(budget=None)) > 1e-3
+
+
+def test_an_idle_slot_takes_no_correction() -> None:
+    """Its client has no samples, and before the first aggregation nor has the server: 0 / 0."""
+    easy = make_federation((12, 20, 16, 33, 9, 24, 18, 16))
+    model = fs.models.logistic((6,), easy.classes)
+    unasked = refresh.drift_correction()._replace(needs=())  # it asks for slots that never rest
+    algorithm = fs.compose(
+        fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
+        selection=selection.uniform(active=3),
+        schedule=schedule.delayed(4, 3),
+        refresh=unasked,
+        weighting=weighting.equal,
+    )
+    final = play(algorithm, model, easy.data, 4).final
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final))

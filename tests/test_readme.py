@@ -30,6 +30,7 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[str]) -> None:
     example, exchange = python_blocks("README.md")
     scope: dict[str, Any] = {}

@@ -24,7 +24,8 @@ def stack_copies(tree: PyTree, copies: int) -> PyTree:
 
 def take(tree: PyTree, rows: Array) -> PyTree:
     """Gathers rows of a stack: ``[S, *p]``, ``int32[R]`` -> ``[R, *p]``."""
-    return jax.tree.map(lambda a: a[rows], tree)
+    # a[rows] would ask of each row, for each leaf, whether it is negative.
+    return jax.tree.map(lambda a: a.at[rows].get(wrap_negative_indices=False), tree)
 
 
 def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
