@@ -196,7 +196,7 @@ def poisson(clients_per_round: float) -> Selection:
         # Whole random words: a float32 in [0, 1) has 23 bits, coarse for a small q.
         coin = jax.random.bits(key, (data.clients,), jnp.uint32)
         heads = max(1, round(clients_per_round / data.clients * 2**32)) - 1
-        first = jnp.argsort(coin)[:slots].astype(jnp.int32)
+        first = jax.lax.top_k(~coin, min(slots, data.clients))[1].astype(jnp.int32)
         joined = jnp.where(coin[first] <= jnp.uint32(heads), first, data.clients)
         return jnp.pad(joined, (0, slots - len(first)), constant_values=data.clients), state
 

@@ -21,6 +21,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.draws import distinct
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.privacy import poisson
 
@@ -63,13 +64,12 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
     def draw(
         key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
     ) -> tuple[Array, PyTree]:
-        n = data.clients
-        ticket = jax.random.uniform(key, (n,))
-        # Clients of slots that are not free are taken; row n collects the marks of free slots.
-        taken = jnp.zeros(n + 1, bool).at[jnp.where(free, n, clients)].set(True)[:n]
-        queue = jnp.argsort(jnp.where(taken, 2.0, ticket)).astype(jnp.int32)
+        n, slots = data.clients, len(free)
         if active is not None:
-            return _served(jax.random.fold_in(key, 1), queue, visits, active), state
+            queue = distinct(key, min(active, slots), n)
+            return _served(jax.random.fold_in(key, 1), queue, n, visits, active), state
+        # Clients of slots that are not free are taken.
+        queue = distinct(key, slots, n, jnp.where(free, n, clients))
         rank = jnp.cumsum(free, dtype=jnp.int32) - 1
         return jnp.where(free, queue[jnp.maximum(rank, 0)], clients), state
 
@@ -133,10 +133,11 @@ def importance(
         del data, clients, free  # no slot keeps its client: all are free
         # log 0 would rank the clients without a score by their number.
         ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny)) + jax.random.gumbel(key, p.shape)
-        queue = jnp.argsort(-ticket).astype(jnp.int32)
+        count = len(visits) if active is None else min(active, len(visits))
+        queue = jax.lax.top_k(ticket, count)[1].astype(jnp.int32)
         if active is not None:
-            return _served(jax.random.fold_in(key, 1), queue, visits, active), p
-        return queue[: len(visits)], p
+            return _served(jax.random.fold_in(key, 1), queue, len(p), visits, active), p
+        return queue, p
 
     def update(p: Array, client: Array, info: LocalInfo) -> Array:
         if "importance" not in info.extra:
@@ -166,20 +167,21 @@ def _check_active(active: int | None) -> None:
         raise ValueError(f"active must be at least 1, got {active}")
 
 
-def _served(key: Array, queue: Array, visits: Array, active: int) -> Array:
+def _served(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:
     """The first ``active`` clients of the queue to the least visited slots; the others are idle.
 
     Args:
         key: for ties.
-        queue: ``int32[N]``, clients in the order in which they were drawn.
+        queue: ``int32[active]``, clients in the order in which they were drawn.
+        idle: N, for a slot without a client.
         visits: ``int32[S]``.
         active: at most S.
 
     Returns:
-        ``int32[S]``, N for an idle slot.
+        ``int32[S]``.
     """
     slots = len(visits)
     if active > slots:
         raise ValueError(f"active must be at most the {slots} slots, got {active}")
     first = jnp.lexsort((jax.random.uniform(key, (slots,)), visits))[:active]
-    return jnp.full(slots, len(queue), jnp.int32).at[first].set(queue[:active])
+    return jnp.full(slots, idle, jnp.int32).at[first].set(queue)

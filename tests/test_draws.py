@@ -1,0 +1,57 @@
+"""Draws without replacement: exact, distinct, and never what is taken."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedjax_sim.engine import draws
+
+TOTAL = 41  # above 8 (count + taken), so that numbers are skipped if nothing else asks for a sort
+
+
+@pytest.mark.parametrize("sorted_up_to", [0, draws.SORTED])
+def test_every_ordered_pair_is_as_likely(
+    sorted_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "SORTED", sorted_up_to)
+    taken = jnp.array([5, TOTAL, 11], jnp.int32)
+    keys = jax.random.split(jax.random.key(0), 50_000)
+    pairs = np.asarray(jax.jit(jax.vmap(lambda key: draws.distinct(key, 2, TOTAL, taken)))(keys))
+    free = [k for k in range(TOTAL) if k not in (5, 11)]
+    counts = np.zeros((TOTAL, TOTAL), int)
+    np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
+    possible = [counts[pair] for pair in itertools.permutations(free, 2)]
+    assert sum(possible) == len(keys)  # no pair of equals, and nothing taken
+    assert stats.chisquare(possible).pvalue > 0.01
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 99))
+def test_a_small_part_of_a_large_population(count: int, taken: int, seed: int) -> None:
+    total = 10**6
+    rng = np.random.default_rng(seed)
+    there = rng.integers(0, total, taken).astype(np.int32)
+    drawn = draws.distinct(jax.random.key(seed), count, total, jnp.asarray(there)).tolist()
+    assert len(set(drawn) - set(there.tolist())) == count
+    assert all(0 <= k < total for k in drawn)
+
+
+def test_a_draw_that_needs_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the candidates of a turn are the same number: what is missing is drawn again."""
+    plain = jax.random.randint
+
+    def poor(key: jax.Array, shape: tuple[int, ...], low: int, high: int) -> jax.Array:
+        return jnp.where(jnp.arange(shape[0]) % 4 > 0, 7, plain(key, shape, low, high))
+
+    monkeypatch.setattr(jax.random, "randint", poor)
+    drawn = draws.distinct(jax.random.key(0), 30, 10**5).tolist()
+    assert len(set(drawn)) == 30
+    assert drawn[1] == 7
