@@ -23,7 +23,7 @@ import fedjax_sim as fs
 from fedjax_sim import tree
 from fedjax_sim.base import Batch
 from fedjax_sim.cli.build import load_model
-from fedjax_sim.models import adapters, layers, mobilenet, resnet
+from fedjax_sim.models import adapters, convolutions, layers, mobilenet, resnet
 from fedjax_sim.models._lstm import recurrence
 from fedjax_sim.run import check_model
 
@@ -362,18 +362,19 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) 
         return lambda x, k, d: jnp.concatenate([conv(x, k).ravel(), depthwise(x, d).ravel()])
 
     wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], channels[0]))
-    for way in ("direct", "im2col"):
+    for way in convolutions.LOWERINGS:
         ours = ways(
-            lambda x, k, way=way: layers.conv(x, k, pads, way, stride=stride),
-            lambda x, k: layers.depthwise(x, k, pads, stride=stride),
+            lambda x, k, way=way: convolutions.conv(x, k, pads, way, stride=stride),
+            lambda x, k: convolutions.depthwise(x, k, pads, stride=stride),
         )
         close_vjp(ours, wanted, x, dense, single)
 
 
 def test_an_unknown_lowering_is_refused() -> None:
-    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5))
-    with pytest.raises(ValueError, match="lowering must be 'direct' or 'im2col', got 'winograd'"):
-        layers.conv(x, kernel, ((0, 0), (0, 0)), "winograd")  # type: ignore[arg-type]
+    x, kernel, pads = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))
+    known = "lowering must be one of lax, direct, im2col, got 'winograd'"
+    with pytest.raises(ValueError, match=known):
+        convolutions.conv(x, kernel, pads, "winograd")  # type: ignore[arg-type]
 
 
 def keras_mobilenet(images: np.ndarray, size: int) -> jax.Array:

@@ -15,7 +15,7 @@ import pytest
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
-from fedjax_sim.models import layers, resnet
+from fedjax_sim.models import convolutions, layers, resnet
 
 IMAGE, CLASSES, SAMPLES = (16, 16, 3), 3, 7
 
@@ -230,11 +230,11 @@ def test_convolutions_take_the_wider_type(dtype: str) -> None:
         kernel = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 3, 4)), dtype)
         pads = ((1, 1), (1, 1))
         wide = jnp.promote_types(dtype, jnp.float32)
-        for way in ("direct", "im2col"):
-            conv = functools.partial(layers.conv, padding=pads, lowering=way)
+        for way in convolutions.LOWERINGS:
+            conv = functools.partial(convolutions.conv, padding=pads, lowering=way)
             out, wanted = jax.jit(
                 lambda x, k, conv=conv: (conv(x, k), conv(x.astype(wide), k.astype(wide)))
             )(x, kernel)
             assert out.dtype == wide
             np.testing.assert_array_equal(out, wanted)
-        assert layers.depthwise(x, kernel[..., 0], pads).dtype == wide
+        assert convolutions.depthwise(x, kernel[..., 0], pads).dtype == wide

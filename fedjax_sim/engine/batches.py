@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,13 @@ def on_root(local: LocalUpdate) -> Callable[..., Trained]:
     ) -> Trained:
         return local.train(key, variables, root_view(data), client_state, shared_state)
 
-    return sequential_vmap(train) if jax.default_backend() == "cpu" else train
+    one_by_one = sequential_vmap(train)
+
+    def trained(*args: Any) -> Trained:
+        end: Trained = jax.lax.platform_dependent(*args, cpu=one_by_one, default=train)
+        return end
+
+    return trained
 
 
 def rows_at(client: ClientView, position: Array) -> Batch:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
 from fedjax_sim.models.adapters import from_linen
-from fedjax_sim.models.layers import BatchNorm, Dense, conv, depthwise, fan_in_uniform
+from fedjax_sim.models.convolutions import conv, depthwise
+from fedjax_sim.models.layers import BatchNorm, Dense, fan_in_uniform
 
 Weights = str | os.PathLike[str] | Mapping[str, ArrayLike] | None
 """An .npz file, or its arrays, of any width, by their names in Keras
@@ -269,11 +270,13 @@ def _trunk(
             x = _bottleneck(layer, block, x)
         return x
 
-    def trunk(images: Array) -> Array:
-        if jax.default_backend() != "cpu":
-            return forward(images)
-        # Two at a time stay in the cache: 1.3 to 1.5 times the speed of ten.
+    def by_twos(images: Array) -> Array:
         return jax.lax.map(lambda image: forward(image[None])[0], images, batch_size=2)
+
+    def trunk(images: Array) -> Array:
+        # Two at a time stay in a CPU's cache: 1.3 to 1.5 times the speed of ten.
+        maps: Array = jax.lax.platform_dependent(images, cpu=by_twos, default=forward)
+        return maps
 
     return trunk, folded[parts[-1]][0].shape[-1]
 

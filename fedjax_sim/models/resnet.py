@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Model
 from fedjax_sim.models.adapters import from_linen
-from fedjax_sim.models.layers import conv
+from fedjax_sim.models.convolutions import conv
 
 WIDTHS = (16, 32, 64)  # of the three stages
 
