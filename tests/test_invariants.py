@@ -25,7 +25,7 @@ from fedjax_sim.data import eval_set
 from fedjax_sim.engine.batches import shuffled
 from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.models import layers
+from fedjax_sim.models import convolutions, layers
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.server.aggregators import AGGREGATORS
 
@@ -368,7 +368,7 @@ def test_dealing_evens_out_a_steep_cohort() -> None:
 
 
 @pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((2, 2), (2, 2)), ((1, 0), (0, 2))])
-@pytest.mark.parametrize("lowering", ["direct", "im2col"])
+@pytest.mark.parametrize("lowering", [None, *convolutions.LOWERINGS])
 def test_convolution(lowering: Any, pads: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     x = jax.random.normal(keys[0], (3, 7, 6, 2))
@@ -380,11 +380,36 @@ def test_convolution(lowering: Any, pads: Any) -> None:
         )
 
     def ours(x: jax.Array, k: jax.Array) -> jax.Array:
-        return layers.conv(x, k, pads, lowering)
+        return convolutions.conv(x, k, pads, lowering)
 
     a, b = (jax.vjp(f, x, kernel) for f in (plain, ours))
     dy = jax.random.normal(keys[2], a[0].shape)
-    assert_trees((a[0], a[1](dy)), (b[0], b[1](dy)), rtol=1e-4, atol=1e-4)
+    for wanted, found in zip((a[0], *a[1](dy)), (b[0], *b[1](dy)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_a_convolution_is_lowered_for_the_platform_it_is_compiled_for() -> None:
+    """Of one grey image a CPU gathers the patches; other platforms get one convolution."""
+    x, kernel = jnp.ones((2, 8, 8, 1)), jnp.ones((3, 3, 1, 4))
+    conv = jax.jit(lambda x, k: convolutions.conv(x, k, ((1, 1), (1, 1))))
+    for platform, patches in (("cpu", True), ("cuda", False), ("tpu", False)):
+        text = str(jax.export.export(conv, platforms=[platform])(x, kernel).mlir_module())
+        assert ("stablehlo.dot_general" in text) == patches
+        assert ("stablehlo.convolution" in text) == (not patches)
+    assert "conditional" not in known(conv.lower(x, kernel).compile().as_text())
+
+
+def test_one_mean_of_many_runs_is_taken_in_one_way() -> None:
+    """Only where a row is absent in some run are all of them copied; NaN there harms none."""
+    rows = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
+    weights = np.ones((3, 4), np.float32)
+    weights[1, 2] = 0
+    stack = rows.copy()
+    stack[1, 2] = np.nan
+    means = jax.vmap(tree.mean)(stack, jnp.asarray(weights))
+    for mean, run, share in zip(means, rows, weights, strict=True):
+        np.testing.assert_allclose(mean, np.average(run, axis=0, weights=share), rtol=1e-5)
+    assert "cond[" in str(jax.make_jaxpr(jax.vmap(tree.mean))(stack, jnp.ones((3, 4))))
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 4, 3), (2, 7, 5, 3)])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, PyTree
+from fedjax_sim.engine.vmapped import everywhere
 
 
 def expand(v: Array, like: Array) -> Array:
@@ -141,8 +142,9 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
         return jax.tree.map(lambda a: jnp.where(expand(share, a) > 0, a, 0), rows)
 
     # 0 * NaN is NaN: absent rows are zeroed, in a copy of the stack that only they are worth.
+    nobody_is_absent = everywhere(jnp.all(weights > 0))
     return jax.lax.cond(
-        jnp.all(weights > 0), product, lambda rows: product(absent_zeroed(rows)), stacked
+        nobody_is_absent, product, lambda rows: product(absent_zeroed(rows)), stacked
     )
 
 

@@ -24,6 +24,25 @@ def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
     return closed
 
 
+@custom_vmap
+def everywhere(condition: Array) -> Array:
+    """Whether ``condition bool[]`` holds at all indices of every vmap from outside.
+
+    A ``lax.cond`` by it stays one under vmap. By a condition of each index's own both branches
+    would run, and a select would choose.
+
+    >>> jax.vmap(everywhere)(jnp.array([True, False])).tolist()
+    [False, False]
+    """
+    return condition
+
+
+@everywhere.def_vmap
+def _everywhere(size: int, batched: list[bool], condition: Array) -> tuple[Array, bool]:
+    del size, batched
+    return everywhere(jnp.all(condition)), False
+
+
 def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
     """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
 

@@ -17,6 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.engine.vmapped import everywhere
 from fedjax_sim.round.parts import Parts
 
 
@@ -102,7 +103,8 @@ def absorb(
 
     if not parts.in_flight:
         return take_due(None)
-    return jax.lax.cond(jnp.any(due), take_due, lambda _: state, None)
+    nobody = everywhere(~jnp.any(due))
+    return jax.lax.cond(nobody, lambda _: state, take_due, None)
 
 
 def aggregated(parts: Parts, gathered: Gathered) -> Variables:
