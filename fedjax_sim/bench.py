@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter
 from fedjax_sim.cli.config import Machine
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = parse(argv)
             start_jax(config.machine)
             setup = build(config)
+            if config.machine.compile_for is not None:
+                compile_all(config, setup)
+                return 0
             folder = open_folder(config, setup)
         except BrokenPipeError:
             raise
@@ -66,6 +70,8 @@ def start_jax(machine: Machine) -> None:
     No more devices than cores: they would wait for each other.
     """
     settings: Any = jax.config  # untyped
+    if machine.compile_for is not None:
+        settings.update("jax_platforms", "cpu")  # what is compiled for is not here
     cores = available_cores()
     with suppress(RuntimeError):
         settings.update("jax_num_cpu_devices", min(machine.devices or cores, cores))

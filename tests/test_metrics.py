@@ -295,7 +295,8 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
     )
     programs = Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, 1)
-    placed = [programs._data.x, *(s.x for s in programs._sets)]
+    on_device, examples = programs._inputs
+    placed = [on_device.x, *(s.x for s in examples)]
     assert len({a.unsafe_buffer_pointer() for a in placed}) == 1
 
 

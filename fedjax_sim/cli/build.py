@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.config import Config, Preparation, Training
+from fedjax_sim.cli.config import Config, Machine, Preparation, Training
 from fedjax_sim.cli.flags import flag, flagged
 from fedjax_sim.cli.problem import Problem, make_partitions, make_problem, population
 from fedjax_sim.client.augment import fedaug_augmentations
@@ -32,11 +32,12 @@ from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.targets import devices_of
 from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_scaling
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
-from fedjax_sim.run.experiment import trace_round
+from fedjax_sim.run.checks import trace_round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,19 @@ class Setup:
         return float(np.mean([emd(table) for table in self.tables]))
 
 
+def _execution(machine: Machine) -> Execution:
+    """The devices of this machine, or those to compile for."""
+    if machine.compile_for is None:
+        return make_execution(machine.devices, machine.chunk)
+    found = devices_of(machine.compile_for)
+    count = len(found) if machine.devices is None else machine.devices
+    if count > len(found):
+        raise ValueError(
+            f"devices must be in 1..{len(found)} for {machine.compile_for}, got {count}"
+        )
+    return make_execution(found[:count], machine.chunk)
+
+
 def build(config: Config) -> Setup:
     """Everything that the run needs.
 
@@ -89,9 +103,9 @@ def build(config: Config) -> Setup:
     """
     experiment, training = config.experiment, config.training
     try:
-        execution = make_execution(config.machine.devices, config.machine.chunk)
-    except ValueError as error:
-        raise flagged(error, ["devices", "chunk"]) from error
+        execution = _execution(config.machine)
+    except (ValueError, ImportError) as error:
+        raise flagged(error, ["devices", "chunk", "compile_for"]) from error
     dataset = population(experiment.load(), config.scores.split)
     partitions = make_partitions(experiment, config.scores.split, dataset)
     try:

@@ -10,6 +10,7 @@ from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
 from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.settings import Group, Instead, setting
+from fedjax_sim.engine.targets import FORMS
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, form_of
@@ -255,6 +256,7 @@ class Machine(Group):
         chunk: None for the backend's default.
         out: the run folder; None for a new one in ``runs/``.
         pictures: their format.
+        compile_for: a target to compile for, instead of running; None to run here.
         cache: whether compiled programs are kept for the next run.
     """
 
@@ -280,6 +282,13 @@ class Machine(Group):
         place=True,
     )
     pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
+    compile_for: str | None = setting(
+        None,
+        f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
+        shown="run on this machine",
+        metavar="TARGET",
+        place=True,
+    )
     cache: bool = setting(True, "do not keep compiled programs for the next run")
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.base import ClientData, Model
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.summary import show, summarise
+from fedjax_sim.data import EvalSet
 from fedjax_sim.partition import draw_partition, partition_hash
+from fedjax_sim.round import Algorithm
 from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
 from fedjax_sim.run.metrics import mean_known
 
@@ -82,8 +85,7 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Resul
     """Runs one algorithm behind a progress bar."""
     from tqdm import tqdm
 
-    algorithm, problem, metric = setup.algorithms[name], setup.problem, config.scores.score
-    rounds = max(1, round(config.experiment.rounds * algorithm.round_factor))
+    problem, metric, rounds = setup.problem, config.scores.score, rounds_of(name, config, setup)
     # disable=None: no bar where stderr is a file.
     bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
 
@@ -94,18 +96,38 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Resul
         bar.update(evaluation.round - bar.n)
 
     with bar:
+        algorithm, model, data, test = what_runs(name, setup)
         return simulate(
             algorithm,
-            setup.model,
-            problem.data,
-            problem.test,
+            model,
+            data,
+            test,
             rounds=rounds,
-            classes=setup.classes,
-            seeds=[run["seed"] for run in problem.runs],
-            eval_every=min(config.experiment.eval_every, rounds),
-            validation=problem.validation,
-            auc=True if metric == "auc" else None,
-            personal=config.scores.split == "holdout",
-            execution=setup.execution,
             on_evaluation=record,
+            **how_it_runs(name, config, setup),
         )
+
+
+def rounds_of(name: str, config: Config, setup: Setup) -> int:
+    """The rounds of an algorithm: some have fewer or more for the same budget."""
+    return max(1, round(config.experiment.rounds * setup.algorithms[name].round_factor))
+
+
+def what_runs(name: str, setup: Setup) -> tuple[Algorithm, Model, ClientData, EvalSet]:
+    """Arguments of :func:`fedjax_sim.simulate`."""
+    problem = setup.problem
+    return setup.algorithms[name], setup.model, problem.data, problem.test
+
+
+def how_it_runs(name: str, config: Config, setup: Setup) -> dict[str, Any]:
+    """Settings of :func:`fedjax_sim.simulate`."""
+    problem = setup.problem
+    return {
+        "classes": setup.classes,
+        "seeds": [run["seed"] for run in problem.runs],
+        "eval_every": min(config.experiment.eval_every, rounds_of(name, config, setup)),
+        "validation": problem.validation,
+        "auc": True if config.scores.score == "auc" else None,
+        "personal": config.scores.split == "holdout",
+        "execution": setup.execution,
+    }

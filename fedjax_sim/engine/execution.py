@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -258,7 +258,9 @@ class Execution:
 
 
 def make_execution(
-    devices: int | None = None, chunk: int | None = None, backend: str | None = None
+    devices: int | Sequence[jax.Device] | None = None,
+    chunk: int | None = None,
+    backend: str | None = None,
 ) -> Execution:
     """The devices of this machine, and the batching that is fastest on them.
 
@@ -269,7 +271,8 @@ def make_execution(
     does) for more than one CPU device.
 
     Args:
-        devices: how many to use; None for all.
+        devices: how many to use, None for all; or the devices themselves, which may be those of
+            :func:`fedjax_sim.engine.targets.devices_of`.
         chunk: models per device under vmap; None for the backend's default, 0 for all.
         backend: "cpu", "gpu" or "tpu"; None for JAX's default.
 
@@ -279,15 +282,21 @@ def make_execution(
     >>> make_execution(devices=1, chunk=8).chunk
     8
     """
-    available = jax.devices(backend) if backend else jax.devices()
-    count = len(available) if devices is None else devices
-    if not 1 <= count <= len(available):
-        raise ValueError(f"devices must be in 1..{len(available)} on this machine, got {devices}")
+    if isinstance(devices, Sequence):
+        used = tuple(devices)
+    else:
+        available = jax.devices(backend) if backend else jax.devices()
+        count = len(available) if devices is None else devices
+        if not 1 <= count <= len(available):
+            raise ValueError(
+                f"devices must be in 1..{len(available)} on this machine, got {devices}"
+            )
+        used = tuple(available[:count])
     if chunk is not None and chunk < 0:
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if chunk is None:
-        chunk = 1 if available[0].platform == "cpu" else 0
-    return Execution(tuple(available[:count]), chunk or None)
+        chunk = 1 if used[0].platform == "cpu" else 0
+    return Execution(used, chunk or None)
 
 
 def _balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, Model
+from fedjax_sim.base import Array, ClientData, FedState, Metrics, Model
 from fedjax_sim.data import EvalSet, eval_set
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.result import DivergedError
 from fedjax_sim.run.tally import MOST_RANKED
 
@@ -188,3 +190,34 @@ def check_finite(loss: Any, done: int, seeds: Sequence[int]) -> None:
             f"the loss became {loss[seed, where]} in round {done + where + 1} "
             f"(seed {seeds[seed]}): lower the learning rate, the clients' or the server's"
         )
+
+
+def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
+    """Traces the start and a round of one run, in a fraction of a second; computes nothing.
+
+    Args:
+        algorithm: what would run.
+        model: the model that its local update trains.
+        data: the clients; ``start`` may have a leading axis of runs.
+
+    Raises:
+        ValueError: if the algorithm does not fit the data, say lacks samples of the server's.
+
+    >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
+    >>> import optax
+    >>> from fedjax_sim.client.objective import empirical_risk
+    >>> model = models.logistic((3,), 2)
+    >>> data = ClientData(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.arange(2),
+    ...                   jnp.array([0, 1, 2]), capacity=1)
+    >>> algorithm = fedavg(local_sgd(empirical_risk(model), optax.sgd(0.1)), clients_per_round=5)
+    >>> trace_round(algorithm, model, data)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: clients_per_round must be at most the 2 clients, got 5...
+    """
+    axes = client_axes(data)
+
+    def begin(key: Array, data: ClientData) -> tuple[FedState, Metrics]:
+        one = first_run(data, axes)
+        return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
+
+    jax.eval_shape(begin, jax.random.key(0), data)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Lowered, Traced
 
 from fedjax_sim.base import (
     Array,
@@ -27,7 +28,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.axes import RunAxes, client_axes, first_run
+from fedjax_sim.run.axes import RunAxes, first_run
 from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
 
 Sets = tuple[EvalSet, ...]
@@ -129,7 +130,7 @@ class Experiment:
         self._algorithm, self._model = algorithm, model
         self._execution, self._runs, self._every = execution, runs, eval_every
         self._advance: Any = None
-        self._data, self._sets = self._placed((data, sets))
+        self._given = data, sets
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
         self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
@@ -141,7 +142,9 @@ class Experiment:
                 own_score, in_axes=(0, self._axes.state, self._axes.data, self._axes.sets[0])
             )
 
-    def _placed(self, arrays: PyTree) -> PyTree:
+    @functools.cached_property
+    def _inputs(self) -> tuple[ClientData, Sets]:
+        """Data and sets on the devices, each array once however many hold it."""
         on_device: dict[int, Array] = {}
 
         def put(a: Array) -> Array:
@@ -149,7 +152,33 @@ class Experiment:
                 on_device[id(a)] = jax.device_put(a, self._execution.replicated)
             return on_device[id(a)]
 
-        return jax.tree.map(put, arrays)
+        placed: tuple[ClientData, Sets] = jax.tree.map(put, self._given)
+        return placed
+
+    def lowered(self, platforms: Sequence[str] | None = None) -> Iterator[tuple[str, Lowered]]:
+        """The programs and their names, lowered for devices that need not be there.
+
+        Nothing is placed and nothing runs: :meth:`jax.stages.Lowered.compile` then compiles them.
+
+        Args:
+            platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
+        """
+        given = None if platforms is None else tuple(platforms)
+
+        def shapes(tree: PyTree) -> PyTree:
+            shape = functools.partial(jax.ShapeDtypeStruct, sharding=self._execution.replicated)
+            return jax.tree.map(lambda a: shape(a.shape, a.dtype), tree)
+
+        data, sets = shapes(self._given)
+        seeds, todo = shapes((np.zeros(self._runs, np.uint32), np.int32(0)))
+        begin = self._traced(self._begin, seeds, None, data)
+        yield "start", begin.lower(lowering_platforms=given)
+        run = shapes(begin.out_info)
+        advance = self._traced(self._rounds, run, data, sets, todo, donate=(0,))
+        yield "advance", advance.lower(lowering_platforms=given)
+        if run.state.slots is not None:
+            finish = self._traced(self._collect, run, data, sets)
+            yield "finish", finish.lower(lowering_platforms=given)
 
     def stages(
         self,
@@ -176,21 +205,24 @@ class Experiment:
         shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
         weights = None if initial is None else self._stacked(initial, shapes)
 
+        args = (np.asarray(seeds, np.uint32), weights, self._inputs[0])
+        run: Run = self._compile(self._begin, *args)(*args)
+        self.model_bytes = tree.num_bytes(shapes)
+        one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._inputs[0])
+        self.traffic = self._algorithm.traffic(shapes, one)
+        return run
+
+    def _begin(self, seeds: Array, weights: PyTree, data: ClientData) -> Run:
         def begin(seed: Array, weights: PyTree, data: ClientData) -> tuple[Array, FedState]:
             key = jax.random.key(seed)
             variables = weights or self._model.init(stream(key, Seed.WEIGHTS))
             run_key = stream(key, Seed.ROUNDS)
             return run_key, self._algorithm.init(run_key, variables, data)
 
-        both = self._axes.map(
+        all_runs = self._axes.map(
             begin, in_axes=(0, 0, self._axes.data), out_axes=(0, self._axes.state)
         )
-        args = (np.asarray(seeds, np.uint32), weights, self._data)
-        run: Run = self._compile(lambda s, w, d: Run(*both(s, w, d)), *args)(*args)
-        self.model_bytes = tree.num_bytes(shapes)
-        one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._data)
-        self.traffic = self._algorithm.traffic(shapes, one)
-        return run
+        return Run(*all_runs(seeds, weights, data))
 
     def _stacked(self, initial: Variables, shapes: Variables) -> Variables:
         """The weights of each run, ``[R, *p]``."""
@@ -212,7 +244,7 @@ class Experiment:
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
-        args = (run, self._data, self._sets, np.int32(todo))
+        args = (run, *self._inputs, np.int32(todo))
         if self._advance is None:
             self._advance = self._compile(self._rounds, *args, donate=(0,))
         out: tuple[Run, Metrics, Scored] = self._advance(*args)
@@ -270,58 +302,30 @@ class Experiment:
         if run.state.slots is None:
             return None
 
-        def collect(run: Run, data: ClientData, sets: Sets) -> Collected:
-            gather = self._axes.map(
-                _at_round(self._algorithm.collect), in_axes=(0, self._axes.state, self._axes.data)
-            )
-            variables, uploads = gather(run.keys, run.state, data)
-            run = Run(run.keys, run.state._replace(server=variables))
-            return Collected(variables, uploads, self._scored(variables, run, data, sets))
-
-        args = (run, self._data, self._sets)
-        out: Collected = self._compile(collect, *args)(*args)
+        args = (run, *self._inputs)
+        out: Collected = self._compile(self._collect, *args)(*args)
         return out
+
+    def _collect(self, run: Run, data: ClientData, sets: Sets) -> Collected:
+        gather = self._axes.map(
+            _at_round(self._algorithm.collect), in_axes=(0, self._axes.state, self._axes.data)
+        )
+        variables, uploads = gather(run.keys, run.state, data)
+        run = Run(run.keys, run.state._replace(server=variables))
+        return Collected(variables, uploads, self._scored(variables, run, data, sets))
 
     def _compile(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
         began = time.perf_counter()
-        put = self._execution.replicated
-        jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
-        compiled = jitted.lower(*args).compile()
+        compiled = self._traced(fn, *args, donate=donate).lower().compile()
         self.compile_seconds += time.perf_counter() - began
         return compiled
+
+    def _traced(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Traced:
+        put = self._execution.replicated
+        jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
+        return jitted.trace(*args)
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn(key, state, data)`` with the key of the round, of the run's."""
     return lambda key, state, data: fn(jax.random.fold_in(key, state.round), state, data)
-
-
-def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
-    """Traces the start and a round of one run, in a fraction of a second; computes nothing.
-
-    Args:
-        algorithm: what would run.
-        model: the model that its local update trains.
-        data: the clients; ``start`` may have a leading axis of runs.
-
-    Raises:
-        ValueError: if the algorithm does not fit the data, say lacks samples of the server's.
-
-    >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
-    >>> import optax
-    >>> from fedjax_sim.client.objective import empirical_risk
-    >>> model = models.logistic((3,), 2)
-    >>> data = ClientData(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.arange(2),
-    ...                   jnp.array([0, 1, 2]), capacity=1)
-    >>> algorithm = fedavg(local_sgd(empirical_risk(model), optax.sgd(0.1)), clients_per_round=5)
-    >>> trace_round(algorithm, model, data)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: clients_per_round must be at most the 2 clients, got 5...
-    """
-    axes = client_axes(data)
-
-    def begin(key: Array, data: ClientData) -> tuple[FedState, Metrics]:
-        one = first_run(data, axes)
-        return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
-
-    jax.eval_shape(begin, jax.random.key(0), data)

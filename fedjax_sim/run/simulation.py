@@ -102,30 +102,24 @@ def simulate(
         >>> bool(result.accuracy[-1, 0] > 0.8)
         True
     """
-    check_kinds(algorithm, model, data)
-    rounds, eval_every = whole("rounds", rounds), whole("eval_every", eval_every)
-    classes, seeds = whole("classes", classes), checked_seeds(seeds)
-    check_model(model, data.x, classes)
-    check_trained(algorithm, model)
-    given = {"test": test} if validation is None else {"test": test, "validation": validation}
-    sets = {name: as_set(name, s) for name, s in given.items()}
-    ranked = classes == 2 if auc is None else auc
-    check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
-    check_labels(data, sets, classes)
+    rounds = whole("rounds", rounds)
     began = time.perf_counter()
     with count_programs() as counter:
-        programs = Experiment(
+        programs = experiment(
             algorithm,
             model,
-            loss,
-            execution or make_execution(),
             data,
-            tuple(sets.values()),
-            len(seeds),
-            eval_every,
-            ranked=ranked,
+            test,
+            classes=classes,
+            seeds=seeds,
+            eval_every=eval_every,
+            validation=validation,
+            auc=auc,
             personal=personal,
+            loss=loss,
+            execution=execution,
         )
+        seeds = checked_seeds(seeds)
         ledger = Ledger(programs, setup_bytes(algorithm, model, data, len(seeds)))
         try:
             for done, stage in programs.stages(seeds, rounds, initial, record):
@@ -145,6 +139,51 @@ def simulate(
                 error.add_note(f"the run up to round {rounds_done} is this exception's .result")
             raise
     return ledger.result(began, counter.programs)
+
+
+def experiment(
+    algorithm: Algorithm,
+    model: Model,
+    data: ClientData,
+    test: tuple[Any, Any] | EvalSet,
+    *,
+    classes: int,
+    seeds: Sequence[int] | NDArray[np.integer[Any]] = (0,),
+    eval_every: int = 1,
+    validation: tuple[Any, Any] | EvalSet | None = None,
+    auc: bool | None = None,
+    personal: bool = False,
+    loss: LossFn = cross_entropy,
+    execution: Execution | None = None,
+) -> Experiment:
+    """The programs of :func:`simulate`, which has the same arguments; nothing is computed.
+
+    Raises:
+        ValueError: if a setting is out of range or of the wrong kind, the model does not fit the
+            data, or is not that of the local update.
+    """
+    check_kinds(algorithm, model, data)
+    eval_every = whole("eval_every", eval_every)
+    classes, seeds = whole("classes", classes), checked_seeds(seeds)
+    check_model(model, data.x, classes)
+    check_trained(algorithm, model)
+    given = {"test": test} if validation is None else {"test": test, "validation": validation}
+    sets = {name: as_set(name, s) for name, s in given.items()}
+    ranked = classes == 2 if auc is None else auc
+    check_sets(data, sets, len(seeds), ranked=ranked, personal=personal)
+    check_labels(data, sets, classes)
+    return Experiment(
+        algorithm,
+        model,
+        loss,
+        execution or make_execution(),
+        data,
+        tuple(sets.values()),
+        len(seeds),
+        eval_every,
+        ranked=ranked,
+        personal=personal,
+    )
 
 
 def check_kinds(algorithm: Any, model: Any, data: Any) -> None:

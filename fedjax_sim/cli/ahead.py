@@ -1,0 +1,41 @@
+"""``--compile-for``: what the programs of a command need on devices that need not be there."""
+
+from __future__ import annotations
+
+from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.report import MB
+from fedjax_sim.cli.running import how_it_runs, title, what_runs
+from fedjax_sim.run.ahead import Program, compile_ahead
+from fedjax_sim.run.simulation import experiment
+
+_COLUMNS = "{:<20}{:<9}{:>10}{:>14}{:>16}{:>10}{:>9}  {}"
+_HEAD = ("algorithm", "program", "compile s", "arguments MB", "temporaries MB", "GFLOP", "GB", "")
+NOTE = "of one device; GFLOP and GB read and written are of one pass through each loop, if XLA says"
+
+
+def compile_all(config: Config, setup: Setup) -> None:
+    """Compiles the programs of every algorithm and prints what they need."""
+    devices = setup.execution.devices
+    print(
+        f"{title(config, setup)}, {setup.model_name}; {len(devices)} x {devices[0].device_kind}\n"
+    )
+    print(_COLUMNS.format(*_HEAD).rstrip())
+    for name in config.algorithms:
+        programs = experiment(*what_runs(name, setup), **how_it_runs(name, config, setup))
+        for program in compile_ahead(programs):
+            print(_row(name, program), flush=True)
+    print(f"\n{NOTE}")
+
+
+def _row(name: str, program: Program) -> str:
+    """A line of the table.
+
+    >>> _row("fedavg", Program("start", 2.0, 10**6, 0, None, 2e9, {"all-gather": 2}))[-48:]
+    '1.0             0.0         -      2.0  2 all-gather'
+    """
+    collectives = ", ".join(f"{count} {kind}" for kind, count in program.collectives.items())
+    giga = ("-" if v is None else f"{v / 1e9:.1f}" for v in (program.flops, program.accessed))
+    sizes = (f"{size / MB:.1f}" for size in (program.arguments, program.temporaries))
+    line = _COLUMNS.format(name, program.name, f"{program.seconds:.1f}", *sizes, *giga, collectives)
+    return line.rstrip()

@@ -1,0 +1,63 @@
+"""Programs compiled for devices that are not there, and what they would need."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jax.stages import Compiled
+
+from fedjax_sim.run.experiment import Experiment
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+class Program(NamedTuple):
+    """What XLA says of a program; bytes and operations are those of one device.
+
+    Attributes:
+        name: "start", "advance" (rounds and an evaluation) or "finish".
+        seconds: of tracing, lowering and compiling.
+        arguments: bytes that are there before it starts: data, models, states.
+        temporaries: bytes that it needs besides, at most.
+        flops: of one pass through each loop; None if XLA does not say.
+        accessed: bytes read and written, likewise.
+        collectives: how many of each kind its text has.
+    """
+
+    name: str
+    seconds: float
+    arguments: int
+    temporaries: int
+    flops: float | None
+    accessed: float | None
+    collectives: Mapping[str, int]
+
+
+def compile_ahead(experiment: Experiment) -> Iterator[Program]:
+    """Compiles one program after another for the experiment's devices; nothing runs."""
+    began = time.perf_counter()
+    for name, lowered in experiment.lowered():
+        compiled = lowered.compile()
+        yield _told(name, time.perf_counter() - began, compiled)
+        began = time.perf_counter()
+
+
+def _told(name: str, seconds: float, compiled: Compiled) -> Program:
+    memory: Any = compiled.memory_analysis()
+    cost: Any = compiled.cost_analysis() or {}
+    text = compiled.as_text() or ""
+    # An asynchronous collective is two instructions, of which one starts it.
+    found = Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
+    return Program(
+        name,
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        dict(found),
+    )

@@ -1,0 +1,108 @@
+"""Programs for devices that are not there: all methods lower, and XLA compiles for TPUs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import Federation
+
+import fedjax_sim as fs
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.bench import main
+from fedjax_sim.engine.targets import devices_of
+from fedjax_sim.run.ahead import compile_ahead
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.simulation import experiment
+
+
+def programs_of(
+    name: str,
+    federation: Federation,
+    model: fs.Model,
+    devices: int | Sequence[jax.Device] = 1,
+    chunk: int | None = 0,
+) -> Experiment:
+    """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
+    objective, execution = fs.empirical_risk(model), fs.make_execution(devices, chunk)
+    common = {"objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.0}
+    function = ALGORITHMS[name]
+    algorithm = function(
+        fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
+        clients_per_round=4,
+        execution=execution,
+        **{key: value for key, value in common.items() if key in keywords(function)},
+    )
+    x, y = (np.asarray(a) for a in (federation.data.x, federation.data.y))
+    unowned = np.setdiff1d(np.arange(len(x)), federation.data.index)
+    data = fs.client_data(x, y, federation.partition, root=unowned)
+    return experiment(
+        algorithm,
+        model,
+        data,
+        federation.test,
+        classes=3,
+        seeds=(0, 1),
+        execution=execution,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_lowers_for_accelerators(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    programs = programs_of(name, federation, models["mlp"])
+    assert [name for name, _ in programs.lowered(["cuda", "tpu"])][:2] == ["start", "advance"]
+
+
+@pytest.mark.parametrize(("name", "finishes"), [("fedavg", False), ("radfed", True)])
+def test_what_is_compiled_ahead_is_what_runs(
+    name: str, finishes: bool, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    programs = programs_of(name, federation, models["logistic"], devices=4, chunk=1)
+    told = {program.name: program for program in compile_ahead(programs)}
+    assert list(told) == ["start", "advance", *(["finish"] if finishes else [])]
+    sizes = sum(a.nbytes for a in jax.tree.leaves((federation.data, federation.test)))
+    assert told["advance"].arguments > sizes
+    assert told["advance"].collectives
+    assert all(program.seconds > 0 and program.temporaries >= 0 for program in told.values())
+    run = programs.start((0, 1))
+    assert run.keys.shape == (2,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2"])
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])
+def test_small_programs_compile_for_tpus(
+    name: str, target: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install '.[aot]'")
+    devices = devices_of(target)
+    assert len(devices) == {"v5e:1x1": 1, "v5e:2x2": 4}[target]
+    programs = programs_of(name, federation, models["logistic"], devices, None)
+    assert [p.name for p in compile_ahead(programs)][:2] == ["start", "advance"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("v5e:2x2", "--compile-for v5e:2x2 needs libtpu: pip install 'fedjax-sim[aot]'"),
+        ("h100", "--compile-for must be like v5e:2x2, v6e:1x1 or another kind of TPU with the "),
+    ],
+)
+def test_a_target_without_its_compiler_is_one_line(
+    target: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--compile-for", target]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not [*tmp_path.iterdir()]
