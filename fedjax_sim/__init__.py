@@ -25,6 +25,7 @@ from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.engine import optimizers, tree
 from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.plan import redistribution, schedule, selection
 from fedjax_sim.round import Algorithm, cite, compose
 from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
@@ -50,6 +51,7 @@ __all__ = [
     "LocalUpdate",
     "Model",
     "Result",
+    "TooLargeError",
     "Toy",
     "Variables",
     "aggregators",

@@ -19,6 +19,7 @@ from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.running import open_folder, run
 from fedjax_sim.data import cache_dir
+from fedjax_sim.engine.memory import TooLargeError
 
 PROGRAM = "fedjax_sim.bench"
 
@@ -47,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
-        diverged = run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
+        try:
+            diverged = run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
+        except TooLargeError as error:
+            return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
         for name, message in diverged.items():
             complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
     except KeyboardInterrupt:

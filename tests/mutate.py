@@ -87,7 +87,22 @@ MUTANTS = [
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
     Mutant("engine/execution.py", "if not values:", "if True:", tests("invariants")),
     Mutant("engine/execution.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
+    Mutant(
+        "engine/vmapped.py",
+        "everywhere(jnp.all(condition))",
+        "everywhere(jnp.any(condition))",
+        tests("invariants"),
+    ),
+    Mutant("engine/draws.py", "_first(given) & ", "", tests("draws")),
+    Mutant("engine/draws.py", "[taken, out]", "[out]", tests("draws")),
+    Mutant("engine/memory.py", "size > there", "size >= there", tests("ahead")),
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
+    Mutant(
+        "models/convolutions.py",
+        'cpu=ways["direct"], default=ways["lax"]',
+        'cpu=ways["lax"], default=ways["direct"]',
+        tests("invariants"),
+    ),
     # plan
     Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
     Mutant(
@@ -121,12 +136,15 @@ MUTANTS = [
         tests("server_methods"),
     ),
     Mutant(
-        "plan/selection.py", "jnp.where(taken, 2.0, ticket)", "ticket", tests("frame", "oracle")
+        "plan/selection.py",
+        "jnp.where(free, n, clients))",
+        "jnp.full_like(clients, n))",
+        tests("frame", "oracle"),
     ),
     Mutant(
         "plan/selection.py",
-        "return queue[: len(visits)], p",
-        "return jnp.sort(-ticket)[: len(visits)].argsort().astype(jnp.int32), p",
+        "jax.lax.top_k(ticket, count)",
+        "jax.lax.top_k(-ticket, count)",
         tests("radfed_family"),
     ),
     Mutant(

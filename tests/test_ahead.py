@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
+from fedjax_sim.engine import memory
 from fedjax_sim.engine.targets import devices_of
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.experiment import Experiment
@@ -31,8 +33,9 @@ def programs_of(
 ) -> Experiment:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
     objective, execution = fs.empirical_risk(model), fs.make_execution(devices, chunk)
-    common = {"objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.0}
+    common: dict[str, Any] = {"objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.0}
     function = ALGORITHMS[name]
+    common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
     algorithm = function(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
         clients_per_round=4,
@@ -75,6 +78,54 @@ def test_what_is_compiled_ahead_is_what_runs(
     assert all(program.seconds > 0 and program.temporaries >= 0 for program in told.values())
     run = programs.start((0, 1))
     assert run.keys.shape == (2,)
+
+
+def test_a_run_says_what_it_holds_before_it_starts(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    local = fs.local_sgd(fs.empirical_risk(models["mlp"]), optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=4)
+    said: list[Any] = []
+    result = fs.simulate(
+        algorithm, models["mlp"], federation.data, federation.test, rounds=1, classes=3,
+        on_compiled=said.append, on_evaluation=lambda e: said.append(e.round),
+    )  # fmt: skip
+    assert said == [result.device_bytes, 1]
+    data = sum(a.nbytes for a in jax.tree.leaves((federation.data, federation.test)))
+    assert result.device_bytes > data + result.model_bytes
+
+
+def test_a_run_that_does_not_fit_is_refused_before_it_starts(
+    federation: Federation, models: dict[str, fs.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = fs.local_sgd(fs.empirical_risk(models["mlp"]), optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=4)
+    there = 10**9
+    monkeypatch.setattr(memory, "memory_of", lambda devices: there)
+    monkeypatch.setattr(memory, "MB", 1)
+
+    def run(**more: Any) -> fs.Result:
+        return fs.simulate(
+            algorithm, models["mlp"], federation.data, federation.test, rounds=1, classes=3, **more
+        )
+
+    there = run().device_bytes
+    run()  # just fits
+    there -= 1
+    message = f"needs {there + 1:,} MB on each of 4 devices, which have {there:,} MB: take"
+    with pytest.raises(fs.TooLargeError, match=message):
+        run(on_evaluation=lambda e: pytest.fail("it ran"))
+
+
+def test_the_command_refuses_what_does_not_fit(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(memory, "memory_of", lambda devices: 10**6)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--no-cache", "--rounds", "1", "--clients", "10", "--seeds", "1"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"error: the run needs \d+ MB on .* have 1 MB: .*nothing was recorded", last)
+    assert not [*tmp_path.glob("runs/*/*")]
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ def compile_all(config: Config, setup: Setup) -> None:
 def _row(name: str, program: Program) -> str:
     """A line of the table.
 
-    >>> _row("fedavg", Program("start", 2.0, 10**6, 0, None, 2e9, {"all-gather": 2}))[-48:]
-    '1.0             0.0         -      2.0  2 all-gather'
+    >>> _row("fedavg", Program("start", 2.0, 10**6, 0, None, 2e9, {"all-gather": 2})).split()
+    ['fedavg', 'start', '2.0', '1.0', '0.0', '-', '2.0', '2', 'all-gather']
     """
     collectives = ", ".join(f"{count} {kind}" for kind, count in program.collectives.items())
     giga = ("-" if v is None else f"{v / 1e9:.1f}" for v in (program.flops, program.accessed))

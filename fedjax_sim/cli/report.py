@@ -85,6 +85,7 @@ def measurements(
         "utilisation": result.steps / max(result.executed, 1),
         "xla_programs": result.xla_programs,
         "peak_memory_mb": peak_memory_mb(),
+        "device_memory_mb": result.device_bytes / MB,
         "rounds": last.round,
         "clients": clients,
         "emd": emd,

@@ -10,6 +10,7 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.report import MB
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.data import EvalSet
 from fedjax_sim.partition import draw_partition, partition_hash
@@ -95,6 +96,9 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Resul
         bar.set_postfix_str(f"{metric} {100 * score:.1f} %", refresh=False)
         bar.update(evaluation.round - bar.n)
 
+    def ready(held: int) -> None:
+        bar.set_postfix_str(f"{held / MB:,.0f} MB a device")
+
     with bar:
         algorithm, model, data, test = what_runs(name, setup)
         return simulate(
@@ -103,6 +107,7 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Resul
             data,
             test,
             rounds=rounds,
+            on_compiled=ready,
             on_evaluation=record,
             **how_it_runs(name, config, setup),
         )

@@ -42,11 +42,12 @@ def compile_ahead(experiment: Experiment) -> Iterator[Program]:
     began = time.perf_counter()
     for name, lowered in experiment.lowered():
         compiled = lowered.compile()
-        yield _told(name, time.perf_counter() - began, compiled)
+        yield told(name, time.perf_counter() - began, compiled)
         began = time.perf_counter()
 
 
-def _told(name: str, seconds: float, compiled: Compiled) -> Program:
+def told(name: str, seconds: float, compiled: Compiled) -> Program:
+    """What XLA says of a compiled program."""
     memory: Any = compiled.memory_analysis()
     cost: Any = compiled.cost_analysis() or {}
     text = compiled.as_text() or ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Lowered, Traced
+from jax.stages import Compiled, Lowered, Traced
 
 from fedjax_sim.base import (
     Array,
@@ -26,6 +27,7 @@ from fedjax_sim.base import (
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.memory import check_fits, needed
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import RunAxes, first_run
@@ -92,8 +94,8 @@ class Stage(NamedTuple):
 class Experiment:
     """The programs; :func:`fedjax_sim.run.simulation` is a loop over them.
 
-    At most three: start, advance, and finish if models are in flight. Each is compiled on first
-    use, and once: ``advance`` takes the number of rounds as data.
+    At most three: start, advance, and finish if models are in flight. All are compiled before the
+    first round, and once: ``advance`` takes the number of rounds as data.
 
     Args:
         algorithm: what to run.
@@ -125,11 +127,12 @@ class Experiment:
         personal: bool = False,
     ) -> None:
         self.compile_seconds = 0.0
+        self.device_bytes = 0
         self.model_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
         self._algorithm, self._model = algorithm, model
         self._execution, self._runs, self._every = execution, runs, eval_every
-        self._advance: Any = None
+        self._programs: dict[str, Compiled] = {}
         self._given = data, sets
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, loss, execution, ranked=ranked)
@@ -155,13 +158,16 @@ class Experiment:
         placed: tuple[ClientData, Sets] = jax.tree.map(put, self._given)
         return placed
 
-    def lowered(self, platforms: Sequence[str] | None = None) -> Iterator[tuple[str, Lowered]]:
+    def lowered(
+        self, platforms: Sequence[str] | None = None, weights: Variables | None = None
+    ) -> Iterator[tuple[str, Lowered]]:
         """The programs and their names, lowered for devices that need not be there.
 
         Nothing is placed and nothing runs: :meth:`jax.stages.Lowered.compile` then compiles them.
 
         Args:
             platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
+            weights: ``[R, *p]``, to start from; None for the model's own.
         """
         given = None if platforms is None else tuple(platforms)
 
@@ -171,7 +177,7 @@ class Experiment:
 
         data, sets = shapes(self._given)
         seeds, todo = shapes((np.zeros(self._runs, np.uint32), np.int32(0)))
-        begin = self._traced(self._begin, seeds, None, data)
+        begin = self._traced(self._begin, seeds, shapes(weights), data)
         yield "start", begin.lower(lowering_platforms=given)
         run = shapes(begin.out_info)
         advance = self._traced(self._rounds, run, data, sets, todo, donate=(0,))
@@ -186,9 +192,12 @@ class Experiment:
         rounds: int,
         initial: Variables | None = None,
         record: Callable[[FedState], PyTree] | None = None,
+        on_compiled: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[int, Stage]]:
         """Runs all rounds; yields the rounds done and the stage at every evaluation."""
         run, done = self.start(seeds, initial), 0
+        if on_compiled is not None:
+            on_compiled(self.device_bytes)
         while done < rounds:
             todo = min(self._every, rounds - done)
             run, metrics, scored = self.advance(run, todo)
@@ -204,9 +213,8 @@ class Experiment:
         """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
         shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
         weights = None if initial is None else self._stacked(initial, shapes)
-
-        args = (np.asarray(seeds, np.uint32), weights, self._inputs[0])
-        run: Run = self._compile(self._begin, *args)(*args)
+        self._compile(weights)
+        run: Run = self._programs["start"](np.asarray(seeds, np.uint32), weights, self._inputs[0])
         self.model_bytes = tree.num_bytes(shapes)
         one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._inputs[0])
         self.traffic = self._algorithm.traffic(shapes, one)
@@ -244,10 +252,8 @@ class Experiment:
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
-        args = (run, *self._inputs, np.int32(todo))
-        if self._advance is None:
-            self._advance = self._compile(self._rounds, *args, donate=(0,))
-        out: tuple[Run, Metrics, Scored] = self._advance(*args)
+        advanced = self._programs["advance"](run, *self._inputs, np.int32(todo))
+        out: tuple[Run, Metrics, Scored] = advanced
         return out
 
     def _rounds(
@@ -301,9 +307,7 @@ class Experiment:
         """Collects the models in flight and evaluates the result; None if there are none."""
         if run.state.slots is None:
             return None
-
-        args = (run, *self._inputs)
-        out: Collected = self._compile(self._collect, *args)(*args)
+        out: Collected = self._programs["finish"](run, *self._inputs)
         return out
 
     def _collect(self, run: Run, data: ClientData, sets: Sets) -> Collected:
@@ -314,11 +318,18 @@ class Experiment:
         run = Run(run.keys, run.state._replace(server=variables))
         return Collected(variables, uploads, self._scored(variables, run, data, sets))
 
-    def _compile(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Any:
+    def _compile(self, weights: Variables | None) -> None:
+        """Compiles all programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
-        compiled = self._traced(fn, *args, donate=donate).lower().compile()
+        with ThreadPoolExecutor() as pool:
+            compiling = {
+                name: pool.submit(lowered.compile)
+                for name, lowered in self.lowered(weights=weights)
+            }
+        self._programs = {name: job.result() for name, job in compiling.items()}
         self.compile_seconds += time.perf_counter() - began
-        return compiled
+        self.device_bytes = max(map(needed, self._programs.values()))
+        check_fits(self.device_bytes, self._execution.devices)
 
     def _traced(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Traced:
         put = self._execution.replicated

@@ -67,6 +67,7 @@ class Ledger:
             steps=int(self.totals.steps.sum()),
             executed=int(self.totals.executed.sum()),
             model_bytes=self._programs.model_bytes,
+            device_bytes=self._programs.device_bytes,
             compile_seconds=compiling,
             run_seconds=time.perf_counter() - began - compiling,
             xla_programs=xla_programs,

@@ -77,6 +77,7 @@ class Result:
         steps: local steps that trained.
         executed: local steps that the devices ran or waited: devices × those of the longest.
         model_bytes: bytes of one model (params and state).
+        device_bytes: memory that the run needs on one device, as XLA planned it.
         compile_seconds: tracing, lowering and XLA.
         run_seconds: the rest.
         xla_programs: programs compiled or fetched from the compilation cache.
@@ -90,6 +91,7 @@ class Result:
     steps: int
     executed: int
     model_bytes: int
+    device_bytes: int
     compile_seconds: float
     run_seconds: float
     xla_programs: int

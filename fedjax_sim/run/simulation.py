@@ -46,6 +46,7 @@ def simulate(
     personal: bool = False,
     loss: LossFn = cross_entropy,
     execution: Execution | None = None,
+    on_compiled: Callable[[int], None] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     initial: Variables | None = None,
     record: Callable[[FedState], Any] | None = None,
@@ -73,6 +74,8 @@ def simulate(
           personal models is then scored by these too. Give ``natural`` the same ids for both.
         loss: for the loss on the sets.
         execution: devices; the one that the algorithm was composed with (None: the default).
+        on_compiled: called before the first round, with the bytes that the run will need on each
+            device.
         on_evaluation: called as soon as each evaluation is known. If it raises, or the run is
             interrupted, the exception has what is known by then as ``result``.
         initial: the weights to start from, of one model or ``[R, *p]``; None: the model's own,
@@ -87,6 +90,7 @@ def simulate(
     Raises:
         ValueError: if a setting is out of range or of the wrong kind, the model does not fit the
             data, or is not that of the local update.
+        TooLargeError: if the run does not fit in a device's memory; says both sizes.
         DivergedError: if a loss is not finite; says the round and the seed.
 
     Example:
@@ -122,7 +126,7 @@ def simulate(
         seeds = checked_seeds(seeds)
         ledger = Ledger(programs, setup_bytes(algorithm, model, data, len(seeds)))
         try:
-            for done, stage in programs.stages(seeds, rounds, initial, record):
+            for done, stage in programs.stages(seeds, rounds, initial, record, on_compiled):
                 check_finite(stage.metrics.loss, done - stage.rounds, seeds)
                 check_cohorts(np.asarray(stage.metrics.client), done - stage.rounds, data.clients)
                 evaluation = ledger.evaluation(done, stage)
@@ -230,7 +234,12 @@ def _size(shapes: Any) -> int:
 
 
 class _Counter:
-    programs = 0
+    def __init__(self) -> None:
+        self.compiled: list[None] = []  # one for each: threads compile at once
+
+    @property
+    def programs(self) -> int:
+        return len(self.compiled)
 
 
 @contextmanager
@@ -240,7 +249,8 @@ def count_programs() -> Iterator[_Counter]:
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
         del duration_secs
-        counter.programs += event == "/jax/core/compile/backend_compile_duration"
+        if event == "/jax/core/compile/backend_compile_duration":
+            counter.compiled.append(None)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

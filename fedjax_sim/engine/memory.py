@@ -1,0 +1,55 @@
+"""Memory of the devices, and whether a program fits in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.stages import Compiled
+
+MB = 10**6
+
+
+class TooLargeError(ValueError):
+    """More than a device's memory holds."""
+
+
+def needed(program: Compiled) -> int:
+    """Bytes that a program holds on one device at most, what it is given and gives included."""
+    memory: Any = program.memory_analysis()
+    if memory is None:  # a backend that does not say
+        return 0
+    given, made = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    return int(given + made - memory.alias_size_in_bytes + memory.temp_size_in_bytes)
+
+
+def memory_of(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes of one device; of several CPU devices, which share a machine, an equal part of its.
+
+    >>> one, two = memory_of(jax.devices()[:1]), memory_of(jax.devices()[:2])
+    >>> one is None or one // 2 == two
+    True
+    """
+    if devices[0].platform != "cpu":
+        return (devices[0].memory_stats() or {}).get("bytes_limit")
+    if not hasattr(os, "sysconf"):  # Windows
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+
+
+def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
+    """Refuses a run that is larger than the memory of a device.
+
+    Raises:
+        TooLargeError: with both numbers.
+    """
+    there = memory_of(devices)
+    if there is not None and size > there:
+        count = len(devices)
+        each = "the device, which has" if count == 1 else f"each of {count} devices, which have"
+        raise TooLargeError(
+            f"the run needs {size / MB:,.0f} MB on {each} {there / MB:,.0f} MB: take fewer clients "
+            "a round, fewer seeds at once, or train fewer models at a time (chunk)"
+        )
