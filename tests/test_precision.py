@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -238,3 +239,61 @@ def test_convolutions_take_the_wider_type(dtype: str) -> None:
             assert out.dtype == wide
             np.testing.assert_array_equal(out, wanted)
         assert convolutions.depthwise(x, kernel[..., 0], pads).dtype == wide
+
+
+MIXED = {
+    "mlp": NETS["mlp"],
+    "lstm": NETS["lstm"],
+    "small": (lambda: fs.models.from_linen(Small(), IMAGE), IMAGE),
+}
+
+
+def products(jaxpr: Any) -> set[Any]:
+    """Types of the results of all products of matrices and convolutions, nested ones included."""
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            found.add(equation.outvars[0].aval.dtype)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            found |= products(inner)
+    return found
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_network_may_compute_in_bfloat16(name: str) -> None:
+    """All of its products, back and forth; weights, their gradients and the state as they were."""
+    make, shape = MIXED[name]
+    plain = make()
+    mixed = fs.models.with_compute_dtype(plain, jnp.bfloat16)
+    start = plain.init(jax.random.key(0))
+    x, y = samples(shape, "float32")
+    step = {}
+    for way, model in (("plain", plain), ("mixed", mixed)):
+        with jax.numpy_dtype_promotion("standard"):
+            trained = jax.jit(functools.partial(train, local_of(model)))
+            if way == "mixed":
+                jaxpr = jax.make_jaxpr(functools.partial(train, local_of(model)))(start, x, y)
+                assert products(jaxpr.jaxpr) == {jnp.dtype("bfloat16")}
+            step[way] = trained(start, x, y).variables
+    assert types(step["mixed"]) == {np.dtype("float32")}
+    plainly, mixedly = (
+        np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, two), strict=True)])
+        for two in ((step["plain"], start), (step["mixed"], start))
+    )
+    apart = np.linalg.norm(plainly - mixedly) / np.linalg.norm(plainly)
+    assert 1e-4 < apart < 0.05
+    logits = mixed.apply(start, x, train=False)[0]
+    assert logits.dtype == np.float32
+
+
+def test_a_network_that_computes_in_its_own_type_is_refused() -> None:
+    class Stubborn(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return nn.Dense(CLASSES, dtype=jnp.float32)(x)
+
+    model = fs.models.from_linen(Stubborn(), (6,))
+    mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)
+    message = "model must compute in bfloat16 if its weights and inputs are, got float32"
+    with pytest.raises(ValueError, match=message):
+        mixed.apply(model.init(jax.random.key(0)), jnp.ones((2, 6)), train=False)

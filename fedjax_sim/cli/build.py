@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.config import Config, Machine, Preparation, Training
+from fedjax_sim.cli.config import Config, Machine, Precision, Preparation, Training
 from fedjax_sim.cli.flags import flag, flagged
 from fedjax_sim.cli.problem import Problem, make_partitions, make_problem, population
 from fedjax_sim.client.augment import fedaug_augmentations
@@ -33,7 +33,7 @@ from fedjax_sim.data import Dataset
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.targets import devices_of
-from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_scaling
+from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_compute_dtype, with_scaling
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
@@ -115,7 +115,7 @@ def build(config: Config) -> Setup:
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
     name = model_for(dataset) if training.model is None else training.model
-    model = load_model(name, dataset)
+    model = load_model(name, dataset, training.precision)
     objective = empirical_risk(model, l2=training.l2)
     local = make_local(training, objective, augmentations(config.preparation, dataset))
     check_steps(training, local, problem.data)
@@ -273,13 +273,14 @@ def model_for(dataset: Dataset) -> str:
     return "ffn"
 
 
-def load_model(name: str, dataset: Dataset) -> Model:
+def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Model:
     """A model by its name or place, checked against the data, that scales its inputs.
 
     Args:
         name: a name in ``MODELS``, or ``package.module:factory``: ``factory(shape, classes)`` gives
           a Model or a flax.linen module; it may also be such a module itself.
         dataset: gives shape, classes and scale.
+        precision: what it computes in.
 
     Raises:
         ValueError: if there is no such model, or it does not fit the data.
@@ -303,6 +304,8 @@ def load_model(name: str, dataset: Dataset) -> Model:
         raise ValueError(
             f"--model {name} must give a Model or a flax.linen module, got {type(given).__name__}"
         )
+    if precision == "bf16":
+        given = with_compute_dtype(given, jnp.bfloat16)
     if key not in SCALES_ITSELF and dataset.mean is not None and dataset.std is not None:
         given = with_scaling(given, dataset.mean, dataset.std)
     try:

@@ -19,6 +19,7 @@ from fedjax_sim.run.metrics import Metric
 Split = Literal["official", "clients", "holdout"]
 Standardise = Literal["global", "local"]
 LastBatch = Literal["keep", "drop", "refill"]
+Precision = Literal["f32", "bf16"]
 
 
 def _by_dataset(key: str, help: Any, **told: Any) -> Any:
@@ -225,6 +226,7 @@ class Training(Group):
         momentum: of SGD.
         l2: of :func:`fedjax_sim.objective.empirical_risk`.
         last_batch: see :func:`fedjax_sim.local.local_sgd`.
+        precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`.
     """
 
     title: ClassVar[str] = "local training"
@@ -245,6 +247,7 @@ class Training(Group):
         0.0, "regularisation: X/2 times the squared norm of matrices and kernels", at_least=0
     )
     last_batch: LastBatch = setting("keep", "what becomes of an epoch's short last minibatch")
+    precision: Precision = setting("f32", "what the network computes in; its weights are f32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,10 +288,8 @@ class Machine(Group):
     compile_for: str | None = setting(
         None,
         f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
-        shown="run on this machine",
-        metavar="TARGET",
-        place=True,
-    )
+        shown="run on this machine", metavar="TARGET", place=True,
+    )  # fmt: skip
     cache: bool = setting(True, "do not keep compiled programs for the next run")
 
 

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
 from fedjax_sim.models.layers import BatchNorm
@@ -272,38 +272,3 @@ def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
     """(graph, params, random streams, other state)."""
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
     return parts[0], parts[1], parts[2], parts[3]
-
-
-def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
-    r"""Scales raw inputs in the step, :math:`(x - \mu) / \sigma`, so that they may stay uint8.
-
-    Args:
-        model: takes ``f32[B, *feature]``.
-        mean: μ, ``f32[C]``, in units of x, for the last axis.
-        std: σ, ``f32[C]``.
-
-    Returns:
-        A model that takes ``[B, *feature]`` of any dtype.
-
-    Example:
-        >>> model = from_linen(nn.Dense(3), (4,))
-        >>> scaled = with_scaling(model, jnp.full(4, 128.0), jnp.full(4, 64.0))
-        >>> x = jnp.full((2, 4), 128, jnp.uint8)
-        >>> scaled.apply(scaled.init(jax.random.key(0)), x, train=False)[0].tolist()
-        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    """
-
-    def apply(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, PyTree]:
-        ones = (1,) * (x.ndim - 1)
-        centre, scale = (jnp.asarray(a).reshape(*ones, -1) for a in (mean, std))
-        x = (x.astype(jnp.float32) - centre) / scale
-        return model.apply(variables, x, train=train, mask=mask, key=key)
-
-    return Model(model.init, apply)

@@ -90,7 +90,9 @@ def mobilenet_v2(
         mask: Array | None = None,
         key: Array | None = None,
     ) -> tuple[Array, PyTree]:
-        return tail.apply(variables, trunk(x), train=train, mask=mask, key=key)
+        kind = jax.tree.leaves(variables.params)[0].dtype
+        maps = trunk(x).astype(kind)  # the trunk's own weights are float32
+        return tail.apply(variables, maps, train=train, mask=mask, key=key)
 
     return Model(tail.init, apply)
 

@@ -1,0 +1,97 @@
+"""A model around a model: other inputs, another type inside."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from fedjax_sim.base import Array, Model, PyTree, Variables
+
+
+def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
+    r"""Scales raw inputs in the step, :math:`(x - \mu) / \sigma`, so that they may stay uint8.
+
+    Args:
+        model: takes ``f32[B, *feature]``.
+        mean: μ, ``f32[C]``, in units of x, for the last axis.
+        std: σ, ``f32[C]``.
+
+    Returns:
+        A model that takes ``[B, *feature]`` of any dtype.
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = fs.models.logistic((4,), 3)
+        >>> scaled = with_scaling(model, jnp.full(4, 128.0), jnp.full(4, 64.0))
+        >>> x, variables = jnp.full((2, 4), 128, jnp.uint8), model.init(jax.random.key(0))
+        >>> outputs, _ = scaled.apply(variables, x, train=False)
+        >>> at_zero, _ = model.apply(variables, jnp.zeros((2, 4)), train=False)
+        >>> bool((outputs == at_zero).all())
+        True
+    """
+
+    def apply(
+        variables: Variables,
+        x: Array,
+        *,
+        train: bool,
+        mask: Array | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, PyTree]:
+        ones = (1,) * (x.ndim - 1)
+        centre, scale = (jnp.asarray(a).reshape(*ones, -1) for a in (mean, std))
+        x = (x.astype(jnp.float32) - centre) / scale
+        return model.apply(variables, x, train=train, mask=mask, key=key)
+
+    return Model(model.init, apply)
+
+
+def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
+    """Computes in another type: weights and inputs are cast in the step, the outputs back.
+
+    The weights, their gradients and updates, BatchNorm's statistics and the loss stay in the type
+    of the weights, float32: mixed precision, as an accelerator's matrix units want it.
+
+    Args:
+        model: computes in the type of its weights and inputs.
+        dtype: of what it computes, ``jnp.bfloat16``.
+
+    Returns:
+        The model; its outputs are ``f32``.
+
+    Raises:
+        ValueError: at its first use, if the model does not compute in that type.
+
+    Source: Micikevicius et al. 2018 <https://arxiv.org/abs/1710.03740>, without the scaling of the
+    loss, which bfloat16 with its wide exponent does not need.
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = with_compute_dtype(fs.models.logistic((4,), 3), jnp.bfloat16)
+        >>> variables = model.init(jax.random.key(0))
+        >>> model.apply(variables, jnp.ones((2, 4)), train=False)[0].dtype
+        dtype('float32')
+    """
+    kind = jnp.dtype(dtype)
+
+    def cast(a: Array) -> Array:
+        return a.astype(kind) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+    def apply(
+        variables: Variables,
+        x: Array,
+        *,
+        train: bool,
+        mask: Array | None = None,
+        key: Array | None = None,
+    ) -> tuple[Array, PyTree]:
+        inside = variables._replace(params=jax.tree.map(cast, variables.params))
+        outputs, state = model.apply(inside, cast(x), train=train, mask=mask, key=key)
+        if outputs.dtype != kind:
+            raise ValueError(
+                f"model must compute in {kind} if its weights and inputs are, got {outputs.dtype}"
+            )
+        return outputs.astype(jnp.float32), state
+
+    return Model(model.init, apply)
