@@ -24,6 +24,7 @@ from benchmarks.workloads import (
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
 from fedjax_sim.client.losses import cross_entropy
 from fedjax_sim.data import eval_set
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.run.experiment import Experiment, Run
 
 ROUNDS = 4096
@@ -95,11 +96,8 @@ class _Session:
     run: Run
 
 
-@lru_cache(maxsize=1)
-def _session(workload: Workload, devices: int) -> _Session:
-    jax.config.update("jax_num_cpu_devices", devices)
-    on_cpu = jax.default_backend() == "cpu"
-    execution = fs.make_execution(devices if on_cpu else None)
+def experiment_of(workload: Workload, execution: Execution) -> Experiment:
+    """Its programs; nothing is computed."""
     model = _model(workload)
     work = workload.federation()
     data = fs.client_data(work.x, work.y, fs.partition.Partition(work.index, work.start))
@@ -115,7 +113,14 @@ def _session(workload: Workload, devices: int) -> _Session:
         execution=execution,
     )
     sets = (eval_set(work.x[:1], work.y[:1]),)
-    experiment = Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, ROUNDS)
+    return Experiment(algorithm, model, cross_entropy, execution, data, sets, 1, ROUNDS)
+
+
+@lru_cache(maxsize=1)
+def _session(workload: Workload, devices: int) -> _Session:
+    jax.config.update("jax_num_cpu_devices", devices)
+    on_cpu = jax.default_backend() == "cpu"
+    experiment = experiment_of(workload, fs.make_execution(devices if on_cpu else None))
     run = experiment.start([0])
     run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
     return _Session(experiment, run)

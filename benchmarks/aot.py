@@ -1,0 +1,113 @@
+"""What XLA's compilers say of the benchmark's workloads on accelerators that are not there.
+
+    python -m benchmarks.aot --work W2 W3 --targets v5e:1x1
+
+Compiles the rounds of `speed.py`'s workloads, the convolutions as they are and by im2col. Nothing
+runs. Milliseconds are those of the longest loop body,
+a step of all clients that train at once, by the model of the chip that XLA schedules with: trust
+ratios above 1.5. Prints a table in markdown and writes a JSON file. Needs the extra `aot`.
+"""
+
+import argparse
+import functools
+import re
+import time
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+
+import fedjax_sim as fs
+from benchmarks.baselines.ours import experiment_of
+from benchmarks.reproduce.common import markdown
+from benchmarks.script import write_record
+from benchmarks.workloads import WORKLOADS
+from fedjax_sim.engine.targets import devices_of
+from fedjax_sim.models import layers
+from fedjax_sim.models.convolutions import conv
+from fedjax_sim.run.ahead import told
+
+HERE = Path(__file__).resolve().parent
+TARGETS = ("v5e:1x1", "v5e:2x2")
+GHZ = 1.5  # of a v5e
+CONVOLUTIONAL = ("cnn", "bn_cnn")
+WAYS = ("as it is", "im2col")
+
+
+def lowered_by(way: str) -> AbstractContextManager[object]:
+    """Within it, the networks' convolutions are computed in this way."""
+    if way != "im2col":
+        return nullcontext()
+    return mock.patch.object(layers, "conv", functools.partial(conv, lowering="im2col"))
+
+
+def longest(text: str) -> float | None:
+    """Milliseconds of the computation of a program that takes the longest; None if it says none."""
+    cycles: Counter[str] = Counter()
+    name = ""
+    for line in text.splitlines():
+        if line[:1] not in ("", " ", "}"):
+            name = line
+        cycles[name] += sum(int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', line))
+    most = max(cycles.values(), default=0)
+    return most / (GHZ * 1e6) if most else None
+
+
+def compiled(work: str, target: str, way: str) -> dict[str, Any]:
+    """A row: the program of the rounds."""
+    execution = fs.make_execution(devices_of(target))
+    with lowered_by(way):
+        began = time.perf_counter()
+        programs = dict(experiment_of(WORKLOADS[work], execution).lowered())
+        program = programs["advance"].compile()
+    found = told("advance", time.perf_counter() - began, program)
+    ms = longest(program.as_text() or "")
+    return {
+        "work": work,
+        "target": target,
+        "": way,
+        "compile s": f"{found.seconds:.0f}",
+        "arguments MB": f"{found.arguments / 1e6:,.0f}",
+        "temporaries MB": f"{found.temporaries / 1e6:,.0f}",
+        "est. ms a step": "-" if ms is None else f"{ms:.3g}",
+        "collectives": ", ".join(f"{n} {kind}" for kind, n in found.collectives.items()),
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.aot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--work", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W")
+    add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    add("--out", type=Path, default=HERE / "results" / "aot.json")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compiles all, prints the table and writes it."""
+    args = parse(argv)
+    settings: Any = jax.config  # untyped
+    settings.update("jax_platforms", "cpu")  # what is compiled for is not here
+    started, rows = time.time(), []
+    for work in args.work:
+        for target in args.targets:
+            for way in args.ways:
+                if way == "im2col" and WORKLOADS[work].net not in CONVOLUTIONAL:
+                    continue
+                rows.append(compiled(work, target, way))
+                print(*rows[-1].values(), sep="  ", flush=True)
+    print(f"\n{markdown(rows)}")
+    write_record(args.out, started, table=rows)
+
+
+if __name__ == "__main__":
+    main()

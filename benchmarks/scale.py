@@ -1,0 +1,113 @@
+"""A round's time and memory by the number of clients, the cohort and the runs.
+
+    python -m benchmarks.scale --clients 10000 1000000 --cohorts 100 --runs 1
+
+Logistic regression 16-10 on four samples a client, one epoch of B = 4: what is measured is what a
+round does besides training. Prints a table in markdown and writes a JSON file.
+"""
+
+import argparse
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import fedjax_sim as fs
+from benchmarks.reproduce.common import markdown
+from benchmarks.script import use_all_cores, write_record
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import ClientData
+from fedjax_sim.run.simulation import experiment
+
+HERE = Path(__file__).resolve().parent
+EACH, FEATURES, CLASSES = 4, 16, 10
+ROUNDS = 50  # of one measurement
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "phase_shift": {"phases": 4},
+    "radfed": {"redistribution_rounds": 5},
+    "scaffold": {},
+}
+
+
+def federation(clients: int) -> tuple[ClientData, Any]:
+    """Clients of random samples, equally many, and a few samples for a test set."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (clients * EACH, FEATURES), dtype=np.uint8)
+    y = rng.integers(0, CLASSES, clients * EACH, dtype=np.int32)
+    index = np.arange(clients * EACH, dtype=np.int32)
+    start = np.arange(0, clients * EACH + 1, EACH, dtype=np.int32)
+    return fs.client_data(x, y, fs.partition.Partition(index, start)), (x[:10], y[:10])
+
+
+def measured(
+    name: str, clients: int, cohort: int, runs: int, devices: int, repeats: int
+) -> dict[str, Any]:
+    """A row: the best of some measurements of many rounds, and what XLA says of memory."""
+    scale = np.full(FEATURES, 128, np.float32)
+    model = fs.models.with_scaling(fs.models.logistic((FEATURES,), CLASSES), scale, scale)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.01), batch_size=EACH)
+    execution = fs.make_execution(devices)
+    method = ALGORITHMS[name](local, clients_per_round=cohort, execution=execution, **METHODS[name])
+    data, test = federation(clients)
+    programs = experiment(
+        method, model, data, test,
+        classes=CLASSES, seeds=range(runs), eval_every=ROUNDS, execution=execution,
+    )  # fmt: skip
+    memory: Any = dict(programs.lowered())["advance"].compile().memory_analysis()
+    run = programs.start(range(runs))
+    run, *_ = jax.block_until_ready(programs.advance(run, 1))
+    best = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run, *_ = jax.block_until_ready(programs.advance(run, ROUNDS))
+        best = min(best, time.perf_counter() - began)
+    return {
+        "": name,
+        "clients": f"{clients:,}",
+        "cohort": cohort,
+        "runs": runs,
+        "devices": devices,
+        "ms a round": f"{1000 * best / ROUNDS:.2f}",
+        "data and states MB": f"{memory.argument_size_in_bytes / 1e6:,.1f}",
+        "temporaries MB": f"{memory.temp_size_in_bytes / 1e6:,.1f}",
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
+    add("--clients", nargs="+", type=int, default=[10_000, 1_000_000], metavar="N")
+    add("--cohorts", nargs="+", type=int, default=[100], metavar="M")
+    add("--runs", nargs="+", type=int, default=[1], metavar="R")
+    add("--devices", nargs="+", type=int, default=[1], metavar="D")
+    add("--repeats", type=int, default=3, help="measurements; the best counts")
+    add("--out", type=Path, default=HERE / "results" / "scale.json")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures all, prints the table and writes it."""
+    args = parse(argv)
+    use_all_cores()
+    started, rows = time.time(), []
+    asked = (args.methods, args.clients, args.cohorts, args.runs, args.devices)
+    for setting in itertools.product(*asked):
+        rows.append(measured(*setting, args.repeats))
+        print(*rows[-1].values(), sep="  ", flush=True)
+    print(f"\n{markdown(rows)}")
+    write_record(args.out, started, table=rows)
+
+
+if __name__ == "__main__":
+    main()
