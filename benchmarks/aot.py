@@ -3,9 +3,9 @@
     python -m benchmarks.aot --work W2 W3 --targets v5e:1x1
 
 Compiles the rounds of `speed.py`'s workloads, the convolutions as they are and by im2col. Nothing
-runs. Milliseconds are those of the longest loop body,
-a step of all clients that train at once, by the model of the chip that XLA schedules with: trust
-ratios above 1.5. Prints a table in markdown and writes a JSON file. Needs the extra `aot`.
+runs. Milliseconds are those of the longest loop body, a step of all clients that train at once, by
+the model of the chip that XLA schedules with: trust ratios above 1.5. Prints a table in markdown
+and writes a JSON file. Needs the extra `aot`.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from benchmarks.baselines.ours import experiment_of
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
 from benchmarks.workloads import WORKLOADS
+from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.targets import devices_of
 from fedjax_sim.models import layers
 from fedjax_sim.models.convolutions import conv
@@ -70,8 +71,8 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         "target": target,
         "": way,
         "compile s": f"{found.seconds:.0f}",
-        "arguments MB": f"{found.arguments / 1e6:,.0f}",
-        "temporaries MB": f"{found.temporaries / 1e6:,.0f}",
+        "arguments MB": f"{found.arguments / MB:,.0f}",
+        "temporaries MB": f"{found.temporaries / MB:,.0f}",
         "est. ms a step": "-" if ms is None else f"{ms:.3g}",
         "collectives": ", ".join(f"{n} {kind}" for kind, n in found.collectives.items()),
     }

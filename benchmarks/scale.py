@@ -21,6 +21,8 @@ from benchmarks.reproduce.common import markdown
 from benchmarks.script import use_all_cores, write_record
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import ClientData
+from fedjax_sim.engine.memory import MB
+from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.simulation import experiment
 
 HERE = Path(__file__).resolve().parent
@@ -58,7 +60,7 @@ def measured(
         method, model, data, test,
         classes=CLASSES, seeds=range(runs), eval_every=ROUNDS, execution=execution,
     )  # fmt: skip
-    memory: Any = dict(programs.lowered())["advance"].compile().memory_analysis()
+    told = {program.name: program for program in compile_ahead(programs)}["advance"]
     run = programs.start(range(runs))
     run, *_ = jax.block_until_ready(programs.advance(run, 1))
     best = float("inf")
@@ -73,8 +75,8 @@ def measured(
         "runs": runs,
         "devices": devices,
         "ms a round": f"{1000 * best / ROUNDS:.2f}",
-        "data and states MB": f"{memory.argument_size_in_bytes / 1e6:,.1f}",
-        "temporaries MB": f"{memory.temp_size_in_bytes / 1e6:,.1f}",
+        "data and states MB": f"{told.arguments / MB:,.1f}",
+        "temporaries MB": f"{told.temporaries / MB:,.1f}",
     }
 
 

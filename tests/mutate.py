@@ -515,6 +515,7 @@ MUTANTS = [
         named("fedasync"),
     ),
     Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
+    Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",
         "GRAPHS[topology](clients_per_round), activity",

@@ -128,6 +128,38 @@ def test_the_command_refuses_what_does_not_fit(
     assert not [*tmp_path.glob("runs/*/*")]
 
 
+class Refused:
+    """A program that XLA does not compile."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def compile(self) -> None:
+        raise jax.errors.JaxRuntimeError(self.reason)
+
+
+def test_what_the_compiler_says_does_not_fit_is_one_line() -> None:
+    full: Any = Refused("RESOURCE_EXHAUSTED: Ran out of memory: 54.91G exceeds 15.75G.\nBuffers:\n")
+    with pytest.raises(memory.TooLargeError, match=r"^Ran out .* 15.75G: take fewer[^\n]*$"):
+        memory.compiled(full)
+    broken: Any = Refused("INTERNAL: a bug: RESOURCE_EXHAUSTED")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        memory.compiled(broken)
+
+
+@pytest.mark.slow
+def test_the_command_refuses_what_a_tpu_cannot_hold(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install '.[aot]'")
+    monkeypatch.chdir(tmp_path)
+    argv = "--compile-for v5e:1x1 --algo scaffold --partition iid --clients 1000 --seeds 200"
+    assert main(argv.split()) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error: Ran out of memory" in last
+    assert "take fewer clients" in last
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2"])
 @pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])

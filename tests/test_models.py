@@ -370,6 +370,18 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) 
         close_vjp(ours, wanted, x, dense, single)
 
 
+def test_the_tail_of_mobilenet_may_compute_in_bfloat16() -> None:
+    """Behind a trunk that computes in float32."""
+    model = fs.models.mobilenet_v2(IMAGE, CLASSES, ARRAYS, size=32)
+    mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((2, *IMAGE), jnp.uint8)
+    outputs, state = jax.eval_shape(
+        lambda x: mixed.apply(mixed.init(jax.random.key(0)), x, train=False), x
+    )
+    assert outputs.dtype == jnp.float32
+    assert {a.dtype for a in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+
+
 def test_an_unknown_lowering_is_refused() -> None:
     x, kernel, pads = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))
     known = "lowering must be one of lax, direct, im2col, got 'winograd'"

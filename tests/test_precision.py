@@ -16,6 +16,8 @@ import pytest
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
 from fedjax_sim.models import convolutions, layers, resnet
 
 IMAGE, CLASSES, SAMPLES = (16, 16, 3), 3, 7
@@ -284,6 +286,16 @@ def test_a_network_may_compute_in_bfloat16(name: str) -> None:
     assert 1e-4 < apart < 0.05
     logits = mixed.apply(start, x, train=False)[0]
     assert logits.dtype == np.float32
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("f32", "float32"), ("bf16", "bfloat16")])
+def test_the_command_has_a_precision(precision: str, wanted: str) -> None:
+    setup = build(parse(["--precision", precision, "--no-cache"]))
+    model, x = setup.model, setup.problem.data.x[:2]
+    start = jax.eval_shape(model.init, jax.random.key(0))
+    assert types(start) == {np.dtype("float32")}
+    applied = jax.make_jaxpr(functools.partial(model.apply, train=False))(start, x)
+    assert products(applied.jaxpr) == {jnp.dtype(wanted)}
 
 
 def test_a_network_that_computes_in_its_own_type_is_refused() -> None:

@@ -20,9 +20,10 @@ import fedjax_sim as fs
 from benchmarks.script import write_record
 from fedjax_sim.base import LocalUpdate, Transform
 from fedjax_sim.cli.problem import Problem, official
-from fedjax_sim.cli.report import MB, bytes_sent
+from fedjax_sim.cli.report import bytes_sent
 from fedjax_sim.client.augment import altered, crop, flip, sometimes, warped
 from fedjax_sim.data import Dataset
+from fedjax_sim.engine.memory import MB
 from fedjax_sim.models import cifar_cnn, fashion_cnn, mnist_cnn, with_scaling
 from fedjax_sim.partition import Partition, parse_sampler
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.report import MB
 from fedjax_sim.cli.running import how_it_runs, title, what_runs
+from fedjax_sim.engine.memory import MB
 from fedjax_sim.run.ahead import Program, compile_ahead
 from fedjax_sim.run.simulation import experiment
 

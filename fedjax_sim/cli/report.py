@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.engine.memory import MB
 from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import Metric, mean_known
 
-MB = 1e6
 UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
 
 

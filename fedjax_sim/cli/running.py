@@ -10,9 +10,9 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import RunFolder, versions
-from fedjax_sim.cli.report import MB
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.memory import MB
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import DivergedError, Evaluation, Result, simulate

@@ -7,13 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 
-MB = 10**6
+MB = 1e6
+
+_ADVICE = "take fewer clients a round, fewer seeds at once, or train fewer models at a time (chunk)"
 
 
 class TooLargeError(ValueError):
     """More than a device's memory holds."""
+
+
+def compiled(lowered: Lowered) -> Compiled:
+    """The program, compiled by XLA, which on accelerators plans all of the memory.
+
+    Raises:
+        TooLargeError: if the memory of a device does not hold it; says both sizes.
+    """
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        told = str(error).partition("\n")[0]
+        code, _, reason = told.partition(": ")
+        if code != "RESOURCE_EXHAUSTED":
+            raise
+        raise TooLargeError(f"{reason.rstrip('.') or told}: {_ADVICE}") from error
 
 
 def needed(program: Compiled) -> int:
@@ -50,6 +68,5 @@ def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
         count = len(devices)
         each = "the device, which has" if count == 1 else f"each of {count} devices, which have"
         raise TooLargeError(
-            f"the run needs {size / MB:,.0f} MB on {each} {there / MB:,.0f} MB: take fewer clients "
-            "a round, fewer seeds at once, or train fewer models at a time (chunk)"
+            f"the run needs {size / MB:,.0f} MB on {each} {there / MB:,.0f} MB: {_ADVICE}"
         )

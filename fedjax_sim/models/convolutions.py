@@ -31,9 +31,9 @@ def conv(
     How it is computed:
 
     - ``lax``: XLA's convolution with JAX's own gradients. A vmap over kernels makes it a grouped
-      one, which XLA's TPU compiler handles well: compiled for a v5e, a step of 50 clients of the
-      thesis' CIFAR network takes 12.9 ms by XLA's own estimate and 1.0 GB, ``im2col`` 30.1 ms and
-      3.0 GB.
+      one, which XLA's TPU compiler handles well: compiled for a v5e, a step of 40 clients of the
+      thesis' CIFAR network takes 27.7 ms by XLA's own estimate and the program 2.2 GB, with
+      ``im2col`` 81.7 ms and 5.3 GB (``benchmarks/results/aot.md``).
     - ``direct``: XLA's convolution with gradients that are written as convolutions in the same
       NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one.
       (``lax`` in a scan: 57 samples/s on that network; this one 1,400 to 2,250, ``im2col`` about

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jax.stages import Compiled
 
+from fedjax_sim.engine.memory import compiled
 from fedjax_sim.run.experiment import Experiment
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -38,19 +39,23 @@ class Program(NamedTuple):
 
 
 def compile_ahead(experiment: Experiment) -> Iterator[Program]:
-    """Compiles one program after another for the experiment's devices; nothing runs."""
+    """Compiles one program after another for the experiment's devices; nothing runs.
+
+    Raises:
+        TooLargeError: if a program does not fit in a device's memory.
+    """
     began = time.perf_counter()
     for name, lowered in experiment.lowered():
-        compiled = lowered.compile()
-        yield told(name, time.perf_counter() - began, compiled)
+        program = compiled(lowered)
+        yield told(name, time.perf_counter() - began, program)
         began = time.perf_counter()
 
 
-def told(name: str, seconds: float, compiled: Compiled) -> Program:
-    """What XLA says of a compiled program."""
-    memory: Any = compiled.memory_analysis()
-    cost: Any = compiled.cost_analysis() or {}
-    text = compiled.as_text() or ""
+def told(name: str, seconds: float, program: Compiled) -> Program:
+    """What XLA says of a program."""
+    memory: Any = program.memory_analysis()
+    cost: Any = program.cost_analysis() or {}
+    text = program.as_text() or ""
     # An asynchronous collective is two instructions, of which one starts it.
     found = Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
     return Program(

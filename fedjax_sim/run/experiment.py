@@ -27,7 +27,7 @@ from fedjax_sim.base import (
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.engine.memory import check_fits, needed
+from fedjax_sim.engine.memory import check_fits, compiled, needed
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import RunAxes, first_run
@@ -323,7 +323,7 @@ class Experiment:
         began = time.perf_counter()
         with ThreadPoolExecutor() as pool:
             compiling = {
-                name: pool.submit(lowered.compile)
+                name: pool.submit(compiled, lowered)
                 for name, lowered in self.lowered(weights=weights)
             }
         self._programs = {name: job.result() for name, job in compiling.items()}
