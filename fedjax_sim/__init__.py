@@ -19,14 +19,15 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
-from fedjax_sim.client import augment, corrections, local, losses, mixup, reports, sending
+from fedjax_sim.client import augment, corrections, local, losses, mixup, reports, sending, terms
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.engine import optimizers, tree
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.memory import TooLargeError
-from fedjax_sim.plan import redistribution, schedule, selection
+from fedjax_sim.models import leaves
+from fedjax_sim.plan import exchange, redistribution, schedule, selection
 from fedjax_sim.round import Algorithm, cite, compose
 from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
 from fedjax_sim.run.toy import Toy, toy
@@ -69,7 +70,9 @@ __all__ = [
     "data",
     "diagnostics",
     "empirical_risk",
+    "exchange",
     "fedavg",
+    "leaves",
     "load_dataset",
     "local",
     "local_sgd",
@@ -93,6 +96,7 @@ __all__ = [
     "sending",
     "server",
     "simulate",
+    "terms",
     "toy",
     "tree",
     "weighting",

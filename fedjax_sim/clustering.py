@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     Broadcast,
     ClientView,
     Cohort,
+    Context,
     Diagnostic,
     Gathered,
     Objective,
@@ -79,7 +80,7 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
     Source: Ghosh et al. 2020 <https://arxiv.org/abs/2006.04088>, Algorithm 1 (model averaging).
 
     Example:
-        >>> def squared_error(params, state, received, batch, key):
+        >>> def squared_error(params, state, batch, context):
         ...     return jnp.mean((batch.x - params) ** 2, where=batch.mask), state
         >>> client = ClientView(jnp.array([1.0, 3.0, 8.0]), jnp.zeros(3, jnp.int32), jnp.arange(3),
         ...                     jnp.int32(0), jnp.int32(3), 3)
@@ -227,7 +228,8 @@ def _lowest_loss(objective: Objective, batch_size: int) -> Callable[..., tuple[V
         params, state = variables
 
         def add(total: Array, batch: Batch) -> Array:
-            value, _ = objective(params, state, params, batch, jax.random.key(0))
+            context = Context(variables, client, jax.random.key(0))
+            value, _ = objective(params, state, batch, context)
             return total + value * jnp.sum(batch.mask, dtype=value.dtype)
 
         return sweep(client, batch_size, add, jnp.float32(0))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     ClientView,
+    Context,
     Correction,
     Done,
     LocalUpdate,
@@ -162,18 +163,22 @@ def stored() -> Personal:
 def _towards_received(lam: float) -> Correction:
     """λ (v - w), where w is the model that v's state was made from: the one that was received."""
 
-    def gradient(params: PyTree, start: PyTree, anchor: PyTree, shared_state: PyTree) -> PyTree:
-        return jax.tree.map(lambda v, w: jnp.asarray(lam, v.dtype) * (v - w), params, anchor)
+    def direction(
+        gradient: PyTree, params: PyTree, context: Context, anchor: PyTree, shared_state: PyTree
+    ) -> PyTree:
+        return jax.tree.map(
+            lambda g, v, w: g + jnp.asarray(lam, v.dtype) * (v - w), gradient, params, anchor
+        )
 
     def finish(
-        params: PyTree, start: PyTree, anchor: PyTree, shared_state: PyTree, done: Done
+        params: PyTree, context: Context, anchor: PyTree, shared_state: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
         return anchor, ()
 
     return Correction(
         client_state=lambda params: params,
         shared_state=lambda params: (),
-        gradient=gradient,
+        direction=direction,
         finish=finish,
         reduce=lambda shared_state, messages, samples, clients, aggregator: shared_state,
     )

@@ -131,6 +131,11 @@ def make_federation(
     return Federation(data, sample(tests), classes)
 
 
+def context_of(params: Any, key: int = 0) -> Any:
+    """What an objective sees of a client that nobody asks about."""
+    return fs.base.Context(fs.Variables(params, {}), None, jax.random.key(key))  # type: ignore[arg-type]
+
+
 class Play(NamedTuple):
     """The states after every round, what each reported, and the final collection."""
 

@@ -33,7 +33,13 @@ def programs_of(
 ) -> Experiment:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
     objective, execution = fs.empirical_risk(model), fs.make_execution(devices, chunk)
-    common: dict[str, Any] = {"objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.0}
+    common: dict[str, Any] = {
+        "model": model,
+        "objective": objective,
+        "classes": 3,
+        "lr": 0.1,
+        "momentum": 0.0,
+    }
     function = ALGORITHMS[name]
     common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
     algorithm = function(

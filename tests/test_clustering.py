@@ -252,7 +252,7 @@ def test_batch_statistics_are_averaged_by_group_and_not_measured() -> None:
 def test_a_client_takes_the_model_with_the_lowest_loss_of_all_samples(kind: str) -> None:
     """Of every sample once, over several batches, the last of them short; the first of equals."""
 
-    def squared_error(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
+    def squared_error(params: Any, state: Any, batch: Any, context: Any) -> Any:
         return jnp.mean((batch.x - params) ** 2, where=batch.mask), state
 
     part = (

@@ -21,7 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SIZES, Federation, altered_data, assert_trees, make_federation, play
+from conftest import (
+    SIZES,
+    Federation,
+    altered_data,
+    assert_trees,
+    context_of,
+    make_federation,
+    play,
+)
 
 import fedjax_sim as fs
 from fedjax_sim import base
@@ -124,14 +132,24 @@ SIGNATURES: dict[str, Signature] = {
     "CorrectionInit": Signature(
         "correction._replace(client_state=f)", "(w: PyTree) -> Array", "() -> Array"
     ),
-    "CorrectionGradient": Signature(
-        "correction._replace(gradient=f)",
-        "(w: Array, received: Array, own: Array, common: Array) -> Array",
-        "(w: Array, received: Array) -> Array",
+    "CorrectionDirection": Signature(
+        "correction._replace(direction=f)",
+        "(g: Array, w: Array, context: Context, own: Array, common: Array) -> Array",
+        "(g: Array, w: Array) -> Array",
+    ),
+    "MemoryInit": Signature("memory._replace(init=f)", "(w: Variables) -> Array", "() -> Array"),
+    "MemoryKeep": Signature(
+        "memory._replace(keep=f)",
+        "(w: Variables, context: Context) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "Leaves": Signature(
+        "local.change(trained=f)", "(w: Variables) -> Variables", "(w: Variables) -> bool"
     ),
     "CorrectionFinish": Signature(
         "correction._replace(finish=f)",
-        "(w: Array, received: Array, own: Array, common: Array, done: Done) -> tuple[Array, Array]",
+        "(w: Array, context: Context, own: Array, common: Array, done: Done)"
+        " -> tuple[Array, Array]",
         "(w: Array, received: Array, own: Array, common: Array, done: Done) -> None",
     ),
     "Personal": Signature(
@@ -163,6 +181,13 @@ SIGNATURES: dict[str, Signature] = {
         "(w: Variables, x: Array, *, train: bool, mask: Array | None = None,"
         " key: Array | None = None) -> tuple[Array, Array]",
         "(w: Variables, x: Array, *, train: bool) -> tuple[Array, Array]",
+    ),
+    "ModelFeatures": Signature(
+        "Model(model.init, model.apply, f)",
+        "(w: Variables, x: Array, *, train: bool, mask: Array | None = None,"
+        " key: Array | None = None) -> tuple[tuple[Array, Array], Array]",
+        "(w: Variables, x: Array, *, train: bool, mask: Array | None = None,"
+        " key: Array | None = None) -> tuple[Array, Array]",
     ),
     # What clients send.
     "SendingInit": Signature(
@@ -359,6 +384,7 @@ objective: Objective
 optimizer: optax.GradientTransformation
 local: LocalUpdate
 correction: Correction
+memory: Memory
 selection: Selection
 schedule: Schedule
 broadcast: Broadcast
@@ -485,7 +511,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd, kept": lambda: update().change(optimizer_state="keep"),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
+        "local_sgd, some": lambda: update().change(trained=fs.leaves.named("*/kernel")),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
+        "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),
         "with_importance": lambda: fs.local.with_importance(update(), score),
         "with_initial_loss": lambda: fs.local.with_initial_loss(update(), risk()),
     },
@@ -494,6 +522,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "adaptive_proximal": fs.corrections.adaptive_proximal,
         "scaffold": fs.corrections.scaffold,
         "scaffold, whole gradient": lambda: fs.corrections.scaffold(1),
+        "dynamic": lambda: fs.corrections.dynamic(0.1),
+        "global_momentum": lambda: fs.corrections.global_momentum(0.9),
     },
     "Transform": {
         "peer_means": lambda: mixup.peer_means(3),
@@ -504,6 +534,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Objective": {
         "empirical_risk": lambda: fs.empirical_risk(net(), l2=0.1),
         "mixed_objective": lambda: mixup.mixed_objective(risk(), 0.1),
+        "sharpness_aware": lambda: fs.terms.sharpness_aware(risk()),
     },
     "Score": {
         "squared_gradient": lambda: fs.reports.squared_gradient(risk(), 8),
@@ -564,6 +595,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "chain": lambda: fs.server.chain(
             fs.server.mix(0.5), fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
         ),
+        "dynamic": lambda: fs.server.dynamic(0.1),
+        "extrapolated": fs.server.extrapolated,
         "sign_agreement": lambda: fs.server.sign_agreement(
             2, fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
         ),
@@ -743,7 +776,8 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
         chex.assert_type([trained.info.loss, *trained.info.extra.values()], jnp.float32)
         chex.assert_type([trained.info.steps, trained.info.samples], jnp.int32)
         chex.assert_tree_all_finite((trained.variables, trained.client_state, trained.info))
-        assert int(trained.info.steps) == int(local.steps(samples)) == -(-samples // 8)
+        assert int(trained.info.steps) == int(local.steps(samples))
+        assert int(trained.info.steps) == local.epochs * -(-samples // 8)
         # Rows without samples are absent, whatever they sent.
         sent = jax.tree.map(lambda a: jnp.stack([a, a * jnp.nan, a * 0]), trained.message)
         reduced = reduce(common, sent, jnp.array([samples, 0, 0], jnp.int32))
@@ -761,11 +795,14 @@ def reducing(part: Any) -> Callable[..., Any]:
 def test_correction(make: Make, run: Any, start: Variables) -> None:
     part, w = make(), start.params
     own, common = part.client_state(w), part.shared_state(w)
-    same_form(run(part.gradient)(w, w, own, common), w)
+    context = context_of(w)
+    same_form(run(part.direction)(w, w, context, own, common), w)
     info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
 
     def finish(path: Any) -> Any:
-        return part.finish(w, w, own, common, Done(info, lambda: w, path if part.path else None))
+        return part.finish(
+            w, context, own, common, Done(info, lambda: w, path if part.path else None)
+        )
 
     kept, message = run(finish)(w)
     same_form(kept, own)
@@ -802,7 +839,7 @@ def test_transform(make: Make, run: Any, crowd: ClientData) -> None:
 @cases("Objective")
 def test_objective(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     batch = mixup.peer_means(3)(KEY, minibatch("", crowd), view(crowd, 1, peers=True))
-    loss, state = run(make())(start.params, start.state, start.params, batch, KEY)
+    loss, state = run(make())(start.params, start.state, batch, context_of(start.params))
     chex.assert_shape(loss, ())
     chex.assert_type(loss, jnp.float32)
     same_form(state, start.state)
@@ -1022,6 +1059,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedasync": {},
     "ifca": {"clusters": 3},
     "astraea": {"mediator_size": 2},
+    "fedbn": {"norms": "*bias"},  # the network has no norms
 }
 METHODS = [
     pytest.param(name, marks=() if name == "phase_shift" else pytest.mark.slow) for name in OPTIONS
@@ -1031,7 +1069,7 @@ METHODS = [
 def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
     """A method with what the command would fill in."""
     method = ALGORITHMS[name]
-    filled = {"objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
+    filled = {"model": net(), "objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
     given = {key: value for key, value in filled.items() if key in keywords(method)}
     return method(local, clients_per_round=COHORT, **(given | OPTIONS.get(name, {}) | options))
 
@@ -1114,7 +1152,7 @@ def test_repr_fits_a_screen(name: str) -> None:
     lines = repr(algorithm).splitlines()
     assert lines[0] == f"{name}("
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= 160
+    assert max(map(len, lines)) <= 220
     assert "0x" not in repr(algorithm)  # no addresses
     roles = [field.name for field in dataclasses.fields(algorithm.parts)]
     assert [line.split("=")[0].strip() for line in lines[1:-1]] == [
@@ -1227,6 +1265,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"redistribution": "permute"}, "redistribution must be a function, got 'permute'",
     ),
     "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got <function nothi"),
+    "exchange": (
+        {"exchange": fs.exchange.everything},
+        "exchange must be an Exchange, got <function everything",
+    ),
     "sending": (
         {"sending": fs.sending.clip_norm(1.0)},
         "sending must be a sequence of parts, such as (part,), got clip_norm(1.0)",
@@ -1257,7 +1299,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "evaluated": (
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
     ),
-    "execution": ({"execution": 2}, "execution must be a Execution, got 2"),
+    "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
     "infinite": ({"weighting": weighing(1, np.inf, 1)}, f"{NUMBERS}[1.0, inf, 1.0]"),
@@ -1475,6 +1517,7 @@ STREAMS = {
     },
     "Client": {
         "EPOCH": 0,
+        "TURN": 2**30,
         "INITIAL_LOSS": 2**31 - 4,
         "COMPRESSION": 2**31 - 3,
         "WHOLE_GRADIENT": 2**31 - 2,

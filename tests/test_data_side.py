@@ -20,6 +20,7 @@ from conftest import (
     Play,
     altered_data,
     assert_trees,
+    context_of,
     known,
     largest_change,
     make_federation,
@@ -398,7 +399,7 @@ def test_fedmix_objective(federation: Federation, models: dict[str, fs.Model]) -
     objective = mixup.mixed_objective(fs.empirical_risk(model), lam)
 
     def value(params: Any) -> jax.Array:
-        return objective(params, variables.state, params, batch, jax.random.key(0))[0]
+        return objective(params, variables.state, batch, context_of(params))[0]
 
     x, y = np.asarray(batch.x, np.float64)[:4], np.asarray(batch.y)[:4]
     peer = np.asarray(batch.peer.x, np.float64)
@@ -702,7 +703,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no peer": (
         lambda: mixup.mixed_objective(risk(), 0.1)(
-            {}, {}, {}, Batch(jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)), NONE
+            {}, {}, Batch(jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)), NONE
         ),
         "FedMix's objective needs Batch.peer: add peer_means to transforms",
     ),

@@ -238,7 +238,7 @@ def quadratics() -> fs.ClientData:
 def over_samples(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Objective:
     """The mean of ``loss(w, sample)`` over the real samples."""
 
-    def objective(w: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def objective(w: Any, state: Any, batch: Any, context: Any) -> tuple[Any, Any]:
         losses = jax.vmap(loss, (None, 0))(w, batch.x)
         return jnp.mean(losses, where=batch.mask), state
 
@@ -453,7 +453,9 @@ def test_statistics_are_never_corrected() -> None:
     """A model with a state: its variates are of the parameters alone."""
     variables = fs.Variables({"w": jnp.ones(3)}, {"mean": jnp.zeros(3)})
     local = on_bowls().change(corrections=(corrections.scaffold(),))
-    assert_trees(local.client_state(variables), ((), ({"w": jnp.zeros(3)},)))
+    kept = local.client_state(variables)
+    assert_trees(kept.corrections, ({"w": jnp.zeros(3)},))
+    assert kept.optimizer == ()
     assert_trees(local.shared_state(variables), ((), ({"w": jnp.zeros(3)},)))
 
 

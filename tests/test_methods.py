@@ -76,6 +76,15 @@ def each(message: int) -> Callable[[int], int]:
     return lambda size: ROUNDS * COHORT * message
 
 
+HEAD = 4 * (8 * 10 + 10)
+
+
+def without(numbers: int) -> Callable[[int], int]:
+    return lambda size: ROUNDS * COHORT * (size - 4 * numbers)
+
+
+bodies = without(8 * 10 + 10)
+
 METHODS: dict[str, Sent] = {
     "fedavg": Sent(),
     # Two groups of 2: one uploads in each round, and in the end so does the other.
@@ -121,6 +130,19 @@ METHODS: dict[str, Sent] = {
     "dynamic_clustering": Sent({"cluster_limit": 180.0}, up=and_a_number),  # one cluster
     "ditto": Sent(),
     "fine_tuned": Sent(),
+    # A head of 10 classes and 8 units stays, or it alone travels, or it is sent once to all.
+    "fedper": Sent(up=bodies, down=bodies),
+    "fedrep": Sent({"head_epochs": 1}, up=bodies, down=bodies),
+    "lg_fedavg": Sent(up=each(HEAD), down=each(HEAD)),
+    "fedbn": Sent({"norms": "*bias"}, up=without(8 + 10), down=without(8 + 10)),
+    "fedbabu": Sent(up=bodies, down=lambda size: CLIENTS * HEAD + bodies(size)),
+    "feddyn": Sent(),
+    "moon": Sent(),
+    "fedntd": Sent(),
+    "fedlc": Sent(),
+    "fedsam": Sent(),
+    "fedexp": Sent(),
+    "mimelite": Sent({"beta": 0.5}, up=times(2), down=times(2)),  # a gradient up, a momentum down
     # The means of all clients first go to the server, and from there to the others.
     "fedmix": Sent(
         {"mix_samples": 6},
@@ -173,7 +195,7 @@ def make(name: str, model: fs.Model, devices: int | None = None) -> fs.Algorithm
     objective = fs.empirical_risk(model)
     local = fs.local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
     function = ALGORITHMS[name]
-    common = {"objective": objective, "classes": 10, "lr": LR, "momentum": MOMENTUM}
+    common = {"model": model, "objective": objective, "classes": 10, "lr": LR, "momentum": MOMENTUM}
     given = {key: value for key, value in common.items() if key in keywords(function)}
     execution = fs.make_execution(devices=devices)
     return function(
@@ -334,6 +356,17 @@ EQUAL_WEIGHTS = {
     "ifca": False,
     "ditto": False,
     "fine_tuned": False,
+    "fedper": False,
+    "fedrep": False,
+    "lg_fedavg": False,
+    "fedbn": False,
+    "fedbabu": False,
+    "moon": False,
+    "fedntd": False,
+    "fedlc": False,
+    "fedsam": False,
+    "fedexp": True,
+    "mimelite": False,
 }
 
 
@@ -341,7 +374,9 @@ EQUAL_WEIGHTS = {
 def test_equal_weights_are_equal(name: str) -> None:
     local = fs.local_sgd(no_risk, optax.sgd(LR))
     method = ALGORITHMS[name]
-    given: dict[str, Any] = {"objective": no_risk} if "objective" in keywords(method) else {}
+    model = networks()["mlp"]
+    common = {"model": model, "objective": fs.empirical_risk(model)}
+    given: dict[str, Any] = {k: v for k, v in common.items() if k in keywords(method)}
 
     def weights(**options: Any) -> Any:
         algorithm = method(local, clients_per_round=COHORT, **given, **options)

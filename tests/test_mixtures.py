@@ -20,6 +20,7 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Cohort,
+    Context,
     Diagnostic,
     FedState,
     Metrics,
@@ -37,9 +38,7 @@ ROLES = {
 }  # fmt: skip
 
 
-def objective(
-    params: Array, state: PyTree, received: Array, batch: Batch, key: Array
-) -> tuple[Array, PyTree]:
+def objective(params: Array, state: PyTree, batch: Batch, context: Context) -> tuple[Array, PyTree]:
     """½ Σ d (w - x)², and statistics that go halfway to the samples in every step."""
     square = jnp.sum(mixture.CURVE[None] * (params[None] - batch.x) ** 2, axis=1)
     count = jnp.sum(batch.mask).astype(jnp.float32)

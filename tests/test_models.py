@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 import tensorflow_datasets as tfds
-from conftest import assert_trees, largest_change
+from conftest import assert_trees, context_of, largest_change
 from flax import nnx
 
 import fedjax_sim as fs
@@ -134,7 +134,7 @@ def problem(name: str) -> tuple[Any, Any, tuple[Any, ...]]:
     @jit
     def gradient(variables: Any, x: Any, y: Any, mask: Any) -> Any:
         return jax.value_and_grad(objective, has_aux=True)(
-            *variables, variables.params, Batch(x, y, mask), jax.random.key(0)
+            *variables, Batch(x, y, mask), context_of(variables.params)
         )
 
     batch = inputs(name, shape, 3), np.arange(3, dtype=np.int32), np.ones(3, bool)
@@ -219,9 +219,8 @@ def test_l2_is_over_kernels_alone() -> None:
 
     @jit
     def with_l2(params: Any) -> Any:
-        return jax.grad(lambda p: objective(p, {}, p, Batch(x, y, mask), jax.random.key(0))[0])(
-            params
-        )
+        batch, context = Batch(x, y, mask), context_of(params)
+        return jax.grad(lambda p: objective(p, {}, batch, context)[0])(params)
 
     _, plain = jax.device_get(gradient(start, x, y, mask))
     wanted = jax.tree.map(lambda g, w: g + 0.3 * w if w.ndim == 2 else g, plain, start.params)

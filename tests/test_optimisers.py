@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees
+from conftest import assert_trees, context_of
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
@@ -38,8 +38,8 @@ def bowls(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def objective_of(loss: Loss) -> base.Objective:
-    def objective(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
-        del received, key
+    def objective(params: Any, state: Any, batch: Any, context: Any) -> Any:
+        del context
         return jnp.sum(jnp.where(batch.mask, loss(params, batch.x), 0)) / batch.mask.sum(), state
 
     return objective
@@ -138,7 +138,7 @@ def pushed() -> base.Correction:
         return ()
 
     return corrections.proximal(0.0)._replace(
-        client_state=none, shared_state=none, gradient=lambda *args: PUSH, origin=None
+        client_state=none, shared_state=none, direction=lambda g, *_: g + PUSH, origin=None
     )
 
 
@@ -162,7 +162,7 @@ def asking(update: Callable[..., Any]) -> optax.GradientTransformationExtraArgs:
 def test_value_and_grad_are_those_of_the_loss_alone() -> None:
     bowl = objective_of(bowls)
     batch = base.Batch(jnp.asarray(X), jnp.zeros(6, jnp.int32), jnp.ones(6, bool))
-    value, slope = jax.value_and_grad(lambda w: bowl(w, (), w, batch, jax.random.key(0))[0])(START)
+    value, slope = jax.value_and_grad(lambda w: bowl(w, (), batch, context_of(w))[0])(START)
     options: dict[str, Any] = {"corrections": (pushed(),), "epochs": 1}
     found = trained(asking(lambda w, grad, **_: grad), **options)
     np.testing.assert_allclose(found - START, slope, rtol=1e-5)
@@ -173,8 +173,8 @@ def test_value_and_grad_are_those_of_the_loss_alone() -> None:
 def test_a_line_search_draws_what_the_gradient_drew() -> None:
     """Dropout and the like: value_fn at the weights is the value, to the bit."""
 
-    def noisy(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
-        return jnp.sum(params * jax.random.normal(key, params.shape)), state
+    def noisy(params: Any, state: Any, batch: Any, context: Any) -> Any:
+        return jnp.sum(params * jax.random.normal(context.key, params.shape)), state
 
     out = trained(asking(lambda w, value, value_fn, **_: w * (value_fn(w) - value)), noisy)
     assert_trees(out, START)

@@ -216,7 +216,7 @@ def test_batch_norm_in_float64(train: bool) -> None:
 def test_losses_of_bfloat16_are_summed_in_float32() -> None:
     """300 steps of a loss of 1: bf16 would stop counting at 256."""
 
-    def one(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
+    def one(params: Any, state: Any, batch: Any, context: Any) -> Any:
         return (1 + 0 * jnp.sum(params)).astype(jnp.bfloat16), state
 
     local = fs.local_sgd(one, optax.sgd(0.1), batch_size=1, epochs=300 / SAMPLES)

@@ -51,12 +51,12 @@ SAMPLES = np.split(np.asarray(DATA.x, np.float64), np.asarray(DATA.start[1:-1]))
 MEANS = [x.mean(axis=0) for x in SAMPLES]
 
 
-def bowl(params: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
+def bowl(params: Any, state: Any, batch: Any, context: Any) -> tuple[jax.Array, Any]:
     square = jnp.sum((batch.x - params["w"][None]) ** 2, axis=-1)
     return 0.5 * jnp.mean(square, where=batch.mask), state
 
 
-def two_bowls(params: Any, state: Any, received: Any, batch: Any, key: Any) -> Any:
+def two_bowls(params: Any, state: Any, batch: Any, context: Any) -> Any:
     """A sample of class y pulls at row y."""
     square = jnp.sum((batch.x - params["w"][batch.y]) ** 2, axis=-1)
     return 0.5 * jnp.mean(square, where=batch.mask), state

@@ -832,7 +832,7 @@ def test_afl_stays_where_no_client_has_weight() -> None:
 def drifting() -> tuple[fs.Model, fs.base.Objective]:
     """A point that is pulled along its client's x, and a statistic: the mean x of a minibatch."""
 
-    def objective(w: Any, state: Any, received: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def objective(w: Any, state: Any, batch: Any, context: Any) -> tuple[Any, Any]:
         mean = jnp.mean(batch.x, axis=0, where=batch.mask[:, None])
         return -jnp.vdot(w, mean), {"mean": mean}
 

@@ -20,6 +20,13 @@ from fedjax_sim.algorithms._radfed_plus import radfeda as radfeda
 from fedjax_sim.algorithms._fedprox import fedprox as fedprox
 from fedjax_sim.algorithms._scaffold import scaffold as scaffold
 from fedjax_sim.algorithms._fednova import fednova as fednova
+from fedjax_sim.algorithms._drift import feddyn as feddyn
+from fedjax_sim.algorithms._drift import moon as moon
+from fedjax_sim.algorithms._drift import fedntd as fedntd
+from fedjax_sim.algorithms._drift import fedlc as fedlc
+from fedjax_sim.algorithms._steps import fedsam as fedsam
+from fedjax_sim.algorithms._steps import fedexp as fedexp
+from fedjax_sim.algorithms._steps import mimelite as mimelite
 from fedjax_sim.algorithms._mfl import mfl as mfl
 from fedjax_sim.algorithms._parallel_sgd import parallel_sgd as parallel_sgd
 from fedjax_sim.algorithms._fedavgm import fedavgm as fedavgm
@@ -41,6 +48,11 @@ from fedjax_sim.algorithms._ifca import ifca as ifca
 from fedjax_sim.algorithms._dynamic_clustering import dynamic_clustering as dynamic_clustering
 from fedjax_sim.algorithms._ditto import ditto as ditto
 from fedjax_sim.algorithms._fine_tuned import fine_tuned as fine_tuned
+from fedjax_sim.algorithms._layers import fedper as fedper
+from fedjax_sim.algorithms._layers import fedrep as fedrep
+from fedjax_sim.algorithms._layers import lg_fedavg as lg_fedavg
+from fedjax_sim.algorithms._layers import fedbn as fedbn
+from fedjax_sim.algorithms._layers import fedbabu as fedbabu
 from fedjax_sim.algorithms._fedmix import fedmix as fedmix
 from fedjax_sim.algorithms._astraea import astraea as astraea
 # isort: on
@@ -58,5 +70,5 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
 )
 """The methods by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
-COMMON = ("clients_per_round", "execution", "objective", "classes", "lr", "momentum")
+COMMON = ("clients_per_round", "execution", "model", "objective", "classes", "lr", "momentum")
 """Parameters that mean the same in every method; the command gives them to those that have them."""

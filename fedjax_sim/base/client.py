@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.data import ClientData, ClientView
-from fedjax_sim.base.model import Variables
+from fedjax_sim.base.model import Context, Variables
 from fedjax_sim.base.origin import Origin, shown
 
 
@@ -162,7 +162,7 @@ class LocalUpdate:
         epochs: E.
         batch_size: B.
         peers: whether ``train`` needs ``ClientView.starts``.
-        corrections: the terms that are added to its gradients.
+        corrections: what changes its gradients.
         response: how far it moves a weight under a constant gradient; None: not known.
         setup_traffic: what travels before the first round; None: nothing.
         origin: the call that made it.
@@ -230,13 +230,19 @@ class CorrectionInit(Protocol):
         """``params`` are those of the initial model; () for no state."""
 
 
-class CorrectionGradient(Protocol):
-    """The term that a correction adds to a gradient."""
+class CorrectionDirection(Protocol):
+    """What a correction makes of a gradient."""
 
     def __call__(
-        self, params: PyTree, received: PyTree, client_state: PyTree, shared_state: PyTree, /
+        self,
+        gradient: PyTree,
+        params: PyTree,
+        context: Context,
+        client_state: PyTree,
+        shared_state: PyTree,
+        /,
     ) -> PyTree:
-        """``[*p]``, at the weights ``params`` of a client that received ``received``."""
+        """``[*p]``, in place of ``gradient [*p]``, which is that at the weights ``params``."""
 
 
 class CorrectionFinish(Protocol):
@@ -245,7 +251,7 @@ class CorrectionFinish(Protocol):
     def __call__(
         self,
         params: PyTree,
-        received: PyTree,
+        context: Context,
         client_state: PyTree,
         shared_state: PyTree,
         done: Done,
@@ -255,12 +261,12 @@ class CorrectionFinish(Protocol):
 
 
 class Correction(NamedTuple):
-    """A term added to every local gradient against client drift, and the state behind it.
+    """Changes every local gradient, mostly against client drift, with the state behind it.
 
     Attributes:
         client_state: what each client keeps, at the start.
         shared_state: what the server keeps and sends, at the start.
-        gradient: the term.
+        direction: takes the gradient's place.
         finish: the client's next state and its message.
         reduce: makes the next shared state of the messages.
         path: whether ``finish`` needs ``Done.path``.
@@ -269,7 +275,7 @@ class Correction(NamedTuple):
 
     client_state: CorrectionInit
     shared_state: CorrectionInit
-    gradient: CorrectionGradient
+    direction: CorrectionDirection
     finish: CorrectionFinish
     reduce: Reduce
     path: bool = False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.origin import Origin, shown
 
 if TYPE_CHECKING:
-    from fedjax_sim.base.data import Batch
+    from fedjax_sim.base.data import Batch, ClientView
 
 
 class Variables(NamedTuple):
@@ -15,6 +16,13 @@ class Variables(NamedTuple):
 
     params: PyTree
     state: PyTree
+
+
+class Leaves(Protocol):
+    """Chooses leaves of a model."""
+
+    def __call__(self, variables: Variables, /) -> Variables:
+        """Returns a Python bool for each leaf; only names, shapes and dtypes are known."""
 
 
 class ModelInit(Protocol):
@@ -49,16 +57,39 @@ class ModelApply(Protocol):
         """
 
 
+class ModelFeatures(Protocol):
+    """Evaluates a model on a minibatch, and shows what its head sees."""
+
+    def __call__(
+        self,
+        variables: Variables,
+        x: Array,
+        /,
+        *,
+        train: bool,
+        mask: Array | None = None,
+        key: Array | None = None,
+    ) -> tuple[tuple[Array, Array], PyTree]:
+        """Returns logits ``f32[B, M]`` with features ``[B, D]``, and the new state.
+
+        The arguments are those of :class:`ModelApply`, of whose results the others are.
+        """
+
+
 class Model(NamedTuple):
-    """A pair of pure functions; see :mod:`fedjax_sim.models` for adapters.
+    """Pure functions; see :mod:`fedjax_sim.models` for adapters.
 
     Attributes:
         init: draws the variables.
         apply: evaluates the model.
+        features: the same, with the inputs of its head; None if there is no such thing.
+        head: the leaves of its last layer, whose inputs are the features; None likewise.
     """
 
     init: ModelInit
     apply: ModelApply
+    features: ModelFeatures | None = None
+    head: Leaves | None = None
 
 
 class LossFn(Protocol):
@@ -68,18 +99,64 @@ class LossFn(Protocol):
         """``f32[B, M]``, ``int32[B]`` -> ``f32[B]``."""
 
 
+class Context(NamedTuple):
+    """What a client knows in a step besides its weights and the minibatch.
+
+    Attributes:
+        received: the model w_recv as the client received it.
+        client: the client: its number, its samples.
+        key: the step's own, for dropout.
+        memory: what it remembers of its last visit, see :class:`Memory`; () for nothing.
+    """
+
+    received: Variables
+    client: ClientView
+    key: Array
+    memory: PyTree = ()
+
+
 class Objective(Protocol):
     """What a client minimises on one minibatch."""
 
     def __call__(
-        self, params: PyTree, state: PyTree, received: PyTree, batch: Batch, key: Array, /
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context, /
     ) -> tuple[Array, PyTree]:
         """Returns the scalar loss and the new state.
 
         Args:
             params: the weights w_k being trained.
             state: the model's other variables.
-            received: w_recv, the weights as this client received them.
             batch: the samples.
-            key: for dropout.
+            context: what else the client knows.
         """
+
+
+class MemoryInit(Protocol):
+    """What a client remembers before its first visit."""
+
+    def __call__(self, variables: Variables, /) -> PyTree:
+        """``variables`` are those of the initial model."""
+
+
+class MemoryKeep(Protocol):
+    """What a client remembers of a visit."""
+
+    def __call__(self, trained: Variables, context: Context, /) -> PyTree:
+        """Returns what the next visit finds in ``Context.memory``."""
+
+
+class Memory(NamedTuple):
+    """What a client remembers from visit to visit, for its objective.
+
+    Attributes:
+        init: before the first visit.
+        keep: of a visit.
+        origin: the call that made it.
+    """
+
+    init: MemoryInit
+    keep: MemoryKeep
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)

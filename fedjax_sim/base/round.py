@@ -42,6 +42,8 @@ class FedState(NamedTuple):
         slots: the models in flight; None if none outlives a round.
         selection: the state of the selection.
         client_state: ``[N, *]``, what each client's local update keeps.
+        own: ``[N, *p]``, the leaves that stay with each client; None in place of the others, () if
+          all travel.
         sending: ``[N, *]`` for each part, what each client keeps for what it sends.
         shared_state: what the local updates share through the server.
         broadcast: the state of the broadcast.
@@ -56,6 +58,7 @@ class FedState(NamedTuple):
     slots: Slots | None
     selection: PyTree
     client_state: PyTree
+    own: PyTree
     sending: PyTree
     shared_state: PyTree
     broadcast: PyTree

@@ -130,6 +130,7 @@ def build(config: Config) -> Setup:
             f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
         )
     common = {
+        "model": model,
         "objective": objective,
         "classes": dataset.classes,
         "lr": training.lr,

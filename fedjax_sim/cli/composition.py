@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_sim.base import LocalUpdate, origin_of, shown, written_arguments
+from fedjax_sim.base import LocalUpdate, Origin, origin_of, shown, written_arguments
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.client.local import local_sgd
@@ -21,7 +21,14 @@ from fedjax_sim.round import Algorithm, compose
 COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
 """What methods are made with here: clients a round, M, η, momentum."""
 
-NAMESPACES = {"update": "server", "tree": "aggregators", "mediators": "selection"}
+NAMESPACES = {
+    "objective": "fs",
+    "steps": "server",
+    "turns": "local",
+    "update": "server",
+    "tree": "aggregators",
+    "mediators": "selection",
+}
 """Where users find the parts of a module, if it is not the module's own name."""
 
 
@@ -71,9 +78,11 @@ def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[
 
 def make(method: Callable[..., Algorithm], **options: Any) -> Algorithm:
     """The method on a stand-in for the user's local update."""
-    objective = empirical_risk(logistic((8, 8, 1), CLASSES))
+    model = logistic((8, 8, 1), CLASSES)
+    objective = empirical_risk(model)
     local = local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
     common = {
+        "model": model,
         "objective": objective,
         "classes": CLASSES,
         "lr": LR,
@@ -115,7 +124,7 @@ def _local(local: LocalUpdate) -> Iterator[Part]:
         return
     for name, value in settings.items():
         code = f"local.change({name}={written(value)})"
-        first = origin_of(value[0] if isinstance(value, tuple) else value)
+        first = origin_of(value[0] if type(value) is tuple else value)
         meaning = documented(local_sgd)[name] if first is None else _summary(first.factory)
         yield Part("local", code, meaning)
 
@@ -127,9 +136,14 @@ def _changed(local: LocalUpdate) -> dict[str, Any] | None:
         return None
     objective = origin_of(origin.arguments["objective"])
     users = {"optimizer", "batch_size", "epochs"}
-    if objective is not None and objective.name == "empirical_risk":
+    if objective is not None and _is_plain(objective):
         users.add("objective")
     return {name: value for name, value in origin.settings.items() if name not in users}
+
+
+def _is_plain(origin: Origin) -> bool:
+    """Whether an objective is the user's, without what a method adds to it."""
+    return origin.name == "empirical_risk" and not {"adjust", "term"} & origin.settings.keys()
 
 
 def written(value: Any) -> str:
@@ -144,7 +158,7 @@ def written(value: Any) -> str:
         if type(value) in (list, tuple):
             return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
         return shown(value)
-    if origin.name == "empirical_risk":
+    if _is_plain(origin):
         return "objective"
     name = public_name(origin.factory)
     if isinstance(value, types.FunctionType) and "origin" not in vars(value):

@@ -25,7 +25,10 @@ from fedjax_sim.data import parse_dataset
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
 
-OWN_MODELS = frozenset({"ifca", "dynamic_clustering", "ditto", "fine_tuned"})
+OWN_MODELS = frozenset(
+    {"ifca", "dynamic_clustering", "ditto", "fine_tuned"}
+    | {"fedper", "fedrep", "lg_fedavg", "fedbn", "fedbabu"}
+)
 """The methods whose point is models of the clients' own."""
 
 _TAKEN = {"algo", "compare", "list", "help", "emd"}.union(

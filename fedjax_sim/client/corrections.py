@@ -1,4 +1,4 @@
-"""Terms added to every local gradient against client drift: ``local.change(corrections=...)``."""
+"""What changes every local gradient, mostly against drift: ``local.change(corrections=...)``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Aggregator, Array, Correction, Done, PyTree, part
+from fedjax_sim.base import (
+    Aggregator,
+    Array,
+    Context,
+    Correction,
+    Done,
+    PyTree,
+    part,
+)
 from fedjax_sim.engine import tree
 
 Option = Literal[1, 2]
@@ -35,8 +43,9 @@ def proximal(mu: float) -> Correction:
     Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, eq. 2.
 
     Example:
-        >>> term = proximal(0.5).gradient(jnp.array([3.0]), jnp.array([1.0]), (), ())
-        >>> term.tolist()
+        >>> from fedjax_sim.base import Variables
+        >>> received = Context(Variables(jnp.array([1.0]), {}), None, None)
+        >>> proximal(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, (), ()).tolist()
         [1.0]
     """
     if not mu >= 0:
@@ -44,8 +53,10 @@ def proximal(mu: float) -> Correction:
     return Correction(
         client_state=lambda params: (),
         shared_state=lambda params: (),
-        gradient=lambda params, received, client_state, shared_state: _pull(mu, params, received),
-        finish=lambda params, received, client_state, shared_state, done: ((), ()),
+        direction=lambda gradient, params, context, client_state, shared_state: tree.sum_of(
+            gradient, _pull(mu, params, context)
+        ),
+        finish=lambda params, context, client_state, shared_state, done: ((), ()),
         reduce=lambda shared_state, messages, samples, clients, aggregator: (),
     )
 
@@ -130,8 +141,10 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
     return Correction(
         client_state=lambda params: (),
         shared_state=lambda params: Mu(jnp.float32(start), jnp.float32(jnp.nan), jnp.int32(0)),
-        gradient=lambda params, received, client_state, last: _pull(last.mu, params, received),
-        finish=lambda params, received, client_state, shared_state, done: (
+        direction=lambda gradient, params, context, client_state, last: tree.sum_of(
+            gradient, _pull(last.mu, params, context)
+        ),
+        finish=lambda params, context, client_state, shared_state, done: (
             (),
             (done.info.loss, done.info.samples),
         ),
@@ -172,16 +185,16 @@ def scaffold(option: Option = 2) -> Correction:
 
     Example:
         >>> own, common = jnp.array([1.0]), jnp.array([0.25])
-        >>> scaffold().gradient(jnp.zeros(1), jnp.zeros(1), own, common).tolist()
+        >>> scaffold().direction(jnp.zeros(1), jnp.zeros(1), None, own, common).tolist()
         [-0.75]
     """
     if option not in (1, 2):
         raise ValueError(f"option must be 1 or 2, got {option!r}")
 
     def finish(
-        params: PyTree, received: PyTree, own: PyTree, common: PyTree, done: Done
+        params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
-        del params, received, common
+        del params, context, common
         new = done.gradient() if option == 1 else done.path
         new = tree.select(done.info.steps > 0, new, own)
         return new, tree.subtract(new, own)
@@ -203,15 +216,119 @@ def scaffold(option: Option = 2) -> Correction:
     return Correction(
         client_state=zeros,
         shared_state=zeros,
-        gradient=lambda params, received, own, common: tree.subtract(common, own),
+        direction=lambda gradient, params, context, own, common: tree.sum_of(
+            gradient, tree.subtract(common, own)
+        ),
         finish=finish,
         reduce=reduce,
         path=option == 2,
     )
 
 
-def _pull(mu: float | Array, params: PyTree, received: PyTree) -> PyTree:
+@part
+def dynamic(alpha: float) -> Correction:
+    r"""FedDyn's dynamic regulariser at the clients.
+
+    .. math:: \nabla F_b(w) - h_k + \alpha (w - w_{recv}), \qquad
+              h_k \leftarrow h_k - \alpha (w_k - w_{recv})
+
+    h_k starts at 0 and stays with its client. The server's side is
+    :func:`fedjax_sim.server.dynamic`.
+
+    Args:
+        alpha: α.
+
+    Returns:
+        A correction with h_k on every client, as large as the parameters.
+
+    Raises:
+        ValueError: if alpha is not positive.
+
+    Source: Acar et al. 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
+
+    Example:
+        >>> from fedjax_sim.base import Variables
+        >>> received = Context(Variables(jnp.array([1.0]), {}), None, None)
+        >>> h = jnp.array([0.25])
+        >>> dynamic(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, h, ()).tolist()
+        [0.75]
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}")
+
+    def direction(
+        gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        pulled = tree.sum_of(gradient, _pull(alpha, params, context))
+        return tree.subtract(pulled, own)
+
+    def finish(
+        params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
+    ) -> tuple[PyTree, PyTree]:
+        return tree.subtract(own, _pull(alpha, params, context)), ()
+
+    return Correction(
+        client_state=lambda params: jax.tree.map(jnp.zeros_like, params),
+        shared_state=lambda params: (),
+        direction=direction,
+        finish=finish,
+        reduce=lambda shared_state, messages, samples, clients, aggregator: (),
+    )
+
+
+@part
+def global_momentum(beta: float) -> Correction:
+    r"""MimeLite's momentum of the server, which every local step follows and none moves.
+
+    .. math:: \beta m + (1 - \beta) \nabla F_b(w), \qquad
+              m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_{recv})
+
+    m starts at 0; p_k are the shares of the cohort's samples.
+
+    Args:
+        beta: β, in [0, 1); 0 leaves the gradient as it is, bit for bit.
+
+    Returns:
+        A correction with m on the server. Clients send their whole gradients, which cost a pass
+        over their samples each; m travels with the model.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (MimeLite with
+    momentum).
+    """
+    if not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta}")
+
+    def mixed(momentum: PyTree, gradient: PyTree) -> PyTree:
+        return jax.tree.map(
+            lambda m, g: jnp.asarray(beta, g.dtype) * m + jnp.asarray(1 - beta, g.dtype) * g,
+            momentum,
+            gradient,
+        )
+
+    def reduce(
+        momentum: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+    ) -> PyTree:
+        del clients
+        anyone = jnp.any(samples > 0)
+        weights = jnp.where(anyone, samples, 1).astype(jnp.float32)
+        return tree.select(anyone, mixed(momentum, aggregator(messages, weights)), momentum)
+
+    return Correction(
+        client_state=lambda params: (),
+        shared_state=lambda params: jax.tree.map(jnp.zeros_like, params),
+        direction=lambda gradient, params, context, own, common: mixed(common, gradient),
+        finish=lambda params, context, own, common, done: ((), done.gradient()),
+        reduce=reduce,
+    )
+
+
+def _pull(mu: float | Array, params: PyTree, context: Context) -> PyTree:
     """``μ (w - w_recv)``."""
     return jax.tree.map(
-        lambda w, start: jnp.asarray(mu).astype(w.dtype) * (w - start), params, received
+        lambda w, start: jnp.asarray(mu).astype(w.dtype) * (w - start),
+        params,
+        context.received.params,
     )

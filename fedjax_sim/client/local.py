@@ -11,18 +11,22 @@ import optax
 
 from fedjax_sim.base import (
     Correction,
+    Leaves,
     LocalUpdate,
+    Memory,
     Objective,
     Transform,
     part,
 )
 from fedjax_sim.client.reports import with_importance, with_initial_loss
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
+from fedjax_sim.client.turns import in_turn
 from fedjax_sim.engine.optimizers import check_extra
 from fedjax_sim.personal import ditto
 
 __all__ = [
     "ditto",
+    "in_turn",
     "local_sgd",
     "with_importance",
     "with_initial_loss",
@@ -43,6 +47,8 @@ def local_sgd(
     transforms: Sequence[Transform] = (),
     peers: bool = False,
     inexactness: float | None = None,
+    memory: Memory | None = None,
+    trained: Leaves | None = None,
 ) -> LocalUpdate:
     r"""E epochs of minibatch steps of an optax optimiser.
 
@@ -67,14 +73,16 @@ def local_sgd(
         optimizer_state: the optimiser's state when a client receives a model: "reset"; "keep", the
             client's own after its last visit; "average", the mean over the last cohort, weighted by
             n_k and sent along (momentum federated learning).
-        corrections: terms added to every gradient, see :mod:`fedjax_sim.corrections`; the reported
-            loss is without them.
+        corrections: change every gradient, in order, see :mod:`fedjax_sim.corrections`; the
+            reported loss is without them.
         transforms: change each minibatch, in order.
         peers: whether a transform needs the other clients' samples.
         inexactness: γ; a client stops after the epoch that leaves
             :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, where h
             includes the corrections. It costs a pass over the samples before every epoch. None:
             clients run all epochs.
+        memory: what the client remembers from visit to visit, for its objective.
+        trained: the weights that are trained, see :mod:`fedjax_sim.leaves`; None: all.
 
     Returns:
         A :class:`fedjax_sim.base.LocalUpdate`.
@@ -130,6 +138,8 @@ def local_sgd(
         _functions(transforms),
         peers,
         inexactness,
+        memory,
+        trained,
     )
 
     def change(

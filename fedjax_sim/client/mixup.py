@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     Batch,
     ClientData,
     ClientView,
+    Context,
     Objective,
     PyTree,
     SetupTraffic,
@@ -147,14 +148,14 @@ def mixed_objective(objective: Objective, mix_ratio: float) -> Objective:
         raise ValueError(f"mix_ratio must be at least 0 and below 1, got {mix_ratio}")
 
     def mixed(
-        params: PyTree, state: PyTree, received: PyTree, batch: Batch, key: Array
+        params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         if batch.peer is None:
             raise ValueError("FedMix's objective needs Batch.peer: add peer_means to transforms")
         peer, x = batch.peer, (1 - mix_ratio) * batch.x.astype(jnp.float32)
 
         def risk(params: PyTree, x: Array, y: Array) -> tuple[Array, PyTree]:
-            return objective(params, state, received, batch._replace(x=x, y=y, peer=None), key)
+            return objective(params, state, batch._replace(x=x, y=y, peer=None), context)
 
         own, new_state = risk(params, x, batch.y)
         # One label for all samples at a time: the model, which sees no label, runs once.

@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Array,
     Batch,
     ClientView,
+    Context,
     LocalUpdate,
     Objective,
     PyTree,
@@ -59,7 +60,7 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
     et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for minibatches.
 
     Example:
-        >>> def squared_error(params, state, received, batch, key):
+        >>> def squared_error(params, state, batch, context):
         ...     return 0.5 * jnp.mean((batch.x - params) ** 2, where=batch.mask), state
         >>> client = ClientView(jnp.array([1.0, 3.0, 6.0]), jnp.zeros(3, jnp.int32), jnp.arange(3),
         ...                     jnp.int32(0), jnp.int32(3), 3)
@@ -77,8 +78,9 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
 
     def score(variables: Variables, client: ClientView) -> Array:
         def squared_norm(batch: Batch) -> Array:
+            context = Context(variables, client, jax.random.key(0))
             grads, _ = jax.grad(objective, has_aux=True)(
-                variables.params, variables.state, variables.params, batch, jax.random.key(0)
+                variables.params, variables.state, batch, context
             )
             return jnp.square(tree.norm(grads)).astype(jnp.float32)
 
@@ -149,7 +151,7 @@ def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
         def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
             number, total = carry
             batch_key = jax.random.fold_in(dropout, number)
-            loss, _ = objective(params, state, params, batch, batch_key)
+            loss, _ = objective(params, state, batch, Context(variables, client, batch_key))
             real = jnp.sum(batch.mask).astype(jnp.float32)
             return number + 1, total + loss.astype(jnp.float32) * real
 

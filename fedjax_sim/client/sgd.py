@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,13 @@ from fedjax_sim.base import (
     Batch,
     Change,
     ClientView,
+    Context,
     Correction,
     Done,
+    Leaves,
     LocalInfo,
     LocalUpdate,
+    Memory,
     Objective,
     PyTree,
     Trained,
@@ -35,6 +38,20 @@ from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
+
+
+class Kept(NamedTuple):
+    """What a client keeps between its visits.
+
+    Attributes:
+        optimizer: the state of the optimiser, if it is kept.
+        corrections: their states.
+        memory: see :class:`fedjax_sim.base.Memory`.
+    """
+
+    optimizer: PyTree
+    corrections: tuple[PyTree, ...]
+    memory: PyTree = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +69,8 @@ class SGD:
     transforms: tuple[Transform, ...]
     peers: bool
     inexactness: float | None
+    memory: Memory | None
+    trained: Leaves | None
 
     def update(self, change: Change) -> LocalUpdate:
         """The local update; ``change`` makes another with other settings."""
@@ -70,13 +89,16 @@ class SGD:
         )
 
     def client_state(self, variables: Variables) -> PyTree:
-        """The optimiser's state if it is kept, and the corrections' states."""
-        kept = self.optimizer.init(variables.params) if self.optimizer_state == "keep" else ()
-        return kept, tuple(d.client_state(variables.params) for d in self.corrections)
+        """See :class:`Kept`."""
+        return Kept(
+            self._start(variables) if self.optimizer_state == "keep" else (),
+            tuple(d.client_state(variables.params) for d in self.corrections),
+            () if self.memory is None else self.memory.init(variables),
+        )
 
     def shared_state(self, variables: Variables) -> PyTree:
         """The optimiser's state if it is averaged, and the corrections' states."""
-        sent = self.optimizer.init(variables.params) if self.optimizer_state == "average" else ()
+        sent = self._start(variables) if self.optimizer_state == "average" else ()
         return sent, tuple(d.shared_state(variables.params) for d in self.corrections)
 
     def reduce(
@@ -137,13 +159,15 @@ class SGD:
         """See :class:`fedjax_sim.base.LocalUpdate`."""
         budget = client.size if client.budget is None else client.budget
         batches, total = self.batches(client.size), self.steps(budget)
-        received, states = variables.params, (client_state[1], shared_state[1])
-        step = functools.partial(self._step, received=received, states=states, client=client)
+        kept = Kept(*client_state)
+        received, states = variables.params, (kept.corrections, shared_state[1])
+        context = Context(variables, client, key, kept.memory)
+        step = functools.partial(self._step, context=context, states=states)
         # Whole gradients are compared: dropout and transforms draw the same numbers for all.
         whole = functools.partial(
-            self._whole_gradient, stream(key, Client.WHOLE_GRADIENT), variables, client
+            self._whole_gradient, context._replace(key=stream(key, Client.WHOLE_GRADIENT))
         )
-        go_on = self._unsolved(whole, received, states)
+        go_on = self._unsolved(whole, context, states)
 
         # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
         numbers = jnp.arange(math.ceil(self.epochs), dtype=jnp.uint32)
@@ -158,11 +182,9 @@ class SGD:
             )
             return model, opt_state, loss, seen, path, done + todo
 
-        opt_state = {
-            "reset": lambda: self.optimizer.init(received),
-            "keep": lambda: client_state[0],
-            "average": lambda: shared_state[0],
-        }[self.optimizer_state]()
+        stored = {"keep": kept.optimizer, "average": shared_state[0]}
+        reset = self.optimizer_state == "reset"
+        opt_state = self._start(variables) if reset else stored[self.optimizer_state]
         path = (
             jax.tree.map(jnp.zeros_like, received)
             if any(d.path for d in self.corrections)
@@ -180,12 +202,16 @@ class SGD:
         path = jax.tree.map(lambda total: total / steps.astype(total.dtype), path)
         done = Done(info, functools.partial(whole, received), path)
         ends = [
-            d.finish(trained.params, received, own, shared, done)
+            d.finish(trained.params, context, own, shared, done)
             for d, own, shared in zip(self.corrections, *states, strict=True)
         ]
         return Trained(
             trained,
-            (opt_state if self.optimizer_state == "keep" else (), tuple(end[0] for end in ends)),
+            Kept(
+                opt_state if self.optimizer_state == "keep" else (),
+                tuple(end[0] for end in ends),
+                () if self.memory is None else self.memory.keep(trained, context),
+            ),
             (opt_state if self.optimizer_state == "average" else (), tuple(end[1] for end in ends)),
             info,
         )
@@ -197,19 +223,21 @@ class SGD:
         order: Array,
         batch: Array,
         *,
-        received: PyTree,
+        context: Context,
         states: PyTree,
-        client: ClientView,
     ) -> PyTree:
-        (params, state), opt_state, loss_sum, seen, path, done = carry
-        samples = self._batch(key, order, batch, client)
+        before, opt_state, loss_sum, seen, path, done = carry
+        params, state = before
+        chosen = self._chosen(before)
+        samples, context = self._batch(key, order, batch, context.client), context._replace(key=key)
 
-        def objective(params: PyTree) -> tuple[Array, PyTree]:
-            return self.objective(params, state, received, samples, key)
+        def objective(some: PyTree) -> tuple[Array, PyTree]:
+            return self.objective(tree.filled(some, params), state, samples, context)
 
-        (loss, new_state), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        (loss, new_state), grads = jax.value_and_grad(objective, has_aux=True)(chosen(params))
+        whole = self._whole(grads, params)
         if path is not None:
-            path = jax.tree.map(jnp.add, path, grads)
+            path = jax.tree.map(jnp.add, path, whole)
 
         # What optax's optimisers may ask for. The functions are traced only by those that call
         # them. A line search refuses arguments that it leaves and value_fn does not name.
@@ -222,7 +250,8 @@ class SGD:
         def grad_fn(params: PyTree, step: Any = None) -> PyTree:
             del step
             grads, _ = jax.grad(objective, has_aux=True)(params)
-            return self._corrected(grads, params, received, states)
+            there = tree.filled(params, before.params)
+            return chosen(self._corrected(self._whole(grads, there), there, context, states))
 
         extra = {
             "value": loss,
@@ -233,16 +262,16 @@ class SGD:
             "key": key,
         }
         updates, new_opt_state = self.optimizer.update(
-            self._corrected(grads, params, received, states),
+            chosen(self._corrected(whole, params, context, states)),
             opt_state,
-            params,
+            chosen(params),
             **taken(self.optimizer, extra),
         )
-        params = optax.apply_updates(params, updates)
+        params = tree.filled(optax.apply_updates(chosen(params), updates), params)
         count = jnp.sum(samples.mask, dtype=jnp.int32)
         loss_sum = loss_sum + loss.astype(loss_sum.dtype) * count.astype(loss_sum.dtype)
-        variables = Variables(params, _typed_like(new_state, state))
-        opt_state = _typed_like(new_opt_state, opt_state)
+        variables = Variables(params, tree.typed_like(new_state, state))
+        opt_state = tree.typed_like(new_opt_state, opt_state)
         return variables, opt_state, loss_sum, seen + count, path, done
 
     def _batch(self, key: Array, order: Array, batch: Array, client: ClientView) -> Batch:
@@ -258,24 +287,36 @@ class SGD:
             batch = change(stream(key, Step.TRANSFORM, i), batch, client)
         return batch
 
-    def _corrected(self, grads: PyTree, params: PyTree, received: PyTree, states: PyTree) -> PyTree:
+    def _corrected(self, grads: PyTree, params: PyTree, context: Context, states: PyTree) -> PyTree:
         for d, client_state, shared_state in zip(self.corrections, *states, strict=True):
-            grads = jax.tree.map(
-                jnp.add, grads, d.gradient(params, received, client_state, shared_state)
-            )
+            grads = d.direction(grads, params, context, client_state, shared_state)
         return grads
 
-    def _whole_gradient(
-        self, key: Array, variables: Variables, client: ClientView, params: PyTree
-    ) -> PyTree:
+    def _chosen(self, variables: Variables) -> Callable[[PyTree], PyTree]:
+        """Takes the weights that are trained, or their gradients."""
+        if self.trained is None:
+            return lambda params: params
+        return functools.partial(tree.only, self.trained(variables).params)
+
+    def _whole(self, grads: PyTree, params: PyTree) -> PyTree:
+        if self.trained is None:
+            return grads
+        return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
+
+    def _start(self, variables: Variables) -> PyTree:
+        """A fresh state of the optimiser."""
+        return self.optimizer.init(self._chosen(variables)(variables.params))
+
+    def _whole_gradient(self, context: Context, params: PyTree) -> PyTree:
         """∇F_k at ``params``, in training mode, with the received state before every minibatch."""
+        client = context.client
 
         def add(carry: tuple[Array, PyTree], batch: Batch) -> tuple[Array, PyTree]:
             number, total = carry
-            batch_key = jax.random.fold_in(key, number)
+            batch_key = jax.random.fold_in(context.key, number)
             samples = self._transformed(batch_key, batch, client)
             grads, _ = jax.grad(self.objective, has_aux=True)(
-                params, variables.state, variables.params, samples, batch_key
+                params, context.received.state, samples, context._replace(key=batch_key)
             )
             share = jnp.sum(samples.mask, dtype=jnp.int32) / jnp.maximum(client.size, 1)
             total = jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
@@ -285,23 +326,22 @@ class SGD:
         return sweep(client, self.batch_size, add, start)[1]
 
     def _unsolved(
-        self, whole: Callable[[PyTree], PyTree], received: PyTree, states: PyTree
+        self, whole: Callable[[PyTree], PyTree], context: Context, states: PyTree
     ) -> Callable[[PyTree, Array], Array]:
         """``(carry, todo) -> todo``, or 0 once the client's problem is solved to γ."""
         if self.inexactness is None:
             return lambda carry, todo: todo
 
         def slope(params: PyTree) -> Array:
-            return tree.norm(self._corrected(whole(params), params, received, states))
+            return tree.norm(
+                self._chosen(context.received)(
+                    self._corrected(whole(params), params, context, states)
+                )
+            )
 
-        limit = self.inexactness * slope(received)
+        limit = self.inexactness * slope(context.received.params)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)
 
 
 def _has_float64(params: PyTree) -> bool:
     return any(w.dtype == jnp.float64 for w in jax.tree.leaves(params))
-
-
-def _typed_like(new: PyTree, old: PyTree) -> PyTree:
-    """In the types that the loop carries: a norm may take the statistics of bf16 in float32."""
-    return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), new, old)

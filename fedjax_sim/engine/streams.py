@@ -4,8 +4,8 @@
 
     seed -> run -> round t -> client k -> epoch e -> step b
 
-A number that stands before others (``EPOCH``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC``, ``SENDING``)
-is the first of a range that is open above; the rest of a level keeps clear of it.
+A number that stands before others (``EPOCH``, ``TURN``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC``,
+``SENDING``) is the first of a range that is open above; the rest of a level keeps clear of it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Client(enum.IntEnum):
     """Of the key of a client in a round."""
 
     EPOCH = 0
+    TURN = 2**30
     INITIAL_LOSS = 2**31 - 4
     COMPRESSION = 2**31 - 3
     WHOLE_GRADIENT = 2**31 - 2

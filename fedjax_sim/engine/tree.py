@@ -29,6 +29,29 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a.at[rows].get(wrap_negative_indices=False), tree)
 
 
+def only(mask: PyTree, tree: PyTree) -> PyTree:
+    """The leaves of ``tree`` for which ``mask`` is True; None, which is no leaf, for the others.
+
+    >>> only({"w": True, "b": False}, {"w": 1, "b": 2})
+    {'b': None, 'w': 1}
+    """
+    return jax.tree.map(lambda chosen, leaf: leaf if chosen else None, mask, tree)
+
+
+def filled(some: PyTree, whole: PyTree) -> PyTree:
+    """``some``, with leaves of ``whole`` in place of None.
+
+    >>> filled({"w": 1, "b": None}, {"w": 3, "b": 4})
+    {'b': 4, 'w': 1}
+    """
+    return jax.tree.map(
+        lambda leaf, other: other if leaf is None else leaf,
+        some,
+        whole,
+        is_leaf=lambda leaf: leaf is None,
+    )
+
+
 def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
     """One tree or the other, by ``condition bool[]``; NaN in the other does no harm.
 
@@ -85,6 +108,11 @@ def scale(factor: Array | float, tree: PyTree) -> PyTree:
 def add(tree: PyTree, step: PyTree) -> PyTree:
     """``w + step``, in the dtypes of w."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), tree, step)
+
+
+def sum_of(tree: PyTree, other: PyTree) -> PyTree:
+    """``w + v``, leaf by leaf; strict about dtypes, unlike :func:`add`."""
+    return jax.tree.map(jnp.add, tree, other)
 
 
 def subtract(tree: PyTree, other: PyTree) -> PyTree:
@@ -146,6 +174,11 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
     return jax.lax.cond(
         nobody_is_absent, product, lambda rows: product(absent_zeroed(rows)), stacked
     )
+
+
+def typed_like(new: PyTree, old: PyTree) -> PyTree:
+    """In the types that a loop carries: a norm may take the statistics of bf16 in float32."""
+    return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), new, old)
 
 
 def in_dtype(values: Array, dtype: jnp.dtype) -> Array:

@@ -37,7 +37,8 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         dtype: of the input; tokens are integers.
 
     Returns:
-        A model; dropout draws from the stream "dropout".
+        A model; dropout draws from the stream "dropout". Its head is the dense layer that is called
+        last, its features what that is given.
 
     Raises:
         ValueError: if it is no module; if it takes the mode by two names, or by none though it has
@@ -89,7 +90,50 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
                 _check_changes(name, variables.state[collection], new, norms)
         return out, state
 
-    return Model(init, apply)
+    def features(
+        variables: Variables,
+        x: Array,
+        *,
+        train: bool,
+        mask: Array | None = None,
+        key: Array | None = None,
+    ) -> tuple[tuple[Array, Array], PyTree]:
+        seen: list[tuple[Any, Array]] = []
+        with nn.intercept_methods(functools.partial(_note_dense, seen)):
+            outputs, state = apply(variables, x, train=train, mask=mask, key=key)
+        if not seen:
+            raise ValueError(f"features need a dense layer as the head, {name} has none")
+        return (outputs, seen[-1][1]), state
+
+    def head(variables: Variables) -> Variables:
+        seen: list[tuple[Any, Array]] = []
+        with nn.intercept_methods(functools.partial(_note_dense, seen)):
+            jax.eval_shape(lambda: init(jax.random.key(0)))  # a new function: it must be traced
+        if not seen:
+            raise ValueError(f"head must be a dense layer, {name} has none")
+        last = list(seen[-1][0])
+
+        def inside(path: Any, leaf: Any) -> bool:
+            del leaf
+            return [jax.tree_util.keystr((k,), simple=True) for k in path[: len(last)]] == last
+
+        chosen = jax.tree_util.tree_map_with_path(inside, variables.params)
+        return Variables(chosen, jax.tree.map(lambda leaf: False, variables.state))
+
+    return Model(init, apply, features, head)
+
+
+def _note_dense(
+    seen: list[tuple[Any, Array]],
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: Any,
+) -> Any:
+    """An interceptor that notes where each dense layer is, and its inputs."""
+    if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+        seen.append((context.module.path, args[0] if args else kwargs["inputs"]))
+    return call(*args, **kwargs)
 
 
 def _mode(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:

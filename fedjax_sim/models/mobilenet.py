@@ -22,10 +22,11 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, Model, PyTree, Variables
+from fedjax_sim.base import Array, Model, Variables
 from fedjax_sim.models.adapters import from_linen
 from fedjax_sim.models.convolutions import conv, depthwise
 from fedjax_sim.models.layers import BatchNorm, Dense, fan_in_uniform
+from fedjax_sim.models.wrappers import with_inputs
 
 Weights = str | os.PathLike[str] | Mapping[str, ArrayLike] | None
 """An .npz file, or its arrays, of any width, by their names in Keras
@@ -82,19 +83,11 @@ def mobilenet_v2(
     trunk, channels = _trunk(arrays, size)
     tail = mobilenet_v2_tail((size // 32, size // 32, channels), classes, arrays, fresh_tail)
 
-    def apply(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, PyTree]:
-        kind = jax.tree.leaves(variables.params)[0].dtype
-        maps = trunk(x).astype(kind)  # the trunk's own weights are float32
-        return tail.apply(variables, maps, train=train, mask=mask, key=key)
+    def maps(variables: Variables, x: Array) -> Array:
+        # The trunk's own weights are float32.
+        return trunk(x).astype(jax.tree.leaves(variables.params)[0].dtype)
 
-    return Model(tail.init, apply)
+    return with_inputs(tail, maps)
 
 
 def mobilenet_v2_trunk(
@@ -170,7 +163,7 @@ def mobilenet_v2_tail(
         pretrained = Variables({**drawn.params, **params}, {"batch_stats": stats})
         return jax.tree.map(jnp.asarray, pretrained)
 
-    return Model(init, model.apply)
+    return model._replace(init=init)
 
 
 def _check_shape(name: str, shape: Sequence[int], channels: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
@@ -31,20 +34,30 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
         True
     """
 
-    def apply(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, PyTree]:
+    def scaled(variables: Variables, x: Array) -> Array:
         ones = (1,) * (x.ndim - 1)
         centre, scale = (jnp.asarray(a).reshape(*ones, -1) for a in (mean, std))
-        x = (x.astype(jnp.float32) - centre) / scale
-        return model.apply(variables, x, train=train, mask=mask, key=key)
+        return (x.astype(jnp.float32) - centre) / scale
 
-    return Model(model.init, apply)
+    return with_inputs(model, scaled)
+
+
+def with_inputs(model: Model, change: Callable[[Variables, Array], Array]) -> Model:
+    """A model that is given ``change(variables, x)`` in place of x."""
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+            return run(variables, change(variables, x), **options)
+
+        return apply
+
+    return _around(model, around)
+
+
+def _around(model: Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
+    """The model with its ``apply``, and its ``features`` if it has some, wrapped."""
+    features = None if model.features is None else wrap(model.features)
+    return model._replace(apply=wrap(model.apply), features=features)
 
 
 def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
@@ -78,20 +91,19 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
     def cast(a: Array) -> Array:
         return a.astype(kind) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
-    def apply(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, PyTree]:
-        inside = variables._replace(params=jax.tree.map(cast, variables.params))
-        outputs, state = model.apply(inside, cast(x), train=train, mask=mask, key=key)
+    def widened(outputs: Array) -> Array:
         if outputs.dtype != kind:
             raise ValueError(
                 f"model must compute in {kind} if its weights and inputs are, got {outputs.dtype}"
             )
-        return outputs.astype(jnp.float32), state
+        return outputs.astype(jnp.float32)
 
-    return Model(model.init, apply)
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+            inside = variables._replace(params=jax.tree.map(cast, variables.params))
+            outputs, state = run(inside, cast(x), **options)
+            return jax.tree.map(widened, outputs), state
+
+        return apply
+
+    return _around(model, around)

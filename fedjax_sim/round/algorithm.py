@@ -15,6 +15,7 @@ from fedjax_sim.base import (
     Broadcast,
     ClientData,
     Diagnostic,
+    Exchange,
     FedState,
     LocalUpdate,
     Metrics,
@@ -32,11 +33,12 @@ from fedjax_sim.base import (
     Traffic,
     Variables,
     Weighting,
-    shown,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import as_arrays, client_sizes
 from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.personal import as_received
+from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
 from fedjax_sim.round import collecting, measuring, placement, traffic, training
 from fedjax_sim.round import sending as sendings
@@ -57,6 +59,7 @@ def compose(
     broadcast: Broadcast | None = None,
     redistribution: Redistribution = redistributions.keep,
     refresh: Refresh | None = None,
+    exchange: Exchange | None = None,
     sending: Sequence[Sending] = (),
     weighting: Weighting = by_samples,
     preaggregation: Sequence[PreAggregation] = (),
@@ -85,13 +88,15 @@ def compose(
         broadcast: which model a slot starts from; None: the server model.
         redistribution: where models go between rounds.
         refresh: what a slot that was not due takes from the server; None: nothing.
+        exchange: what of a model travels; None: everything.
         sending: what clients send in place of their updates, in order: attacks, codes, clips.
         weighting: how much each model counts.
         preaggregation: change updates and weights before they are aggregated, in order.
         aggregator: reduces the updates to one.
         server: how the server model moves; None: by the aggregate.
         diagnostics: measure rounds, by name.
-        personal: the model that a client itself uses; None: the one that is evaluated for all.
+        personal: the model that a client itself uses; None: the one that is evaluated for all, or,
+            if it keeps some leaves, that with its own.
         evaluated: the model that is evaluated for all: the "server"'s, or the aggregate of those
             "in_flight", which between two aggregations is newer.
         execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
@@ -120,6 +125,9 @@ def compose(
           aggregator=coordinate_median,
         )
     """
+    exchange = exchange or exchanges.everything()
+    if personal is None and isinstance(exchange, Exchange) and exchange.own is not None:
+        personal = as_received()
     return Algorithm(
         Parts(
             local,
@@ -128,6 +136,7 @@ def compose(
             broadcast or broadcasts.latest(),
             redistribution,
             refresh or refreshes.nothing(),
+            exchange,
             _tupled("sending", sending),
             weighting,
             _tupled("preaggregation", preaggregation),
@@ -210,25 +219,7 @@ class Algorithm:
 
     def __repr__(self) -> str:
         head = "compose" if self.origin is None else self.origin.name
-        plain = {
-            "broadcast": "latest()",
-            "redistribution": "keep",
-            "refresh": "nothing()",
-            "weighting": "by_samples",
-            "sending": "()",
-            "preaggregation": "()",
-            "aggregator": "mean",
-            "server": "replace()",
-            "diagnostics": "{}",
-            "personal": "None",
-            "evaluated": "'server'",
-        }
-        lines = [
-            f"  {role}={text},"
-            for role, value in self.parts.by_role().items()
-            if role != "execution" and (text := shown(value)) != plain.get(role)
-        ]
-        return "\n".join([f"{head}(", *lines, ")"])
+        return "\n".join([f"{head}(", *self.parts.written(), ")"])
 
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         """The state before the first round, for the initial model ``variables``."""
@@ -243,12 +234,14 @@ class Algorithm:
         parts = self.parts
         placed, draw = placement.place(parts, key, state, data)
         fresh, visited = placed.fresh, placed.slots.client < data.clients
-        trained, placed, start = training.train(parts, key, state, data, placed)
+        trained, mine, placed, start = training.train(parts, key, state, data, placed)
         due = parts.schedule.due(state.round)[placed.slot] & (placed.slot < self.slots)
         trained, sending, sent = sendings.send(
             parts, key, state, data, placed.slots, trained, start, due
         )
-        client_state, shared_state = training.client_states(parts, state, data, placed, trained)
+        client_state, own, shared_state = training.client_states(
+            parts, state, data, placed, trained, mine
+        )
         placed = training.moved_on(parts, placed, trained, visited)
         cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
         # A model in flight is due whether or not a client trained it in this round.
@@ -281,6 +274,7 @@ class Algorithm:
             slots=placement.to_slots(parts, placed) if parts.in_flight else None,
             selection=parts.selection.update(draw.selection, placed.slots.client, trained.info),
             client_state=client_state,
+            own=own,
             sending=sending,
             shared_state=shared_state,
             diagnostics=diagnostics,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -18,7 +20,11 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
+from fedjax_sim.round.exchanging import returned
 from fedjax_sim.round.parts import Parts
+
+CLIENTS = ("selection", "client_state", "own", "sending", "shared_state", "diagnostics")
+"""What of a state the server does not move."""
 
 
 def cohort_of(
@@ -64,9 +70,8 @@ def absorb(
         updates: ``[P, *p]``, what was sent; None: the models in ``slots`` less ``cohort.received``.
     """
     # Without the clients' part: lax.cond would copy it through both branches.
-    state = state._replace(
-        slots=None, selection=(), client_state=(), sending=(), shared_state=(), diagnostics=()
-    )
+    none: dict[str, Any] = dict.fromkeys(CLIENTS, ())
+    state = state._replace(slots=None, **none)
 
     def take_due(_: None) -> FedState:
         counted = due & (slots.visits > 0)
@@ -89,7 +94,7 @@ def absorb(
             stream(key, Round.SERVER), step, state.server, state.opt_state, gathered
         )
         _check_shapes("server", step, state.server)
-        moved = tree.add(state.server, step)
+        moved = returned(parts, tree.add(state.server, step), state.server)
         sent = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)
         new = state._replace(
             server=moved,

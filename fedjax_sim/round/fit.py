@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim.base import (
     Broadcast,
     Diagnostic,
+    Exchange,
     LocalUpdate,
     PreAggregation,
     Refresh,
@@ -31,6 +32,7 @@ KINDS: dict[str, type] = {
     "schedule": Schedule,
     "broadcast": Broadcast,
     "refresh": Refresh,
+    "exchange": Exchange,
     "server": Server,
     "execution": Execution,
 }
@@ -68,7 +70,8 @@ def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_kinds(parts: Any) -> None:
     for role, kind in KINDS.items():
-        _check(f"{role} must be a", kind, getattr(parts, role))
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        _check(f"{role} must be {article}", kind, getattr(parts, role))
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
             _check(f"{role} must be a sequence of", kind, part)

@@ -12,6 +12,7 @@ from fedjax_sim.base import Array, ClientData, FedState, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes, samples_of, visits
 from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.exchanging import with_own
 from fedjax_sim.round.parts import Parts
 
 
@@ -45,11 +46,13 @@ def score_own(
         raise ValueError("the algorithm has no personal models, see personal of compose")
     row = parts.execution.deal(client_sizes(data, jnp.arange(data.clients, dtype=jnp.int32)))
 
-    def one(fixed: PyTree, common: PyTree, client_state: PyTree, task: PyTree) -> PyTree:
+    def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
         (pixels, constants), (server, sent), (key, visit, task) = fixed, common, task
+        client_state, mine = kept
         client = visit.view(pixels, data)
         received, _ = parts.broadcast.send(None, sent, server, client)
-        return score(constants, own_model(key, received, client, client_state), task)
+        used = with_own(mine, received)
+        return score(constants, own_model(key, used, client, client_state), task)
 
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), row)
     own = (keys, visits(data, row, peers=parts.local.peers), tree.take(tasks, row))
@@ -60,7 +63,7 @@ def score_own(
         one,
         (samples_of(data), constants),
         (server, state.broadcast),
-        tree.take(state.client_state, row),
+        tree.take((state.client_state, state.own), row),
         parts.execution.replicate(own),
     )
     return jax.tree.map(

@@ -10,6 +10,7 @@ from fedjax_sim.base import (
     Aggregator,
     Broadcast,
     Diagnostic,
+    Exchange,
     LocalUpdate,
     Personal,
     PreAggregation,
@@ -20,12 +21,28 @@ from fedjax_sim.base import (
     Sending,
     Server,
     Weighting,
+    shown,
 )
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan.redistribution import keep
 from fedjax_sim.round.fit import check_parts
 
 Evaluated = Literal["server", "in_flight"]
+
+_PLAIN = {
+    "broadcast": "latest()",
+    "redistribution": "keep",
+    "refresh": "nothing()",
+    "exchange": "everything()",
+    "weighting": "by_samples",
+    "sending": "()",
+    "preaggregation": "()",
+    "aggregator": "mean",
+    "server": "replace()",
+    "diagnostics": "{}",
+    "personal": "None",
+    "evaluated": "'server'",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,6 +56,7 @@ class Parts:
         broadcast: which model a slot starts from.
         redistribution: where models go between rounds.
         refresh: what a slot that was not due takes from the server.
+        exchange: what of a model travels.
         sending: what clients send in place of their updates, in order.
         weighting: how much each model counts.
         preaggregation: change updates and weights before they are aggregated, in order.
@@ -56,6 +74,7 @@ class Parts:
     broadcast: Broadcast
     redistribution: Redistribution
     refresh: Refresh
+    exchange: Exchange
     sending: tuple[Sending, ...]
     weighting: Weighting
     preaggregation: tuple[PreAggregation, ...]
@@ -72,6 +91,14 @@ class Parts:
     def by_role(self) -> dict[str, Any]:
         """The parts as the keyword arguments of ``compose``."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def written(self) -> list[str]:
+        """A line for each part, as it would be written; those that do nothing are left out."""
+        return [
+            f"  {role}={text},"
+            for role, value in self.by_role().items()
+            if role != "execution" and (text := shown(value)) != _PLAIN.get(role)
+        ]
 
     @property
     def slots(self) -> int:

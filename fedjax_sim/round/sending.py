@@ -11,6 +11,7 @@ from fedjax_sim.base import Array, ClientData, FedState, PyTree, Slots, Trained,
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.collecting import measured_from
+from fedjax_sim.round.exchanging import travelling
 from fedjax_sim.round.parts import Parts
 
 
@@ -104,7 +105,8 @@ def _through(
     The update of a row that does not send stays as it is, and the message of one that did not
     train.
     """
-    kept, sent = [], sends
+    kept, sent, whole = [], sends, update
+    update = travelling(parts, update)
     for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
         part_key = stream(key, Round.SENDING, i)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(part_key, client)
@@ -124,4 +126,4 @@ def _through(
         sent = sent & parts.execution.replicate(present)
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
-    return update, message, tuple(kept), sent
+    return Variables(*tree.filled(update, whole)), message, tuple(kept), sent

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import ClientData, FedState, Variables, shown
 from fedjax_sim.engine import tree
+from fedjax_sim.round.exchanging import own, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import at_rest
 from fedjax_sim.round.training import first_visit
@@ -33,8 +34,10 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         slots=None,
         selection=parts.selection.init(variables, data, parts.execution),
         client_state=tree.stack_copies(parts.local.client_state(variables), data.clients),
+        own=tree.stack_copies(own(parts, variables), data.clients),
         sending=tuple(
-            tree.stack_copies(part.init(variables, data), data.clients) for part in parts.sending
+            tree.stack_copies(part.init(travelling(parts, variables), data), data.clients)
+            for part in parts.sending
         ),
         shared_state=parts.local.shared_state(variables),
         broadcast=parts.broadcast.init(variables),

@@ -8,6 +8,7 @@ import jax
 
 from fedjax_sim.base import ClientData, PyTree, SetupTraffic, Traffic, Variables
 from fedjax_sim.engine import tree
+from fedjax_sim.round.exchanging import frozen, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.training import first_visit
@@ -31,6 +32,7 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
 def upload_bytes(parts: Parts, variables: Variables) -> int:
     """Of a model to a server that knows what the client received, or whole to other clients."""
+    variables = travelling(parts, variables)
     whole = tree.num_bytes(variables)
     to_clients = parts.selection.sticky and parts.models_travel
     if parts.schedule.serverless or to_clients:
@@ -40,6 +42,7 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
     """Of a model to a client that has the server model of its last download, the mean time ago."""
+    variables = travelling(parts, variables)
     others = parts.models_travel or parts.broadcast.offered is not None  # than the server's models
     if parts.server.download_bytes is None or others:
         return tree.num_bytes(variables)
@@ -60,7 +63,8 @@ def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> Setup
     """What travels once, before the first round."""
     counts = (parts.local.setup_traffic, parts.selection.setup_traffic)
     sent = [count(variables, data) for count in counts if count is not None]
-    down = sum(s.down for s in sent) + shared_bytes(data)
+    given = shared_bytes(data) + data.clients * tree.num_bytes(frozen(parts, variables))
+    down = sum(s.down for s in sent) + given
     return SetupTraffic(sum(s.up for s in sent), down)
 
 

@@ -11,6 +11,8 @@ from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Trai
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import Visits, samples_of, visits
 from fedjax_sim.engine.streams import Client, Round, stream
+from fedjax_sim.round.exchanging import own as own_leaves
+from fedjax_sim.round.exchanging import returned, with_own
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 
@@ -26,19 +28,20 @@ class _Task(NamedTuple):
 
 def train(
     parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed
-) -> tuple[Trained, Placed, PyTree]:
+) -> tuple[Trained, PyTree, Placed, PyTree]:
     """One local update per row, ``[P]``.
 
     Returns:
         What the clients give: their models if any stays in flight, else their updates (a difference
-        that is taken once, at the client, so that what it sends is exact); the slots with what the
+        that is taken once, at the client, so that what it sends is exact); the leaves that stay
+        with them; the slots with what the
         broadcast gave them; the models ``[P, *p]`` that the updates of this round start from, ()
         if nobody asks for them.
     """
 
     def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
         server, samples, sent, shared_state = common
-        model, client_state, left_with = own
+        model, client_state, left_with, mine = own
         client = task.visit.view(pixels, data)
         send_key = stream(task.key, Client.BROADCAST)
         received, tag = parts.broadcast.send(send_key, sent, server, client)
@@ -52,12 +55,13 @@ def train(
             received, tag, origin = tree.select(
                 task.fresh, (received, tag, origin), (stays, task.tag, left_with)
             )
-        trained = parts.local.train(task.key, received, client, client_state, shared_state)
-        if not parts.in_flight:
-            update = tree.subtract(trained.variables, received)
-            trained = trained._replace(variables=update)
+        used = with_own(mine, received)
+        trained = parts.local.train(task.key, used, client, client_state, shared_state)
+        mine = own_leaves(parts, trained.variables)
+        model = returned(parts, trained.variables, received)
+        given = model if parts.in_flight else tree.subtract(model, received)
         start = received if parts.sending and parts.models_travel else ()
-        return trained, tag, origin, start
+        return trained._replace(variables=given), mine, tag, origin, start
 
     slots = placed.slots
     local_key = stream(key, Round.CLIENTS)
@@ -65,13 +69,15 @@ def train(
     visited = visits(data, slots.client, peers=parts.local.peers)
     tasks = _Task(keys, visited, placed.fresh, slots.tag)
     common = (state.server, state.server_samples, state.broadcast, state.shared_state)
-    own = (slots.variables, tree.take(state.client_state, slots.client), slots.received)
-    trained, tag, received, start = parts.execution.run(
+    kept = tree.take((state.client_state, state.own), slots.client)
+    own = (slots.variables, kept[0], slots.received, kept[1])
+    trained, mine, tag, received, start = parts.execution.run(
         visit, samples_of(data), common, own, parts.execution.replicate(tasks)
     )
     # Every device needs the reports of all, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
-    return trained, placed._replace(slots=slots._replace(tag=tag, received=received)), start
+    placed = placed._replace(slots=slots._replace(tag=tag, received=received))
+    return trained, mine, placed, start
 
 
 def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:
@@ -92,19 +98,28 @@ def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> 
 
 
 def client_states(
-    parts: Parts, state: FedState, data: ClientData, placed: Placed, trained: Trained
-) -> tuple[PyTree, PyTree]:
-    """What the clients keep, and what they share, after their visits."""
+    parts: Parts, state: FedState, data: ClientData, placed: Placed, trained: Trained, mine: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
+    """After their visits: what the clients' local updates keep, their own leaves, what they share.
+
+    Args:
+        parts: of the algorithm.
+        state: before the round.
+        data: the clients.
+        placed: the rows.
+        trained: ``[P]``, what the clients give.
+        mine: ``[P, *p]``, the leaves that stay with them.
+    """
     client = placed.slots.client
-    own = jax.tree.map(
-        lambda kept, rows: kept.at[client].set(rows, mode="drop"),
-        state.client_state,
-        trained.client_state,
+    kept, own = jax.tree.map(
+        lambda all_, rows: all_.at[client].set(rows, mode="drop"),
+        (state.client_state, state.own),
+        (trained.client_state, mine),
     )
     shared = parts.local.reduce(
         state.shared_state, trained.message, placed.samples, data.clients, parts.aggregator
     )
-    return own, shared
+    return kept, own, shared
 
 
 def first_visit(

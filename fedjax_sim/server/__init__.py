@@ -6,6 +6,7 @@ The functions here fit ``compose(server=...)``; the other roles of the server ar
 from __future__ import annotations
 
 from fedjax_sim.compression import compress_server
+from fedjax_sim.server.steps import dynamic, extrapolated
 from fedjax_sim.server.update import (
     chain,
     mix,
@@ -18,6 +19,8 @@ from fedjax_sim.server.update import (
 __all__ = [
     "chain",
     "compress_server",
+    "dynamic",
+    "extrapolated",
     "mix",
     "optimizer",
     "replace",

@@ -1,0 +1,269 @@
+"""Methods whose clients keep some layers for themselves."""
+
+from __future__ import annotations
+
+from fedjax_sim import personal
+from fedjax_sim.base import Leaves, LocalUpdate, Model, part
+from fedjax_sim.client.turns import in_turn
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.models import leaves
+from fedjax_sim.plan import exchange, schedule, selection
+from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import weighting
+
+
+@part
+def fedper(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedPer: FedAvg of the body; every client keeps a head of its own.
+
+    .. math:: \min_{u, v_1, \dots, v_N} \sum_k \frac{n_k}{n} F_k(u, v_k), \qquad
+              u \leftarrow \sum_{k \in U} \frac{n_k}{\sum_j n_j} u_k
+
+    Body u and head v_k train together. The head is the last dense layer. What is evaluated for all
+    has the initial head: look at the personal scores.
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        model: the model that it trains, which says which layer is its head.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
+
+    Raises:
+        ValueError: if the model has no head, or local shares anything beside the model.
+
+    Source: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization
+    layers", 2019 <https://arxiv.org/abs/1912.00818>, Algorithms 1 and 2.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.fedper(local, clients_per_round=5, model=problem.model)
+        >>> algorithm.parts.exchange
+        split(own=head(<Model>))
+    """
+    return _keeping(leaves.head(model), local, clients_per_round, equal_weights, execution)
+
+
+@part
+def lg_fedavg(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""LG-FedAvg: every client keeps its own body, the representation; the head is FedAvg's.
+
+    .. math:: \min_{v, u_1, \dots, u_N} \sum_k \frac{n_k}{n} F_k(u_k, v)
+
+    The mirror image of FedPer: what travels is the last dense layer. BatchNorm's statistics belong
+    to the body. The authors begin with rounds of FedAvg, which ``simulate(initial=...)`` can take
+    over.
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        model: the model that it trains, which says which layer is its head.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Memory: a body for every client. Traffic per round: m heads down, m up.
+
+    Raises:
+        ValueError: if the model has no head, or local shares anything beside the model.
+
+    Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act
+    globally: federated learning with local and global representations", 2020
+    <https://arxiv.org/abs/2001.01523>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.lg_fedavg(local, clients_per_round=5, model=problem.model)
+        >>> algorithm.parts.exchange
+        split(own=all_but(head(<Model>)))
+    """
+    body = leaves.all_but(leaves.head(model))
+    return _keeping(body, local, clients_per_round, equal_weights, execution)
+
+
+@part
+def fedbn(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    norms: str = "*BatchNorm*",
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedBN: FedAvg of all layers but the BatchNorms, which every client keeps.
+
+    Their scales, offsets and running statistics stay with the client.
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        norms: pattern of the layers that stay, see :func:`fedjax_sim.leaves.named`.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Memory: the BatchNorms of every client. Traffic per round: m models without
+        them down, m up.
+
+    Raises:
+        ValueError: in the first round, if the model has no such layer; if local shares anything
+            beside the model.
+
+    Source: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
+    batch normalization", ICLR 2021 <https://arxiv.org/abs/2102.07623>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> model = fs.models.fashion_cnn((8, 8, 1), 3)
+        >>> local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
+        >>> fs.algorithms.fedbn(local, clients_per_round=5).parts.exchange
+        split(own=named('*BatchNorm*'))
+    """
+    return _keeping(leaves.named(norms), local, clients_per_round, equal_weights, execution)
+
+
+@part
+def fedrep(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    head_epochs: float = 10.0,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedRep: every client first trains its own head on the body that it received, then the body.
+
+    .. math:: v_k \leftarrow v_k - \eta \nabla_v F_b(u, v_k) \text{ for some epochs, then }
+              u_k \leftarrow u_k - \eta \nabla_u F_b(u_k, v_k) \text{ for } E
+
+    The server averages the bodies. The head is the last dense layer.
+
+    Args:
+        local: the local update; its E are the epochs of the body.
+        clients_per_round: m, the cohort drawn without replacement.
+        model: the model that it trains, which says which layer is its head.
+        head_epochs: the epochs for which a head trains in each visit.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
+
+    Raises:
+        ValueError: if the model has no head, head_epochs is not positive, or local shares anything
+            beside the model.
+
+    Source: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for
+    personalized federated learning", ICML 2021 <https://arxiv.org/abs/2102.07078>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1), epochs=1)
+        >>> algorithm = fs.algorithms.fedrep(
+        ...     local, clients_per_round=5, model=problem.model, head_epochs=4
+        ... )
+        >>> float(algorithm.parts.local.epochs)
+        5.0
+    """
+    head = leaves.head(model)
+    both = in_turn(
+        local.change(trained=head, epochs=head_epochs),
+        local.change(trained=leaves.all_but(head)),
+    )
+    return _keeping(head, both, clients_per_round, equal_weights, execution)
+
+
+@part
+def fedbabu(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    fine_tuning_epochs: float = 1.0,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedBABU: the head stays as it was drawn while the body trains; then clients fine-tune both.
+
+    .. math:: u \leftarrow \sum_{k \in U} \frac{n_k}{\sum_j n_j} \mathrm{train}_u(u, v_0;\, k),
+              \qquad w_k = \mathrm{train}(u, v_0;\, k)
+
+    The head v_0 is the last dense layer, the same for all. Clients fine-tune for an evaluation, and
+    nothing of it is kept.
+
+    Args:
+        local: the local update; it must not compress.
+        clients_per_round: m, the cohort drawn without replacement.
+        model: the model that it trains, which says which layer is its head.
+        fine_tuning_epochs: the epochs for which a client fine-tunes the whole model.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Traffic per round: m bodies down, m up; the head once to every client.
+
+    Raises:
+        ValueError: if the model has no head, or fine_tuning_epochs is not positive.
+
+    Source: Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image
+    classification", ICLR 2022 <https://arxiv.org/abs/2106.06042>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.fedbabu(local, clients_per_round=5, model=problem.model)
+        >>> algorithm.parts.exchange
+        split(frozen=head(<Model>))
+    """
+    head = leaves.head(model)
+    return compose(
+        local.change(trained=leaves.all_but(head)),
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        exchange=exchange.split(frozen=head),
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
+        execution=execution,
+    )
+
+
+def _keeping(
+    own: Leaves,
+    local: LocalUpdate,
+    clients_per_round: int,
+    equal_weights: bool,
+    execution: Execution | None,
+) -> Algorithm:
+    """FedAvg of all leaves but ``own``."""
+    return compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        exchange=exchange.split(own=own),
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        execution=execution,
+    )

@@ -1,0 +1,161 @@
+"""Methods with another direction of the local steps, or another length of the server's."""
+
+from __future__ import annotations
+
+from fedjax_sim import server
+from fedjax_sim.algorithms._fedavg import fedavg
+from fedjax_sim.base import LocalUpdate, Objective, part
+from fedjax_sim.client import corrections, terms
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.plan import schedule, selection
+from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import weighting
+
+
+@part
+def fedsam(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    rho: float = 0.05,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedSAM: clients descend by the gradient at the worst point nearby, towards flat minima.
+
+    .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b\Bigl(w_k + \rho\,
+              \frac{\nabla F_b(w_k)}{\lVert \nabla F_b(w_k) \rVert}\Bigr)
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        objective: F.
+        rho: ρ, the distance; 0 is FedAvg.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm, which reports the losses at those points. Traffic per round: m models down, m
+        up.
+
+    Raises:
+        ValueError: if rho is negative.
+
+    Source: Qu, Li, Duan, Liu, Tang, Lu, "Generalized federated learning via sharpness aware
+    minimization", ICML 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.fedsam(
+        ...     local, clients_per_round=5, objective=problem.objective
+        ... )
+        >>> problem.accuracy(algorithm, rounds=3) > 0.8
+        True
+    """
+    changed = terms.sharpness_aware(objective, rho)
+    return fedavg(
+        local.change(objective=changed),
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
+        execution=execution,
+    )
+
+
+@part
+def fedexp(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    eps: float = 1e-3,
+    equal_weights: bool = True,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""FedExP: the server's step is longer, the more the clients' updates differ.
+
+    .. math:: \eta_g = \max\left(1, \frac{\sum_k p_k \lVert \Delta_k \rVert^2}
+              {2\,(\lVert \bar\Delta \rVert^2 + \varepsilon)}\right), \qquad
+              w \leftarrow w + \eta_g \bar\Delta
+
+    Args:
+        local: the local update.
+        clients_per_round: m, the cohort drawn without replacement.
+        eps: ε.
+        equal_weights: weigh clients equally, as the authors do, not by n_k.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if eps is negative.
+
+    Source: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation",
+    ICLR 2023 <https://arxiv.org/abs/2301.09604>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.fedexp(local, clients_per_round=5)
+        >>> problem.accuracy(algorithm, rounds=3) > 0.8
+        True
+    """
+    return compose(
+        local,
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        server=server.extrapolated(eps),
+        execution=execution,
+    )
+
+
+@part
+def mimelite(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    beta: float = 0.9,
+    equal_weights: bool = False,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""MimeLite: all local steps follow one momentum, which the server alone moves.
+
+    .. math:: w_k \leftarrow w_k - \eta \bigl(\beta m + (1 - \beta) \nabla F_b(w_k)\bigr), \qquad
+              m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_t)
+
+    Args:
+        local: the local update; its own optimiser should be plain SGD.
+        clients_per_round: m, the cohort drawn without replacement.
+        beta: β; 0 is FedAvg.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Traffic per round: m models and m momenta down, m models and m gradients up.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>,
+    Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.mimelite(local, clients_per_round=5, beta=0.5)
+        >>> problem.accuracy(algorithm, rounds=3) > 0.7
+        True
+    """
+    changed = local.change(corrections=(corrections.global_momentum(beta),))
+    return fedavg(
+        changed,
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
+        execution=execution,
+    )

@@ -1,0 +1,28 @@
+"""Which part of a model travels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedjax_sim.base.model import Leaves
+from fedjax_sim.base.need import Need
+from fedjax_sim.base.origin import Origin, shown
+
+
+class Exchange(NamedTuple):
+    """Which leaves of a model travel between clients and server; all that are not named here.
+
+    Attributes:
+        own: those that stay with the clients, each of which trains its own; None for none.
+        frozen: those that nobody trains and every client has from the start; None for none.
+        needs: what it needs of other parts.
+        origin: the call that made it.
+    """
+
+    own: Leaves | None = None
+    frozen: Leaves | None = None
+    needs: tuple[Need, ...] = ()
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)

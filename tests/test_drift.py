@@ -1,0 +1,372 @@
+"""Methods against client drift: whole runs against NumPy, with gradients by finite differences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, Play, assert_trees, context_of, make_federation, play
+from oracle import Layers, layers_of
+
+import fedjax_sim as fs
+from fedjax_sim import algorithms, terms
+from fedjax_sim.base import ClientView
+
+LR, ROUNDS, COHORT, STEPS = 0.2, 3, 3, 2
+ONE = fs.make_execution(devices=1)
+ALPHA, MU, TEMPERATURE, BETA, TAU, RHO, EPS = 0.3, 0.7, 0.4, 0.6, 0.8, 0.3, 1e-3
+
+
+@pytest.fixture(scope="module")
+def net() -> fs.Model:
+    """One hidden layer."""
+    return fs.models.mlp((6,), 3, widths=(4,))
+
+
+def local_of(net: fs.Model) -> fs.LocalUpdate:
+    """Steps on all samples of a client: their order does not matter."""
+    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), batch_size=40, epochs=STEPS)
+
+
+def forward(layers: Layers, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and features."""
+    hidden = np.maximum(x @ layers[0] + layers[1], 0)
+    return hidden @ layers[2] + layers[3], hidden
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    out: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return out
+
+
+def risk(layers: Layers, x: np.ndarray, y: np.ndarray, shift: Any = 0.0) -> float:
+    logits, _ = forward(layers, x)
+    return float(-log_softmax(logits + shift)[np.arange(len(y)), y].mean())
+
+
+def slope(loss: Callable[[Layers], float], layers: Layers, far: float = 1e-6) -> Layers:
+    """By central differences."""
+    out = [np.zeros_like(w) for w in layers]
+    for w, g in zip(layers, out, strict=True):
+        for at in np.ndindex(w.shape):
+            before = w[at]
+            w[at] = before + far
+            above = loss(layers)
+            w[at] = before - far
+            g[at] = (above - loss(layers)) / (2 * far)
+            w[at] = before
+    return out
+
+
+def plus(a: Layers, b: Layers, factor: float = 1.0) -> Layers:
+    return [u + factor * v for u, v in zip(a, b, strict=True)]
+
+
+def norm(a: Layers) -> float:
+    return float(np.sqrt(sum((v * v).sum() for v in a)))
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    size = np.maximum((a * a).sum(axis=1) * (b * b).sum(axis=1), 1e-16)
+    out: np.ndarray = (a * b).sum(axis=1) / np.sqrt(size)
+    return out
+
+
+class Fed:
+    """A run, client by client: FedAvg of what the methods below change."""
+
+    equal = False
+
+    def __init__(self, data: Any, initial: Layers) -> None:
+        self.data, self.server = data, initial
+        self.begin(initial)
+
+    def begin(self, initial: Layers) -> None:
+        """What a method keeps."""
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        return risk(layers, x, y)
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        return slope(lambda w: self.loss(k, w, x, y), layers)
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        """What a client keeps, or sends besides."""
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        total = [np.zeros_like(w) for w in self.server]
+        for update, share in zip(updates, shares, strict=True):
+            total = plus(total, update, share)
+        return total
+
+    def round(self, cohort: list[int]) -> Layers:
+        updates, sizes = [], []
+        for k in cohort:
+            rows = np.asarray(self.data.index[self.data.start[k] : self.data.start[k + 1]])
+            x, y = np.asarray(self.data.x, np.float64)[rows], np.asarray(self.data.y)[rows]
+            layers = [w.copy() for w in self.server]
+            for _ in range(STEPS):
+                layers = plus(layers, self.direction(k, layers, x, y), -LR)
+            self.end(k, layers, x, y)
+            updates.append(plus(layers, self.server, -1))
+            sizes.append(1 if self.equal else len(rows))
+        self.server = plus(self.server, self.step(updates, np.array(sizes) / sum(sizes)))
+        return self.server
+
+
+class FedDyn(Fed):
+    """h_k at the clients, h at the server."""
+
+    equal = True
+
+    def begin(self, initial: Layers) -> None:
+        zeros = [np.zeros_like(w) for w in initial]
+        self.h, self.own = zeros, [zeros] * self.data.clients
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        pulled = plus(super().direction(k, layers, x, y), self.own[k], -1)
+        return plus(pulled, plus(layers, self.server, -1), ALPHA)
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        self.own[k] = plus(self.own[k], plus(layers, self.server, -1), -ALPHA)
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        for update in updates:
+            self.h = plus(self.h, update, -ALPHA / self.data.clients)
+        return plus(super().step(updates, shares), self.h, -1 / ALPHA)
+
+
+class Moon(Fed):
+    """Each client's last model."""
+
+    def begin(self, initial: Layers) -> None:
+        self.last = [initial] * self.data.clients
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        (_, z), (_, near), (_, far) = (forward(w, x) for w in (layers, self.server, self.last[k]))
+        to_near, to_far = (np.exp(cosine(z, other) / TEMPERATURE) for other in (near, far))
+        contrast = -np.log(to_near / (to_near + to_far)).mean()
+        return risk(layers, x, y) + MU * float(contrast)
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        self.last[k] = layers
+
+
+class FedNTD(Fed):
+    """The received model's word on the other classes."""
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        total = 0.0
+        for mine, theirs, label in zip(
+            forward(layers, x)[0], forward(self.server, x)[0], y, strict=True
+        ):
+            others = np.arange(3) != label
+            p, q = (
+                np.exp(f[others] / TEMPERATURE) / np.exp(f[others] / TEMPERATURE).sum()
+                for f in (theirs, mine)
+            )
+            total += float((p * np.log(p / q)).sum())
+        return risk(layers, x, y) + BETA * total / len(y)
+
+
+class FedLC(Fed):
+    """Margins by the counts of the labels."""
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        counts = np.maximum(np.bincount(y, minlength=3), 1e-8)
+        return risk(layers, x, y, -TAU * counts**-0.25)
+
+
+class FedSAM(Fed):
+    """The gradient at the worst point nearby."""
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        here = super().direction(k, layers, x, y)
+        return super().direction(k, plus(layers, here, RHO / norm(here)), x, y)
+
+
+class FedExP(Fed):
+    """A longer step of the server."""
+
+    equal = True
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        mean = super().step(updates, shares)
+        top = sum(norm(update) ** 2 for update in updates)
+        rate = max(1.0, top / (2 * len(updates) * (norm(mean) ** 2 + EPS)))
+        return [rate * w for w in mean]
+
+
+class MimeLite(Fed):
+    """The momentum of the server, in every step."""
+
+    def begin(self, initial: Layers) -> None:
+        self.momentum: Layers = [np.zeros_like(w) for w in initial]
+        self.sent: list[tuple[int, Layers]] = []
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        slope = super().direction(k, layers, x, y)
+        return [BETA * m + (1 - BETA) * g for m, g in zip(self.momentum, slope, strict=True)]
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        self.sent.append((len(y), slope(lambda w: risk(w, x, y), self.server)))
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        total = sum(n for n, _ in self.sent)
+        self.momentum = [BETA * m for m in self.momentum]
+        for n, g in self.sent:
+            self.momentum = plus(self.momentum, g, (1 - BETA) * n / total)
+        self.sent = []
+        return super().step(updates, shares)
+
+
+Make = Callable[..., fs.Algorithm]
+METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
+    "feddyn": ({"alpha": ALPHA}, FedDyn),
+    "moon": ({"mu": MU, "temperature": TEMPERATURE}, Moon),
+    "fedntd": ({"beta": BETA, "temperature": TEMPERATURE}, FedNTD),
+    "fedlc": ({"tau": TAU}, FedLC),
+    "fedsam": ({"rho": RHO}, FedSAM),
+    "fedexp": ({"eps": EPS}, FedExP),
+    "mimelite": ({"beta": BETA}, MimeLite),
+}
+
+
+def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
+    method: Any = getattr(algorithms, name)
+    if name in ("moon", "fedntd"):
+        options["model"] = net
+    if name in ("moon", "fedntd", "fedlc", "fedsam"):
+        options["objective"] = fs.empirical_risk(net)
+    return method(local_of(net), clients_per_round=COHORT, execution=ONE, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whole_runs_are_those_of_the_oracle(
+    federation: Federation, net: fs.Model, name: str
+) -> None:
+    """Unequal clients, three of eight in a round; some come back, some lack a class."""
+    options, kind = METHODS[name]
+    out = play(made(name, net, **options), net, federation.data, ROUNDS)
+    oracle = kind(federation.data, layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0))))
+    plain = Fed(federation.data, oracle.server)
+    for state, metrics in zip(out.states, out.metrics, strict=True):
+        cohort = [int(k) for k in metrics.client]
+        assert_trees(layers_of(state.server), oracle.round(cohort), rtol=2e-4, atol=2e-5)
+        plain.round(cohort)
+    assert norm(plus(plain.server, oracle.server, -1)) > 1e-3  # it is not FedAvg
+
+
+@pytest.fixture(scope="module")
+def fedavg(federation: Federation, net: fs.Model) -> Play:
+    return play(
+        fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE),
+        net, federation.data, 2,
+    )  # fmt: skip
+
+
+NOTHING: dict[str, dict[str, Any]] = {
+    "moon": {"mu": 0.0},
+    "fedntd": {"beta": 0.0},
+    "fedlc": {"tau": 0.0},
+    "fedsam": {"rho": 0.0},
+    "fedexp": {"eps": 1e9, "equal_weights": False},
+    "mimelite": {"beta": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_without_its_term_it_is_fedavg(
+    federation: Federation, net: fs.Model, fedavg: Play, name: str
+) -> None:
+    ours = play(made(name, net, **NOTHING[name]), net, federation.data, 2)
+    assert_trees(ours.servers, fedavg.servers, rtol=1e-5, atol=1e-6)
+
+
+def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
+    federation: Federation, net: fs.Model
+) -> None:
+    """h_k = 0: clients pull alike; then w - h / α adds m / N of the step."""
+    dyn = play(made("feddyn", net, alpha=ALPHA), net, federation.data, 1)
+    prox = algorithms.fedprox(
+        local_of(net), clients_per_round=COHORT, mu=ALPHA, execution=ONE
+    ).replace(weighting=fs.weighting.equal)
+    start = net.init(jax.random.fold_in(jax.random.key(0), 0))
+    theirs = play(prox, net, federation.data, 1)
+    step = jax.tree.map(jnp.subtract, theirs.servers[0], start)
+    longer = 1 + COHORT / federation.data.clients
+    wanted = jax.tree.map(lambda w, s: w + longer * s, start, step)
+    assert_trees(dyn.servers[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_fedexp_with_equal_updates_takes_fedavgs_step(net: fs.Model) -> None:
+    """Then the sum of squares over the square of the sum is one half."""
+    data = make_federation((17,)).data
+    local = local_of(net)
+    ours = play(algorithms.fedexp(local, clients_per_round=1, execution=ONE), net, data, 2)
+    theirs = play(fs.fedavg(local, clients_per_round=1, execution=ONE), net, data, 2)
+    assert_trees(ours.servers, theirs.servers)
+
+
+def test_labels_are_counted_as_the_client_sees_them() -> None:
+    y = jnp.array([0, 1, 2, 1, 1, 0], jnp.int32)
+    client = ClientView(
+        jnp.zeros((6, 1)), y, jnp.array([5, 4, 3, 2, 1, 0]), jnp.int32(1), jnp.int32(3), 4,
+        relabel=jnp.array([0, 2, 1], jnp.int32),
+    )  # fmt: skip
+    context = context_of(())._replace(client=client)
+    assert terms.label_counts(context, 3).tolist() == [0, 1, 2]  # 1, 1, 2 of the pool, swapped
+
+
+REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
+    "alpha": (lambda net: made("feddyn", net, alpha=0.0), "alpha must be positive, got 0.0"),
+    "server's alpha": (lambda net: fs.server.dynamic(-1.0), "alpha must be positive, got -1.0"),
+    "mu": (lambda net: made("moon", net, mu=-1.0), "mu must be at least 0, got -1.0"),
+    "temperature": (
+        lambda net: made("moon", net, temperature=0.0), "temperature must be positive, got 0.0",
+    ),
+    "ntd's temperature": (
+        lambda net: made("fedntd", net, temperature=0.0), "temperature must be positive, got 0.0",
+    ),
+    "ntd's beta": (lambda net: made("fedntd", net, beta=-1.0), "beta must be at least 0, got -1"),
+    "tau": (lambda net: made("fedlc", net, tau=-0.1), "tau must be at least 0, got -0.1"),
+    "rho": (lambda net: made("fedsam", net, rho=-0.1), "rho must be at least 0, got -0.1"),
+    "eps": (lambda net: made("fedexp", net, eps=-0.1), "eps must be at least 0, got -0.1"),
+    "beta": (lambda net: made("mimelite", net, beta=1.0), "beta must be in [0, 1), got 1.0"),
+    "no features": (
+        lambda net: terms.model_contrast(fs.Model(net.init, net.apply)),
+        "model must have features",
+    ),
+    "no memory": (
+        lambda net: play(
+            fs.fedavg(
+                local_of(net).change(
+                    objective=fs.empirical_risk(net, term=terms.model_contrast(net))
+                ),
+                clients_per_round=1,
+            ),
+            net, make_federation((5,)).data, 1,
+        ),
+        "model_contrast needs memory=last_model() in local_sgd",
+    ),
+    "another objective": (
+        lambda net: algorithms.fedlc(
+            local_of(net), clients_per_round=1, objective=lambda *_: (jnp.float32(0), {})
+        ),
+        "objective must be an empirical_risk",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(net: fs.Model, case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(net)
