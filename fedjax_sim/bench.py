@@ -74,12 +74,15 @@ def start_jax(machine: Machine) -> None:
     No more devices than cores: they would wait for each other.
     """
     settings: Any = jax.config  # untyped
-    if machine.compile_for is not None:
+    ahead = machine.compile_for is not None
+    if ahead:
         settings.update("jax_platforms", "cpu")  # what is compiled for is not here
     cores = available_cores()
     with suppress(RuntimeError):
         settings.update("jax_num_cpu_devices", min(machine.devices or cores, cores))
-    if machine.cache and settings.jax_compilation_cache_dir is None:
+    # What --compile-for prints are seconds of compiling, not of reading what was kept; and JAX 0.7
+    # cannot keep programs for devices that are not there.
+    if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

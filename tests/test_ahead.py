@@ -162,8 +162,7 @@ def test_the_command_refuses_what_a_tpu_cannot_hold(
     argv = "--compile-for v5e:1x1 --algo scaffold --partition iid --clients 1000 --seeds 200"
     assert main(argv.split()) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "error: Ran out of memory" in last
-    assert "take fewer clients" in last
+    assert re.search(r"error: .*memory.*: take fewer clients", last)  # XLA's words vary
 
 
 @pytest.mark.slow

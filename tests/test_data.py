@@ -98,6 +98,12 @@ def test_mnist_order_statistics_and_cache(data_dir: str, monkeypatch: pytest.Mon
     }
 
 
+def test_a_cache_holds_what_was_made_and_no_more(tmp_path: Path) -> None:
+    made = cached_arrays(tmp_path / "x.npz", lambda: {"x": np.arange(3)})
+    kept = cached_arrays(tmp_path / "x.npz", dict)
+    assert made.keys() == kept.keys() == {"x"}
+
+
 @pytest.mark.parametrize("content", ["", "garbage", "cut", "flipped", "lone"])
 def test_a_corrupt_cache_is_rebuilt(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.npz"

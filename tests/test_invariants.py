@@ -15,6 +15,7 @@ import pytest
 from conftest import Federation, Play, altered_data, assert_trees, known, largest_change, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import export
 from scipy import stats
 
 import fedjax_sim as fs
@@ -27,6 +28,7 @@ from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import convolutions, layers
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.simulation import count_programs
 from fedjax_sim.server.aggregators import AGGREGATORS
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -232,22 +234,12 @@ def test_advancing_again_compiles_nothing(
     )
     run = programs.start((0,))
     run, _, _ = programs.advance(run, 3)
-    compiled = []
-
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        del duration_secs
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with count_programs() as counter:
         run, _, _ = programs.advance(run, 3)
         run, _, _ = programs.advance(run, 1)  # a shorter last stretch
-        assert not compiled
-        jax.jit(lambda x: x * 3.25)(jnp.ones(17)).block_until_ready()
-        assert compiled  # the listener does listen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        assert counter.programs == 0
+        jax.jit(lambda x: x * 3.25)(np.ones(17)).block_until_ready()
+        assert counter.programs == 1  # the counter does count
     assert int(run.state.round) == 7
 
 
@@ -393,7 +385,7 @@ def test_a_convolution_is_lowered_for_the_platform_it_is_compiled_for() -> None:
     x, kernel = jnp.ones((2, 8, 8, 1)), jnp.ones((3, 3, 1, 4))
     conv = jax.jit(lambda x, k: convolutions.conv(x, k, ((1, 1), (1, 1))))
     for platform, patches in (("cpu", True), ("cuda", False), ("tpu", False)):
-        text = str(jax.export.export(conv, platforms=[platform])(x, kernel).mlir_module())
+        text = str(export.export(conv, platforms=[platform])(x, kernel).mlir_module())
         assert ("stablehlo.dot_general" in text) == patches
         assert ("stablehlo.convolution" in text) == (not patches)
     assert "conditional" not in known(conv.lower(x, kernel).compile().as_text())

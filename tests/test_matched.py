@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.partition import (
     Partition,
     c_score,
@@ -129,7 +130,7 @@ def test_seeds_flags_and_devices() -> None:
 
     first = sample(0)
     assert first != sample(1)
-    with jax.enable_x64(True):
+    with enable_x64(True):
         assert sample(0) == first
     with jax.default_device(jax.devices()[1]), jax.default_matmul_precision("bfloat16"):
         assert sample(0) == first

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -201,7 +201,7 @@ def weights_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command and ``weights=None`` look."""
     folder = tmp_path / "mobilenet_v2"
     folder.mkdir()
-    np.savez(folder / "narrow.npz", allow_pickle=True, **ARRAYS)
+    np.savez(folder / "narrow.npz", **cast(Any, ARRAYS))
     monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", str(tmp_path))
     return folder / "narrow.npz"
 
@@ -602,15 +602,15 @@ class LinenMask(nn.Module):
 
 
 class NnxNorm(nnx.Module):
-    """BatchNorms as an attribute and in a list."""
+    """BatchNorms as an attribute and in another module's list."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.dense = nnx.Linear(FEATURE, CLASSES, rngs=rngs)
         self.norm = nnx.BatchNorm(CLASSES, rngs=rngs)
-        self.more = nnx.List([nnx.BatchNorm(CLASSES, rngs=rngs)])
+        self.more = nnx.Sequential(nnx.BatchNorm(CLASSES, rngs=rngs))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.more[0](jax.nn.relu(self.norm(self.dense(x))))
+        return self.more(jax.nn.relu(self.norm(self.dense(x))))
 
 
 USERS: dict[str, Callable[[], fs.Model]] = {
@@ -712,6 +712,16 @@ def test_state_that_padding_would_enter_is_refused() -> None:
         trained_on(fs.models.from_nnx(OwnStateNnx))
     trained_on(linen(OwnStateMasked(), (FEATURE,)))
     trained_on(linen(Constants(), (FEATURE,)))
+
+
+@pytest.mark.skipif(not hasattr(nnx, "SpectralNorm"), reason="flax.nnx has it since 0.12.1")
+def test_padding_does_not_reach_a_spectral_norm() -> None:
+    """Its state changes, but not by the minibatch."""
+
+    def build(rngs: nnx.Rngs) -> nnx.Module:
+        return nnx.Sequential(nnx.SpectralNorm(nnx.Linear(FEATURE, CLASSES, rngs=rngs), rngs=rngs))
+
+    trained_on(fs.models.from_nnx(build))
 
 
 class Training(nn.Module):

@@ -8,16 +8,17 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.models import convolutions, layers, resnet
 
 IMAGE, CLASSES, SAMPLES = (16, 16, 3), 3, 7
@@ -96,7 +97,7 @@ def test_training_keeps_every_type(name: str, weights: str, x64: bool) -> None:
     """Of the weights and of BatchNorm's statistics, float32 at the start; the report is float32."""
     make, shape = NETS[name]
     corrected = (corrections.scaffold(1),)  # with a pass for the whole gradient
-    with jax.enable_x64(x64), jax.numpy_dtype_promotion("standard"):
+    with enable_x64(x64), jax.numpy_dtype_promotion("standard"):
         model = make()
         local = local_of(model, corrections=corrected, inexactness=0.1)
 
@@ -122,7 +123,7 @@ def test_a_model_cast_whole_stays_so(weights: str) -> None:
             return nn.BatchNorm(use_running_average=not train)(nn.Dense(CLASSES)(x))
 
     x, y = samples((6,), "float32")
-    with jax.enable_x64(weights == "float64"), jax.numpy_dtype_promotion("standard"):
+    with enable_x64(weights == "float64"), jax.numpy_dtype_promotion("standard"):
         for model, at in (
             (fs.models.from_linen(Flax(), (6,)), x),
             (fs.models.from_linen(Small(), (6, 6, 1)), jnp.tile(x[:, :, None, None], (1, 1, 6, 1))),
@@ -134,7 +135,7 @@ def test_a_model_cast_whole_stays_so(weights: str) -> None:
 
 def test_float64_is_strictly_float64() -> None:
     """Inputs and weights of one type meet no other, not even in a pass for the whole gradient."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         model = fs.models.from_linen(Small(), (6, 6, 1))
         local = local_of(model, corrections=(corrections.scaffold(1),))
 
@@ -147,7 +148,7 @@ def test_float64_is_strictly_float64() -> None:
 
 def test_descent_in_float64_is_exact() -> None:
     """Logistic regression with L2 by whole batches, against NumPy: to 12 digits, not to 7."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         x, y = samples((4,), jnp.float64)
         model = fs.models.logistic((4,), CLASSES)
         local = fs.local_sgd(
@@ -207,7 +208,7 @@ def test_batch_norm_of_bfloat16_has_statistics_of_float32(train: bool) -> None:
 
 @pytest.mark.parametrize("train", [True, False])
 def test_batch_norm_in_float64(train: bool) -> None:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+    with enable_x64(True), jax.numpy_dtype_promotion("standard"):
         x = 3 + jax.random.normal(jax.random.key(0), (SAMPLES, 4, 4, 2), jnp.float64)
         y, wanted, _, _ = normalised(x, train)
         np.testing.assert_allclose(y[:5], wanted, rtol=1e-12)
@@ -229,7 +230,7 @@ def test_losses_of_bfloat16_are_summed_in_float32() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_convolutions_take_the_wider_type(dtype: str) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 5, 3)), jnp.float32)
-    with jax.enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("standard"):
+    with enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("standard"):
         kernel = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 3, 4)), dtype)
         pads = ((1, 1), (1, 1))
         wide = jnp.promote_types(dtype, jnp.float32)
@@ -256,8 +257,9 @@ def products(jaxpr: Any) -> set[Any]:
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             found.add(equation.outvars[0].aval.dtype)
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            found |= products(inner)
+        for inner in jax.tree.leaves(tuple(equation.params.values())):
+            if isinstance(inner, ClosedJaxpr | Jaxpr):
+                found |= products(getattr(inner, "jaxpr", inner))
     return found
 
 

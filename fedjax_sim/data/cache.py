@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ def cached_arrays(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with aside.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **cast(Any, arrays))  # NumPy 2.1 would keep a flag as an array
         aside.replace(path)
     except OSError as error:  # a read-only or full disk costs the next run time, not this one
         with suppress(OSError):

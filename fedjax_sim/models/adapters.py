@@ -240,8 +240,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     # kept in the state, they would be averaged over clients.
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(params=0, dropout=0)))
     norms = set()
-    for path, layer in nnx.iter_modules(abstract):
-        if isinstance(layer, nnx.BatchNorm | nnx.SpectralNorm):
+    for path, layer in nnx.iter_graph(abstract):
+        if isinstance(layer, _NORMS):
             norms.add(path)
         if isinstance(layer, nnx.BatchNorm):
             layer.__class__ = _with_mask(type(layer))
@@ -294,6 +294,13 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     return Model(init, apply)
 
+
+_NORMS = tuple(
+    getattr(nnx, name)
+    for name in ("BatchNorm", "SpectralNorm")
+    if hasattr(nnx, name)  # flax has the second since 0.12.1
+)
+"""Those of nnx whose state padding does not enter."""
 
 _MASK: contextvars.ContextVar[Array | None] = contextvars.ContextVar("mask", default=None)
 """Of the minibatch that an nnx module is called on."""

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.engine.doubles import enable_x64
+
 BLOCK = 1 << 14  # moves that are drawn and compiled as one loop
 
 
@@ -175,7 +177,7 @@ def take_moves(state: State, moves: Moves) -> Walk:
     three.
     """
     cpu = jax.local_devices(backend="cpu")[0]
-    with jax.enable_x64(True), jax.default_device(cpu):
+    with enable_x64(True), jax.default_device(cpu):
         (values, loss), (taken, losses) = jax.device_get(_scan(state, moves))
     return Walk(state, State(values, float(loss)), moves, taken, losses)
 

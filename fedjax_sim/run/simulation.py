@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -242,18 +243,35 @@ class _Counter:
         return len(self.compiled)
 
 
-@contextmanager
-def count_programs() -> Iterator[_Counter]:
-    """Counts the programs that XLA is asked for, those that our own code did not mean included."""
-    counter = _Counter()
+_counting: list[_Counter] = []
+
+
+@functools.cache
+def _listen() -> None:
+    """Listens for good: not every JAX that we support lets a listener go."""
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
         del duration_secs
         if event == "/jax/core/compile/backend_compile_duration":
-            counter.compiled.append(None)
+            for counter in tuple(_counting):
+                counter.compiled.append(None)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+
+
+@contextmanager
+def count_programs() -> Iterator[_Counter]:
+    """Counts the programs that XLA is asked for, those that our own code did not mean included.
+
+    >>> with count_programs() as counter:
+    ...     doubled = jax.jit(lambda x: x * 2.0)(np.ones(3, np.float32))
+    >>> counter.programs
+    1
+    """
+    _listen()
+    counter = _Counter()
+    _counting.append(counter)
     try:
         yield counter
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        _counting.remove(counter)
