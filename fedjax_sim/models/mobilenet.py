@@ -115,7 +115,7 @@ def mobilenet_v2_trunk(
         ValueError: if size or weights do not fit.
     """
     trunk, _ = _trunk(load_weights(weights), size)
-    mesh = Mesh(np.array(jax.devices()), ("images",))
+    mesh = Mesh(np.array(jax.local_devices()), ("images",))  # each process computes all
     split = PartitionSpec("images")
     program = jax.jit(jax.shard_map(trunk, mesh=mesh, in_specs=split, out_specs=split))
     rows = 64 * mesh.size
