@@ -23,6 +23,7 @@ from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.memory import TooLargeError
 
 PROGRAM = "fedjax_sim.bench"
+LOST, STOPPED = 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: its arguments; None for those of this process.
 
     Returns:
-        The exit status: 0, 1 if a loss diverged or another process of the run is lost, 2 for bad
-        input, 130 for Ctrl-C.
+        The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
+        is lost, 130 for Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: RunFolder | None = None
@@ -62,13 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not jax.distributed.is_initialized():
                 raise
             why = str(error).partition("\n")[0]
-            return complain(PROGRAM, f"error: lost another process: {why}{_kept(folder)}", 1)
+            return complain(PROGRAM, f"error: lost another process: {why}{_kept(folder)}", LOST)
         if writes():
             for name, message in diverged.items():
                 complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
         wait()
     except KeyboardInterrupt:
-        return complain(PROGRAM, f"stopped{_kept(folder)}", 130)
+        return complain(PROGRAM, f"stopped{_kept(folder)}", STOPPED)
     finally:
         if folder is not None:
             folder.close()
@@ -76,9 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _kept(folder: RunFolder | None) -> str:
+    if folder is None and jax.distributed.is_initialized() and not writes():
+        return ""  # process 0 knows
     if folder is None or not folder.recorded:
         return "; nothing was recorded"
     return f"; the records so far are in {folder.path}"
+
+
+def leave(status: int) -> int:
+    """The status; a process that ends alone does so at once: JAX would wait for the others."""
+    if status in (LOST, STOPPED) and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def start_jax(machine: Machine) -> None:
@@ -110,4 +121,4 @@ def available_cores() -> int:
 
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: leave(main()))

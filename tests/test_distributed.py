@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -113,6 +114,15 @@ def test_fingerprint_tells_flags_and_samples_apart() -> None:
     assert same.any()  # zeros say that a process failed
 
 
+def test_one_that_ends_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    for several, alone in ((False, []), (True, [3, 130])):
+        monkeypatch.setattr(jax.distributed, "is_initialized", lambda several=several: several)
+        assert [bench.leave(status) for status in (0, 1, 2, 3, 130)] == [0, 1, 2, 3, 130]
+        assert ended == alone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_one_that_is_left_alone_says_so_and_ends(start: Start, address: str, number: int) -> None:
@@ -210,7 +220,12 @@ def test_death_of_one_ends_the_other_within_a_minute(
     both[victim].process.send_signal(how)
     assert both[victim].ended(5).status == -how
     ended = both[1 - victim].ended(60)
-    assert ended.status not in (0, 2)
-    assert re.search(r"lost another process|another task died", ended.err)
+    # Whether we or JAX's service notice it first is a race.
+    ours = r"fedjax_sim.bench: error: lost another process: .*\n"
+    if ended.status == bench.LOST:
+        assert re.fullmatch(ours, ended.err)
+    else:
+        assert ended.status == -signal.SIGABRT
+        assert "another task died" in ended.err
     for line in records.read_text().splitlines():
         json.loads(line)

@@ -107,8 +107,8 @@ def mobilenet_v2_trunk(
         size: as there.
 
     Returns:
-        ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices. At size 224
-        and width 0.35 (C = 56) that is 11 KB for each image.
+        ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices of this
+        process. At size 224 and width 0.35 (C = 56) that is 11 KB for each image.
 
     Raises:
         FileNotFoundError: if there are no weights.
