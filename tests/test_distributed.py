@@ -221,11 +221,7 @@ def test_death_of_one_ends_the_other_within_a_minute(
     assert both[victim].ended(5).status == -how
     ended = both[1 - victim].ended(60)
     # Whether we or JAX's service notice it first is a race.
-    ours = r"fedjax_sim.bench: error: lost another process: .*\n"
-    if ended.status == bench.LOST:
-        assert re.fullmatch(ours, ended.err)
-    else:
-        assert ended.status == -signal.SIGABRT
-        assert "another task died" in ended.err
+    assert ended.status in (bench.LOST, -signal.SIGABRT)
+    assert re.search("error: lost another process: |another task died", ended.err)
     for line in records.read_text().splitlines():
         json.loads(line)
