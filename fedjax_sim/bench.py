@@ -14,14 +14,16 @@ import jax
 from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter
-from fedjax_sim.cli.config import Machine
-from fedjax_sim.cli.folder import RunFolder
+from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.processes import in_step, join, wait, writes
 from fedjax_sim.cli.running import open_folder, run
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.memory import TooLargeError
 
 PROGRAM = "fedjax_sim.bench"
+LOST, STOPPED = 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: its arguments; None for those of this process.
 
     Returns:
-        The exit status: 0, 1 if a loss diverged, 2 for bad input, 130 for Ctrl-C.
+        The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
+        is lost, 130 for Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: RunFolder | None = None
@@ -39,11 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config = parse(argv)
             start_jax(config.machine)
-            setup = build(config)
-            if config.machine.compile_for is not None:
-                compile_all(config, setup)
-                return 0
-            folder = open_folder(config, setup)
+            with in_step() as same:
+                setup = build(config)
+                if config.machine.compile_for is not None:
+                    compile_all(config, setup)
+                    return 0
+                problem = setup.problem
+                same += [repr((config.record(), versions()))]
+                same += [problem.data, problem.test, problem.validation]
+                folder = open_folder(config, setup) if writes() else None
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
@@ -52,10 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             diverged = run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
         except TooLargeError as error:
             return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
-        for name, message in diverged.items():
-            complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
+        except jax.errors.JaxRuntimeError as error:
+            if not jax.distributed.is_initialized():
+                raise
+            why = str(error).partition("\n")[0]
+            return complain(PROGRAM, f"error: lost another process: {why}{_kept(folder)}", LOST)
+        if writes():
+            for name, message in diverged.items():
+                complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
+        wait()
     except KeyboardInterrupt:
-        return complain(PROGRAM, f"stopped{_kept(folder)}", 130)
+        return complain(PROGRAM, f"stopped{_kept(folder)}", STOPPED)
     finally:
         if folder is not None:
             folder.close()
@@ -63,15 +77,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _kept(folder: RunFolder | None) -> str:
+    if folder is None and jax.distributed.is_initialized() and not writes():
+        return ""  # process 0 knows
     if folder is None or not folder.recorded:
         return "; nothing was recorded"
     return f"; the records so far are in {folder.path}"
+
+
+def leave(status: int) -> int:
+    """The status; a process that ends alone does so at once: JAX would wait for the others."""
+    if status in (LOST, STOPPED) and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def start_jax(machine: Machine) -> None:
     """Sets what must be set before JAX starts; where it has, its devices stay as they are.
 
     No more devices than cores: they would wait for each other.
+
+    Raises:
+        ValueError: if the other processes of a run cannot be met.
     """
     settings: Any = jax.config  # untyped
     ahead = machine.compile_for is not None
@@ -85,6 +112,8 @@ def start_jax(machine: Machine) -> None:
     if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if machine.distributed is not None:
+        join(machine.distributed, PROGRAM)
 
 
 def available_cores() -> int:
@@ -95,4 +124,4 @@ def available_cores() -> int:
 
 
 if __name__ == "__main__":
-    enter(main)
+    enter(lambda: leave(main()))

@@ -19,7 +19,9 @@ from conftest import Federation, play
 import fedjax_sim as fs
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/releasing.md"]
+PAGES = [
+    "README.md", "CONTRIBUTING.md", "docs/devices.md", "docs/glossary.md", "docs/releasing.md",
+]  # fmt: skip
 
 
 def text_of(page: str) -> str:

@@ -23,8 +23,9 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.config import Config, Machine, Precision, Preparation, Training
+from fedjax_sim.cli.config import Config, Precision, Preparation, Training
 from fedjax_sim.cli.flags import flag, flagged
+from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.problem import Problem, make_partitions, make_problem, population
 from fedjax_sim.client.augment import fedaug_augmentations
 from fedjax_sim.client.local import local_sgd

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
 from fedjax_sim.cli.flags import flag, number
+from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.settings import Group, Instead, setting
-from fedjax_sim.engine.targets import FORMS
 from fedjax_sim.models import MODELS
-from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, form_of
 from fedjax_sim.run.metrics import Metric
 
@@ -248,49 +247,6 @@ class Training(Group):
     )
     last_batch: LastBatch = setting("keep", "what becomes of an epoch's short last minibatch")
     precision: Precision = setting("f32", "what the network computes in; its weights are f32")
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine(Group):
-    """Devices, and where the results go.
-
-    Attributes:
-        devices: None for all.
-        chunk: None for the backend's default.
-        out: the run folder; None for a new one in ``runs/``.
-        pictures: their format.
-        compile_for: a target to compile for, instead of running; None to run here.
-        cache: whether compiled programs are kept for the next run.
-    """
-
-    title: ClassVar[str] = "machine and output"
-
-    devices: int | None = setting(
-        None,
-        "devices to use",
-        shown="all; on CPU one for each core that this process may use",
-        at_least=1,
-    )
-    chunk: int | None = setting(
-        None,
-        "models that a device trains at once, 0 for all",
-        shown="1 on CPU, else 0",
-        at_least=0,
-    )
-    out: str | None = setting(
-        None,
-        "new folder for the results",
-        shown="runs/<dataset>-<algo>-<date>-<time>",
-        metavar="DIR",
-        place=True,
-    )
-    pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
-    compile_for: str | None = setting(
-        None,
-        f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
-        shown="run on this machine", metavar="TARGET", place=True,
-    )  # fmt: skip
-    cache: bool = setting(True, "do not keep compiled programs for the next run")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,13 +51,20 @@ def draw_clients(config: Config, setup: Setup, path: Path) -> None:
     draw_partition(shown, path, titles, title=title(config, setup), classes=named)
 
 
-def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[str, str]:
+def run(config: Config, setup: Setup, folder: RunFolder | None, command: str) -> dict[str, str]:
     """Runs every algorithm, records it and prints the table.
+
+    Args:
+        config: the settings.
+        setup: what was built of them.
+        folder: for the records; None where another process writes them.
+        command: as it was given.
 
     Returns:
         The algorithms whose loss diverged, and what is to be said of each.
     """
-    draw_clients(config, setup, folder.picture("clients"))
+    if folder is not None:
+        draw_clients(config, setup, folder.picture("clients"))
     common = {
         "versions": versions(),
         "devices": [str(d) for d in setup.execution.devices],
@@ -75,23 +82,25 @@ def run(config: Config, setup: Setup, folder: RunFolder, command: str) -> dict[s
         else:
             summaries[name] = summarise(name, results[name], config, setup)
         score, head = config.scores.score, f"{title(config, setup)}, {setup.model_name}"
-        folder.write_summary({**summaries, **common}, results, score, head)
-    if results:
+        if folder is not None:
+            folder.write_summary({**summaries, **common}, results, score, head)
+    if results and folder is not None:
         show(config, setup, summaries)
         print(f"\nrecords and pictures: {folder.path}")
     return diverged
 
 
-def run_one(name: str, config: Config, setup: Setup, folder: RunFolder) -> Result:
-    """Runs one algorithm behind a progress bar."""
+def run_one(name: str, config: Config, setup: Setup, folder: RunFolder | None) -> Result:
+    """Runs one algorithm, behind a progress bar where there is a folder for the records."""
     from tqdm import tqdm
 
     problem, metric, rounds = setup.problem, config.scores.score, rounds_of(name, config, setup)
-    # disable=None: no bar where stderr is a file.
-    bar = tqdm(total=rounds, desc=name, unit="round", disable=None, postfix="compiling")
+    off = None if folder is not None else True  # None: no bar where stderr is a file
+    bar = tqdm(total=rounds, desc=name, unit="round", disable=off, postfix="compiling")
 
     def record(evaluation: Evaluation) -> None:
-        folder.log(name, evaluation, problem.runs, setup.tables)
+        if folder is not None:
+            folder.log(name, evaluation, problem.runs, setup.tables)
         score = float(mean_known(getattr(evaluation.test.reported, metric)))
         bar.set_postfix_str(f"{metric} {100 * score:.1f} %", refresh=False)
         bar.update(evaluation.round - bar.n)

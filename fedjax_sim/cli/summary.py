@@ -100,7 +100,7 @@ def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
             return dict.fromkeys(("mu_first", "mu_last"), float(origin.arguments["mu"]))
         if origin.name == "adaptive_proximal" and state is not None:
             terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
-            (last,) = (float(np.mean(a.mu)) for a in terms if isinstance(a, Mu))
+            (last,) = (float(np.mean(np.asarray(a.mu))) for a in terms if isinstance(a, Mu))
             return {"mu_first": float(origin.arguments.get("start", 0)), "mu_last": last}
     return {}
 

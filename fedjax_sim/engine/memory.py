@@ -46,10 +46,13 @@ def needed(program: Compiled) -> int:
 def memory_of(devices: Sequence[jax.Device]) -> int | None:
     """Bytes of one device; of several CPU devices, which share a machine, an equal part of its.
 
+    Devices of other processes say nothing here, and are not asked.
+
     >>> one, two = memory_of(jax.devices()[:1]), memory_of(jax.devices()[:2])
     >>> one is None or one // 2 == two
     True
     """
+    devices = [d for d in devices if d.process_index == jax.process_index()]
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
     if not hasattr(os, "sysconf"):  # Windows

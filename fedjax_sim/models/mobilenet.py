@@ -100,15 +100,15 @@ def mobilenet_v2_trunk(
         size: as there.
 
     Returns:
-        ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices. At size 224
-        and width 0.35 (C = 56) that is 11 KB for each image.
+        ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices of this
+        process. At size 224 and width 0.35 (C = 56) that is 11 KB for each image.
 
     Raises:
         FileNotFoundError: if there are no weights.
         ValueError: if size or weights do not fit.
     """
     trunk, _ = _trunk(load_weights(weights), size)
-    mesh = Mesh(np.array(jax.devices()), ("images",))
+    mesh = Mesh(np.array(jax.local_devices()), ("images",))  # each process computes all
     split = PartitionSpec("images")
     program = jax.jit(jax.shard_map(trunk, mesh=mesh, in_specs=split, out_specs=split))
     rows = 64 * mesh.size

@@ -149,10 +149,13 @@ class Experiment:
     def _inputs(self) -> tuple[ClientData, Sets]:
         """Data and sets on the devices, each array once however many hold it."""
         on_device: dict[int, Array] = {}
+        whole = self._execution.replicated
 
+        # Of several processes each has all data and fills its own devices; device_put would compare
+        # them over the network.
         def put(a: Array) -> Array:
             if id(a) not in on_device:
-                on_device[id(a)] = jax.device_put(a, self._execution.replicated)
+                on_device[id(a)] = jax.make_array_from_process_local_data(whole, a)
             return on_device[id(a)]
 
         placed: tuple[ClientData, Sets] = jax.tree.map(put, self._given)

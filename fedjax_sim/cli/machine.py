@@ -1,0 +1,68 @@
+"""The settings of devices and output."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from fedjax_sim.cli.processes import Meeting, meeting
+from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.engine.targets import FORMS
+from fedjax_sim.partition.pictures import Format
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine(Group):
+    """Devices, and where the results go.
+
+    Attributes:
+        devices: of each process; None for all.
+        distributed: where it meets the other processes of the run; None if it is alone.
+        chunk: None for the backend's default.
+        out: the run folder; None for a new one in ``runs/``.
+        pictures: their format.
+        compile_for: a target to compile for, instead of running; None to run here.
+        cache: whether compiled programs are kept for the next run.
+    """
+
+    title: ClassVar[str] = "machine and output"
+
+    devices: int | None = setting(
+        None,
+        "devices to use, of each process",
+        shown="all; on CPU one for each core that this process may use",
+        at_least=1,
+    )
+    distributed: Meeting | None = setting(
+        None,
+        "run together with other processes, on this or other hosts: address of process 0, how many "
+        "they are, the number of this one from 0, as in localhost:1234,2,0; or auto on SLURM, Open "
+        "MPI, Kubernetes or a TPU slice. Process 0 alone writes; see docs/devices.md",
+        shown="this process alone", metavar="HOST:PORT,PROCESSES,INDEX", convert=meeting,
+        place=True,
+    )  # fmt: skip
+    chunk: int | None = setting(
+        None,
+        "models that a device trains at once, 0 for all",
+        shown="1 on CPU, else 0",
+        at_least=0,
+    )
+    out: str | None = setting(
+        None,
+        "new folder for the results",
+        shown="runs/<dataset>-<algo>-<date>-<time>",
+        metavar="DIR",
+        place=True,
+    )
+    pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
+    compile_for: str | None = setting(
+        None,
+        f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
+        shown="run on this machine", metavar="TARGET", place=True,
+    )  # fmt: skip
+    cache: bool = setting(True, "do not keep compiled programs for the next run")
+
+    def __post_init__(self) -> None:
+        """Programs for other devices are compiled by one process."""
+        if self.distributed is not None and self.compile_for is not None:
+            raise ValueError("--distributed is for a run, not for --compile-for")

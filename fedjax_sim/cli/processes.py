@@ -1,0 +1,169 @@
+"""``--distributed``: several processes, on one host or many, that run one command together.
+
+Each loads the same data and runs the same programs: only what devices compute crosses the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from numpy.typing import NDArray
+
+from fedjax_sim.cli.commands import complain
+
+PATIENCE = 60.0
+"""Seconds in which all processes must have met."""
+
+SILENCE = 30
+"""Seconds without a sign of life after which a process counts as dead, and the others end."""
+
+
+class Meeting(NamedTuple):
+    """Where the processes of a run meet; with None for all three JAX asks the cluster.
+
+    Attributes:
+        address: ``host:port`` of process 0.
+        processes: how many they are.
+        number: of this one, from 0.
+    """
+
+    address: str | None = None
+    processes: int | None = None
+    number: int | None = None
+
+
+def meeting(text: str) -> Meeting:
+    """An argparse type.
+
+    >>> meeting("localhost:1234,2,0")
+    Meeting(address='localhost:1234', processes=2, number=0)
+    >>> meeting("auto")
+    Meeting(address=None, processes=None, number=None)
+    """
+    if text == "auto":
+        return Meeting()
+    found = re.fullmatch(r"([^\s,]+:(\d+)),(\d+),(\d+)", text)
+    if found is not None:
+        port, processes, number = map(int, found.groups()[1:])
+        if 0 < port < 2**16 and number < processes:
+            return Meeting(found[1], processes, number)
+    raise argparse.ArgumentTypeError(
+        "must be auto or HOST:PORT,PROCESSES,INDEX with an index from 0 below the processes, as in "
+        f"localhost:1234,2,0, got {text!r}"
+    )
+
+
+def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
+    """Meets the other processes: from here on ``jax.devices()`` are those of all.
+
+    What the others print, but for errors, goes nowhere. If the processes do not meet in time, it
+    prints one line and ends this one with status 2: JAX itself aborts it.
+
+    Args:
+        where: they meet.
+        program: the name in that line.
+        patience: seconds.
+
+    Raises:
+        ValueError: if JAX cannot start, or the processes have unequal numbers of devices.
+    """
+    late = threading.Timer(patience, _give_up, [where, program, patience])
+    late.daemon = True
+    late.start()
+    # Else SIGTERM would no longer end a process.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            *where,
+            cluster_detection_method=None if where.address is None else "deactivate",
+            initialization_timeout=int(patience) + 60,  # never before ours
+            heartbeat_timeout_seconds=SILENCE,
+            shutdown_timeout_seconds=SILENCE,
+        )
+    except (ValueError, RuntimeError) as error:
+        known = "; auto is for SLURM, Open MPI, Kubernetes and TPU slices"
+        hint = known if where.address is None else ""
+        raise ValueError(f"--distributed: {str(error).rstrip('.')}{hint}") from error
+    finally:
+        late.cancel()
+    counts = Counter(device.process_index for device in jax.devices())
+    if len({*counts.values()}) > 1:
+        each = " and ".join(str(counts[process]) for process in sorted(counts))
+        raise ValueError(f"--devices must be given: the processes have {each}")
+    if not writes():
+        sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _give_up(where: Meeting, program: str, patience: float) -> None:
+    met = "of the cluster" if where.address is None else f"{where.processes} at {where.address}"
+    complain(program, f"error: --distributed: not all processes {met} in {patience:g} s", 2)
+    os._exit(2)
+
+
+def writes() -> bool:
+    """Whether this process prints, draws and writes: one does."""
+    return jax.process_index() == 0
+
+
+@contextmanager
+def in_step() -> Iterator[list[Any]]:
+    """What all processes get ready alike: none goes on alone.
+
+    Yields:
+        A list for what must be the same in all: text, and pytrees of arrays.
+
+    Raises:
+        ValueError: if it is not, or another process failed inside.
+    """
+    same: list[Any] = []
+    if not jax.distributed.is_initialized():
+        yield same
+        return
+    try:
+        yield same
+    except Exception:
+        _gather(np.zeros(32, np.uint8))
+        raise
+    told = _gather(_digest(same))
+    failed = [i for i, digest in enumerate(told) if not digest.any()]
+    if failed:
+        raise ValueError(f"--distributed: process {failed[0]} failed; it says why")
+    others = [i for i, digest in enumerate(told) if not np.array_equal(digest, told[0])]
+    if others:
+        raise ValueError(
+            "--distributed: all processes must have the same flags, versions and data, process "
+            f"{others[0]} has others than process 0"
+        )
+
+
+def wait() -> None:
+    """Waits until all processes are here: JAX's own shutdown is not as patient."""
+    if jax.distributed.is_initialized():
+        _gather(np.zeros(1, np.uint8))
+
+
+def _gather(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of every process, ``uint8[processes, n]``."""
+    every: NDArray[np.uint8] = multihost_utils.process_allgather(mine)
+    return every
+
+
+def _digest(values: Any) -> NDArray[np.uint8]:
+    """The fingerprint ``uint8[32]`` of a pytree."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(values):
+        digest.update(leaf.encode() if isinstance(leaf, str) else np.asarray(leaf).tobytes())
+    return np.frombuffer(digest.digest(), np.uint8)
