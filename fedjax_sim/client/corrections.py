@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Aggregator, Array, Correction, Done, PyTree, part
+from fedjax_sim.base import Aggregator, Array, Correction, Done, PyTree, concrete, part
 from fedjax_sim.engine import tree
 
 Option = Literal[1, 2]
@@ -39,7 +39,7 @@ def proximal(mu: float) -> Correction:
         >>> term.tolist()
         [1.0]
     """
-    if not mu >= 0:
+    if concrete(mu) and not mu >= 0:
         raise ValueError(f"mu must be at least 0, got {mu}")
     return Correction(
         client_state=lambda params: (),

@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_sim.base import Array, Batch, LossFn, Model, Objective, PyTree, Variables, part
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    LossFn,
+    Model,
+    Objective,
+    PyTree,
+    Variables,
+    concrete,
+    part,
+)
 from fedjax_sim.client.losses import cross_entropy, masked_mean
 
 
@@ -45,7 +55,7 @@ def empirical_risk(model: Model, loss: LossFn = cross_entropy, l2: float = 0.0) 
         >>> round(float(value[1] - value[0]), 6)  # 0.1 / 2 · 4
         0.2
     """
-    if not l2 >= 0:
+    if concrete(l2) and not l2 >= 0:
         raise ValueError(f"l2 must be at least 0, got {l2}")
 
     def objective(
@@ -55,7 +65,9 @@ def empirical_risk(model: Model, loss: LossFn = cross_entropy, l2: float = 0.0) 
         x, y, mask, *_ = batch
         logits, state = model.apply(Variables(params, state), x, train=True, mask=mask, key=key)
         risk = masked_mean(loss(logits, y), mask)
-        return (risk + 0.5 * l2 * _squared_norm(params, risk.dtype) if l2 else risk), state
+        if concrete(l2) and not l2:
+            return risk, state
+        return risk + 0.5 * l2 * _squared_norm(params, risk.dtype), state
 
     return objective
 

@@ -27,9 +27,11 @@ from fedjax_sim.base import (
     Trained,
     Transform,
     Variables,
+    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at, shuffled, sweep
+from fedjax_sim.engine.loops import repeat
 from fedjax_sim.engine.optimizers import taken
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
@@ -97,7 +99,7 @@ class SGD:
             d.reduce(c, sent, samples, clients, aggregator) for d, c, sent in parts
         )
 
-    def response(self, steps: int) -> list[float]:
+    def response(self, steps: int) -> list[float | Array]:
         """See :class:`fedjax_sim.base.Response`."""
         place, places, key = jnp.float32(0), [], jax.random.key(0)
         opt_state = self.optimizer.init(place)
@@ -109,11 +111,11 @@ class SGD:
             except (TypeError, ValueError):  # it needs more than a gradient: the loss, say
                 return [math.nan] * steps
             place = place + update
-            places.append(float(place))
+            places.append(float(place) if concrete(place) else place)
         return places
 
-    def batches(self, size: Array) -> Array:
-        """Minibatches in an epoch of ``size int32[]`` samples."""
+    def batches(self, size: Any) -> Any:
+        """Minibatches in an epoch of ``size`` samples, a number or an array."""
         up = 0 if self.last_batch == "drop" else self.batch_size - 1
         return (size + up) // self.batch_size
 
@@ -137,8 +139,9 @@ class SGD:
         """See :class:`fedjax_sim.base.LocalUpdate`."""
         budget = client.size if client.budget is None else client.budget
         batches, total = self.batches(client.size), self.steps(budget)
+        most: int = min(self.batches(client.capacity), self.max_steps or client.capacity)
         received, states = variables.params, (client_state[1], shared_state[1])
-        step = functools.partial(self._step, received=received, states=states, client=client)
+        step = functools.partial(self._step, received=received, states=states)
         # Whole gradients are compared: dropout and transforms draw the same numbers for all.
         whole = functools.partial(
             self._whole_gradient, stream(key, Client.WHOLE_GRADIENT), variables, client
@@ -153,9 +156,11 @@ class SGD:
             epoch_key = epoch_keys[e]
             order = shuffled(epoch_key, client.size, client.capacity)
             todo = go_on(carry, jnp.clip(total - e * batches, 0, batches))
-            model, opt_state, loss, seen, path, done = jax.lax.fori_loop(
-                0, todo, lambda b, c: step(c, stream(epoch_key, Epoch.STEP, b), order, b), carry
-            )
+
+            def one(b: Array, carry: PyTree, client: ClientView) -> PyTree:
+                return step(carry, stream(epoch_key, Epoch.STEP, b), order, b, client=client)
+
+            model, opt_state, loss, seen, path, done = repeat(client, todo, most, one, carry)
             return model, opt_state, loss, seen, path, done + todo
 
         opt_state = {
