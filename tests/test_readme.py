@@ -51,7 +51,8 @@ def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[s
     for name, slope in scope["slopes"].items():
         ends = [float(measure(AT | {name: AT[name] * by})) for by in (1.01, 0.99)]
         wanted = (ends[0] - ends[1]) / (0.02 * AT[name])
-        np.testing.assert_allclose(slope, wanted, rtol=0.02)
+        # Kinks of the network lie between the ends; tests/test_differentiable.py is exact.
+        np.testing.assert_allclose(slope, wanted, rtol=0.1)
 
 
 @pytest.fixture(scope="module")
