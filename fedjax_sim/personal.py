@@ -19,6 +19,7 @@ from fedjax_sim.base import (
     PyTree,
     Trained,
     Variables,
+    concrete,
     part,
     wrap,
 )
@@ -106,7 +107,7 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
         >>> jax.tree.map(jnp.shape, own.params)["Dense_0"]["Dense_0"]["kernel"]
         (4, 2)
     """
-    if not lam >= 0:
+    if concrete(lam) and not lam >= 0:
         raise ValueError(f"lam must be at least 0, got {lam}")
     given = (local,) if own is None else (local, own)
 

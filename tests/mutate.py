@@ -86,6 +86,19 @@ MUTANTS = [
     ),
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
     Mutant("engine/execution.py", "if not values:", "if True:", tests("invariants")),
+    Mutant(
+        "engine/execution.py",
+        "if self.differentiable:  # bits have no derivatives",
+        "if False:",
+        tests("differentiable"),
+    ),
+    Mutant("engine/loops.py", "runs = i < count", "runs = i <= count", tests("differentiable")),
+    Mutant(
+        "engine/loops.py",
+        "held, fixed = tree.select(runs, values, jax.lax.stop_gradient(values))",
+        "held, fixed = values",
+        tests("differentiable"),
+    ),
     Mutant("engine/execution.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
     Mutant(
         "engine/vmapped.py",

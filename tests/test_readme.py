@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -19,6 +20,7 @@ from conftest import Federation, play
 import fedjax_sim as fs
 
 ROOT = Path(__file__).parents[1]
+AT = {"client": 0.02, "server": 1.0}
 PAGES = [
     "README.md", "CONTRIBUTING.md", "docs/devices.md", "docs/glossary.md", "docs/releasing.md",
 ]  # fmt: skip
@@ -34,7 +36,7 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    example, exchange = python_blocks("README.md")
+    example, exchange, hypergradients = python_blocks("README.md")
     scope: dict[str, Any] = {}
     exec(example, scope)
     assert scope["result"].accuracy[-1, 0] > 0.5  # chance is 0.1
@@ -45,6 +47,14 @@ def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[s
     (shown,) = re.findall(r"```text\n(scaffold\(.*?)```", text_of("README.md"), re.DOTALL)
     assert printed.startswith(shown)
     assert "karimireddy2020scaffold" in printed
+    exec(hypergradients, scope)
+    measure = jax.jit(scope["loss_after"])
+    np.testing.assert_allclose(scope["loss"], measure(AT), rtol=1e-5)
+    for name, slope in scope["slopes"].items():
+        ends = [float(measure(AT | {name: AT[name] * by})) for by in (1.01, 0.99)]
+        wanted = (ends[0] - ends[1]) / (0.02 * AT[name])
+        # Kinks of the network lie between the ends; tests/test_differentiable.py is exact.
+        np.testing.assert_allclose(slope, wanted, rtol=0.1)
 
 
 @pytest.fixture(scope="module")

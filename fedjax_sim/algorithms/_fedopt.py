@@ -7,7 +7,7 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.base import LocalUpdate, concrete, part
 from fedjax_sim.engine import optimizers
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
@@ -221,7 +221,7 @@ def fedyogi(
 def _of_optax(variant: Variant, server_lr: float, v0: float | None) -> bool:
     if variant not in ("reddi", "optax"):
         raise ValueError(f"variant must be 'reddi' or 'optax', got {variant!r}")
-    if not server_lr > 0:
+    if concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     if variant == "optax" and v0 is not None:
         raise ValueError(f"v0 must be left out with variant 'optax', got {v0}")

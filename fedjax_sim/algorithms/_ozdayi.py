@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.base import LocalUpdate, concrete, part
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
@@ -67,9 +67,9 @@ def ozdayi(
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
-    if not server_lr > 0:
+    if concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
-    if not 0 <= server_momentum < 1:
+    if concrete(server_momentum) and not 0 <= server_momentum < 1:
         raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
     if not server_epochs >= 0:
         raise ValueError(f"server_epochs must be at least 0, got {server_epochs}")

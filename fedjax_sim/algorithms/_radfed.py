@@ -8,7 +8,7 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, Objective, Server, part
+from fedjax_sim.base import LocalUpdate, Objective, Server, concrete, part
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
@@ -143,9 +143,9 @@ def _server(
         return server.mix(alpha)
     if name not in ADAPTIVE:
         raise ValueError(f"server_optimizer must be one of {', '.join(ADAPTIVE)}, got {name!r}")
-    if not 0 < alpha <= 1:
+    if concrete(alpha) and not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    if not server_lr > 0:
+    if concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     if name == "adagrad":
         del settings["beta2"]

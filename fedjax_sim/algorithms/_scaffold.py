@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.base import LocalUpdate, concrete, part
 from fedjax_sim.client import corrections
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
@@ -57,7 +57,7 @@ def scaffold(
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
-    if not server_lr > 0:
+    if concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     return compose(
         local.change(corrections=(corrections.scaffold(option),)),

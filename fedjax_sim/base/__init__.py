@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.arrays import Array, PyTree, concrete
 from fedjax_sim.base.client import (
     Aggregator,
     Change,
@@ -167,6 +167,7 @@ __all__ = [
     "Transform",
     "Variables",
     "Weighting",
+    "concrete",
     "origin_of",
     "origins",
     "part",

@@ -125,8 +125,11 @@ class Steps(Protocol):
 class Response(Protocol):
     """How an optimiser answers."""
 
-    def __call__(self, steps: int, /) -> list[float]:
-        """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1."""
+    def __call__(self, steps: int, /) -> list[float | Array]:
+        """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1.
+
+        Numbers, or arrays if the rate is traced.
+        """
 
 
 class SetupTrafficOf(Protocol):

@@ -35,6 +35,8 @@ class ClientData:
           None: all see the classes as they are, as the server does with its own samples.
         sent: ``int32[]``, the samples that every client was sent before the first round (data
           sharing); None: none. They count as traffic.
+        differentiable: whether loops over a client's samples have a static length (static): an
+          algorithm sets it, as its execution says.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -53,6 +55,7 @@ class ClientData:
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
     relabel: Array | None = None
     sent: Array | None = None
+    differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def clients(self) -> int:
@@ -84,6 +87,7 @@ class ClientView:
           are.
         relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
           None.
+        differentiable: see :class:`ClientData` (static).
     """
 
     x: Array
@@ -98,6 +102,7 @@ class ClientView:
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
     relabel: Array | None = None
     relabels: Array | None = None
+    differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class Batch(NamedTuple):

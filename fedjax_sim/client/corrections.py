@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Correction,
     Done,
     PyTree,
+    concrete,
     part,
 )
 from fedjax_sim.engine import tree
@@ -48,7 +49,7 @@ def proximal(mu: float) -> Correction:
         >>> proximal(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, (), ()).tolist()
         [1.0]
     """
-    if not mu >= 0:
+    if concrete(mu) and not mu >= 0:
         raise ValueError(f"mu must be at least 0, got {mu}")
     return Correction(
         client_state=lambda params: (),
@@ -253,7 +254,7 @@ def dynamic(alpha: float) -> Correction:
         >>> dynamic(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, h, ()).tolist()
         [0.75]
     """
-    if not alpha > 0:
+    if concrete(alpha) and not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
 
     def direction(
@@ -298,7 +299,7 @@ def global_momentum(beta: float) -> Correction:
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (MimeLite with
     momentum).
     """
-    if not 0 <= beta < 1:
+    if concrete(beta) and not 0 <= beta < 1:
         raise ValueError(f"beta must be in [0, 1), got {beta}")
 
     def mixed(momentum: PyTree, gradient: PyTree) -> PyTree:

@@ -8,7 +8,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from fedjax_sim.base import Array, Batch, Context, LossFn, Model, Objective, PyTree, Variables, part
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    Context,
+    LossFn,
+    Model,
+    Objective,
+    PyTree,
+    Variables,
+    concrete,
+    part,
+)
 from fedjax_sim.client.losses import cross_entropy, masked_mean
 
 
@@ -72,7 +83,7 @@ def empirical_risk(
         >>> round(float(value[1] - value[0]), 6)  # 0.1 / 2 · 4
         0.2
     """
-    if not l2 >= 0:
+    if concrete(l2) and not l2 >= 0:
         raise ValueError(f"l2 must be at least 0, got {l2}")
 
     def objective(
@@ -89,7 +100,9 @@ def empirical_risk(
         risk = masked_mean(loss(given, y), mask)
         if term is not None:
             risk = risk + term(logits, features, batch, context)
-        return (risk + 0.5 * l2 * _squared_norm(params, risk.dtype) if l2 else risk), state
+        if concrete(l2) and not l2:
+            return risk, state
+        return risk + 0.5 * l2 * _squared_norm(params, risk.dtype), state
 
     return objective
 

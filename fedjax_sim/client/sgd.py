@@ -30,9 +30,11 @@ from fedjax_sim.base import (
     Trained,
     Transform,
     Variables,
+    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at, shuffled, sweep
+from fedjax_sim.engine.loops import repeat
 from fedjax_sim.engine.optimizers import taken
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
@@ -119,7 +121,7 @@ class SGD:
             d.reduce(c, sent, samples, clients, aggregator) for d, c, sent in parts
         )
 
-    def response(self, steps: int) -> list[float]:
+    def response(self, steps: int) -> list[float | Array]:
         """See :class:`fedjax_sim.base.Response`."""
         place, places, key = jnp.float32(0), [], jax.random.key(0)
         opt_state = self.optimizer.init(place)
@@ -131,11 +133,11 @@ class SGD:
             except (TypeError, ValueError):  # it needs more than a gradient: the loss, say
                 return [math.nan] * steps
             place = place + update
-            places.append(float(place))
+            places.append(float(place) if concrete(place) else place)
         return places
 
-    def batches(self, size: Array) -> Array:
-        """Minibatches in an epoch of ``size int32[]`` samples."""
+    def batches(self, size: Any) -> Any:
+        """Minibatches in an epoch of ``size`` samples, a number or an array."""
         up = 0 if self.last_batch == "drop" else self.batch_size - 1
         return (size + up) // self.batch_size
 
@@ -159,10 +161,11 @@ class SGD:
         """See :class:`fedjax_sim.base.LocalUpdate`."""
         budget = client.size if client.budget is None else client.budget
         batches, total = self.batches(client.size), self.steps(budget)
+        most: int = min(self.batches(client.capacity), self.max_steps or client.capacity)
         kept = Kept(*client_state)
         received, states = variables.params, (kept.corrections, shared_state[1])
         context = Context(variables, client, key, kept.memory)
-        step = functools.partial(self._step, context=context, states=states)
+        step = functools.partial(self._step, states=states)
         # Whole gradients are compared: dropout and transforms draw the same numbers for all.
         whole = functools.partial(
             self._whole_gradient, context._replace(key=stream(key, Client.WHOLE_GRADIENT))
@@ -177,9 +180,12 @@ class SGD:
             epoch_key = epoch_keys[e]
             order = shuffled(epoch_key, client.size, client.capacity)
             todo = go_on(carry, jnp.clip(total - e * batches, 0, batches))
-            model, opt_state, loss, seen, path, done = jax.lax.fori_loop(
-                0, todo, lambda b, c: step(c, stream(epoch_key, Epoch.STEP, b), order, b), carry
-            )
+
+            def one(b: Array, carry: PyTree, client: ClientView) -> PyTree:
+                now = context._replace(client=client, key=stream(epoch_key, Epoch.STEP, b))
+                return step(carry, order, b, context=now)
+
+            model, opt_state, loss, seen, path, done = repeat(client, todo, most, one, carry)
             return model, opt_state, loss, seen, path, done + todo
 
         stored = {"keep": kept.optimizer, "average": shared_state[0]}
@@ -191,7 +197,8 @@ class SGD:
             else None
         )
         # Losses of half precision are summed in float32, those of float64 as they are.
-        wide = jnp.float64 if _has_float64(received) else jnp.float32
+        double = any(w.dtype == jnp.float64 for w in jax.tree.leaves(received))
+        wide = jnp.float64 if double else jnp.float32
         carry = (variables, opt_state, jnp.zeros((), wide), jnp.int32(0), path, jnp.int32(0))
         trained, opt_state, loss, seen, path, steps = jax.lax.fori_loop(
             0, math.ceil(self.epochs), epoch, carry
@@ -219,7 +226,6 @@ class SGD:
     def _step(
         self,
         carry: PyTree,
-        key: Array,
         order: Array,
         batch: Array,
         *,
@@ -229,7 +235,7 @@ class SGD:
         before, opt_state, loss_sum, seen, path, done = carry
         params, state = before
         chosen = self._chosen(before)
-        samples, context = self._batch(key, order, batch, context.client), context._replace(key=key)
+        samples = self._batch(context.key, order, batch, context.client)
 
         def objective(some: PyTree) -> tuple[Array, PyTree]:
             return self.objective(tree.filled(some, params), state, samples, context)
@@ -259,7 +265,7 @@ class SGD:
             "value_fn": value_fn,
             "obj_fn": value_fn,
             "grad_fn": grad_fn,
-            "key": key,
+            "key": context.key,
         }
         updates, new_opt_state = self.optimizer.update(
             chosen(self._corrected(whole, params, context, states)),
@@ -341,7 +347,3 @@ class SGD:
 
         limit = self.inexactness * slope(context.received.params)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)
-
-
-def _has_float64(params: PyTree) -> bool:
-    return any(w.dtype == jnp.float64 for w in jax.tree.leaves(params))

@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Objective,
     PyTree,
     Variables,
+    concrete,
     origin_of,
     part,
 )
@@ -74,7 +75,7 @@ def calibration(tau: float) -> Adjust:
         >>> [round(float(a), 3) for a in calibration(1.0)(jnp.zeros((1, 2)), context)[0]]
         [-0.841, -1.0]
     """
-    if not tau >= 0:
+    if concrete(tau) and not tau >= 0:
         raise ValueError(f"tau must be at least 0, got {tau}")
 
     def adjust(logits: Array, context: Context) -> Array:
@@ -111,9 +112,9 @@ def model_contrast(model: Model, mu: float = 1.0, temperature: float = 0.5) -> T
     """
     if model.features is None:
         raise ValueError("model must have features, such as those of from_linen have")
-    if not mu >= 0:
+    if concrete(mu) and not mu >= 0:
         raise ValueError(f"mu must be at least 0, got {mu}")
-    if not temperature > 0:
+    if concrete(temperature) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     features = model.features
 
@@ -155,9 +156,9 @@ def not_true_distillation(model: Model, beta: float = 1.0, temperature: float = 
 
     Source: Lee et al. 2022 <https://arxiv.org/abs/2106.03097>, section 4.
     """
-    if not beta >= 0:
+    if concrete(beta) and not beta >= 0:
         raise ValueError(f"beta must be at least 0, got {beta}")
-    if not temperature > 0:
+    if concrete(temperature) and not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
 
     def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
@@ -208,7 +209,7 @@ def sharpness_aware(objective: Objective, rho: float = 0.05) -> Objective:
     Source: Qu et al. 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1; Foret et al. 2021
     <https://arxiv.org/abs/2010.01412>, section 2.
     """
-    if not rho >= 0:
+    if concrete(rho) and not rho >= 0:
         raise ValueError(f"rho must be at least 0, got {rho}")
 
     def sharp(

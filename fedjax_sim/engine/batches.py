@@ -22,6 +22,7 @@ from fedjax_sim.base import (
     Trained,
     Variables,
 )
+from fedjax_sim.engine.loops import repeat
 
 
 def root_view(data: ClientData) -> ClientView:
@@ -47,6 +48,7 @@ def root_view(data: ClientData) -> ClientView:
         size=data.root[1] - data.root[0],
         capacity=data.capacity,
         copies=data.copies,
+        differentiable=data.differentiable,
     )
 
 
@@ -76,6 +78,8 @@ def on_root(local: LocalUpdate) -> Callable[..., Trained]:
     one_by_one = sequential_vmap(train)
 
     def trained(*args: Any) -> Trained:
+        if args[2].differentiable:  # reverse mode has no rule for a custom vmap
+            return train(*args)
         end: Trained = jax.lax.platform_dependent(*args, cpu=one_by_one, default=train)
         return end
 
@@ -122,10 +126,12 @@ def sweep(
     """
     steps = jnp.arange(batch_size, dtype=jnp.int32)
 
-    def body(b: Array, carry: PyTree) -> PyTree:
+    def body(b: Array, carry: PyTree, client: ClientView) -> PyTree:
         return add(carry, rows_at(client, b * batch_size + steps))
 
-    return jax.lax.fori_loop(0, (client.size + batch_size - 1) // batch_size, body, start)
+    count = (client.size + batch_size - 1) // batch_size
+    most = -(-client.capacity // batch_size)
+    return repeat(client, count, most, body, start)
 
 
 def shuffled(key: Array, size: Array, capacity: int) -> Array:

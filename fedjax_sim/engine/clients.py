@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, ClientData, ClientView
 
 
-def as_arrays(data: ClientData) -> ClientData:
+def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
     """The same in JAX's arrays: those of ``client_data`` are NumPy's, which no tracer can index."""
-    return jax.tree.map(jnp.asarray, data)
+    arrays = jax.tree.map(jnp.asarray, data)
+    return dataclasses.replace(arrays, differentiable=differentiable)
 
 
 def client_sizes(data: ClientData, clients: Array) -> Array:
@@ -62,6 +64,7 @@ class Visits(NamedTuple):
             copies=data.copies,
             relabel=self.relabel,
             relabels=self.relabels,
+            differentiable=data.differentiable,
         )
 
 

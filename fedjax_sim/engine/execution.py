@@ -51,10 +51,12 @@ class Execution:
         devices: the devices that share the tasks, on a mesh axis ``clients``.
         chunk: tasks that one device trains at once under vmap; 1 trains them one after another,
           None all together.
+        differentiable: whether rounds can be differentiated in reverse, see :func:`make_execution`.
     """
 
     devices: tuple[jax.Device, ...]
     chunk: int | None
+    differentiable: bool = False
 
     @property
     def mesh(self) -> Mesh:
@@ -91,6 +93,8 @@ class Execution:
         >>> [a.tolist() for a in jax.jit(ours.gather)(values)]
         [[0.5, 2.0], [-1, 7]]
         """
+        if self.differentiable:  # bits have no derivatives
+            return self.replicate(values)
         leaves, structure = jax.tree.flatten(values)
         bits = jnp.stack([jax.lax.bitcast_convert_type(a, jnp.int32) for a in leaves], axis=-1)
         columns = jnp.unstack(self.replicate(bits), axis=-1)
@@ -135,7 +139,9 @@ class Execution:
             return opened(constants, common, own, task, *values)
 
         pool = tree.stack_copies((common, closed), 1)
-        return flattened(functools.partial(self._spread, one))(constants, pool, work)
+        spread = functools.partial(self._spread, one)
+        # Reverse mode has no rule for a custom vmap.
+        return (spread if self.differentiable else flattened(spread))(constants, pool, work)
 
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
@@ -216,7 +222,7 @@ class Execution:
 
         def of_all(_: PyTree, __: PyTree, steps: Array) -> Array:
             ran = jax.vmap(of_device)(steps.reshape(n_devices, -1))
-            load = jnp.sum(ran, axis=1)
+            load = jnp.sum(ran, axis=1, dtype=jnp.int32)
             return ran.at[:, 0].add(jnp.max(load) - load).ravel()
 
         return flattened(of_all)((), (), steps)
@@ -261,6 +267,8 @@ def make_execution(
     devices: int | Sequence[jax.Device] | None = None,
     chunk: int | None = None,
     backend: str | None = None,
+    *,
+    differentiable: bool = False,
 ) -> Execution:
     """The devices of all processes, and the batching that is fastest on them.
 
@@ -275,6 +283,11 @@ def make_execution(
             be those of :func:`fedjax_sim.engine.targets.devices_of`.
         chunk: models per device under vmap; None for the backend's default, 0 for all.
         backend: "cpu", "gpu" or "tpu"; None for JAX's default.
+        differentiable: whether ``jax.grad`` and its like go through :meth:`Algorithm.step
+            <fedjax_sim.Algorithm.step>`. Results are the same, but a client takes as many steps as
+            the largest would, idle ones after its own, and a vmap over seeds is a plain one.
+            Differentiated in reverse, a round keeps the weights (and the optimiser's state) before
+            each step of each client of the cohort, and computes the rest again on its way back.
 
     Raises:
         ValueError: if there are not so many devices, or chunk is negative.
@@ -295,7 +308,7 @@ def make_execution(
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None)
+    return Execution(used, chunk or None, differentiable)
 
 
 def _balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Need, Variables, shown
+from fedjax_sim.base import Need, Variables, concrete, shown
 from fedjax_sim.engine import tree
 
 PLAIN_MEAN = Need(
@@ -100,6 +100,8 @@ def sgd_of(name: str, lr: float, momentum: float) -> Need:
             place += lr * velocity
             wanted.append(place)
         found = parts.local.response(len(wanted))
+        if not concrete(*wanted, *found):
+            return True  # as little is known of a rate that is traced
         return bool(np.allclose(found, wanted, rtol=1e-3, atol=0))
 
     with_momentum = f", momentum={momentum}" if momentum else ""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.base import Array, PyTree
+from fedjax_sim.base import Array, PyTree, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Step, stream
 
@@ -286,7 +286,7 @@ def yogi(
 
 
 def _check_decay(name: str, value: float) -> None:
-    if not 0 <= value < 1:
+    if concrete(value) and not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value}")
 
 
@@ -299,9 +299,9 @@ def _adaptive(
 ) -> optax.GradientTransformation:
     """Algorithm 2 of Reddi et al.; ``second(v, Δ²)`` is the new v."""
     _check_decay("beta1", beta1)
-    if not tau > 0:
+    if concrete(tau) and not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
-    if v0 is not None and not v0 >= 0:
+    if v0 is not None and concrete(v0) and not v0 >= 0:
         raise ValueError(f"v0 must be at least 0, got {v0}")
 
     def init(params: PyTree) -> AdaptiveState:

@@ -223,14 +223,14 @@ class Algorithm:
 
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
         """The state before the first round, for the initial model ``variables``."""
-        data = as_arrays(data)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
         # On all devices, as a step leaves it: a second step would be compiled anew for the place.
         return self.parts.execution.place(initial_state(self.parts, variables, data))
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
         """One local round; ``key`` is the round's own."""
-        data = as_arrays(data)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         parts = self.parts
         placed, draw = placement.place(parts, key, state, data)
         fresh, visited = placed.fresh, placed.slots.client < data.clients
@@ -287,7 +287,7 @@ class Algorithm:
         Returns:
             The server model after it, and the uploads ``int32[]`` that it took.
         """
-        data = as_arrays(data)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         if state.slots is None:
             return state.server, jnp.int32(0)
         parts, slots, due = self.parts, state.slots, self.parts.schedule.due(state.round - 1)
@@ -311,7 +311,7 @@ class Algorithm:
 
     def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
         """The model that is evaluated: the server's, or the mean of all in flight."""
-        data = as_arrays(data)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
         parts, slots = self.parts, state.slots
         in_flight = parts.schedule.serverless or parts.evaluated == "in_flight"
@@ -331,7 +331,7 @@ class Algorithm:
         tasks: PyTree,
     ) -> PyTree:
         """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``."""
-        data = as_arrays(data)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         received = self.evaluated(key, state, data)
         return score_own(self.parts, key, received, state, data, score, constants, tasks)
 

@@ -20,6 +20,7 @@ from fedjax_sim.base import (
     Selection,
     Sending,
     Server,
+    concrete,
     shown,
 )
 from fedjax_sim.engine import needs
@@ -118,9 +119,12 @@ def _check_effect(parts: Any) -> None:
 
 def _check_weighting(weighting: Callable[..., Any]) -> None:
     """Tries it on three models, none of them absent."""
-    with jax.ensure_compile_time_eval():  # a rate may be traced, the weights are not
+    with jax.ensure_compile_time_eval():  # a rate may be traced, and the weights need not be
         samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
-        given = np.asarray(weighting(samples, visited))
+        given = weighting(samples, visited)
+    if not concrete(given):
+        return
+    given = np.asarray(given)
     if given.shape != (3,) or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(
             f"weighting must give each model a positive finite number, {shown(weighting)} gave "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Gathered, PyTree, Server, Variables, part
+from fedjax_sim.base import Array, Gathered, PyTree, Server, Variables, concrete, part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ONE_MODEL
 
@@ -32,7 +32,7 @@ def dynamic(alpha: float) -> Server:
 
     Source: Acar et al. 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
     """
-    if not alpha > 0:
+    if concrete(alpha) and not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
 
     def update(
@@ -82,7 +82,7 @@ def extrapolated(eps: float = 1e-3) -> Server:
         >>> [round(float(s), 3) for s in step.params]
         [1.5, 1.5]
     """
-    if not eps >= 0:
+    if concrete(eps) and not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
 
     def update(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.base import Array, Gathered, LocalUpdate, PyTree, Server, Variables, part
+from fedjax_sim.base import Array, Gathered, LocalUpdate, PyTree, Server, Variables, concrete, part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root
 from fedjax_sim.engine.needs import ONE_MODEL
@@ -77,7 +77,7 @@ def mix(alpha: float) -> Server:
     >>> mix(0.25).update(None, step, w, (), None)[0].params.tolist()
     [0.25]
     """
-    if not 0 < alpha <= 1:
+    if concrete(alpha) and not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
 
     def part_of(a: Array) -> Array:

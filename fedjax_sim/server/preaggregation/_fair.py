@@ -5,7 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    PreAggregation,
+    PyTree,
+    Variables,
+    concrete,
+    part,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
 
@@ -50,9 +59,9 @@ def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
         >>> round(float(tree.mean(updates, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
         0.3333
     """
-    if not q >= 0:
+    if concrete(q) and not q >= 0:
         raise ValueError(f"q must be at least 0, got {q}")
-    if not lr > 0:
+    if concrete(lr) and not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
@@ -68,7 +77,7 @@ def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
         largest = jnp.max(loss)
         power = (loss / largest) ** q
         scale = power / rate
-        if q > 0:
+        if not concrete(q) or q > 0:
             square = jnp.square(jax.vmap(tree.norm)(updates.params) / rate)
             scale = scale + q * power / loss * square
         total = jnp.sum(jnp.where(present, weights * scale, 0))
@@ -109,7 +118,7 @@ def agnostic(step: float) -> PreAggregation:
 
     Source: Mohri et al. 2019 <https://arxiv.org/abs/1902.00146>, section 4 (stochastic AFL).
     """
-    if not step >= 0:
+    if concrete(step) and not step >= 0:
         raise ValueError(f"step must be at least 0, got {step}")
 
     def init(variables: Variables, data: ClientData) -> Array:

@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     PreAggregation,
     PyTree,
     Variables,
+    concrete,
     part,
 )
 from fedjax_sim.engine import tree
@@ -66,11 +67,11 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
         >>> updates.params.tolist()  # 1 and 3 a step, two steps each
         [[2.0], [6.0]]
     """
-    if not lr > 0:
+    if concrete(lr) and not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    if not 0 <= mu * lr < 1:
+    if concrete(mu, lr) and not 0 <= mu * lr < 1:
         raise ValueError(f"mu must be at least 0 and below 1 / lr = {1 / lr:g}, got {mu}")
     if momentum > 0 and mu > 0:
         raise ValueError(

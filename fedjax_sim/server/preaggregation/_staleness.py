@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, part
+from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, concrete, part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, STALENESS
 
@@ -61,12 +61,12 @@ def staleness(
         >>> updates.params[:, 0].tolist()  # of the last 1 / (3 · 1 + 1) of a half
         [0.5, 0.5, 0.125]
     """
-    if not 0 < alpha <= 1:
+    if concrete(alpha) and not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
     if decay not in SLOPES:
         raise ValueError(f"decay must be one of {', '.join(SLOPES)}, got {decay!r}")
     a = SLOPES[decay] if slope is None else slope
-    if not a >= 0:
+    if concrete(a) and not a >= 0:
         raise ValueError(f"slope must be at least 0, got {slope}")
     if not grace >= 0:
         raise ValueError(f"grace must be at least 0, got {grace}")

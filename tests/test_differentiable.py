@@ -1,0 +1,362 @@
+"""Derivatives of rounds, against central differences and forward mode in float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import altered_data, assert_trees, context_of, make_federation
+
+import fedjax_sim as fs
+from fedjax_sim import base
+
+COHORT, ROUNDS = 6, 3
+Tree = Any
+Make = Callable[[Tree, fs.Execution], fs.Algorithm]
+
+
+@pytest.fixture(autouse=True)
+def _wide() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def clients() -> fs.ClientData:
+    """Of 1 to 40 samples, in float64; the server has some of its own."""
+    made = make_federation(classes=2)
+    x, index = made.data.x.astype(np.float64), np.asarray(made.data.index)
+    root = np.array([made.data.start[4], made.data.start[5]], np.int32)
+    return altered_data(made.data, x=x, index=index, root=root)
+
+
+def risk(params: Tree, state: Tree, batch: base.Batch, context: base.Context) -> Any:
+    """Logistic regression, with a term that bends it; 0 without samples."""
+    del context
+    margin = batch.x @ params["w"] * jnp.where(batch.y > 0, 1.0, -1.0)
+    count = jnp.maximum(jnp.sum(batch.mask), 1).astype(margin.dtype)
+    each = jax.nn.softplus(-margin) + 0.01 * jnp.sum(params["w"] ** 4)
+    return jnp.sum(jnp.where(batch.mask, each, 0)) / count, state
+
+
+def settings() -> Tree:
+    """What is differentiated by."""
+    return {
+        "client": jnp.array(0.2),
+        "server": jnp.array(0.7),
+        "power": jnp.array(0.6),
+        "weights": jnp.linspace(0.5, 2.0, 8),
+        "start": jnp.linspace(-0.3, 0.4, 6),
+    }
+
+
+def local_of(at: Tree, **options: Any) -> fs.LocalUpdate:
+    return fs.local_sgd(risk, optax.sgd(at["client"], momentum=0.5), batch_size=4, **options)
+
+
+def weighed(at: Tree) -> dict[str, Any]:
+    """Weights by a traced power of n_k, times a traced number for each client."""
+
+    def times(
+        key: Any, kept: Tree, updates: Tree, weights: jax.Array, cohort: base.Cohort
+    ) -> tuple[Tree, jax.Array, Tree]:
+        clients = jnp.minimum(cohort.client, len(at["weights"]) - 1)
+        return updates, weights * at["weights"][clients], kept
+
+    part = base.PreAggregation(init=lambda variables, data: (), apply=times)
+    return {
+        "weighting": lambda samples, visited: samples.astype(jnp.float64) ** at["power"],
+        "preaggregation": (part,),
+    }
+
+
+def fedavg(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.compose(
+        local_of(at, epochs=1.5),
+        selection=fs.selection.uniform(),
+        schedule=fs.schedule.every_round(COHORT),
+        server=fs.server.optimizer(optax.sgd(at["server"], momentum=0.5)),
+        execution=execution,
+        **weighed(at),
+    )
+
+
+def scaffold(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    made = fs.algorithms.scaffold(
+        local_of(at),
+        clients_per_round=COHORT,
+        option=1,
+        server_lr=at["server"],
+        execution=execution,
+    )
+    return made.replace(**weighed(at))
+
+
+def radfed(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    made = fs.radfed(
+        local_of(at), clients_per_round=COHORT, redistribution_rounds=2, execution=execution
+    )
+    return made.replace(server=fs.server.mix(at["server"]), **weighed(at))
+
+
+def phase_shift(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    made = fs.phase_shift(local_of(at), clients_per_round=COHORT, phases=2, execution=execution)
+    return made.replace(server=fs.server.mix(at["server"]), **weighed(at))
+
+
+def loss_of(make: Make, data: fs.ClientData, execution: fs.Execution) -> Callable[[Tree], Any]:
+    """The mean loss over all samples after some rounds; what was reported, and the last state."""
+
+    def after(at: Tree) -> Any:
+        algorithm = make(at, execution)
+        start = fs.Variables({"w": at["start"]}, ())
+
+        def one(state: base.FedState, t: jax.Array) -> tuple[base.FedState, jax.Array]:
+            state, metrics = algorithm.step(jax.random.fold_in(jax.random.key(3), t), state, data)
+            return state, metrics.loss
+
+        state = algorithm.init(jax.random.key(2), start, data)
+        state, losses = jax.lax.scan(one, state, jnp.arange(ROUNDS))
+        end = algorithm.evaluated(jax.random.key(2), state, data)
+        everything = base.Batch(data.x, data.y, jnp.ones(len(data.x), bool))
+        loss, _ = risk(end.params, (), everything, context_of(()))
+        return loss, (losses, state)
+
+    return after
+
+
+def directions(at: Tree) -> Iterator[tuple[str, Tree]]:
+    """One for each of the settings."""
+    rng = np.random.default_rng(0)
+    for name, value in at.items():
+        zeros = jax.tree.map(jnp.zeros_like, at)
+        yield name, zeros | {name: jnp.asarray(rng.uniform(0.5, 1.0, value.shape))}
+
+
+def along(tree: Tree, direction: Tree) -> float:
+    return float(sum(map(jnp.vdot, jax.tree.leaves(tree), jax.tree.leaves(direction))))
+
+
+def qffl(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.qffl(
+        local_of(at),
+        clients_per_round=COHORT,
+        objective=risk,
+        lr=at["client"],
+        momentum=0.5,
+        q=at["power"],
+        execution=execution,
+    )
+
+
+def fltrust(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.fltrust(local_of(at), clients_per_round=COHORT, execution=execution)
+
+
+def fedyogi(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.fedyogi(
+        local_of(at), clients_per_round=COHORT, server_lr=at["server"], execution=execution
+    )
+
+
+def fedprox(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.fedprox(
+        local_of(at, epochs=2), clients_per_round=COHORT, mu=at["power"], execution=execution
+    )
+
+
+def fednova(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    made = fs.algorithms.fednova(
+        local_of(at), clients_per_round=COHORT, lr=at["client"], momentum=0.5, execution=execution
+    )
+    return made.replace(
+        server=fs.server.optimizer(fs.optimizers.adam(at["server"], tau=at["power"]))
+    )
+
+
+ALL = ("client", "server", "power", "weights", "start")
+PLACES = {"one": (1, 1), "vmap": (1, 0), "chunks": (1, 4), "devices": (4, 1), "both": (2, 2)}
+CASES = [
+    (fedavg, "one", ALL),
+    (fedavg, "devices", ALL),
+    (scaffold, "vmap", ALL),
+    (radfed, "chunks", ALL),
+    (phase_shift, "one", ALL),
+    (qffl, "one", ("client", "power", "start")),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (fedavg, "both", ALL),
+            (scaffold, "one", ALL),
+            (radfed, "both", ALL),
+            (phase_shift, "vmap", ALL),
+            (fltrust, "one", ("client", "start")),
+            (fedyogi, "one", ("client", "server", "start")),
+            (fedprox, "vmap", ("client", "power", "start")),
+            (fednova, "vmap", ("client", "server", "power", "start")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "place", "by"), CASES)
+def test_gradients_are_those_of_central_differences(
+    make: Make, place: str, by: tuple[str, ...], clients: fs.ClientData
+) -> None:
+    """By rates, weights and the start; plain rounds are differenced, and reach the same state."""
+    devices, chunk = PLACES[place]
+    made = [
+        fs.make_execution(devices=devices, chunk=chunk, differentiable=on) for on in (True, False)
+    ]
+    ours, plain = (loss_of(make, clients, execution) for execution in made)
+    # What clients report is float32, and some methods weigh by it.
+    step, rtol = (1e-2, 2e-3) if make in (qffl, fltrust) else (1e-4, 1e-5)
+    at = settings()
+    (value, others), slopes = jax.jit(jax.value_and_grad(ours, has_aux=True))(at)
+    measure = jax.jit(plain)
+    assert_trees((value, others), measure(at), rtol=1e-6, atol=1e-12)
+    for name, way in directions(at):
+        ends = [
+            float(measure(jax.tree.map(lambda a, d, s=s: a + s * step * d, at, way))[0])
+            for s in (1, -1)
+        ]
+        wanted = (ends[0] - ends[1]) / (2 * step)
+        assert (abs(wanted) > 1e-5) == (name in by)
+        np.testing.assert_allclose(along(slopes, way), wanted, rtol=rtol, atol=1e-7)
+
+
+def test_gradients_under_vmap(clients: fs.ClientData) -> None:
+    """One after another, all at once, and of the sum of all."""
+    execution = fs.make_execution(devices=1, chunk=1, differentiable=True)
+    after = loss_of(fedavg, clients, execution)
+
+    def of_rate(rate: jax.Array) -> Any:
+        return after(settings() | {"client": rate})[0]
+
+    rates = jnp.array([0.05, 0.3])
+    slope = jax.jit(jax.grad(of_rate))
+    wanted = np.array([slope(rate) for rate in rates])
+    assert np.ptp(wanted) > 1e-3
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(of_rate)))(rates), wanted, rtol=1e-9)
+    of_sum = jax.grad(lambda rates: jnp.sum(jax.vmap(of_rate)(rates)))
+    np.testing.assert_allclose(jax.jit(of_sum)(rates), wanted, rtol=1e-9)
+
+
+def test_rounds_one_by_one(clients: fs.ClientData) -> None:
+    """A Python loop over a jitted step, with nothing else compiled."""
+    execution = fs.make_execution(devices=1, chunk=1, differentiable=True)
+
+    def after(rate: jax.Array, step_of: Callable[[fs.Algorithm], Any]) -> Any:
+        algorithm = fs.fedavg(
+            fs.local_sgd(risk, optax.sgd(rate)), clients_per_round=2, execution=execution
+        )
+        state = algorithm.init(jax.random.key(2), fs.Variables({"w": jnp.ones(6)}, ()), clients)
+        for t in range(2):
+            key = jax.random.fold_in(jax.random.key(3), t)
+            state, _ = step_of(algorithm)(key, state, clients)
+        return jnp.sum(state.server.params["w"] ** 2)
+
+    rate = jnp.array(0.2)
+    wanted = jax.jit(jax.grad(lambda rate: after(rate, lambda a: a.step)))(rate)
+    found = jax.grad(lambda rate: after(rate, lambda a: jax.jit(a.step)))(rate)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def test_the_reported_loss_has_a_gradient(clients: fs.ClientData) -> None:
+    """It crosses devices in the bits of a float32 otherwise."""
+    execution = fs.make_execution(devices=2, chunk=1, differentiable=True)
+    after = jax.jit(lambda at: loss_of(fedavg, clients, execution)(at)[1][0][-1])
+    at, step = settings(), 1e-2
+    slope = jax.jit(jax.grad(after))(at)["client"]
+    ends = [float(after(at | {"client": at["client"] + s * step})) for s in (1, -1)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-2)
+
+
+LOCALS: dict[str, dict[str, Any]] = {
+    "keep": {},
+    "drop": {"last_batch": "drop"},
+    "refill": {"last_batch": "refill", "epochs": 2},
+    "fraction": {"epochs": 1.6},
+    "max_steps": {"max_steps": 3, "epochs": 2},
+    "inexact": {"epochs": 3, "inexactness": 0.5},
+    "kept": {"optimizer_state": "keep"},
+    "path": {"corrections": (fs.corrections.scaffold(2),)},
+    "proximal": {"corrections": (fs.corrections.proximal(0.3),), "epochs": 2},
+}
+
+
+@pytest.mark.parametrize("name", LOCALS)
+def test_a_local_update_has_the_gradient_of_forward_mode(name: str, clients: fs.ClientData) -> None:
+    """Of clients without samples to the largest, under vmap; the plain loop has forward mode."""
+    data = jax.tree.map(jnp.asarray, clients)
+    start, size = data.start[:-1], jnp.diff(data.start)
+    starts, sizes = jnp.append(start, 0), jnp.append(size, 0)
+    budget = sizes if name == "fraction" else None
+
+    def trained(at: Tree, differentiable: bool) -> Tree:
+        local = local_of(at, **LOCALS[name])
+        variables = fs.Variables({"w": at["start"]}, ())
+        states = local.client_state(variables), local.shared_state(variables)
+
+        def one(start: jax.Array, size: jax.Array, budget: jax.Array | None) -> base.Trained:
+            client = base.ClientView(
+                data.x,
+                data.y,
+                data.index,
+                start,
+                size,
+                data.capacity,
+                budget=None if budget is None else (budget + 1) // 2,
+                differentiable=differentiable,
+            )
+            return local.train(
+                jax.random.fold_in(jax.random.key(5), start), variables, client, *states
+            )
+
+        return jax.vmap(one)(starts, sizes, budget)
+
+    def value(at: Tree, differentiable: bool) -> tuple[jax.Array, Tree]:
+        out = trained(at, differentiable)
+        return jnp.sum(jnp.sin(3 * out.variables.params["w"])), out
+
+    at = {name: settings()[name] for name in ("client", "start")}
+    both = jax.value_and_grad(functools.partial(value, differentiable=True), has_aux=True)
+    (_, out), slopes = jax.jit(both)(at)
+    plain = functools.partial(value, differentiable=False)
+    assert_trees(out, jax.jit(plain)(at)[1], rtol=1e-12, atol=1e-14)
+    forward = jax.jit(lambda way: jax.jvp(lambda at: plain(at)[0], (at,), (way,))[1])
+    for _, way in directions(at):
+        np.testing.assert_allclose(along(slopes, way), forward(way), rtol=1e-9)
+
+
+def test_a_step_that_is_not_taken_has_no_part_in_the_gradient(clients: fs.ClientData) -> None:
+    """A root has no derivative at 0, which is the gradient of a client without samples."""
+    data = jax.tree.map(jnp.asarray, clients)
+
+    def after(at: Tree, sizes: tuple[int, ...]) -> jax.Array:
+        def scaled(g: jax.Array) -> jax.Array:
+            return -at["client"] * g / (0.1 + jnp.sqrt(g**2))
+
+        optimizer = optax.stateless(lambda grads, _: jax.tree.map(scaled, grads))
+        local = fs.local_sgd(risk, optimizer, batch_size=4)
+        variables = fs.Variables({"w": at["start"]}, ())
+
+        def one(size: jax.Array) -> jax.Array:
+            client = base.ClientView(
+                data.x, data.y, data.index, data.start[4], size, 40, differentiable=True
+            )
+            empty = ((), ()), ((), ())
+            out = local.train(jax.random.key(5), variables, client, *empty)
+            return jnp.sum(out.variables.params["w"] - at["start"])
+
+        return jnp.sum(jax.vmap(one)(jnp.array(sizes, jnp.int32)))
+
+    at = {name: settings()[name] for name in ("client", "start")}
+    slopes = [jax.jit(jax.grad(lambda at, n=n: after(at, n)))(at) for n in ((0, 17), (17,))]
+    assert_trees(slopes[0], slopes[1], rtol=1e-9)
