@@ -244,8 +244,8 @@ MUTANTS = [
     ),
     Mutant(
         "personal.py",
-        "lambda v, w: jnp.asarray(lam, v.dtype) * (v - w)",
-        "lambda v, w: jnp.asarray(lam, v.dtype) * v",
+        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * (v - w)",
+        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * v",
         tests("personal"),
     ),
     Mutant(
@@ -528,6 +528,36 @@ MUTANTS = [
         named("fedasync"),
     ),
     Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
+    Mutant(
+        "round/exchanging.py",
+        "tree.filled(travelling(parts, trained), received)",
+        "trained",
+        tests("exchange"),
+    ),
+    Mutant(
+        "round/training.py", "used = with_own(mine, received)", "used = received", tests("exchange")
+    ),
+    Mutant(
+        "round/traffic.py",
+        "data.clients * tree.num_bytes(frozen(parts, variables))",
+        "0",
+        tests("exchange"),
+    ),
+    Mutant("client/turns.py", "variables = visits[-1]", "variables = visits[0]", tests("exchange")),
+    Mutant(
+        "client/terms.py",
+        "jnp.logaddexp(near, far) - near",
+        "jnp.logaddexp(near, far) - far",
+        tests("drift"),
+    ),
+    Mutant("client/terms.py", "** -0.25", "** -0.5", tests("drift")),
+    Mutant(
+        "client/corrections.py",
+        "tree.subtract(own, _pull(alpha, params, context))",
+        "tree.sum_of(own, _pull(alpha, params, context))",
+        tests("drift"),
+    ),
+    Mutant("server/steps.py", "mean / (2 * (", "mean / (1 * (", tests("drift")),
     Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",
