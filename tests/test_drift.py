@@ -227,6 +227,25 @@ class MimeLite(Fed):
         return super().step(updates, shares)
 
 
+class DiLoCo(Fed):
+    """Nesterov's momentum on the server, heavy-ball momentum that stays with each client."""
+
+    equal = True
+
+    def begin(self, initial: Layers) -> None:
+        self.outer: Layers = [np.zeros_like(w) for w in initial]
+        self.inner = dict.fromkeys(range(self.data.clients), self.outer)
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        self.inner[k] = plus(super().direction(k, layers, x, y), self.inner[k], BETA)
+        return self.inner[k]
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        mean = super().step(updates, shares)
+        self.outer = plus(mean, self.outer, 0.9)
+        return [0.7 * w for w in plus(mean, self.outer, 0.9)]
+
+
 Make = Callable[..., fs.Algorithm]
 METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddyn": ({"alpha": ALPHA}, FedDyn),
@@ -236,6 +255,7 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedsam": ({"rho": RHO}, FedSAM),
     "fedexp": ({"eps": EPS}, FedExP),
     "mimelite": ({"beta": BETA}, MimeLite),
+    "diloco": ({}, DiLoCo),
 }
 
 
@@ -245,7 +265,10 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
         options["model"] = net
     if name in ("moon", "fedntd", "fedlc", "fedsam"):
         options["objective"] = fs.empirical_risk(net)
-    return method(local_of(net), clients_per_round=COHORT, execution=ONE, **options)
+    local = local_of(net)
+    if name == "diloco":
+        local = local.change(optimizer=optax.sgd(LR, momentum=BETA))
+    return method(local, clients_per_round=COHORT, execution=ONE, **options)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -339,6 +362,10 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "tau": (lambda net: made("fedlc", net, tau=-0.1), "tau must be at least 0, got -0.1"),
     "rho": (lambda net: made("fedsam", net, rho=-0.1), "rho must be at least 0, got -0.1"),
     "eps": (lambda net: made("fedexp", net, eps=-0.1), "eps must be at least 0, got -0.1"),
+    "server_lr": (lambda net: made("diloco", net, server_lr=0.0), "server_lr must be positive"),
+    "server_momentum": (
+        lambda net: made("diloco", net, server_momentum=1.0), "server_momentum must be in [0, 1)",
+    ),
     "beta": (lambda net: made("mimelite", net, beta=1.0), "beta must be in [0, 1), got 1.0"),
     "no features": (
         lambda net: terms.model_contrast(fs.Model(net.init, net.apply)),

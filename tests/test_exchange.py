@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
+from conftest import (
+    Federation,
+    Play,
+    altered_data,
+    assert_trees,
+    largest_change,
+    make_federation,
+    play,
+)
 from oracle import Layers, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
@@ -329,6 +337,22 @@ def test_features_are_the_heads_inputs(net: fs.Model) -> None:
     np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("plan", ["every round", "in flight"])
+def test_the_rate_follows_the_number_of_the_round(net: fs.Model, plan: str) -> None:
+    """One step a round of one client, half as long each time."""
+    data = make_federation((17,)).data
+    local = whole_batches(net).change(rate_by_round=lambda t: jnp.exp2(-t.astype(jnp.float32)))
+    algorithm = fs.fedavg(local, clients_per_round=1, execution=ONE)
+    if plan == "in flight":
+        algorithm = fs.radfed(local, clients_per_round=1, redistribution_rounds=3, execution=ONE)
+    out = play(algorithm, net, data, 3)
+    layers, rows = layers_of(start_of(net)), data.index
+    for t in range(3):
+        _, grads = loss_and_gradient(layers, data.x[rows], data.y[rows])
+        layers = [w - LR * 0.5**t * g for w, g in zip(layers, grads, strict=True)]
+    assert_trees(layers_of(out.servers[-1]), layers, rtol=1e-4, atol=1e-5)
+
+
 # What is refused.
 
 
@@ -367,6 +391,21 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "no head": (
         lambda net: fs.leaves.head(fs.Model(net.init, net.apply)),
         "model must say which layer is its head",
+    ),
+    "a rate": (
+        lambda net: whole_batches(net).change(rate_by_round=0.5),
+        "rate_by_round must be an optax schedule, got 0.5",
+    ),
+    "a rate of the server's": (
+        lambda net: play(
+            fs.algorithms.ozdayi(
+                whole_batches(net).change(rate_by_round=lambda t: 0.5), clients_per_round=2
+            ),
+            net,
+            altered_data(make_federation().data, root=np.array([0, 3], np.int32)),
+            1,
+        ),
+        "rate_by_round needs the number of the round",
     ),
     "none in turn": (lambda net: fs.local.in_turn(), "in_turn needs at least one local update"),
 }

@@ -142,6 +142,7 @@ METHODS: dict[str, Sent] = {
     "fedlc": Sent(),
     "fedsam": Sent(),
     "fedexp": Sent(),
+    "diloco": Sent(),
     "mimelite": Sent({"beta": 0.5}, up=times(2), down=times(2)),  # a gradient up, a momentum down
     # The means of all clients first go to the server, and from there to the others.
     "fedmix": Sent(

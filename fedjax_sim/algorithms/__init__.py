@@ -27,6 +27,7 @@ from fedjax_sim.algorithms._drift import fedlc as fedlc
 from fedjax_sim.algorithms._steps import fedsam as fedsam
 from fedjax_sim.algorithms._steps import fedexp as fedexp
 from fedjax_sim.algorithms._steps import mimelite as mimelite
+from fedjax_sim.algorithms._steps import diloco as diloco
 from fedjax_sim.algorithms._mfl import mfl as mfl
 from fedjax_sim.algorithms._parallel_sgd import parallel_sgd as parallel_sgd
 from fedjax_sim.algorithms._fedavgm import fedavgm as fedavgm

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import optax
+
 from fedjax_sim import server
 from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Objective, part
+from fedjax_sim.base import LocalUpdate, Objective, concrete, part
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
@@ -157,5 +159,62 @@ def mimelite(
         changed,
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
+        execution=execution,
+    )
+
+
+@part
+def diloco(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    server_lr: float = 0.7,
+    server_momentum: float = 0.9,
+    execution: Execution | None = None,
+) -> Algorithm:
+    r"""DiLoCo: clients keep their optimiser's state; the server takes Nesterov steps.
+
+    .. math:: v \leftarrow \beta v + \bar\Delta, \qquad w \leftarrow w + \eta_g
+              (\beta v + \bar\Delta), \qquad \bar\Delta = \frac1m \sum_{k \in U} (w_k - w)
+
+    Local SGD as language models are trained with it: the inner optimiser is that of local, AdamW in
+    the paper, and goes on where it was at the client's last visit.
+
+    Args:
+        local: the local update; the paper takes 500 steps of AdamW a round (``max_steps``).
+        clients_per_round: m, the cohort drawn without replacement.
+        server_lr: η_g, the server's learning rate.
+        server_momentum: β, the server's momentum.
+        execution: devices and chunks; None for this machine's default.
+
+    Returns:
+        The algorithm. Memory: an optimiser's state for every client. Traffic per round: m models
+        down, m up.
+
+    Raises:
+        ValueError: if server_lr is not positive or server_momentum not in [0, 1).
+
+    Source: Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen, "DiLoCo:
+    distributed low-communication training of language models", 2023
+    <https://arxiv.org/abs/2311.08105>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.05, momentum=0.9))
+        >>> algorithm = fs.algorithms.diloco(local, clients_per_round=5)
+        >>> problem.accuracy(algorithm, rounds=5) > 0.8
+        True
+    """
+    if concrete(server_lr) and not server_lr > 0:
+        raise ValueError(f"server_lr must be positive, got {server_lr}")
+    if concrete(server_momentum) and not 0 <= server_momentum < 1:
+        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
+    return compose(
+        local.change(optimizer_state="keep"),
+        selection=selection.uniform(),
+        schedule=schedule.every_round(clients_per_round),
+        weighting=weighting.equal,
+        server=server.optimizer(optax.sgd(server_lr, server_momentum, nesterov=True)),
         execution=execution,
     )

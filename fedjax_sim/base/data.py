@@ -88,6 +88,7 @@ class ClientView:
         relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
           None.
         differentiable: see :class:`ClientData` (static).
+        round: ``int32[]``, the number of the round, from 0; None at the server.
     """
 
     x: Array
@@ -102,6 +103,7 @@ class ClientView:
     copies: bool = dataclasses.field(default=False, metadata={"static": True})
     relabel: Array | None = None
     relabels: Array | None = None
+    round: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
 

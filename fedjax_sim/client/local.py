@@ -49,6 +49,7 @@ def local_sgd(
     inexactness: float | None = None,
     memory: Memory | None = None,
     trained: Leaves | None = None,
+    rate_by_round: optax.Schedule | None = None,
 ) -> LocalUpdate:
     r"""E epochs of minibatch steps of an optax optimiser.
 
@@ -83,6 +84,8 @@ def local_sgd(
             clients run all epochs.
         memory: what the client remembers from visit to visit, for its objective.
         trained: the weights that are trained, see :mod:`fedjax_sim.leaves`; None: all.
+        rate_by_round: a factor of every step by the number of the round, from 0, such as
+            ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
 
     Returns:
         A :class:`fedjax_sim.base.LocalUpdate`.
@@ -121,6 +124,8 @@ def local_sgd(
         )
     if inexactness is not None and not 0 <= inexactness < 1:
         raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
+    if rate_by_round is not None and not callable(rate_by_round):
+        raise ValueError(f"rate_by_round must be an optax schedule, got {rate_by_round!r}")
     terms = _terms(corrections)
     named = [term.origin.name for term in terms if term.origin is not None]
     kinds = [name.removeprefix("adaptive_") for name in named]  # a fixed and an adaptive mu add up
@@ -140,6 +145,7 @@ def local_sgd(
         inexactness,
         memory,
         trained,
+        rate_by_round,
     )
 
     def change(

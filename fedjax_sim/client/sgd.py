@@ -33,7 +33,8 @@ from fedjax_sim.base import (
     concrete,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import rows_at, shuffled, sweep
+from fedjax_sim.engine.batches import minibatch, shuffled, sweep
+from fedjax_sim.engine.clients import number_of_round
 from fedjax_sim.engine.loops import repeat
 from fedjax_sim.engine.optimizers import taken
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
@@ -73,6 +74,7 @@ class SGD:
     inexactness: float | None
     memory: Memory | None
     trained: Leaves | None
+    rate_by_round: optax.Schedule | None
 
     def update(self, change: Change) -> LocalUpdate:
         """The local update; ``change`` makes another with other settings."""
@@ -235,7 +237,9 @@ class SGD:
         before, opt_state, loss_sum, seen, path, done = carry
         params, state = before
         chosen = self._chosen(before)
-        samples = self._batch(context.key, order, batch, context.client)
+        refill = self.last_batch == "refill"
+        samples = minibatch(context.client, order, batch, self.batch_size, refill=refill)
+        samples = self._transformed(context.key, samples, context.client)
 
         def objective(some: PyTree) -> tuple[Array, PyTree]:
             return self.objective(tree.filled(some, params), state, samples, context)
@@ -273,20 +277,14 @@ class SGD:
             chosen(params),
             **taken(self.optimizer, extra),
         )
+        if self.rate_by_round is not None:
+            updates = tree.scale(self.rate_by_round(number_of_round(context.client)), updates)
         params = tree.filled(optax.apply_updates(chosen(params), updates), params)
         count = jnp.sum(samples.mask, dtype=jnp.int32)
         loss_sum = loss_sum + loss.astype(loss_sum.dtype) * count.astype(loss_sum.dtype)
         variables = Variables(params, tree.typed_like(new_state, state))
         opt_state = tree.typed_like(new_opt_state, opt_state)
         return variables, opt_state, loss_sum, seen + count, path, done
-
-    def _batch(self, key: Array, order: Array, batch: Array, client: ClientView) -> Batch:
-        position = batch * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
-        mask = position < client.size
-        if self.last_batch == "refill":
-            position, mask = position % client.size, jnp.ones_like(mask)
-        sample = order[jnp.minimum(position, client.size - 1)]
-        return self._transformed(key, rows_at(client, sample)._replace(mask=mask), client)
 
     def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         for i, change in enumerate(self.transforms):

@@ -104,6 +104,24 @@ def rows_at(client: ClientView, position: Array) -> Batch:
     return Batch(client.x[row], label, mask, copy)
 
 
+def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:
+    """One minibatch of an epoch.
+
+    Args:
+        client: the client.
+        order: ``int32[capacity]``, its samples in the order of the epoch.
+        number: ``int32[]``, of the minibatch.
+        size: B.
+        refill: whether a short last one is filled up from the epoch's beginning.
+    """
+    position = number * size + jnp.arange(size, dtype=jnp.int32)
+    mask = position < client.size
+    if refill:
+        position, mask = position % client.size, jnp.ones_like(mask)
+    sample = order[jnp.minimum(position, client.size - 1)]
+    return rows_at(client, sample)._replace(mask=mask)
+
+
 def sweep(
     client: ClientView,
     batch_size: int,

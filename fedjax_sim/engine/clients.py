@@ -51,7 +51,12 @@ class Visits(NamedTuple):
     relabel: Array | None
     relabels: Array | None
 
-    def view(self, pixels: tuple[Array, Array, Array], data: ClientData) -> ClientView:
+    def view(
+        self,
+        pixels: tuple[Array, Array, Array],
+        data: ClientData,
+        round: Array | None = None,
+    ) -> ClientView:
         """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
         return ClientView(
             *pixels,
@@ -64,8 +69,20 @@ class Visits(NamedTuple):
             copies=data.copies,
             relabel=self.relabel,
             relabels=self.relabels,
+            round=round,
             differentiable=data.differentiable,
         )
+
+
+def number_of_round(client: ClientView) -> Array:
+    """Of the visit.
+
+    Raises:
+        ValueError: if it is not known: the server trains on samples of its own.
+    """
+    if client.round is None:
+        raise ValueError("rate_by_round needs the number of the round, which only clients are told")
+    return client.round
 
 
 def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:

@@ -47,9 +47,9 @@ def score_own(
     row = parts.execution.deal(client_sizes(data, jnp.arange(data.clients, dtype=jnp.int32)))
 
     def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
-        (pixels, constants), (server, sent), (key, visit, task) = fixed, common, task
+        (pixels, constants), (server, sent, number), (key, visit, task) = fixed, common, task
         client_state, mine = kept
-        client = visit.view(pixels, data)
+        client = visit.view(pixels, data, number)
         received, _ = parts.broadcast.send(None, sent, server, client)
         used = with_own(mine, received)
         return score(constants, own_model(key, used, client, client_state), task)
@@ -62,7 +62,7 @@ def score_own(
     out = execution.run(
         one,
         (samples_of(data), constants),
-        (server, state.broadcast),
+        (server, state.broadcast, state.round),
         tree.take((state.client_state, state.own), row),
         parts.execution.replicate(own),
     )

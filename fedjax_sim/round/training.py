@@ -40,9 +40,9 @@ def train(
     """
 
     def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
-        server, samples, sent, shared_state = common
+        server, samples, sent, shared_state, number = common
         model, client_state, left_with, mine = own
-        client = task.visit.view(pixels, data)
+        client = task.visit.view(pixels, data, number)
         send_key = stream(task.key, Client.BROADCAST)
         received, tag = parts.broadcast.send(send_key, sent, server, client)
         origin = received if parts.remembers else ()
@@ -68,7 +68,7 @@ def train(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
     visited = visits(data, slots.client, peers=parts.local.peers)
     tasks = _Task(keys, visited, placed.fresh, slots.tag)
-    common = (state.server, state.server_samples, state.broadcast, state.shared_state)
+    common = (state.server, state.server_samples, state.broadcast, state.shared_state, state.round)
     kept = tree.take((state.client_state, state.own), slots.client)
     own = (slots.variables, kept[0], slots.received, kept[1])
     trained, mine, tag, received, start = parts.execution.run(
@@ -128,7 +128,7 @@ def first_visit(
     """Message, report and tag of a visit, for their shapes."""
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
-    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data)
+    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data, state.round)
     received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
     client_state = parts.local.client_state(state.server)
     trained = parts.local.train(key, received, client, client_state, state.shared_state)
