@@ -633,7 +633,7 @@ def test_padding_does_not_enter_a_users_batch_norm(name: str) -> None:
     @jit
     def gradient(x: Any, y: Any, mask: Any) -> Any:
         return jax.value_and_grad(objective, has_aux=True)(
-            *start, start.params, Batch(x, y, mask), jax.random.key(0)
+            *start, Batch(x, y, mask), context_of(start.params)
         )
 
     plain = gradient(x, y, np.ones(5, bool))
