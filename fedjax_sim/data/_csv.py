@@ -216,12 +216,13 @@ def _not_a_number(
         try:
             float(row[i])
         except ValueError:
-            got = repr(row[i]) if row[i].strip() else "an empty cell"
             break
-    return ValueError(
-        f"line {line}, column {header[i]!r} must be a number, got {got}: all columns but "
-        "label, client and test are inputs"
+    got = (
+        f"{row[i]!r}: all columns but label, client and test are inputs"
+        if row[i].strip()
+        else "an empty cell: fill it in or leave the row out"
     )
+    return ValueError(f"line {line}, column {header[i]!r} must be a number, got {got}")
 
 
 def _numbers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
