@@ -111,13 +111,13 @@ def from_arrays(
     labels = class_labels(np.asarray(y), len(inputs), classes)
     classes = _number_of_classes(labels) if classes is None else classes
     columns = None if numeric is None else flags("numeric", numeric, inputs.shape[-1])
-    held_out = _random_fifth(labels) if test is None else flags("test", test, len(labels))
+    held_out = random_share(labels, 1 / 5) if test is None else flags("test", test, len(labels))
     kept = ~held_out
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
     mean, std = statistics(inputs[kept], columns) if scale else (None, None)
-    clients, names = (None, ()) if client is None else _coded("client", client, len(labels))
-    coded = {key: _coded(key, value, len(labels))[0] for key, value in features.items()}
+    clients, names = (None, ()) if client is None else coded("client", client, len(labels))
+    codes = {key: coded(key, value, len(labels))[0] for key, value in features.items()}
     return Dataset(
         name=name,
         train_x=inputs[kept],
@@ -130,8 +130,8 @@ def from_arrays(
         train_client=None if clients is None else clients[kept],
         test_client=None if clients is None else clients[held_out],
         client_names=names,
-        features=MappingProxyType({key: value[kept] for key, value in coded.items()}),
-        test_features=MappingProxyType({key: value[held_out] for key, value in coded.items()}),
+        features=MappingProxyType({key: value[kept] for key, value in codes.items()}),
+        test_features=MappingProxyType({key: value[held_out] for key, value in codes.items()}),
         numeric=columns,
         class_names=class_names,
         test_set="a fixed random fifth of each class" if test is None else test_set,
@@ -177,13 +177,13 @@ def pooled(dataset: Dataset) -> Dataset:
     )
 
 
-def _random_fifth(y: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """A fifth of each class, rounded, by one fixed seed."""
+def random_share(y: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
+    """``bool[n]``: a share of each class, rounded, by one fixed seed."""
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), bool)
     for label in np.unique(y):
         members = rng.permutation(np.flatnonzero(y == label))
-        test[members[: round(len(members) / 5)]] = True
+        test[members[: round(share * len(members))]] = True
     return test
 
 
@@ -272,7 +272,7 @@ def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
     return given
 
 
-def _coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Each value's rank among the different ones, and these as text."""
     given = np.asarray(values)
     if given.shape != (samples,):

@@ -7,7 +7,7 @@ DataDir = str | os.PathLike[str] | None
 
 
 class DataNotFoundError(FileNotFoundError):
-    """A data set is not in its place; the message says what to run."""
+    """A data set is not in its place; the message says what is missing."""
 
 
 def given_folder(data_dir: DataDir) -> Path | None:
@@ -51,3 +51,25 @@ def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
             f"data set {name!r} is not ready in {folder} (no file {relative}); {advice}"
         )
     return folder / relative
+
+
+def existing(name: str, path: Path, *, folder: bool = False) -> Path:
+    """A user's own file or folder, if it is there.
+
+    Args:
+        name: the data set that it is.
+        path: its path.
+        folder: whether it must be a folder.
+
+    Raises:
+        DataNotFoundError: if it is not there.
+
+    Example:
+        >>> existing("mine.npz", Path("mine.npz"))
+        Traceback (most recent call last):
+        fedjax_sim.data.folder.DataNotFoundError: data set 'mine.npz': there is no file mine.npz
+    """
+    if not (path.is_dir() if folder else path.is_file()):
+        kind = "folder" if folder else "file"
+        raise DataNotFoundError(f"data set {name!r}: there is no {kind} {path}")
+    return path

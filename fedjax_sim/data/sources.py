@@ -1,14 +1,19 @@
 """Data sets by name, and the text forms of the command line."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
+from fedjax_sim.data import _csv
 from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._eicu import eicu, eicu_demo
+from fedjax_sim.data._folder import image_folder
+from fedjax_sim.data._leaf import leaf
+from fedjax_sim.data._npz import npz
 from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir
@@ -34,11 +39,14 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
 )
 """Data sets by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
+FOLDERS: Mapping[str, Callable[[str, Path], Dataset]] = {"folder": image_folder, "leaf": leaf}
+"""Kinds of a user's files that are a folder each."""
+
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
     """All that :func:`fedjax_sim.data.load_dataset` takes, if ``names`` are the known data sets."""
     others = ("synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME", "package.module:function")
-    return [*names, *others]
+    return [*names, *others, "FILE.npz", _csv.FORM, "folder:DIR", "leaf:DIR"]
 
 
 def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
@@ -47,7 +55,17 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
     Args:
         name: a key of ``DATASETS``, or ``synthetic(alpha, beta)``, ``synthetic(iid)``, or
             ``tfds:NAME`` for any image classification data set of TFDS, or
-            ``package.module:function``.
+            ``package.module:function``. Or a user's own files, which are read anew every time:
+
+            - ``FILE.npz``: arrays x_train, y_train, x_test, y_test, as in Keras' mnist.npz; their
+              natural clients, if any, are client_train, or that and client_test.
+            - ``csv:FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]``: a table whose
+              other columns are numbers. The labels' texts are the classes. ``test`` is a share of
+              each class, 0.2 by default, or a column of 0 or 1, false or true, train or test.
+            - ``folder:DIR``: images DIR/train/CLASS/*.png or .jpg and DIR/test/CLASS/*, of one
+              size.
+            - ``leaf:DIR``: LEAF's DIR/train/*.json and DIR/test/*.json, with numbers as inputs;
+              its users are the natural clients.
         data_dir: a folder of data, itself a TFDS folder or holding one as ``tfds/``; default is the
             environment variable FEDJAX_SIM_DATA_DIR. If neither is given, TFDS's own folder is used
             and a missing data set is downloaded; a folder that was given is never written to.
@@ -56,7 +74,7 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
         The data set, with the statistics of its training inputs.
 
     Raises:
-        ValueError: if the name is unknown.
+        ValueError: if the name is unknown, or a user's file is not as it must be.
         DataNotFoundError: if the data set is not in the folder, or cannot be downloaded or read.
 
     Example:
@@ -76,8 +94,8 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
         text: as :func:`fedjax_sim.data.load_dataset` takes it.
 
     Returns:
-        The key in ``DATASETS``, or "synthetic" or "tfds", or the text if it names a function to
-        import; and the function ``data_dir -> Dataset``.
+        The key in ``DATASETS``, or "synthetic", "tfds" or the kind of a user's files, or the text
+        if it names a function to import; and the function ``data_dir -> Dataset``.
 
     Raises:
         ValueError: if it is none of these; the message has them all.
@@ -90,6 +108,9 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
     tfds = re.fullmatch(r"tfds:(\w+(?:/[\w.+-]+)?)", text)
     if tfds:
         return "tfds", lambda data_dir: tfds_images(tfds[1], data_dir)._replace(name=text)
+    own = _own_files(text)
+    if own:
+        return own[0], partial(_from_files, text, own[1])
     numbers = re.fullmatch(r"synthetic\(\s*([^\s,]+)\s*,\s*([^\s,]+)\s*\)", text)
     iid = text == "synthetic(iid)"
     try:
@@ -103,6 +124,27 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
     except UnknownNameError as error:
         raise _unknown(text, str(error).partition("; ")[2]) from error
     return name, partial(_loaded, text, load) if DATASETS.is_foreign(name) else load
+
+
+def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
+    """The kind of a user's files that a text means, and the function ``name -> Dataset``."""
+    kind, _, rest = text.partition(":")
+    if text.endswith(".npz"):
+        return "npz", lambda name: npz(name, Path(text).expanduser())
+    if kind == "csv":
+        request = _csv.parse_table(rest)
+        return "csv", lambda name: _csv.table(name, request)
+    if kind in FOLDERS and rest:
+        return kind, lambda name: FOLDERS[kind](name, Path(rest).expanduser())
+    return None
+
+
+def _from_files(text: str, load: Callable[[str], Dataset], data_dir: DataDir) -> Dataset:
+    del data_dir  # what a user names is where the name says
+    try:
+        return load(text)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from error
 
 
 def _loaded(text: str, load: Callable[[DataDir], Any], data_dir: DataDir) -> Dataset:

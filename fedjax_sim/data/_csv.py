@@ -1,0 +1,244 @@
+"""A user's table in one .csv file."""
+
+import csv
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from sys import intern
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
+from fedjax_sim.data.folder import existing
+
+FORM = "csv:FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]"
+OPTIONS = ("label", "client", "test")
+IN_TEST = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Table(NamedTuple):
+    """What a user says of a .csv file.
+
+    Attributes:
+        file: its path.
+        label: the column of the classes.
+        client: the column of the natural clients; None for none.
+        test: the share of each class that is the test set, or the column that says which rows are.
+    """
+
+    file: Path
+    label: str
+    client: str | None
+    test: float | str
+
+
+class _Read(NamedTuple):
+    """The rows of a file: numbers ``f64[n, F]``, the other columns by name, each row's line."""
+
+    x: NDArray[np.float64]
+    texts: Mapping[str, NDArray[np.str_]]
+    lines: Sequence[int]
+
+
+def parse_table(text: str) -> Table:
+    """What ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]`` means.
+
+    Args:
+        text: as above; a file or column with a comma in its name cannot be given.
+
+    Returns:
+        The file and its columns; the test set is a fifth of each class unless ``test`` is given.
+
+    Raises:
+        ValueError: if the text is none of this form.
+
+    Example:
+        >>> parse_table("iris.csv,label=species,test=0.5")[1:]
+        ('species', None, 0.5)
+    """
+    file, *rest = text.split(",")
+    given = dict.fromkeys(OPTIONS, "")
+    for option in rest:
+        key, _, column = option.partition("=")
+        if key not in OPTIONS or not column.strip() or given[key]:
+            wanted = ", ".join(f"{key}=" for key in OPTIONS)
+            raise ValueError(f"csv: takes {wanted} once each, got {option!r}; its form is {FORM}")
+        given[key] = column.strip()
+    label, client, test = given.values()
+    if not file or not label:
+        raise ValueError(
+            f"csv: must have a file and label=COLUMN, got {text!r}; its form is {FORM}"
+        )
+    roles = [column for column in given.values() if column]
+    if len({*roles}) < len(roles):
+        raise ValueError(f"csv: must have another column for each of its roles, got {text!r}")
+    return Table(Path(file).expanduser(), label, client or None, _share(test or "0.2"))
+
+
+def _share(test: str) -> float | str:
+    """A share if it is a number, else a column."""
+    try:
+        share = float(test)
+    except ValueError:
+        return test
+    if not 0 < share < 1:
+        raise ValueError(f"csv: test must be a share between 0 and 1, or a column, got {test}")
+    return share
+
+
+def table(name: str, of: Table) -> Dataset:
+    """A table of numbers with a label, read from a .csv file with one line of column names.
+
+    Args:
+        name: of the data set.
+        of: the file and its columns; all that have no role are inputs, and must be numbers. A
+            column of the test set says 0 or 1, false or true, train or test.
+
+    Returns:
+        Inputs ``f32[n, F]``, of which those that are not 0 and 1 alone are ``numeric``. Classes and
+        clients are numbered in the order of their texts, or of their numbers if all are integers;
+        ``class_names`` are the labels. Nothing is cached.
+
+    Raises:
+        DataNotFoundError: if there is no such file.
+        ValueError: if it is no such table; names column, line and what is allowed.
+    """
+    x, texts, lines = _read(existing(name, of.file), of)
+    labels, y = np.unique(_numbers_or_texts(texts[of.label]), return_inverse=True)
+    if len(labels) < 2:
+        raise ValueError(
+            f"column {of.label!r} must have two classes or more, got {labels[0]} alone"
+        )
+    if isinstance(of.test, str):
+        test, words = _flags(of.test, texts[of.test], lines), f"the test rows of {of.test!r}"
+    else:
+        test = random_share(y.astype(np.int32), of.test)
+        words = f"a fixed random {100 * of.test:g} % of each class"
+    if test.all() or not test.any():
+        raise ValueError(
+            f"test={of.test} must leave training and test rows, got {test.sum()} of {len(y)} rows "
+            f"for the test; column {of.label!r} has {len(labels)} classes"
+        )
+    return from_arrays(
+        name,
+        x,
+        y,
+        test=test,
+        client=None if of.client is None else _numbers_or_texts(texts[of.client]),
+        numeric=~np.isin(x, (0, 1)).all(axis=0),
+        class_names=[str(label) for label in labels],
+        test_set=words,
+    )
+
+
+def _read(file: Path, of: Table) -> _Read:
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(text, strict=True)
+        try:
+            return _columns(rows, of)
+        except csv.Error as error:
+            raise ValueError(f"line {rows.line_num} must be csv, got: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"must be a text in UTF-8, got: {error}") from error
+
+
+def _columns(rows: Any, of: Table) -> _Read:
+    header = [cell.strip() for cell in next(rows, [])]
+    roles = [c for c in (of.label, of.client, of.test) if isinstance(c, str)]
+    features = _features(header, roles)
+    places = {column: header.index(column) for column in roles}
+    numbers, lines = array("d"), array("q")
+    texts: dict[str, list[str]] = {column: [] for column in roles}
+    for row in _full(rows, len(header)):
+        try:
+            numbers.extend([float(row[i]) for i in features])
+        except ValueError:
+            raise _not_a_number(rows.line_num, header, row, features) from None
+        for column, i in places.items():
+            cell = row[i].strip()
+            if not cell:
+                raise ValueError(
+                    f"line {rows.line_num}, column {column!r} must have a value, got an empty cell"
+                )
+            texts[column].append(intern(cell))  # of millions of cells only thousands differ
+        lines.append(rows.line_num)
+    if not lines:
+        raise ValueError("must have rows below its line of column names, got none")
+    x = np.frombuffer(numbers).reshape(len(lines), -1)
+    bad = np.argwhere(~(np.abs(x) <= LARGEST))
+    if len(bad):
+        row, column = bad[0]
+        raise ValueError(
+            f"line {lines[row]}, column {header[features[column]]!r} must be a finite number in "
+            f"float32, got {x[row, column]:g}: fill it in or leave the row out"
+        )
+    return _Read(x, {column: np.array(cells) for column, cells in texts.items()}, lines)
+
+
+def _full(rows: Any, width: int) -> Iterator[list[str]]:
+    """The rows that are not empty, each with all its cells."""
+    for row in rows:
+        if row and len(row) != width:
+            raise ValueError(
+                f"line {rows.line_num} must have {width} cells, as many as columns, got {len(row)}"
+            )
+        if row:
+            yield row
+
+
+def _features(header: Sequence[str], roles: Sequence[str]) -> list[int]:
+    """The places of the columns without a role, if the columns are as they must be."""
+    if "" in header:
+        raise ValueError(
+            f"line 1 must name every column, got none for column {header.index('') + 1} (pandas "
+            "writes its index so: use to_csv(index=False))"
+        )
+    repeated = [column for i, column in enumerate(header) if column in header[:i]]
+    if repeated:
+        raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
+    shown = ", ".join(header[:20]) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
+    for role in roles:
+        if role not in header:
+            raise ValueError(f"has no column {role!r}; those between its commas are: {shown}")
+    features = [i for i, column in enumerate(header) if column not in roles]
+    if not features:
+        raise ValueError(f"must have a column of inputs too, got only {shown}")
+    return features
+
+
+def _not_a_number(
+    line: int, header: Sequence[str], row: Sequence[str], features: Sequence[int]
+) -> ValueError:
+    for i in features:
+        try:
+            float(row[i])
+        except ValueError:
+            break
+    got = (
+        f"{row[i]!r}: all columns but label, client and test are inputs"
+        if row[i].strip()
+        else "an empty cell: fill it in or leave the row out"
+    )
+    return ValueError(f"line {line}, column {header[i]!r} must be a number, got {got}")
+
+
+def _numbers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
+    """Integers if all are written as such, so that 2 comes before 10."""
+    try:
+        numbers = texts.astype(np.int64)
+    except (ValueError, OverflowError):
+        return texts
+    return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
+
+
+def _flags(column: str, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.bool_]:
+    for text, line in zip(texts, lines, strict=True):
+        if text.lower() not in IN_TEST:
+            raise ValueError(
+                f"line {line}, column {column!r} must be one of {', '.join(IN_TEST)}, got "
+                f"{str(text)!r}"
+            )
+    return np.array([IN_TEST[text.lower()] for text in texts])

@@ -1,0 +1,63 @@
+"""A data set from a training and a test part that were apart."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.data.dataset import Dataset, coded, from_arrays
+
+
+class Part(NamedTuple):
+    """The training or the test samples.
+
+    Attributes:
+        x: ``[n, ...]``, the inputs.
+        y: ``int[n]``, the labels.
+        client: the natural client of each, n numbers or texts; None for none.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    client: NDArray[Any] | None = None
+
+
+def from_parts(name: str, train: Part, test: Part, class_names: Sequence[str] = ()) -> Dataset:
+    """A data set from two parts, whose clients and classes are numbered alike.
+
+    Args:
+        name: its name.
+        train: the training samples.
+        test: the test samples, whose inputs have the same shape; they need no clients.
+        class_names: as for :func:`fedjax_sim.data.from_arrays`.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: as :func:`fedjax_sim.data.from_arrays`; or if there is only one class.
+
+    Example:
+        >>> train = Part(np.zeros((2, 1)), np.array([0, 1]), np.array(["b", "c"]))
+        >>> data = from_parts("mine", train, Part(np.ones((1, 1)), np.array([1]), np.array(["a"])))
+        >>> data.client_names, data.train_client.tolist(), data.test_client.tolist()
+        (('a', 'b', 'c'), [1, 2], [0])
+    """
+    n, client = len(train.x), None
+    if train.client is not None and test.client is not None:
+        client = np.concatenate([train.client, test.client])
+    dataset = from_arrays(
+        name,
+        np.concatenate([train.x, test.x]),
+        np.concatenate([train.y, test.y]),
+        test=np.arange(n + len(test.x)) >= n,
+        client=client,
+        class_names=class_names,
+    )
+    if dataset.classes < 2:
+        raise ValueError("there must be at least two classes, got one")
+    if train.client is None or client is not None:
+        return dataset
+    owner, names = coded("client", train.client, n)
+    return dataset._replace(train_client=owner, client_names=names)
