@@ -144,7 +144,9 @@ SIGNATURES: dict[str, Signature] = {
         "(w: Variables) -> Array",
     ),
     "Leaves": Signature(
-        "local.change(trained=f)", "(w: Variables) -> Variables", "(w: Variables) -> bool"
+        "local_sgd(objective, optimizer, trained=f)",
+        "(w: Variables) -> Variables",
+        "(w: Variables) -> bool",
     ),
     "CorrectionFinish": Signature(
         "correction._replace(finish=f)",
@@ -164,9 +166,9 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "Objective": Signature(
         "local_sgd(f, optimizer)",
+        "(w: Array, state: Array, batch: Batch, context: Context) -> tuple[Array, Array]",
         "(w: Array, state: Array, received: Array, batch: Batch, key: Array)"
         " -> tuple[Array, Array]",
-        "(w: Array, state: Array, received: Array, batch: Batch, key: Array) -> Array",
     ),
     "LossFn": Signature(
         "empirical_risk(model, f)",

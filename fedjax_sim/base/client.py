@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
@@ -125,7 +125,7 @@ class Steps(Protocol):
 class Response(Protocol):
     """How an optimiser answers."""
 
-    def __call__(self, steps: int, /) -> list[float | Array]:
+    def __call__(self, steps: int, /) -> Sequence[float | Array]:
         """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1.
 
         Numbers, or arrays if the rate is traced.
