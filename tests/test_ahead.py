@@ -42,6 +42,7 @@ def programs_of(
     }
     function = ALGORITHMS[name]
     common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
+    common |= {"norms": "*bias"}  # the network has none
     algorithm = function(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
         clients_per_round=4,
