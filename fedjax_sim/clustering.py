@@ -27,7 +27,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.groups import first_fit, smallest_groups
-from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER
+from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER, WHOLE_MODEL
 
 By = Literal["angle", "distance"]
 
@@ -117,7 +117,7 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
         offered=lambda state: state.used,
         several=True,
         tags="cluster",
-        needs=(PLAIN_SERVER,),
+        needs=(PLAIN_SERVER, WHOLE_MODEL),
     )
 
 
@@ -197,7 +197,7 @@ def dynamic(
         offered=lambda state: state.used,
         several=True,
         tags="cluster",
-        needs=(PLAIN_SERVER, ALL_DUE),
+        needs=(PLAIN_SERVER, ALL_DUE, WHOLE_MODEL),
     )
 
 

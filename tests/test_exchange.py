@@ -25,6 +25,7 @@ from oracle import Layers, layers_of, loss_and_gradient
 import fedjax_sim as fs
 from fedjax_sim.algorithms import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedjax_sim.base import LocalUpdate, Variables
+from fedjax_sim.base.signatures import keywords
 
 LR, ROUNDS, COHORT = 0.1, 4, 3
 ONE, FOUR = fs.make_execution(devices=1), fs.make_execution(devices=4)
@@ -227,7 +228,7 @@ def test_codes_and_attacks_act_on_what_travels(federation: Federation, net: fs.M
     assert ours < theirs
 
 
-@pytest.mark.parametrize("plan", ["delayed", "staggered"])
+@pytest.mark.parametrize("plan", ["delayed", "staggered", "gossip"])
 def test_models_in_flight_meet_the_layers_of_each_client(
     federation: Federation, net: fs.Model, plan: str
 ) -> None:
@@ -235,6 +236,7 @@ def test_models_in_flight_meet_the_layers_of_each_client(
     named = {
         "delayed": lambda local: fs.radfed(local, clients_per_round=4, redistribution_rounds=2),
         "staggered": lambda local: fs.phase_shift(local, clients_per_round=4, phases=2),
+        "gossip": lambda local: fs.algorithms.gossip(local, clients_per_round=4),
     }
     algorithm = named[plan](whole_batches(net)).replace(
         exchange=fs.exchange.split(own=fs.leaves.head(net))
@@ -365,6 +367,19 @@ def first_state(exchange: Callable[[fs.Model], fs.base.Exchange]) -> Callable[[f
     return begin
 
 
+def split_method(name: str, **options: Any) -> Callable[[fs.Model], Any]:
+    """A named method of which the clients keep the head."""
+
+    def make(net: fs.Model) -> Any:
+        method: Any = getattr(fs.algorithms, name)
+        if "objective" in keywords(method):
+            options["objective"] = fs.empirical_risk(net)
+        made = method(whole_batches(net), clients_per_round=2, **options)
+        return made.replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
+
+    return make
+
+
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "nothing": (lambda net: fs.exchange.split(), "split needs own or frozen leaves"),
     "no name": (
@@ -382,6 +397,17 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ),
         "exchange split(own=head(<Model>)) needs nothing shared through the server",
     ),
+    "clusters": (
+        split_method("ifca", clusters=2),
+        "broadcast ifca(2, empirical_risk(<Model>)) needs models of which nothing stays with the "
+        "clients or is frozen, exchange is split(own=head(<Model>)): use exchange=everything()",
+    ),
+    "own clusters": (
+        split_method("dynamic_clustering", cluster_limit=1.0),
+        "needs models of which",
+    ),
+    "trust": (split_method("fltrust"), "needs models of which nothing stays with the clients"),
+    "a server that trains": (split_method("ozdayi"), "needs models of which nothing stays"),
     "a function": (
         lambda net: fs.fedavg(whole_batches(net), clients_per_round=2).replace(
             exchange=fs.exchange.everything

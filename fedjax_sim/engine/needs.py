@@ -74,6 +74,12 @@ OWN_SAMPLES = Need(
     lambda parts: not parts.local.peers and parts.local.setup_traffic is None,
     "local_sgd without peers",
 )
+WHOLE_MODEL = Need(
+    "exchange",
+    "models of which nothing stays with the clients or is frozen",
+    lambda parts: parts.exchange.own is None and parts.exchange.frozen is None,
+    "exchange=everything()",
+)
 STALENESS = Need(
     "broadcast",
     "models that come with their staleness",

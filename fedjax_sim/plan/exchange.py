@@ -26,7 +26,8 @@ def split(own: Leaves | None = None, frozen: Leaves | None = None) -> Exchange:
             ``local.change(trained=...)`` leave them out, to save their gradients.
 
     Returns:
-        An exchange; with ``own``, the composition has personal models.
+        An exchange; with ``own``, the composition has personal models. Clusters, FLTrust and a
+        server that trains need the whole model: they judge or change what clients would not use.
 
     Raises:
         ValueError: if nothing is split off; in the first round, if a leaf is both.

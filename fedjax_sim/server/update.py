@@ -9,7 +9,7 @@ import optax
 from fedjax_sim.base import Array, Gathered, LocalUpdate, PyTree, Server, Variables, concrete, part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root
-from fedjax_sim.engine.needs import ONE_MODEL
+from fedjax_sim.engine.needs import ONE_MODEL, WHOLE_MODEL
 
 
 @part
@@ -232,4 +232,4 @@ def train_on_root(local: LocalUpdate) -> Server:
         trained = train(key, tree.add(server, step), gathered.cohort.data, *kept).variables
         return tree.subtract(trained, server), kept
 
-    return Server(init=init, update=update)
+    return Server(init=init, update=update, needs=(WHOLE_MODEL,))

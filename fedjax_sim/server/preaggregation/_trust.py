@@ -17,7 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, WHOLE_MODEL
 
 
 @part
@@ -76,7 +76,7 @@ def trust(local: LocalUpdate) -> PreAggregation:
         rows = tree.select_rows(trusted, fitted, jax.tree.map(jnp.zeros_like, updates))
         return rows, jnp.where(jnp.any(trusted), score, weights), state
 
-    return PreAggregation(init, apply, needs=(ONE_MODEL, NO_FLIGHT))
+    return PreAggregation(init, apply, needs=(ONE_MODEL, NO_FLIGHT, WHOLE_MODEL))
 
 
 def _dot(a: PyTree, b: PyTree) -> Array:
