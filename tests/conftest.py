@@ -131,9 +131,9 @@ def make_federation(
     return Federation(data, sample(tests), classes)
 
 
-def context_of(params: Any, key: int = 0) -> Any:
+def context_of(params: Any) -> Any:
     """What an objective sees of a client that nobody asks about."""
-    return fs.base.Context(fs.Variables(params, {}), None, jax.random.key(key))  # type: ignore[arg-type]
+    return fs.base.Context(fs.Variables(params, {}), None, jax.random.key(0))  # type: ignore[arg-type]
 
 
 class Play(NamedTuple):

@@ -91,16 +91,11 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         return out, state
 
     def features(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
+        variables: Variables, x: Array, **options: Any
     ) -> tuple[tuple[Array, Array], PyTree]:
         seen: list[tuple[Any, Array]] = []
         with nn.intercept_methods(functools.partial(_note_dense, seen)):
-            outputs, state = apply(variables, x, train=train, mask=mask, key=key)
+            outputs, state = apply(variables, x, **options)
         if not seen:
             raise ValueError(f"features need a dense layer as the head, {name} has none")
         return (outputs, seen[-1][1]), state
