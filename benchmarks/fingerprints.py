@@ -34,6 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "radfedm": {"redistribution_rounds": 2},
     "radfeda": {"redistribution_rounds": 2},
     "fedprox": {"mu": 0.1},
+    "scaffnew": {"clients_per_round": len(SIZES)},
     "stc": {"sparsity": 0.1},
     "fedavg_top_k": {"sparsity": 0.1},
     "fedavg_qsgd": {"levels": 127},
@@ -73,10 +74,8 @@ def fingerprint(name: str, devices: int, model: fs.Model, data: ClientData) -> d
     given = {key: value for key, value in common.items() if key in keywords(method)}
     algorithm = method(
         fs.local_sgd(objective, optax.sgd(0.05, momentum=0.5)),
-        clients_per_round=COHORT,
         execution=fs.make_execution(devices=devices),
-        **given,
-        **OPTIONS.get(name, {}),
+        **(given | {"clients_per_round": COHORT} | OPTIONS.get(name, {})),
     )
 
     def begin(seed: jax.Array) -> FedState:

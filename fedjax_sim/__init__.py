@@ -20,6 +20,7 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
+from fedjax_sim.cli.loading import load_run
 from fedjax_sim.client import (
     adaptation,
     augment,
@@ -37,15 +38,27 @@ from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.engine import optimizers, tree
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.memory import TooLargeError
-from fedjax_sim.models import leaves
+from fedjax_sim.models import leaves, load_weights, save_weights
 from fedjax_sim.plan import exchange, redistribution, schedule, selection
 from fedjax_sim.round import Algorithm, cite, compose
-from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    DivergedError,
+    Evaluation,
+    Result,
+    Sweep,
+    simulate,
+    stop,
+    sweep,
+)
 from fedjax_sim.run.toy import Toy, toy
 from fedjax_sim.server import (
     aggregators,
     broadcast,
     diagnostics,
+    finish,
     preaggregation,
     refresh,
     weighting,
@@ -56,6 +69,9 @@ __version__ = "0.1.0"
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
     "ClientData",
     "DivergedError",
     "Evaluation",
@@ -63,6 +79,7 @@ __all__ = [
     "LocalUpdate",
     "Model",
     "Result",
+    "Sweep",
     "TooLargeError",
     "Toy",
     "Variables",
@@ -84,8 +101,11 @@ __all__ = [
     "empirical_risk",
     "exchange",
     "fedavg",
+    "finish",
     "leaves",
     "load_dataset",
+    "load_run",
+    "load_weights",
     "local",
     "local_sgd",
     "losses",
@@ -103,11 +123,14 @@ __all__ = [
     "redistribution",
     "refresh",
     "reports",
+    "save_weights",
     "schedule",
     "selection",
     "sending",
     "server",
     "simulate",
+    "stop",
+    "sweep",
     "tasks",
     "terms",
     "toy",

@@ -13,17 +13,19 @@ import jax
 
 from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.commands import complain, enter
+from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
-from fedjax_sim.cli.running import open_folder, run
+from fedjax_sim.cli.running import checkpoints_found, open_folder, run
+from fedjax_sim.cli.stopping import Stopped, patiently
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.memory import TooLargeError
+from fedjax_sim.run import CheckpointError
 
 PROGRAM = "fedjax_sim.bench"
-LOST, STOPPED = 3, 130
+LOST, INTERRUPTED, TERMINATED = 3, 130, 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
-        is lost, 130 for Ctrl-C.
+        is lost, 130 for Ctrl-C, 143 for SIGTERM.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: RunFolder | None = None
+    command = shlex.join(["python", "-m", PROGRAM, *argv])
     try:
         try:
             config = parse(argv)
@@ -50,14 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 problem = setup.problem
                 same += [repr((config.record(), versions()))]
                 same += [problem.data, problem.test, problem.validation]
-                folder = open_folder(config, setup) if writes() else None
+                same += checkpoints_found(config)
+                folder = open_folder(config, setup, command) if writes() else None
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
         try:
-            diverged = run(config, setup, folder, shlex.join(["python", "-m", PROGRAM, *argv]))
-        except TooLargeError as error:
+            with patiently() as stopping, warnings_in_a_line(PROGRAM):
+                diverged = run(config, setup, folder, command, stopping)
+        except (TooLargeError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:
             if not jax.distributed.is_initialized():
@@ -68,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name, message in diverged.items():
                 complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
         wait()
-    except KeyboardInterrupt:
-        return complain(PROGRAM, f"stopped{_kept(folder)}", STOPPED)
+    except KeyboardInterrupt as error:
+        status = error.status if isinstance(error, Stopped) else INTERRUPTED
+        return complain(PROGRAM, f"stopped{_kept(folder)}", status)
     finally:
         if folder is not None:
             folder.close()
@@ -81,13 +87,20 @@ def _kept(folder: RunFolder | None) -> str:
         return ""  # process 0 knows
     if folder is None or not folder.recorded:
         return "; nothing was recorded"
-    return f"; the records so far are in {folder.path}"
+    kept = f"; the records so far are in {folder.path}"
+    if any(folder.checkpoints.rglob("*.npz")):
+        kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"
+    return kept
 
 
 def leave(status: int) -> int:
-    """The status; a process that ends alone does so at once: JAX would wait for the others."""
-    if status in (LOST, STOPPED) and jax.distributed.is_initialized():
+    """The status; a process that was stopped or left alone ends at once.
+
+    It would wait for programs that XLA still compiles, and for the other processes.
+    """
+    if status in (LOST, INTERRUPTED, TERMINATED):
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     return status
 

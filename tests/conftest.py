@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import fedjax_sim as fs  # noqa: E402
-from fedjax_sim.run.simulation import count_programs  # noqa: E402
+from fedjax_sim.run.counting import count_programs  # noqa: E402
 
 T = TypeVar("T")
 SIZES = (1, 3, 16, 17, 40, 5, 33, 8)

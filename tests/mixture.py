@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 N, DIM, STAT = 6, 5, 2
+FIRST = 3  # coordinates of the first leaf; the second has the others
 SIZES = np.array([3, 8, 5, 12, 2, 9])
 LR, BATCH, EPOCHS, ROUNDS = 0.1, 4, 2, 5
 MALICIOUS = np.array([False, True, False, False, True, False])
@@ -46,6 +47,13 @@ def loss(w: Vector, k: int) -> float:
     return float(0.5 * np.sum(CURVE * (w[:DIM] - TARGETS[k]) ** 2))
 
 
+def taken_by_server(spec: dict[str, Any], t: int) -> tuple[int, int, bool]:
+    """The coordinates that the server moves in a round, from and to, and whether the statistics."""
+    if spec["exchange"] == "fragments":
+        return (0, FIRST, False) if t % 2 == 0 else (FIRST, DIM, True)
+    return 0, FIRST if spec["exchange"] == "own" else DIM, True
+
+
 def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Vector]) -> Outcome:
     """The composition ``spec`` in float64; a model is one vector, its statistics at the end."""
     slots, period = drawn.client.shape[1], {"delayed": 2, "staggered": 2}.get(spec["schedule"], 1)
@@ -66,9 +74,11 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
     left = [w.copy() for _ in range(slots)]
     theta = [c.copy() for c in clusters]
     seen = np.zeros(slots, int)
+    in_turn, travels = spec["exchange"] == "fragments", taken_by_server(spec, 1)[1]
+    mine = np.tile(start[travels:DIM], (N, 1))
     velocity = np.zeros((N, DIM))
     shared_velocity, c, own_c = np.zeros(DIM), np.zeros(DIM), np.zeros((N, DIM))
-    residual = {i: np.zeros((N, DIM)) for i in range(len(spec["sending"]))}
+    residual = {i: np.zeros((N, travels)) for i in range(len(spec["sending"]))}
     server: dict[str, Vector] = {"v": np.zeros(DIM), "r": np.zeros(DIM)}
     delta = np.zeros(DIM)
     mixture = np.full(N, 1 / N)
@@ -87,7 +97,7 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
             order = drawn.source[t]
             models, left = [models[j] for j in order], [left[j] for j in order]
             seen, slot_tag = seen[order], [slot_tag[j] for j in order]
-        clients, received, tags = drawn.client[t], [], []
+        clients, received, used, tags = drawn.client[t], [], [], []
         for i, k in enumerate(clients):
             if fresh[i]:
                 sent, tag = w, 0
@@ -101,15 +111,21 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
                 seen[i] = 0
             else:
                 sent, tag = models[i], slot_tag[i]
+                if in_turn:
+                    low, high, statistics = taken_by_server(spec, t - 1)
+                    sent = sent.copy()
+                    sent[low:high] = w[low:high]
+                    sent[DIM:] = w[DIM:] if statistics else sent[DIM:]
                 if spec["refresh"] == "drift":
                     pull = n_t / (SIZES[k] + n_t)
                     sent = (1 - pull) * sent + pull * w
             received.append(sent)
+            used.append(np.concatenate([sent[:travels], mine[k], sent[DIM:]]))
             tags.append(tag)
         slot_tag = tags
         # Local updates.
         trained, messages = [], []
-        for k, start_k in zip(clients, received, strict=True):
+        for k, start_k, came in zip(clients, used, received, strict=True):
             p, s = start_k[:DIM].copy(), start_k[DIM:].copy()
             first = {"reset": np.zeros(DIM), "keep": velocity[k], "average": shared_velocity}
             v, path = first[spec["optimizer_state"]].copy(), np.zeros(DIM)
@@ -126,7 +142,8 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
                 v = spec["momentum"] * v + g
                 p = p - LR * v
                 s = 0.5 * s + 0.5 * TARGETS[k, : len(s)]
-            trained.append(np.concatenate([p, s]))
+            mine[k] = p[travels:]
+            trained.append(np.concatenate([p[:travels], came[travels:DIM], s]))
             change = path - own_c[k]
             messages.append({"c": change, "v": v})
             if spec["optimizer_state"] == "keep":
@@ -134,7 +151,7 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
             if spec["correction"] == "scaffold":
                 own_c[k] = path
         # What is sent.
-        due = due_at(t)
+        due = due_at(t) | in_turn
         sends = due | travel
         base = received if travel or not flight else known()
         updates = [m - b for m, b in zip(trained, base, strict=True)]
@@ -165,7 +182,7 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
                 updates = [m - b for m, b in zip(trained, known(), strict=True)]
             w, theta, mixture = absorb(
                 spec, w, theta, mixture, server, np.flatnonzero(due), updates, clients, seen,
-                received if not flight else known(), tags,
+                received if not flight else known(), tags, used, t,
             )  # fmt: skip
             n_t = float(np.sum(SIZES[clients[due]]))
             counts = np.array([accumulated(spec["momentum"], k) for k in clients[due]])
@@ -177,13 +194,14 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
             weights = weigh(spec["weighting"], SIZES[clients], seen)
             out.evaluated[-1] = w + reduce(spec["aggregator"], [m - w for m in models], weights)
     final = w
-    if flight and not due.all():
+    if flight and not due.all() and not in_turn:
         rest = ~due & (not travel)
         updates = [m - b for m, b in zip(models, known(), strict=True)]
         updates = sent_through(spec, clients, rest, updates, [], residual)
         final, *_ = absorb(
-            spec, w, theta, mixture, server, np.arange(slots), updates, clients, seen, known(), tags
-        )
+            spec, w, theta, mixture, server, np.arange(slots), updates, clients, seen, known(),
+            tags, used, t,
+        )  # fmt: skip
     return out._replace(final=final)
 
 
@@ -199,19 +217,21 @@ def absorb(
     seen: NDArray[np.int64],
     origin: list[Vector],
     tags: list[int],
+    used: list[Vector],
+    t: int,
 ) -> tuple[Vector, list[Vector], Vector]:
     """The server model, the clusters and AFL's mixture after the models ``rows``."""
     weights = weigh(spec["weighting"], SIZES[clients], seen)[rows]
     start = [origin[i] for i in rows]
     changed, weights, mixture = pre(
         spec, [updates[i] for i in rows], weights, clients[rows], start, w,
-        [tags[i] for i in rows], mixture,
+        [tags[i] for i in rows], mixture, [used[i] for i in rows],
     )  # fmt: skip
     step = reduce(
         spec["aggregator"], [u + (o - w) for u, o in zip(changed, start, strict=True)], weights
     )
     server |= {"aggregate": step, "share": weights / np.sum(weights)}
-    step = server_step(spec["server"], step, changed, server)
+    step = server_step(spec, step, changed, server, t)
     chosen = np.array([tags[i] for i in rows])
     if spec["broadcast"] == "ifca":
         moved = []
@@ -260,7 +280,8 @@ def sent_through(
                     updates[i][:DIM] = forged
             continue
         for i, k in enumerate(clients):
-            p = updates[i][:DIM]
+            travels = residual[number].shape[1]
+            p = updates[i][:travels]
             if name == "flip" and MALICIOUS[k] and messages:
                 messages[i] = {key: -setting * a for key, a in messages[i].items()}
             if not sends[i]:
@@ -273,12 +294,12 @@ def sent_through(
                 full = p + residual[number][k]
                 p = code(name, full)
                 residual[number][k] = (full - p) * setting
-            updates[i] = np.concatenate([p, updates[i][DIM:]])
+            updates[i] = np.concatenate([p, updates[i][travels:]])
     return updates
 
 
 def code(name: str, x: Vector) -> Vector:
-    kept = np.argsort(-np.abs(x), kind="stable")[:2]
+    kept = np.argsort(-np.abs(x), kind="stable")[: max(1, round(0.4 * len(x)))]
     out = np.zeros_like(x)
     out[kept] = x[kept] if name == "top_k" else np.sign(x[kept]) * np.abs(x[kept]).mean()
     return out
@@ -298,6 +319,7 @@ def pre(
     w: Vector,
     tags: list[int],
     mixture: Vector,
+    used: list[Vector],
 ) -> tuple[list[Vector], Vector, Vector]:
     """Pre-aggregations; they scale parameters, not statistics."""
 
@@ -314,13 +336,13 @@ def pre(
         return scaled([effective / x for x in a]), weights, mixture
     if name == "q_fair":
         rate, q = LR / (1 - rho), 0.5
-        f = np.array([loss(m, k) for m, k in zip(received, clients, strict=True)])
+        f = np.array([loss(m, k) for m, k in zip(used, clients, strict=True)])
         square = np.array([np.sum((u[:DIM] / rate) ** 2) for u in updates])
         below = np.sum(weights * (q * f ** (q - 1) * square + f**q / rate))
         # So that the weighted mean of the scaled updates is the paper's step.
         return scaled(np.sum(weights) * f**q / rate / below), weights, mixture
     if name == "agnostic":
-        f = np.array([loss(m, k) for m, k in zip(received, clients, strict=True)])
+        f = np.array([loss(m, k) for m, k in zip(used, clients, strict=True)])
         own = mixture[clients]
         moved = mixture.copy()
         moved[clients] += 0.2 * f
@@ -378,21 +400,26 @@ def reduce(name: str, rows: list[Vector], weights: Vector) -> Vector:
     raise ValueError(name)
 
 
-def server_step(name: str, step: Vector, updates: list[Vector], state: dict[str, Vector]) -> Vector:
-    p, s = step[:DIM], step[DIM:]
+def server_step(
+    spec: dict[str, Any], step: Vector, updates: list[Vector], state: dict[str, Vector], t: int
+) -> Vector:
+    """The server's step in what it moves in this round, 0 elsewhere."""
+    low, high, statistics = taken_by_server(spec, t)
+    name, at = spec["server"], slice(low, high)
+    p, s = step[at], statistics * step[DIM:]
     if name == "mix":
-        return 0.7 * step
+        p, s = 0.7 * p, 0.7 * s
     if name in ("momentum", "signs"):
-        state["v"] = 0.5 * state["v"] + p
-        p = 0.5 * state["v"]
+        state["v"][at] = 0.5 * state["v"][at] + p
+        p = 0.5 * state["v"][at]
     if name == "signs":
-        agreed = np.abs(np.sum([np.sign(u[:DIM]) for u in updates], axis=0)) >= 2
+        agreed = np.abs(np.sum([np.sign(u[at]) for u in updates], axis=0)) >= 2
         p = np.where(agreed, p, 0)
     if name == "code":
-        full = p + state["r"]
+        full = p + state["r"][at]
         p = code("ternary", full)
-        state["r"] = full - p
-    return np.concatenate([p, s])
+        state["r"][at] = full - p
+    return np.concatenate([np.zeros(low), p, np.zeros(DIM - high), s])
 
 
 def ring_weights(slots: int) -> NDArray[np.float64]:

@@ -44,9 +44,14 @@ def named(method: str) -> str:
 AGGREGATORS, SERVER = tests("robust"), tests("server_methods", "mixtures")
 LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtures")
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
-TASKS = tests("tasks")
+TASKS, SAVED = tests("tasks"), tests("checkpoints")
+FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
+SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
+DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
+HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
+ATTACK = tests("attack_command")
 
 MUTANTS = [
     # engine
@@ -330,6 +335,9 @@ MUTANTS = [
         "server, gathered.cohort.data",
         SERVER,
     ),
+    Mutant("server/distillation.py", "where=present[:", "where=(present | True)[:", DISTILLED),
+    Mutant("server/distillation.py", "wanted), mask)", "wanted), mask | True)", DISTILLED),
+    Mutant("server/distillation.py", "CLIP = 5.0", "CLIP = 50.0", DISTILLED),
     Mutant(
         "server/refresh.py",
         "server_samples / (samples + server_samples)",
@@ -510,7 +518,7 @@ MUTANTS = [
     ),
     Mutant(
         "round/training.py",
-        "stays = tree.select(n_k > 0, corrected, model)",
+        "stays = tree.select(n_k > 0, corrected, own.model)",
         "stays = corrected",
         tests("radfed_family"),
     ),
@@ -613,7 +621,10 @@ MUTANTS = [
         tests("exchange"),
     ),
     Mutant(
-        "round/training.py", "used = with_own(mine, received)", "used = received", tests("exchange")
+        "round/own_models.py",
+        "used = with_own(mine, received)",
+        "used = received",
+        tests("exchange"),
     ),
     Mutant(
         "round/traffic.py",
@@ -654,6 +665,22 @@ MUTANTS = [
         tests("drift"),
     ),
     Mutant("client/terms.py", "** -0.25", "** -0.5", tests("drift")),
+    Mutant("client/prototypes.py", "samples[:, None] > 0, sent", "True, sent", tests("prototypes")),
+    Mutant(
+        "client/prototypes.py",
+        "jnp.where(known.samples[batch.y] > 0, gap, 0)",
+        "gap",
+        tests("prototypes"),
+    ),
+    Mutant("client/prototypes.py", "mean / count[:, None]", "mean", tests("prototypes")),
+    Mutant("server/finish.py", "- n[..., None] * mean", "- mean", tests("finish")),
+    Mutant("server/finish.py", "some = pivot > least", "some = pivot > -1.0", tests("finish")),
+    Mutant("server/finish.py", "where=known[:, None]", "where=True", tests("finish")),
+    Mutant("round/finishing.py", "stream(key, Round.FINISH)", "key", tests("finish")),
+    Mutant("run/ledger.py", "+ clients * traffic.finish", "", tests("finish")),
+    Mutant(
+        "engine/needs.py", "first != second if weights", "False if weights", tests("prototypes")
+    ),
     Mutant(
         "client/corrections.py",
         "tree.subtract(own, _pull(alpha, params, context))",
@@ -682,6 +709,47 @@ MUTANTS = [
     Mutant(
         "client/reflected.py", "Reflected(new, trained", "Reflected(sent, trained", tests("drift")
     ),
+    Mutant(
+        "round/collecting.py",
+        "mask = travels(parts, server)",
+        "mask = jax.tree.map(lambda leaf: True, server)",
+        tests("mixtures"),
+    ),
+    Mutant(
+        "privacy/_banded.py",
+        "return drawn - jnp.tensordot(",
+        "return drawn + jnp.tensordot(",
+        tests("privacy"),
+    ),
+    Mutant(
+        "privacy/_banded.py",
+        "jnp.concatenate([new[None], last])",
+        "jnp.concatenate([last, new[None]])",
+        tests("privacy"),
+    ),
+    Mutant(
+        "privacy/_banded.py",
+        "square[:n].sum() for n in left",
+        "square.sum() for n in left",
+        tests("privacy"),
+    ),
+    Mutant("server/steps.py", "tree.scale(_share(gathered), step", "(step", tests("drift")),
+    Mutant("server/preaggregation/_nova.py", "FRESH, known)", "known)", tests("local_methods")),
+    Mutant("client/momentum.py", "tree.sum_of(gradient, common.gradient)", "common.gradient", MIME),
+    Mutant("client/momentum.py", "momentum, told.gradient)", "momentum, told.momentum)", MIME),
+    Mutant("client/correcting.py", "tree.subtract(grads, start())", "grads", MIME),
+    Mutant(
+        "round/training.py", "jnp.any(weights > 0), weights, 1)", "weights < 0, weights, 1)", MIME
+    ),
+    Mutant("client/skipping.py", "p * (1 - momentum * (1 - p))", "p * (1 - momentum)", SCAFFNEW),
+    Mutant(
+        "client/skipping.py",
+        "Skipping(variate(own, context), params)",
+        "Skipping(own.h, params)",
+        SCAFFNEW,
+    ),
+    Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
+    Mutant("client/sgd.py", "-(-total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")
@@ -699,10 +767,10 @@ MUTANTS = [
         "after.append(new)",
         tests("fragments"),
     ),
-    Mutant("round/training.py", "number - 1, server", "number, server", tests("fragments")),
+    Mutant("round/training.py", "round - 1, server", "round, server", tests("fragments")),
     Mutant(
-        "round/algorithm.py",
-        "if state.slots is None or self.parts.exchange.fragments:",
+        "round/finishing.py",
+        "if state.slots is None or parts.exchange.fragments:",
         "if state.slots is None:",
         tests("fragments"),
     ),
@@ -764,11 +832,72 @@ MUTANTS = [
     Mutant("tasks/_next_token.py", "== y) & (y != ignore)", "== y)", TASKS),
     Mutant("tasks/_next_token.py", "jnp.maximum(tokens(y), 1)", "jnp.float32(y.shape[1])", TASKS),
     Mutant("tasks/sums.py", "jnp.where(tree.expand(group == 0, leaf), leaf, 0)", "leaf", TASKS),
+    # attacks at the command
+    Mutant("cli/attacking.py", "(part, *parts.sending)", "(*parts.sending, part)", ATTACK),
+    Mutant("cli/attacking.py", '"rule": parts.aggregator', '"rule": len', ATTACK),
+    Mutant(
+        "cli/attacking.py", "0 < malicious.sum() < clients", "malicious.sum() < clients", ATTACK
+    ),
+    # weights in files, adapters at the command
+    Mutant("models/weights.py", "path_of(entries[1:]): leaf", "path_of(entries): leaf", LORA),
+    Mutant("models/weights.py", "given.shape != leaf.shape", "given.size != leaf.size", LORA),
+    Mutant("cli/adapting.py", "alpha=weights.lora_alpha", "alpha=None", LORA),
+    Mutant("cli/adapting.py", '("B",), (), ("trunk", "A")', '("B",), (), ("trunk",)', LORA),
+    Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
+    Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
+    # data of Hugging Face
+    Mutant("data/_hf_columns.py", "if given.min() < 0:", "if given.min() < -1:", HUGGINGFACE),
+    Mutant("data/_hf_columns.py", 'self.rows.with_format("numpy")', "self.rows", HUGGINGFACE),
+    Mutant(
+        "data/_huggingface.py",
+        "[len(part.rows) for part in parts]",
+        "[len(part.rows) for part in parts[::-1]]",
+        HUGGINGFACE,
+    ),
     Mutant("run/metrics.py", "losses = losses * weight", "losses = losses + 0 * weight", TASKS),
     Mutant("run/result.py", "sign = -1 if self.lowest(metric) else 1", "sign = 1", TASKS),
     Mutant("run/checks.py", "if task.classes is not None:\n        return", "return", TASKS),
     Mutant("cli/report.py", "np.fmin if result.lowest(metric) else np.fmax", "np.fmax", TASKS),
     Mutant("data/targets.py", "task = task_of(y)", "task = None", TASKS),
+    # settings of local training
+    Mutant("cli/local.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
+    Mutant("cli/local.py", "rounds_of(made, rounds))", "rounds)", FLAGS),
+    Mutant("cli/rates.py", "1 / first, 1.0", "0.0, 1.0", FLAGS),
+    Mutant("cli/training.py", 'known.setdefault("momentum", None)', "pass", FLAGS),
+    Mutant("engine/reach.py", "[*near] if proportional", "[*near] if True", FLAGS),
+    # skipped clients
+    Mutant("client/sending.py", "tree.select(present, update, nothing)", "update", SKIP),
+    Mutant(
+        "round/sending.py",
+        "tree.select_rows(skipped, before,",
+        "tree.select_rows(~skipped, before,",
+        SKIP,
+    ),
+    Mutant(
+        "round/algorithm.py", "jnp.where(skipped, 0, trained", "jnp.where(False, 0, trained", SKIP
+    ),
+    Mutant("round/algorithm.py", "jnp.where(nobody, jnp.nan, loss)", "loss", SKIP),
+    # the end of a run
+    Mutant("run/stop.py", "better = value > best", "better = value >= best", STOP),
+    Mutant("run/stop.py", "over |= since", "over = since", STOP),
+    Mutant("run/rounds.py", "if over:\n                    break", "pass", STOP),
+    Mutant("run/rounds.py", "collected = programs.finish(stage.run)", "return stage", STOP),
+    Mutant("run/ledger.py", "np.all(stop.done", "np.any(stop.done", STOP),
+    Mutant("run/result.py", "found <= value if", "found >= value if", STOP),
+    # checkpoints
+    Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),
+    Mutant("run/archive.py", "jax.random.wrap_key_data(put(array)) if", "put(array) if", SAVED),
+    Mutant("run/archive.py", "aside = path.with_name", "aside = path or path.with_name", SAVED),
+    Mutant("run/checkpoints.py", "saved.done % eval_every == 0", "True", SAVED),
+    Mutant("run/checkpoints.py", "run.state.server if collected is None else", "", SAVED),
+    Mutant("run/checkpoints.py", "if theirs != ours:", "if False:", SAVED),
+    Mutant("run/checkpoints.py", "self._done = done\n        for", "for", SAVED),
+    Mutant("run/experiment.py", "done = saved.done", "done = 0", SAVED),
+    Mutant("run/identity.py", "if isinstance(value, Execution):", "if False:", SAVED),
+    Mutant("run/identity.py", ", *held]", "]", SAVED),
+    Mutant("cli/stopping.py", "not self.patient or", "", SAVED),
+    Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
+    Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
 ]
 
 

@@ -43,9 +43,9 @@ def programs_of(
     function = ALGORITHMS[name]
     common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
     common |= {"norms": "*bias"}  # the network has none
+    common |= {"clients_per_round": len(federation.sizes) if name == "scaffnew" else 4}
     algorithm = function(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
-        clients_per_round=4,
         execution=execution,
         **{key: value for key, value in common.items() if key in keywords(function)},
     )

@@ -21,9 +21,10 @@ from fedjax_sim import bench, models, privacy
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
 from fedjax_sim.cli import running
-from fedjax_sim.cli.build import augmentations, build
+from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import documented
+from fedjax_sim.cli.local import augmentations
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.summary import privacy_spent, pull_of, show
@@ -184,8 +185,9 @@ def test_pictures_can_be_read(finished: Path) -> None:
 
 def test_no_file_is_left_aside(finished: Path) -> None:
     assert {p.name for p in finished.iterdir()} == {
-        "config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png"
+        "config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png", "checkpoints"
     }  # fmt: skip
+    assert len(list(finished.rglob("checkpoints/*/*"))) == 2
     config = json.loads((finished / "config.json").read_text())
     assert config["clients_per_round"] == 8
     assert config["options"] == {"phase_shift": {"phases": 4}, "fedavg": {}}
@@ -263,7 +265,7 @@ def told(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_help_documents_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys)
     assert "--redistribution-rounds N S, the local rounds from one aggregation to the next" in text
-    assert "learning rate of SGD (default: digits 0.02, mnist 0.001" in text
+    assert "learning rate; the defaults are for SGD (default: digits 0.02, mnist 0.001" in text
 
 
 def test_help_is_true_for_every_method_that_has_the_flag(
@@ -305,6 +307,7 @@ BAD = {
         "radfed: --redistribution-rounds must be at least 1, got 0",
     ),
     "no root": (["--algo", "fltrust"], "fltrust: --server-fraction must be given"),
+    "no samples to distil": (["--algo", "feddf"], "feddf: --server-fraction must be given"),
     "no root to train on": (["--compare", "ozdayi"], "ozdayi: --server-fraction must be given"),
     "no copies": (["--no-mirror"], "--no-mirror is for --fedaug or --rebalance"),
     "abbreviation": (["--phase", "4"], "--phase"),
@@ -433,8 +436,7 @@ def test_partition_of_other_samples_is_refused(
 def test_clients_of_a_file_are_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_partition(tmp_path / "p.npz", iid(load_dataset("digits").train_y, 5, seed=3))
     argv = ["--algo", "fedavg", "--model", "logistic", "--partition", str(tmp_path / "p.npz")]
-    assert parse(argv).experiment.clients is None
-    assert build(parse([*argv, "--clients", "5"])).clients == 5
+    assert build(parse(argv)).clients == build(parse([*argv, "--clients", "5"])).clients == 5
     assert bench.main([*argv, "--clients", "6"]) == 2
     assert "the file has 5 clients, --clients is 6" in capsys.readouterr().err
 
@@ -584,6 +586,22 @@ def test_privacy_follows_how_cohorts_are_drawn(sampling: Any, delta: float) -> N
         "epsilon": wanted,
         "delta": delta,
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bands", [None, 3])
+def test_privacy_of_noise_over_rounds_is_told(bands: int | None) -> None:
+    flags = ["--clients-per-round", "2", "--noise-multiplier", "3"]
+    flags += [] if bands is None else ["--bands", str(bands)]
+    config = parse([*TINY, "--algo", "dp_ftrl", "--compare", "none", *flags])
+    settings: dict[str, Any] = {"clients": 8, "clients_per_round": 2, "rounds": 5}
+    told = privacy_spent("dp_ftrl", config, build(config), 5)
+    wanted = (
+        privacy.tree_epsilon(3.0, delta=8**-1.1, **settings)
+        if bands is None
+        else privacy.banded_epsilon(3.0, bands=bands, delta=8**-1.1, **settings)
+    )
+    assert told == {"epsilon": wanted, "delta": 8**-1.1}
 
 
 def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,24 @@ SIGNATURES: dict[str, Signature] = {
     "Steps": Signature(
         "dataclasses.replace(local, steps=f)", "(n: int) -> int", "(n: int, epochs: float) -> int"
     ),
+    "Ask": Signature(
+        "Survey(ask=f, tell=survey.tell)",
+        "(key: Array, w: Variables, client: ClientView, own: Array, common: Array) -> Array",
+        "(key: Array, w: Variables, client: ClientView) -> Array",
+    ),
+    "Tell": Signature(
+        "survey._replace(tell=f)",
+        "(common: Array, mean: Array) -> Array",
+        "(common: Array) -> Array",
+    ),
+    "CorrectionAsk": Signature(
+        "CorrectionSurvey(ask=f, tell=survey.tell)",
+        "(gradient: Callable[[], PyTree], context: Context) -> Array",
+        "(gradient: Array) -> Array",
+    ),
+    "StepsDraw": Signature(
+        "DrawnSteps(draw=f, most=9)", "(key: Array) -> Array", "(key: Array, t: int) -> Array"
+    ),
     "SetupTrafficOf": Signature(
         "dataclasses.replace(local, setup_traffic=f)",
         "(w: Variables, data: ClientData) -> SetupTraffic",
@@ -148,6 +166,17 @@ SIGNATURES: dict[str, Signature] = {
         "memory._replace(keep=f)",
         "(w: Variables, context: Context) -> Array",
         "(w: Variables) -> Array",
+    ),
+    "SharedSend": Signature(
+        "shared._replace(send=f)",
+        "(w: Variables, context: Context) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "Reduce/shared": Signature(
+        "shared._replace(reduce=f)",
+        "(common: Array, sent: Array, samples: Array, clients: int, aggregator: Aggregator)"
+        " -> Array",
+        "(common: Array, sent: Array) -> Array",
     ),
     "CompanionInit": Signature(
         "companion._replace(init=f)", "(w: Variables) -> Variables", "(w: Variables) -> Array"
@@ -335,6 +364,16 @@ SIGNATURES: dict[str, Signature] = {
         "(w: Variables, updates: int) -> int",
         "(w: Variables) -> int",
     ),
+    "FinishTell": Signature(
+        "finish._replace(tell=f)",
+        "(w: Variables, client: ClientView) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "FinishMove": Signature(
+        "finish._replace(move=f)",
+        "(key: Array, w: Variables, total: Array) -> Variables",
+        "(key: Array, w: Variables, total: Array) -> Array",
+    ),
     "Measure": Signature(
         "diagnostic._replace(measure=f)",
         "(key: Array, state: Array, w: Variables, models: Variables, cohort: Cohort)"
@@ -416,6 +455,7 @@ HEAD = """\
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -436,7 +476,9 @@ optimizer: optax.GradientTransformation
 local: LocalUpdate
 correction: Correction
 memory: Memory
+shared: Shared
 companion: Companion
+survey: Survey
 selection: Selection
 schedule: Schedule
 broadcast: Broadcast
@@ -445,6 +487,7 @@ sending: Sending
 preaggregation: PreAggregation
 server: Server
 diagnostic: Diagnostic
+finish: Finish
 compressor: Compressor
 """
 
@@ -556,6 +599,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "importance, 2 active": lambda: fs.selection.importance(score, initial="ones", active=2),
         "poisson": lambda: fs.selection.poisson(2),
         "shuffled": fs.selection.shuffled,
+        "cyclic": fs.selection.cyclic,
+        "everyone": fs.selection.everyone,
         "mediators": lambda: fs.selection.mediators(SLOTS, 2, LABELS),
     },
     "Schedule": {
@@ -578,8 +623,10 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd, kept": lambda: update().change(optimizer_state="keep"),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
+        "local_sgd, mime": lambda: update().change(corrections=(fs.corrections.mime(0.9),)),
         "local_sgd, some": lambda: update().change(trained=fs.leaves.named("*/kernel")),
         "local_sgd, accompanied": lambda: update().change(companion=companion()),
+        "local_sgd, sharing": lambda: update().change(shared=fs.terms.prototypes(net(), LABELS)),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
         "reflected": lambda: fs.local.reflected(update()),
         "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),
@@ -597,6 +644,12 @@ PARTS: dict[str, dict[str, Make]] = {
         "dynamic": lambda: fs.corrections.dynamic(0.1),
         "global_momentum": lambda: fs.corrections.global_momentum(0.9),
         "client_momentum": lambda: fs.corrections.client_momentum(0.5, 0.1),
+        "scaffnew": lambda: fs.corrections.scaffnew(0.2, 0.1),
+        "mime": lambda: fs.corrections.mime(0.9),
+    },
+    "DrawnSteps": {
+        "geometric": lambda: fs.local.geometric(0.2),
+        "geometric, always": lambda: fs.local.geometric(1.0),
     },
     "Transform": {
         "peer_means": lambda: mixup.peer_means(3),
@@ -640,6 +693,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "compressed, without feedback": lambda: fs.sending.compressed(
             fs.compression.top_k(0.2), feedback=False
         ),
+        "finite_only": fs.sending.finite_only,
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),
         "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
@@ -669,6 +723,7 @@ PARTS: dict[str, dict[str, Make]] = {
             1.0, 0.5, 3, count_noise=0.6
         ),
         "tree_mechanism": lambda: preaggregation.tree_mechanism(1.0, 0.5, 3),
+        "banded_mechanism": lambda: preaggregation.banded_mechanism(1.0, 0.5, 3, bands=2),
     },
     "Aggregator": {
         "mean": lambda: fs.aggregators.mean,
@@ -688,10 +743,12 @@ PARTS: dict[str, dict[str, Make]] = {
         ),
         "dynamic": lambda: fs.server.dynamic(0.1),
         "extrapolated": fs.server.extrapolated,
+        "participation": fs.server.participation,
         "sign_agreement": lambda: fs.server.sign_agreement(
             2, fs.server.optimizer(optax.sgd(0.5, momentum=0.9))
         ),
         "train_on_root": lambda: fs.server.train_on_root(update()),
+        "distilled": lambda: fs.server.distilled(net(), steps=2, batch_size=8),
         "compress_server": lambda: fs.server.compress_server(
             fs.server.replace(), fs.compression.top_k(0.5)
         ),
@@ -700,6 +757,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "model_divergence": fs.diagnostics.model_divergence,
         "central_divergence": lambda: fs.diagnostics.central_divergence(update()),
         "models_taken": fs.diagnostics.models_taken,
+    },
+    "Finish": {
+        "calibrated": lambda: fs.finish.calibrated(net(), LABELS, samples=3, steps=2),
     },
     "Personal": {
         "as_received": fs.personal.as_received,
@@ -863,7 +923,12 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
     local = make()
     own, common = local.client_state(start), local.shared_state(start)
     train, reduce = run(local.train), run(reducing(local))
+    before = common
     for client, samples in ((3, SIZES[3]), (N, 0)):  # N is no client
+        if local.survey is not None:
+            answer = run(local.survey.ask)(KEY, start, view(crowd, client), own, before)
+            chex.assert_tree_all_finite(answer)
+            common = local.survey.tell(before, answer)
         trained = train(KEY, start, view(crowd, client), own, common)
         same_form(trained.variables, start)
         same_form(trained.client_state, own)
@@ -874,9 +939,12 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
         assert int(trained.info.steps) == int(local.steps(samples))
         assert int(trained.info.steps) == local.epochs * -(-samples // 8)
         # Rows without samples are absent, whatever they sent.
-        sent = jax.tree.map(lambda a: jnp.stack([a, a * jnp.nan, a * 0]), trained.message)
+        sent = jax.tree.map(
+            lambda a: jnp.stack([a, a * jnp.asarray(jnp.nan).astype(a.dtype), a * 0]),
+            trained.message,
+        )
         reduced = reduce(common, sent, jnp.array([samples, 0, 0], jnp.int32))
-        same_form(reduced, common)
+        same_form(reduced, before)
         chex.assert_tree_all_finite(reduced)
 
 
@@ -886,11 +954,25 @@ def reducing(part: Any) -> Callable[..., Any]:
     return lambda common, sent, samples: part.reduce(common, sent, samples, N, mean)
 
 
+@cases("DrawnSteps")
+def test_drawn_steps(make: Make, run: Any) -> None:
+    part = make()
+    draw = run(part.draw)
+    for seed in range(20):
+        steps = draw(jax.random.key(seed))
+        chex.assert_shape(steps, ())
+        chex.assert_type(steps, jnp.int32)
+        assert 1 <= int(steps) <= part.most
+
+
 @cases("Correction")
 def test_correction(make: Make, run: Any, start: Variables) -> None:
     part, w = make(), start.params
     own, common = part.client_state(w), part.shared_state(w)
     context = context_of(w)
+    before = common
+    if part.survey is not None:
+        common = part.survey.tell(common, part.survey.ask(lambda: w, context))
     same_form(run(part.direction)(w, w, context, own, common), w)
     info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
 
@@ -907,7 +989,7 @@ def test_correction(make: Make, run: Any, start: Variables) -> None:
     )
     for rows in ([9, 0], [0, 0]):
         reduced = run(reducing(part))(common, sent, jnp.array(rows, jnp.int32))
-        same_form(reduced, common)
+        same_form(reduced, before)
         if any(rows):
             chex.assert_tree_all_finite(reduced)
 
@@ -1029,6 +1111,18 @@ def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> N
     same_form(stack, stack_of(start))
     assert_trees(*(jax.tree.map(lambda a: a[:-2], rows) for rows in (stack, others)))
     chex.assert_tree_all_finite(jax.tree.map(lambda a: a[:-2], stack))
+
+
+@cases("Finish")
+def test_finish(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    """A client without samples adds nothing."""
+    part = make()
+    told, nothing = (run(part.tell)(start, view(crowd, k)) for k in (3, N))
+    same_form(told, nothing)
+    assert not any(np.asarray(a).any() for a in jax.tree.leaves(nothing))
+    moved = run(part.move)(KEY, start, told)
+    same_form(moved, start)
+    chex.assert_tree_all_finite(moved)
 
 
 @cases("Personal")
@@ -1197,6 +1291,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "astraea": {"mediator_size": 2},
     "fedbn": {"norms": "*bias"},  # the network has no norms
     "streaming_diloco": {"fragments": 1},  # of its one layer
+    "scaffnew": {"clients_per_round": len(UNEQUAL)},
 }
 METHODS = [
     pytest.param(name, marks=() if name == "phase_shift" else pytest.mark.slow) for name in OPTIONS
@@ -1208,7 +1303,8 @@ def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
     method = ALGORITHMS[name]
     filled = {"model": net(), "objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
     given = {key: value for key, value in filled.items() if key in keywords(method)}
-    return method(local, clients_per_round=COHORT, **(given | OPTIONS.get(name, {}) | options))
+    given |= {"clients_per_round": COHORT} | OPTIONS.get(name, {}) | options
+    return method(local, **given)
 
 
 class Rounds:
@@ -1432,6 +1528,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"diagnostics": {"DL": fs.diagnostics.model_divergence}},
         "diagnostics['DL'] must be a Diagnostic, got <function model_divergence",
     ),
+    "finish": (
+        {"finish": fs.finish.calibrated}, "finish must be a Finish, got <function calibrated"
+    ),
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
     "evaluated": (
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
@@ -1653,6 +1752,8 @@ STREAMS = {
         "SERVER": 4,
         "PERSONAL": 5,
         "DIAGNOSTIC": 6,
+        "FINISH": 2**30 - 2,
+        "COIN": 2**30 - 1,
         "DEAL": 2**30,
         "SENDING": 2**30 + 1,
     },

@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,6 +185,18 @@ def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.usefixtures("empty_cache")
+def test_a_data_set_that_is_not_there_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("temporary", "data"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(DataNotFoundError, match="'mnist' is not ready"):
+        load_dataset("mnist", tmp_path / "data")
+    assert not [*(tmp_path / "temporary").iterdir()]
+    assert tempfile.tempdir == str(tmp_path / "temporary")
+
+
 def test_an_unreadable_data_set_is_a_clear_error(data_dir: str, tmp_path: Path) -> None:
     root = Path(data_dir)
     source = (root / "tfds" if (root / "tfds").is_dir() else root) / "mnist" / "3.0.1"

@@ -180,6 +180,18 @@ def fednova(at: Tree, execution: fs.Execution) -> fs.Algorithm:
     )
 
 
+def scaffnew(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.scaffnew(
+        local_of(at), clients_per_round=8, lr=at["client"], momentum=0.5, execution=execution
+    )
+
+
+def mime(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    return fs.algorithms.mime(
+        local_of(at), clients_per_round=COHORT, beta=at["power"], execution=execution
+    )
+
+
 ALL = ("client", "server", "power", "weights", "start")
 PLACES = {"one": (1, 1), "vmap": (1, 0), "chunks": (1, 4), "devices": (4, 1), "both": (2, 2)}
 CASES = [
@@ -200,6 +212,8 @@ CASES = [
             (fedyogi, "one", ("client", "server", "start")),
             (fedprox, "vmap", ("client", "power", "start")),
             (fednova, "vmap", ("client", "server", "power", "start")),
+            (scaffnew, "vmap", ("client", "start")),
+            (mime, "vmap", ("client", "power", "start")),
         )
     ),
 ]

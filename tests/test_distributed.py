@@ -114,13 +114,12 @@ def test_fingerprint_tells_flags_and_samples_apart() -> None:
     assert same.any()  # zeros say that a process failed
 
 
-def test_one_that_ends_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_stopped_or_left_alone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    for several, alone in ((False, []), (True, [3, 130])):
-        monkeypatch.setattr(jax.distributed, "is_initialized", lambda several=several: several)
-        assert [bench.leave(status) for status in (0, 1, 2, 3, 130)] == [0, 1, 2, 3, 130]
-        assert ended == alone
+    statuses = [0, 1, 2, 3, 130, 143]
+    assert [bench.leave(status) for status in statuses] == statuses
+    assert ended == [3, 130, 143]
 
 
 @pytest.mark.slow
@@ -178,6 +177,8 @@ def test_command_writes_the_records_of_one_process_and_only_once(
     settings = [
         json.loads((folder / "config.json").read_text()) for folder in (outs[0], tmp_path / "one")
     ]
+    for each in settings:
+        assert str(tmp_path) in each.pop("command")
     assert settings[0] | {"devices": 4} == settings[1]
 
 
@@ -218,7 +219,8 @@ def test_death_of_one_ends_the_other_within_a_minute(
         assert time.monotonic() < deadline, "no round was recorded"
         time.sleep(0.2)
     both[victim].process.send_signal(how)
-    assert both[victim].ended(5).status == -how
+    status = both[victim].ended(20).status  # who is asked to end finishes what it is at
+    assert status == (143 if how == signal.SIGTERM else -how)
     ended = both[1 - victim].ended(60)
     # Whether we or JAX's service notice it first is a race.
     assert ended.status in (bench.LOST, -signal.SIGABRT)

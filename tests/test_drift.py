@@ -148,6 +148,7 @@ class FedADMM(Fed):
     """w_k and y_k at the clients; the server adds the changes of w_k + y_k / ρ."""
 
     equal = True
+    rate = COHORT / 8  # of as many clients
 
     def begin(self, initial: Layers) -> None:
         zeros = [np.zeros_like(w) for w in initial]
@@ -167,7 +168,13 @@ class FedADMM(Fed):
 
     def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
         sent, self.sent = self.sent, []
-        return [0.7 * w for w in super().step(sent, shares)]
+        return [self.rate * w for w in super().step(sent, shares)]
+
+
+class FedADMMByARate(FedADMM):
+    """The server's rate does not depend on how many clients take part."""
+
+    rate = 0.7
 
 
 class Moon(Fed):
@@ -339,7 +346,8 @@ class DiLoCo(Fed):
 Make = Callable[..., fs.Algorithm]
 METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddyn": ({"alpha": ALPHA}, FedDyn),
-    "fedadmm": ({"rho": ALPHA, "server_lr": 0.7}, FedADMM),
+    "fedadmm": ({"rho": ALPHA}, FedADMM),
+    "fedadmm, by a rate": ({"rho": ALPHA, "server_lr": 0.7}, FedADMMByARate),
     "moon": ({"mu": MU, "temperature": TEMPERATURE}, Moon),
     "fedntd": ({"beta": BETA, "temperature": TEMPERATURE}, FedNTD),
     "fedlc": ({"tau": TAU}, FedLC),

@@ -228,6 +228,23 @@ def test_codes_and_attacks_act_on_what_travels(federation: Federation, net: fs.M
     assert ours < theirs
 
 
+def test_noise_for_privacy_is_of_what_travels(federation: Federation, net: fs.Model) -> None:
+    """With and without own leaves the body's noise is the same; the head has none."""
+    private = fs.algorithms.dp_fedavg(
+        whole_batches(net), clients_per_round=COHORT, sampling="fixed", clip=1e-6,
+        noise_multiplier=1e6, execution=ONE,
+    )  # fmt: skip
+    own = private.replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
+    moved, whole = (
+        layers_of(jax.tree.map(jnp.subtract, play(a, net, federation.data, 1).final, start_of(net)))
+        for a in (own, private)
+    )
+    for i in BODY:
+        assert np.abs(whole[i]).max() > 0.1
+        np.testing.assert_allclose(moved[i], whole[i], rtol=1e-4, atol=1e-5)
+    assert all((moved[i] == 0).all() for i in HEAD)
+
+
 @pytest.mark.parametrize("plan", ["delayed", "staggered", "gossip"])
 def test_models_in_flight_meet_the_layers_of_each_client(
     federation: Federation, net: fs.Model, plan: str
@@ -395,7 +412,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: fs.algorithms.scaffold(whole_batches(net), clients_per_round=2).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))
         ),
-        "exchange split(own=head(<Model>)) needs nothing shared through the server",
+        "exchange split(own=head(<Model>)) needs nothing as large as the model shared",
     ),
     "clusters": (
         split_method("ifca", clusters=2),

@@ -89,7 +89,8 @@ def test_every_flag_reads_every_value(name: str) -> None:
 
 def test_every_choice_of_the_command_is_read() -> None:
     """The settings that are one of some words."""
-    beside = {"standardise": ["--split", "clients"]}
+    beside = {"standardise": ["--split", "clients"], "lora_variant": ["--lora", "2"]}
+    beside["optimizer"] = ["--weight-decay", "0.1"]  # without it AdamW is Adam
     seen = 0
     for group, settings in GROUPS.items():
         hints = typing.get_type_hints(settings)
@@ -199,7 +200,7 @@ def made(small: Small, name: str, options: dict[str, Any]) -> fs.Algorithm:
 
 
 def program(small: Small, name: str, options: dict[str, Any]) -> tuple[str, float]:
-    """What a method computes with these options: its start, a round, the clients' own models."""
+    """What a method computes with these options: start, round, the clients' own models, finish."""
     algorithm, data, model = made(small, name, options), small.data, small.model
 
     def run(key: jax.Array, data: fs.ClientData) -> Any:
@@ -209,7 +210,8 @@ def program(small: Small, name: str, options: dict[str, Any]) -> tuple[str, floa
         if algorithm.personal is not None:
             clients = jnp.arange(data.clients, dtype=jnp.int32)
             own = algorithm.score_personal(key, state, data, lambda *a: a[1], (), clients)
-        return state, metrics, algorithm.evaluated(key, state, data), own
+        done = None if algorithm.parts.finish is None else algorithm.collect(key, state, data)
+        return state, metrics, algorithm.evaluated(key, state, data), own, done
 
     with jax.numpy_dtype_promotion("standard"):  # as optax's Adam needs it
         closed = jax.make_jaxpr(run)(jax.random.key(0), data)

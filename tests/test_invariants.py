@@ -26,8 +26,8 @@ from fedjax_sim.engine.batches import shuffled
 from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import convolutions, layers
+from fedjax_sim.run.counting import count_programs
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.simulation import count_programs
 from fedjax_sim.server.aggregators import AGGREGATORS
 
 few = settings(max_examples=30, deadline=None, derandomize=True)

@@ -456,7 +456,7 @@ def test_statistics_are_never_corrected() -> None:
     kept = local.client_state(variables)
     assert_trees(kept.corrections, ({"w": jnp.zeros(3)},))
     assert kept.optimizer == ()
-    assert_trees(local.shared_state(variables), ((), ({"w": jnp.zeros(3)},)))
+    assert_trees(tuple(local.shared_state(variables)), ((), ({"w": jnp.zeros(3)},), ()))
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -475,7 +475,7 @@ def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
     local = on_bowls(momentum=0.9, optimizer_state="average")
     shared = local.shared_state(point(1).init(jax.random.key(0)))
     sent = jax.tree.map(lambda a: change, shared)
-    (trace, _), () = local.reduce(shared, sent, samples, 10, tree.mean)
+    (trace, _), *_ = local.reduce(shared, sent, samples, 10, tree.mean)
     np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
 
 
@@ -787,7 +787,23 @@ def by(optimizer: Any) -> Any:
     return on_bowls().change(optimizer=optimizer)
 
 
+def on_the_go(local: Any = None, **parts: Any) -> fs.Algorithm:
+    """Clients whose optimiser goes on where their last visit left it."""
+    local = on_bowls(momentum=0.5) if local is None else local
+    return fs.compose(
+        local.change(optimizer_state="keep"),
+        selection=fs.selection.uniform(),
+        schedule=fs.schedule.every_round(2),
+        **parts,
+    )
+
+
 SGD = "needs the optimiser that it is told of, optax.sgd(0.05"
+
+
+def test_fednova_takes_an_optimiser_that_remembers_nothing() -> None:
+    plain = on_bowls().change(optimizer=optax.sgd(0.05))
+    on_the_go(plain, preaggregation=(nova(lr=0.05),))
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -880,15 +896,26 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "fednova of another rate": (lambda: told(on_bowls(0.1)), f"{SGD}), local is local_sgd("),
     "fednova of heavy ball, untold": (lambda: told(on_bowls(momentum=0.5)), f"{SGD}), local is"),
+    "fednova's screen with momentum that goes on": (
+        lambda: on_the_go(preaggregation=(nova(lr=0.05, momentum=0.5),)),
+        "preaggregation normalise(0.05, momentum=0.5) needs an optimiser that starts afresh at "
+        "every visit, of whose steps it knows the length, local is local_sgd(",
+    ),
+    "fedcm's momentum beside one that goes on": (
+        lambda: on_the_go(
+            on_bowls(
+                momentum=0.5,
+                corrections=(corrections.client_momentum(0.1, 0.05, momentum=0.5),),
+            )
+        ),
+        "needs an optimiser that starts afresh at every visit",
+    ),
     "fednova of Nesterov's momentum": (
         lambda: told(by(optax.sgd(0.05, momentum=0.5, nesterov=True)), momentum=0.5),
         f"{SGD}, momentum=0.5), local is local_sgd(",
     ),
     "fednova of Adam": (lambda: told(by(optax.adam(0.05))), f"{SGD}), local is local_sgd("),
-    "fednova of decayed weights": (
-        lambda: told(by(optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.05)))),
-        f"{SGD}), local is local_sgd(",
-    ),
+    "fednova of AdamW": (lambda: told(by(optax.adamw(0.05))), f"{SGD}), local is local_sgd("),
     "fednova of a rate that falls": (
         lambda: told(by(optax.sgd(optax.exponential_decay(0.05, 1, 0.9)))),
         f"{SGD}), local is local_sgd(",

@@ -79,6 +79,7 @@ def each(message: int) -> Callable[[int], int]:
 
 
 HEAD = 4 * (8 * 10 + 10)
+PROTOTYPES = 4 * 10 * (8 + 1)  # of 10 classes and 8 features, and how many samples are behind each
 
 
 def without(numbers: int) -> Callable[[int], int]:
@@ -103,6 +104,7 @@ METHODS: dict[str, Sent] = {
     "radfeda": Sent({"redistribution_rounds": 2}),
     "fedprox": Sent({"mu": 0.1}),
     "scaffold": Sent(up=times(2), down=times(2)),
+    "scaffnew": Sent({"clients_per_round": CLIENTS}, up=times(2), down=times(2)),  # all, not half
     "fednova": Sent(up=and_a_number),  # T_k
     "mfl": Sent(up=times(2), down=times(2)),  # a momentum is as large as a model
     "parallel_sgd": Sent(),
@@ -122,6 +124,7 @@ METHODS: dict[str, Sent] = {
     "afl": Sent(up=and_a_number),
     "robust": Sent(),
     "fltrust": Sent(),
+    "feddf": Sent({"distill_steps": 2}),
     # 8 clients, 4 a round: a client comes back after two updates.
     "stc": Sent({"sparsity": 0.1}, up=each(TERNARY), down=each(2 * TERNARY)),
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
@@ -143,6 +146,7 @@ METHODS: dict[str, Sent] = {
     "fedrep": Sent({"head_epochs": 1}, up=bodies, down=bodies),
     "lg_fedavg": Sent(up=each(HEAD), down=each(HEAD)),
     "fedbn": Sent({"norms": "*bias"}, up=without(8 + 10), down=without(8 + 10)),
+    "fedproto": Sent(up=each(PROTOTYPES), down=each(PROTOTYPES)),
     "fedbabu": Sent(up=bodies, down=lambda size: CLIENTS * HEAD + bodies(size)),
     "feddyn": Sent(),
     "fedadmm": Sent(),
@@ -150,6 +154,11 @@ METHODS: dict[str, Sent] = {
     "fedntd": Sent(),
     "fedlc": Sent(),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
+    # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
+    "ccvr": Sent(
+        up=lambda size: ROUNDS * COHORT * size + CLIENTS * 4 * 10 * (8 * 8 + 8 + 1),
+        down=lambda size: (ROUNDS * COHORT + CLIENTS) * size,
+    ),
     "fedsam": Sent(),
     "fedlesam": Sent(),
     "fedexp": Sent(),
@@ -160,6 +169,8 @@ METHODS: dict[str, Sent] = {
         up=lambda size: COHORT * (2 * size - HEAD), down=lambda size: COHORT * 2 * size
     ),
     "mimelite": Sent({"beta": 0.5}, up=times(2), down=times(2)),  # a gradient up, a momentum down
+    # A gradient up and the mean of all down, then as FedAvg; a momentum down.
+    "mime": Sent({"beta": 0.5}, up=times(2), down=times(3)),
     # The means of all clients first go to the server, and from there to the others.
     "fedmix": Sent(
         {"mix_samples": 6},
@@ -181,7 +192,9 @@ class Net(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool, mask: jax.Array | None = None) -> jax.Array:
-        x = layers.Dense(8)(x.reshape(len(x), -1))[:, None, None]  # an image of one pixel
+        # No bias: of its gradient BatchNorm leaves rounding, of which Adam makes whole steps.
+        x = nn.Dense(8, use_bias=False)(x.reshape(len(x), -1))
+        x = x[:, None, None]  # an image of one pixel
         x = nn.relu(layers.BatchNorm()(x, train=train, mask=mask))
         return layers.Dense(10)(x[:, 0, 0])
 
@@ -215,9 +228,8 @@ def make(name: str, model: fs.Model, devices: int | None = None) -> fs.Algorithm
     common = {"model": model, "objective": objective, "classes": 10, "lr": LR, "momentum": MOMENTUM}
     given = {key: value for key, value in common.items() if key in keywords(function)}
     execution = fs.make_execution(devices=devices)
-    return function(
-        local, clients_per_round=COHORT, execution=execution, **given, **METHODS[name].options
-    )
+    given |= {"clients_per_round": COHORT} | METHODS[name].options
+    return function(local, execution=execution, **given)
 
 
 def run(
@@ -387,11 +399,13 @@ EQUAL_WEIGHTS = {
     "moon": False,
     "fedntd": False,
     "fedlc": False,
+    "ccvr": False,
     "fedsam": False,
     "fedlesam": True,
     "fedexp": True,
     "fedcm": True,
     "mimelite": False,
+    "mime": False,
 }
 
 
@@ -400,7 +414,8 @@ def test_equal_weights_are_equal(name: str) -> None:
     local = fs.local_sgd(no_risk, optax.sgd(LR))
     method = ALGORITHMS[name]
     model = networks()["mlp"]
-    common = {"model": model, "objective": fs.empirical_risk(model), "lr": LR, "momentum": 0.0}
+    common = {"model": model, "objective": fs.empirical_risk(model), "classes": 10}
+    common |= {"lr": LR, "momentum": 0.0}
     given: dict[str, Any] = {k: v for k, v in common.items() if k in keywords(method)}
 
     def weights(**options: Any) -> Any:

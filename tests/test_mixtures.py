@@ -34,13 +34,16 @@ REFUSED = re.compile(
 )
 ROLES = {
     "local", "selection", "schedule", "broadcast", "redistribution", "refresh", "sending",
-    "preaggregation", "aggregator", "server", "evaluated",
+    "preaggregation", "aggregator", "server", "evaluated", "exchange",
 }  # fmt: skip
 
 
-def objective(params: Array, state: PyTree, batch: Batch, context: Context) -> tuple[Array, PyTree]:
+def objective(
+    params: PyTree, state: PyTree, batch: Batch, context: Context
+) -> tuple[Array, PyTree]:
     """½ Σ d (w - x)², and statistics that go halfway to the samples in every step."""
-    square = jnp.sum(mixture.CURVE[None] * (params[None] - batch.x) ** 2, axis=1)
+    w = jnp.concatenate([params["first"], params["second"]])
+    square = jnp.sum(mixture.CURVE[None] * (w[None] - batch.x) ** 2, axis=1)
     count = jnp.sum(batch.mask).astype(jnp.float32)
     mean = jnp.sum(jnp.where(batch.mask[:, None], batch.x, 0), axis=0) / count
     moved = jax.tree.map(lambda s: 0.5 * s + 0.5 * mean[: len(s)], state)
@@ -112,6 +115,12 @@ SERVERS: dict[str, Any] = {
     "signs": fs.server.sign_agreement(2, MOMENTUM),
     "code": fs.server.compress_server(fs.server.replace(), fs.compression.ternary(0.4)),
 }
+FIRST = fs.leaves.named("first")
+EXCHANGES: dict[str, Any] = {
+    "everything": fs.exchange.everything(),
+    "own": fs.exchange.split(own=fs.leaves.named("second")),
+    "fragments": fs.exchange.fragments(FIRST, fs.leaves.all_but(FIRST)),
+}
 CORRECTIONS: dict[str, Any] = {
     "none": lambda rho: (),
     "proximal": lambda rho: (fs.corrections.proximal(0.3),),
@@ -126,12 +135,16 @@ def often(usual: str, choices: dict[str, Any]) -> Any:
 
 
 @st.composite
-def specs(draw: Any) -> dict[str, Any]:
+def specs(draw: Any, *exchanges: str) -> dict[str, Any]:
     settings_of = {"flip": 2.0, "alie": 1.0, "clip": 0.5}
-    names = draw(st.lists(st.sampled_from(list(SENDING)), max_size=2, unique=True))
+    allowed = st.sampled_from(exchanges) if exchanges else often("everything", EXCHANGES)
+    exchange = draw(allowed)
+    most = 0 if exchange == "fragments" else 2  # of the parts that fragments refuse
+    names = draw(st.lists(st.sampled_from(list(SENDING)), max_size=most, unique=True))
     plan = draw(st.sampled_from(list(SCHEDULES)))
-    steady = {"every_round": False, "delayed": False}.get(plan, True)
-    return {
+    steady = {"every_round": False, "delayed": exchange == "fragments"}.get(plan, True)
+    spec = {
+        "exchange": exchange,
         "sending": [(n, settings_of.get(n, draw(st.sampled_from([0, 1])))) for n in names],
         "momentum": draw(st.sampled_from([0.0, 0.5])),
         "optimizer_state": draw(st.sampled_from(["reset", "reset", "keep", "average"])),
@@ -152,6 +165,12 @@ def specs(draw: Any) -> dict[str, Any]:
         "evaluated": draw(st.sampled_from(["server", "server", "in_flight"])),
         "statistics": draw(st.booleans()),
     }  # fmt: skip
+    if exchange == "fragments" and draw(st.sampled_from([True, True, False])):
+        spec |= {"preaggregation": "none", "broadcast": "latest", "redistribution": "keep"}
+        spec |= {"refresh": "nothing", "sticky": steady}
+        spec["correction"] = draw(st.sampled_from(["none", "proximal"]))
+        spec["optimizer_state"] = draw(st.sampled_from(["reset", "keep"]))
+    return spec
 
 
 def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
@@ -173,6 +192,7 @@ def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
         refresh={"nothing": fs.refresh.nothing, "drift": fs.refresh.drift_correction}[
             spec["refresh"]
         ](),
+        exchange=EXCHANGES[spec["exchange"]],
         sending=[SENDING[name](setting) for name, setting in spec["sending"]],
         weighting=getattr(fs.weighting, spec["weighting"]),
         preaggregation=PREAGGREGATIONS[spec["preaggregation"]](rho, mu),
@@ -204,7 +224,8 @@ OWN_REFUSALS = ("model must have no non-trainable variables", "mu must be 0 with
 def check(spec: dict[str, Any]) -> str:
     """Runs the composition and its oracle; returns whether it "ran" or was "refused"."""
     statistics = jnp.zeros(mixture.STAT) if spec["statistics"] else ()
-    weights = Variables(jnp.asarray(mixture.START), statistics)
+    first, second = np.split(mixture.START, [mixture.FIRST])
+    weights = Variables({"first": jnp.asarray(first), "second": jnp.asarray(second)}, statistics)
     data, key = population(), jax.random.key(3)
     try:
         algorithm = composed(spec)
@@ -263,14 +284,42 @@ def test_a_mixture_is_its_oracle_or_refused(spec: dict[str, Any]) -> None:
     check(spec)
 
 
+PLAIN = {
+    "exchange": "own", "sending": [], "momentum": 0.5, "optimizer_state": "keep",
+    "correction": "none", "schedule": "every_round", "sticky": False, "broadcast": "latest",
+    "redistribution": "keep", "refresh": "nothing", "weighting": "equal", "preaggregation": "none",
+    "aggregator": "mean", "server": "replace", "evaluated": "server", "statistics": True,
+}  # fmt: skip
+BESIDE_OWN_LEAVES: dict[str, dict[str, Any]] = {
+    "clipped for privacy": {"preaggregation": "dp", "server": "momentum", "statistics": False},
+    "stale models": {"broadcast": "stale", "preaggregation": "staleness", "server": "mix"},
+    "stale models that stay in flight": {"broadcast": "stale", "schedule": "delayed"},
+    "an attack on the median": {"sending": [("flip", 2.0)], "aggregator": "median"},
+    "colluders in flight": {"sending": [("alie", 1.0)], "schedule": "delayed"},
+    "a code of the server's": {"server": "code"},
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_OWN_LEAVES)
+def test_what_meets_leaves_that_stay_is_its_oracle(case: str) -> None:
+    assert check(PLAIN | BESIDE_OWN_LEAVES[case]) == "ran"
+
+
+@mixtures(6)
+@given(specs("own", "fragments"))
+def test_a_mixture_that_sends_a_part_is_its_oracle_or_refused(spec: dict[str, Any]) -> None:
+    check(spec)
+
+
 @pytest.mark.slow
-def test_many_mixtures() -> None:
+@pytest.mark.parametrize("exchanges", [(), ("own",), ("fragments",)])
+def test_many_mixtures(exchanges: tuple[str, ...]) -> None:
     """``MIXTURES=300 pytest -m slow tests/test_mixtures.py`` looks at more."""
     examples = int(os.environ.get("MIXTURES", "60"))
     counts = {"ran": 0, "refused": 0}
 
     @mixtures(examples)
-    @given(specs())
+    @given(specs(*exchanges))
     def each(spec: dict[str, Any]) -> None:
         counts[check(spec)] += 1
 

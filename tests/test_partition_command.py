@@ -133,6 +133,20 @@ def test_one_seed_prints_the_whole_report(
     assert str(tmp_path / "run" / "seed0.npz") in out
 
 
+def test_without_classes_it_speaks_of_sizes_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--dataset", "diabetes", "--sampler", "quantity(0.5)", "--clients", "8"]
+    for seeds in ("1", "2"):
+        run(tmp_path / seeds, *argv, "--seeds", seeds)
+        out = capsys.readouterr().out
+        assert "354 samples at 8 clients" in out
+        for word in ("EMD", "C-score", "KL", "JSD", " class"):
+            assert word not in out
+    assert out.splitlines()[1].split()[:2] == ["n_k", "min"]
+    assert "emd" not in record(tmp_path / "2")["reports"][0]
+
+
 def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path: Path) -> None:
     run(tmp_path / "plain")
     run(tmp_path / "target", "--emd", "1.0", *BASE)

@@ -146,6 +146,16 @@ def test_report_expects_an_emd_only_where_the_name_has_a_formula() -> None:
     assert two_of_three.expected_emd == emd(two_of_three.table) == 1.0
 
 
+def test_without_classes_a_report_is_of_sizes_alone() -> None:
+    report = skew_report([0] * 6, partition_from_lists([[0, 1], [2, 3, 4, 5]], "iid"), 1)
+    lines = report.text().splitlines()
+    assert lines[0].startswith("iid: 6 samples at 2 clients, sha256 ")
+    assert [line.split()[:2] for line in lines[2:]] == [["samples", "6"], ["Gini", "of"]]
+    numbers = report.as_dict()
+    assert numbers.keys() == {"name", "hash", "clients", "samples", "sizes", "per_client"}
+    assert numbers["per_client"] == {"table": [[2], [4]]}
+
+
 def test_draw_skew_writes_a_picture(tmp_path: Path) -> None:
     tables = [
         label_table(BALANCED, parse_sampler("dirichlet(0.1)")[1](BALANCED, k, 0), 10)

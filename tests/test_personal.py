@@ -19,7 +19,7 @@ from oracle import layers_of, loss_and_gradient
 from sklearn import metrics as sk
 
 import fedjax_sim as fs
-from fedjax_sim import compression, corrections, personal, schedule, selection, sending
+from fedjax_sim import bench, compression, corrections, personal, schedule, selection, sending
 from fedjax_sim.algorithms import ditto, fine_tuned
 from fedjax_sim.base import ClientView, LocalUpdate
 from fedjax_sim.cli import report
@@ -321,6 +321,24 @@ def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path
     assert second.split("  ")[0].strip() == "plain"
     assert "-" in second
     assert "personal" not in report.table({"plain": without})
+    split = report.table({"fedper": summary | {"own_leaves": True}}).splitlines()[2]
+    assert split.split()[:5] == ["fedper", "-", "-", "-", f"{100 * mean.mean():.2f}"]
+
+
+def test_a_server_model_that_lacks_leaves_has_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--algo", "fedper", "--compare", "none", "--clients", "5", "--rounds", "1"]
+    argv += ["--seeds", "1", "--epochs", "1", "--devices", "1", "--no-cache"]
+    for split in ("holdout", "official"):
+        out = tmp_path / split
+        assert bench.main([*argv, "--split", split, "--out", str(out)]) == 0
+        shown = capsys.readouterr().out
+        assert "no score of the server's model: fedper train some leaves at the clients" in shown
+        row = next(line.split() for line in shown.splitlines() if line.startswith("fedper  "))
+        assert row[1:4] == ["-", "-", "-"]
+        assert (out / "curves.png").exists() == (split == "holdout")
+        assert json.loads((out / "summary.json").read_text())["fedper"]["own_leaves"]
 
 
 def test_divergence_of_fine_tuning_names_the_round(

@@ -396,6 +396,20 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: without_companion(local_of(net)),
         "accompanied() needs a local update with one companion, got 0",
     ),
+    "no companion, before the first round": (
+        lambda net: made("apfl", net).replace(local=local_of(net)),
+        "personal accompanied(interpolated(empirical_risk(<Model>))) needs one companion, local is "
+        "local_sgd(empirical_risk(<Model>), <optax>",
+    ),
+    "no adaptive start": (
+        lambda net: made("fedala", net).replace(local=local_of(net)), "needs one adaptive start",
+    ),
+    "no model of the client's own": (
+        lambda net: fs.algorithms.fedavg(local_of(net), clients_per_round=2).replace(
+            personal=fs.personal.stored()
+        ),
+        "personal stored() needs a model of each client's own, local is local_sgd(",
+    ),
     "alpha": (
         lambda net: made("per_fedavg", net, alpha=-0.1), "alpha must be at least 0, got -0.1",
     ),

@@ -292,6 +292,25 @@ def test_many_clients_or_classes_make_a_heat_map(
     assert is_heat_map(figures[0]) == heat
 
 
+def test_without_classes_sizes_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
+    tables = [skewed(501, 1), skewed(30, 1, seed=1)]
+    draw_partition(tables, tmp_path / "p.png", ["a", "b"])
+    draw_skew(tables, tmp_path / "s.png", ["a", "b"])
+    sizes, skew = figures
+    assert not is_heat_map(sizes)
+    for axis, table in zip(sizes.axes, tables, strict=True):
+        (area,) = axis.collections
+        corners = area.get_paths()[0].vertices
+        longest_first = np.sort(table[:, 0])[::-1]
+        # Each size reaches from the first client that has it to the last one.
+        for size in np.unique(longest_first):
+            held = corners[corners[:, 0] == size, 1]
+            assert held.max() - held.min() == np.sum(longest_first == size)
+            assert held.min() == np.argmax(longest_first == size)
+    assert len(skew.axes) == 1
+    assert skew.axes[0].get_ylabel() == "samples / even part"
+
+
 def test_a_heat_map_is_the_shares(tmp_path: Path, figures: list[Any]) -> None:
     tables = [skewed(300), skewed(4, seed=1)]
     draw_partition(tables, tmp_path / "p.svg", ["a", "b"])
@@ -374,7 +393,7 @@ def test_the_run_draws_what_is_asked_for(tmp_path: Path, figures: list[Any]) -> 
     argv = ["--algo", "fedavg", "--compare", "none", "--clients", "10", "--seeds", "1"]
     config = parse([*argv, "--pictures", "svg", "--out", str(tmp_path / "run")])
     setup = build(config)
-    folder = running.open_folder(config, setup)
+    folder = running.open_folder(config, setup, "")
     running.draw_clients(config, setup, folder.picture("clients"))
     folder.write_summary({}, {"a": fake_result(np.ones((2, 1)))}, "accuracy", "t")
     for name in ("clients", "curves"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -23,7 +24,7 @@ from conftest import (
     make_federation,
     play,
 )
-from scipy import optimize, stats
+from scipy import linalg, optimize, stats
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -271,6 +272,70 @@ def test_the_noise_of_a_model_is_that_of_its_nodes(tree_noise: np.ndarray) -> No
     assert stats.kstest(tree_noise[0], "norm").pvalue > 1e-3
 
 
+def root_of_sums(rounds: int, bands: int) -> np.ndarray:
+    """The square root of the matrix of sums, of which all but b diagonals are cut off."""
+    root = np.asarray(linalg.sqrtm(np.tril(np.ones((rounds, rounds))) + 0j)).real
+    return np.tril(np.triu(root, 1 - bands))
+
+
+def test_banded_noise_is_that_of_the_dense_matrix() -> None:
+    """All covariances of eleven rounds; their sum is far below that of independent noise."""
+    width, rounds, bands = 4000, 11, 4
+    part = privacy.banded_mechanism(2.0, 1.5, 3, bands=bands)
+    data = cast("Any", jax.tree.map(jnp.asarray, make_federation((1,) * 23).data))
+    cohort = cohort_of(jnp.zeros(width), 4)._replace(data=data)
+    absent, weights = Variables(jnp.full((4, width), jnp.nan), {}), jnp.zeros(4)
+
+    @jax.jit
+    def run() -> Any:
+        def step(state: Any, t: Any) -> Any:
+            rows, ones, state = part.apply(
+                jax.random.fold_in(KEY, t), state, absent, weights, cohort
+            )
+            return state, tree.mean(rows, ones).params
+
+        start = part.init(Variables(jnp.zeros(width), {}), data)
+        return jax.lax.scan(step, start, jnp.arange(rounds))[1]
+
+    noise = np.asarray(run()) / (2.0 * 1.5 / 3)
+    inverse = linalg.inv(root_of_sums(rounds, bands))
+    error = 6 * 2 / math.sqrt(width)
+    np.testing.assert_allclose(noise @ noise.T / width, inverse @ inverse.T, atol=error)
+    assert np.cumsum(noise, axis=0)[-1].std() < 0.7 * math.sqrt(rounds)
+
+
+def test_one_band_is_the_gaussian_mechanism() -> None:
+    data = cast("Any", jax.tree.map(jnp.asarray, make_federation((1,) * 23).data))
+    cohort = cohort_of(jnp.zeros(5), 4)._replace(data=data)
+    updates = Variables(jax.random.normal(KEY, (4, 5)), {})
+    banded = privacy.banded_mechanism(0.7, 1.5, 3, bands=1)
+    state = banded.init(Variables(jnp.zeros(5), {}), data)
+    assert state.size == 0
+    ours = banded.apply(KEY, state, updates, jnp.ones(4), cohort)
+    theirs = privacy.gaussian_mechanism(0.7, 1.5, 3).apply(KEY, (), updates, jnp.ones(4), cohort)
+    np.testing.assert_array_equal(ours[0].params, theirs[0].params)
+
+
+def test_cyclic_clients_all_come_and_wait(federation: Federation) -> None:
+    part, none = privacy.cyclic(), jnp.zeros(3, jnp.int32)
+    data = jax.tree.map(jnp.asarray, federation.data)
+    state, turns, orders = part.init(Variables((), ()), data, ONE), [], set()
+    for t in range(16):
+        drawn, state = part.draw(jax.random.key(t), state, data, none, none == 0, none)
+        turns.append(np.asarray(drawn))
+    for k in range(N):
+        (visits,) = np.nonzero([k in cohort for cohort in turns])
+        assert len(visits) == 6  # of 16 rounds of three of eight
+        assert np.diff(visits).min() >= 2
+    for seed in range(4):
+        first = part.draw(
+            jax.random.key(seed), part.init(Variables((), ()), data, ONE), data, none, none == 0,
+            none,
+        )[0]  # fmt: skip
+        orders.add(tuple(np.asarray(first).tolist()))
+    assert len(orders) == 4
+
+
 def test_clients_come_once_in_an_epoch(federation: Federation) -> None:
     part, none = privacy.shuffled(), jnp.zeros(3, jnp.int32)
 
@@ -359,6 +424,9 @@ def test_without_noise_and_clip_it_is_fedavg(
     assert_trees(by_coin.servers, plain.servers, rtol=1e-4, atol=1e-6)
     trees = play(dp_ftrl(local, execution=ONE, **free), models["logistic"], federation.data, 3)
     assert_trees(trees.servers, plain.servers, rtol=1e-4, atol=1e-6)
+    free["bands"] = 1  # all N clients come in every round
+    bands = play(dp_ftrl(local, execution=ONE, **free), models["logistic"], federation.data, 3)
+    assert_trees(bands.servers, plain.servers, rtol=1e-4, atol=1e-6)
     assert largest_change(plain.servers[-1], plain.servers[0]) > 1e-3
 
 
@@ -470,6 +538,26 @@ def test_tree_epsilon_is_the_accountants() -> None:
     assert math.isinf(privacy.tree_epsilon(0.0, rounds=20, **settings))
 
 
+@pytest.mark.parametrize(("bands", "rounds"), [(1, 9), (3, 9), (4, 10), (4, 3)])
+def test_banded_epsilon_is_that_of_the_worst_visits(bands: int, rounds: int) -> None:
+    """Of all sets of rounds that lie four apart, in the dense matrix."""
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting import pld
+
+    root, worst = root_of_sums(rounds, bands), 0.0
+    for number in range(1, rounds + 1):
+        for visits in itertools.combinations(range(rounds), number):
+            if (np.diff(visits) >= 4).all():
+                worst = max(worst, float(np.linalg.norm(root[:, visits].sum(axis=1))))
+    settings: dict[str, Any] = {"clients": 13, "clients_per_round": 3, "delta": 1e-3}
+    spent = privacy.banded_epsilon(3.0, bands=bands, rounds=rounds, **settings)
+    accountant = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp.GaussianDpEvent(3.0 / worst))
+    assert spent == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-6)
+    assert spent == pytest.approx(gaussian_epsilon(3.0 / worst, 1, 1e-3), rel=1e-3)
+    assert math.isinf(privacy.banded_epsilon(0.0, bands=bands, rounds=rounds, **settings))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_epsilon_is_the_accountants(sampling: Any) -> None:
@@ -546,6 +634,23 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "count by default": (
         lambda: private(quantile=0.5),
         "count_noise must be more than noise_multiplier / 2 = 0.5 and finite, got 0.15, m/20",
+    ),
+    "no bands": (
+        lambda: dp_ftrl(flat(), clients_per_round=3, bands=0),
+        "bands must be at least 1, got 0",
+    ),
+    "bands that meet": (
+        lambda: dp_ftrl(flat(), clients_per_round=3, bands=4).init(
+            KEY, Variables({"w": jnp.zeros(2)}, ()), make_federation((1,) * 9).data
+        ),
+        "bands must be in 1..3, the rounds in which none of 9 clients, 3 a round, comes twice, got "
+        "4",
+    ),
+    "spent on bands": (
+        lambda: privacy.banded_epsilon(
+            1.0, bands=4, clients=9, clients_per_round=3, rounds=1, delta=1e-3
+        ),
+        "bands must be in 1..3, the rounds in which",
     ),
     "spent on trees": (
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
@@ -709,6 +814,19 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(selection=selection.uniform()),
         "preaggregation tree_mechanism(1.0, 1.0, 6) needs clients that come once in an epoch, "
         "selection is uniform(): use selection=shuffled()",
+    ),
+    "clients that come before their bands end": (
+        lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
+            selection=selection.shuffled()
+        ),
+        "preaggregation banded_mechanism(1.0, 1.0, 6, 1) needs clients that come again after as "
+        "many rounds as it has bands, selection is shuffled(): use selection=cyclic()",
+    ),
+    "bands of other rounds": (
+        lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
+            schedule=schedule.every_round(5)
+        ),
+        "needs cohorts of the 6 clients that it is told of, schedule is every_round(5)",
     ),
     "a tree of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.every_round(5)),

@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, make_federation, play
+from conftest import Federation, assert_trees, make_federation, play
 
 import fedjax_sim as fs
+from fedjax_sim import bench
 from fedjax_sim.base import Gathered
 
 ROOT = Path(__file__).parents[1]
@@ -36,8 +38,10 @@ def python_blocks(page: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    example, exchange, adapters, hypergradients = python_blocks("README.md")
+def test_the_examples_train_and_show_their_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example, exchange, adapters, loading, sweeps, hypergradients = python_blocks("README.md")
     scope: dict[str, Any] = {}
     exec(example, scope)
     assert scope["result"].accuracy[-1, 0] > 0.5  # chance is 0.1
@@ -53,6 +57,14 @@ def test_the_examples_train_and_show_their_parts(capsys: pytest.CaptureFixture[s
     assert sum(weights) == 55_210 + 3_496
     assert scope["tuned"].evaluations[-1].bytes_up[0] == 30 * 10 * 4 * 3_496
     assert scope["tuned"].accuracy[-1, 0] > scope["result"].accuracy[-1, 0]
+    command = ["--algo", "scaffold", "--compare", "none", "--rounds", "1", "--model", "logistic"]
+    assert bench.main([*command, "--out", str(tmp_path / "mine")]) == 0
+    exec(loading.replace("runs/mine", str(tmp_path / "mine")), scope)
+    assert {len(a) for a in jax.tree.leaves(scope["weights"])} == {4}
+    exec(sweeps, scope)
+    told = re.findall(r"on_plan=print,  # (.*)", sweeps)
+    assert capsys.readouterr().out.splitlines()[-1:] == told
+    assert len(scope["sweep"].table()) == 9 * 3 * 10
     exec(hypergradients, scope)
     measure = jax.jit(scope["loss_after"])
     np.testing.assert_allclose(scope["loss"], measure(AT), rtol=1e-5)
@@ -146,6 +158,18 @@ def test_a_selection_that_learns(recipes: dict[str, Any], federation: Federation
     assert made.traffic(out.final, federation.data).message == 4
 
 
+def test_what_clients_share(recipes: dict[str, Any], federation: Federation) -> None:
+    """It is the package's FedProto."""
+    model = fs.models.mlp((6,), federation.classes, widths=(4,))
+    risk = fs.empirical_risk(model)
+    local = fs.local_sgd(risk, optax.sgd(0.1), batch_size=16)
+    common: dict[str, Any] = {"clients_per_round": 4, "model": model}
+    ours = recipes["prototypical"](local, zeros=jnp.zeros((federation.classes, 4)), **common)
+    named = fs.algorithms.fedproto(local, objective=risk, classes=federation.classes, **common)
+    own, theirs = (play(a, model, federation.data, 3).states[-1].own for a in (ours, named))
+    assert_trees(own, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_a_part_of_sending(recipes: dict[str, Any]) -> None:
     part = recipes["withheld_below"](5.0)
     update = fs.Variables(jnp.array([3.0, 4.0]), ())
@@ -217,7 +241,7 @@ def test_every_role_is_explained(page: str) -> None:
 def test_the_table_of_parts_says_where_they_are() -> None:
     """A choice in the third column is a name of the module in the second."""
     rows = re.findall(r"^\| [^|]+ \| `fs\.(\w+)` \| ([^|]+) \|", text_of("README.md"), re.MULTILINE)
-    assert len(rows) == 15 + 3  # a row for each role, and three for what is inside a local update
+    assert len(rows) == 16 + 3  # a row for each role, and three for what is inside a local update
     for where, choices in rows:
         module = getattr(fs, where)
         if isinstance(module, ModuleType):
@@ -258,11 +282,20 @@ def test_a_notebook_is_stored_with_what_it_shows(notebook: Path) -> None:
     assert notebook.stat().st_size < 300_000
 
 
-@pytest.mark.parametrize("place", ["installed", "notebooks", "root", "alone"])
+@pytest.mark.parametrize(
+    ("place", "machine", "extra"),
+    [
+        ("installed", "gpu", ""),
+        ("notebooks", "cpu", ""),
+        ("root", "gpu", "[cuda12]"),
+        ("alone", "colab", ""),
+        ("alone", "gpu", "[cuda12]"),
+    ],
+)
 def test_a_notebook_installs_what_is_missing(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, machine: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the clone around it, else the release; JAX stays as it is."""
+    """From the clone around it, else the release, for the GPU that is there; JAX stays as it is."""
     transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
     first = {cells(notebook)[1]["source"] for notebook in NOTEBOOKS}
     ran: list[tuple[str, str]] = []
@@ -277,6 +310,9 @@ def test_a_notebook_installs_what_is_missing(
 
     there = {"jax": "9.9", "jaxlib": "9.8", "numpy": "2.0"}
     there |= {"fedjax-sim": "0.1"} if place == "installed" else {}
+    there |= {"jax-cuda12-plugin": "9.9"} if machine == "colab" else {}
+    found = None if machine == "cpu" else "/usr/bin/nvidia-smi"
+    monkeypatch.setattr(shutil, "which", {"nvidia-smi": found}.get)
     monkeypatch.setattr(
         importlib.metadata, "distributions", lambda: [Distribution(*d) for d in there.items()]
     )
@@ -284,15 +320,28 @@ def test_a_notebook_installs_what_is_missing(
     monkeypatch.chdir(where)
     scope: dict[str, Any] = {"get_ipython": Shell}
     exec(transformer.transform_cell(*first), scope)
+    assert scope["gpu"] is (machine != "cpu")
     if place == "installed":
         assert ran == []
         return
     ((name, line),) = ran
     line = line.format(**scope)  # as IPython does
     assert name == "pip"
-    assert line.endswith(f'"{"fedjax-sim" if place == "alone" else ROOT}"')
+    assert line.endswith(f'"{"fedjax-sim" if place == "alone" else ROOT}{extra}"')
     assert f'--constraint "{scope["keep"]}"' in line
     assert scope["keep"].read_text().split() == ["jax==9.9", "jaxlib==9.8"]
+
+
+def test_a_notebook_wants_the_accelerator_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for notebook in NOTEBOOKS:
+        second = cells(notebook)[2]["source"]
+        check = second[second.index("if gpu or tpu:") :]
+        monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+        exec(check, {"gpu": False, "tpu": False, "jax": jax})
+        with pytest.raises(AssertionError, match="does not see the accelerator"):
+            exec(check, {"gpu": False, "tpu": True, "jax": jax})
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        exec(check, {"gpu": True, "tpu": False, "jax": jax})
 
 
 def test_the_pictures_are_small() -> None:

@@ -439,7 +439,7 @@ def test_messages_are_forged_where_they_are_floats() -> None:
     )
     ours = run(fedavg(FLIP, local=local), 3)
     w, v, mu, last = START.astype(float), np.zeros(WIDTH), 0.2, np.nan
-    (trace, scale), (at,) = ours.states.shared_state
+    (trace, scale), (at,), _ = ours.states.shared_state
     for t, clients in enumerate(ours.metrics.client.tolist()):
         updates, momenta, losses = [], [], []
         for k in clients:

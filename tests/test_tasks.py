@@ -16,6 +16,8 @@ from sklearn import metrics as sk
 
 import fedjax_sim as fs
 from fedjax_sim import bench, tasks
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import eval_set, load_dataset
 from fedjax_sim.partition import Partition, partition_from_lists
 from fedjax_sim.run.metrics import evaluate, set_scores
@@ -321,6 +323,26 @@ def test_the_command_learns_numbers(tmp_path: Path, capsys: pytest.CaptureFixtur
     config = json.loads((out / "config.json").read_text())
     assert (config["partition"], config["score"], config["model"]) == ("iid", "mse", "linear")
     assert (out / "curves.png").stat().st_size > 10_000
+
+
+def test_owners_are_the_clients_of_what_has_no_classes(tmp_path: Path) -> None:
+    def dealt(name: str, y: np.ndarray, *flags: str) -> tuple[str, int]:
+        owner = np.repeat([0, 1, 2], [5, 10, 15])
+        parts: dict[str, Any] = {"x_train": X[:30], "y_train": y[:30]}
+        if name == "owned":
+            parts |= {"client_train": owner, "client_test": np.zeros(5, int)}
+        np.savez(tmp_path / name, x_test=X[30:], y_test=y[30:], **parts)
+        argv = ["--algo", "fedavg", "--compare", "none", "--seeds", "1", "--no-cache"]
+        setup = build(parse([*argv, "--dataset", str(tmp_path / f"{name}.npz"), *flags]))
+        assert (setup.emd is None) == (setup.task.classes is None)
+        return setup.sampler, setup.clients
+
+    numbers = targets("regression")
+    assert dealt("owned", numbers) == ("natural", 3)
+    assert dealt("owned", numbers, "--clients", "4") == ("iid", 4)
+    assert dealt("plain", numbers, "--clients", "4") == ("iid", 4)
+    labels = np.arange(35) % 5
+    assert dealt("owned", labels, "--clients", "5") == ("emd(1.4)", 5)
 
 
 BAD = {

@@ -24,7 +24,8 @@ from benchmarks.workloads import (
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.run.experiment import Experiment, Run
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.stages import Run
 
 ROUNDS = 4096
 """Cohorts that the program holds; a longer run starts over."""

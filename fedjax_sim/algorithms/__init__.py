@@ -19,6 +19,7 @@ from fedjax_sim.algorithms._radfed_plus import radfedm as radfedm
 from fedjax_sim.algorithms._radfed_plus import radfeda as radfeda
 from fedjax_sim.algorithms._fedprox import fedprox as fedprox
 from fedjax_sim.algorithms._scaffold import scaffold as scaffold
+from fedjax_sim.algorithms._scaffnew import scaffnew as scaffnew
 from fedjax_sim.algorithms._fednova import fednova as fednova
 from fedjax_sim.algorithms._drift import feddyn as feddyn
 from fedjax_sim.algorithms._drift import fedadmm as fedadmm
@@ -26,11 +27,14 @@ from fedjax_sim.algorithms._drift import moon as moon
 from fedjax_sim.algorithms._drift import fedntd as fedntd
 from fedjax_sim.algorithms._drift import fedlc as fedlc
 from fedjax_sim.algorithms._feddisco import feddisco as feddisco
+from fedjax_sim.algorithms._feddf import feddf as feddf
+from fedjax_sim.algorithms._ccvr import ccvr as ccvr
 from fedjax_sim.algorithms._steps import fedsam as fedsam
 from fedjax_sim.algorithms._steps import fedlesam as fedlesam
 from fedjax_sim.algorithms._steps import fedexp as fedexp
 from fedjax_sim.algorithms._steps import fedcm as fedcm
-from fedjax_sim.algorithms._steps import mimelite as mimelite
+from fedjax_sim.algorithms._mime import mimelite as mimelite
+from fedjax_sim.algorithms._mime import mime as mime
 from fedjax_sim.algorithms._diloco import diloco as diloco
 from fedjax_sim.algorithms._diloco import streaming_diloco as streaming_diloco
 from fedjax_sim.algorithms._mfl import mfl as mfl
@@ -65,6 +69,7 @@ from fedjax_sim.algorithms._layers import fedrep as fedrep
 from fedjax_sim.algorithms._layers import lg_fedavg as lg_fedavg
 from fedjax_sim.algorithms._layers import fedbn as fedbn
 from fedjax_sim.algorithms._layers import fedbabu as fedbabu
+from fedjax_sim.algorithms._fedproto import fedproto as fedproto
 from fedjax_sim.algorithms._fedmix import fedmix as fedmix
 from fedjax_sim.algorithms._astraea import astraea as astraea
 # isort: on

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import optax
 
 from fedjax_sim import privacy, server
@@ -21,6 +23,7 @@ def dp_ftrl(
     noise_multiplier: float = 1.0,
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
+    bands: int | None = None,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""DP-FTRL: the clients come in turn, and the noise of the sum of all rounds grows like log t.
@@ -35,13 +38,20 @@ def dp_ftrl(
     BatchNorm is refused, because its statistics would leave without noise; so is a local update
     that sends anything besides the model.
 
+    With bands it is DP-BandMF: the noise is that of
+    :func:`fedjax_sim.privacy.banded_mechanism`, with less ε for as much of it, the order of the
+    clients stays, and :func:`fedjax_sim.privacy.banded_epsilon` is the ε.
+
     Args:
         local: the local update.
         clients_per_round: m, the cohort.
         clip: C, the largest L2 norm of a client's update, which is scaled down to it.
-        noise_multiplier: z, the standard deviation of the noise of a tree's node, divided by C.
+        noise_multiplier: z, the standard deviation of the noise of a tree's node, or of ξ with
+          bands, divided by C.
         server_lr: η, the server's learning rate.
         server_momentum: β, the server's momentum; 0 is none.
+        bands: b, at most ⌊N/m⌋, the rounds over which noise is correlated; 1 makes it independent.
+          None for trees.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -53,7 +63,9 @@ def dp_ftrl(
           shares state through the server or needs the other clients' samples.
 
     Source: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
-    without sampling or shuffling", ICML 2021 <https://arxiv.org/abs/2103.00039>, Algorithm 1.
+    without sampling or shuffling", ICML 2021 <https://arxiv.org/abs/2103.00039>, Algorithm 1;
+    Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu, "(Amplified) banded matrix
+    factorization", NeurIPS 2023 <https://arxiv.org/abs/2306.08153>, for bands.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -69,12 +81,17 @@ def dp_ftrl(
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     if not 0 <= server_momentum < 1:
         raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
+    if bands is None:
+        turns, noise = selection.shuffled(), privacy.tree_mechanism
+    else:
+        turns = selection.cyclic()
+        noise = functools.partial(privacy.banded_mechanism, bands=bands)
     return compose(
         local,
-        selection=selection.shuffled(),
+        selection=turns,
         schedule=schedule.every_round(clients_per_round),
         weighting=weighting.equal,
-        preaggregation=(privacy.tree_mechanism(clip, noise_multiplier, clients_per_round),),
+        preaggregation=(noise(clip, noise_multiplier, clients_per_round),),
         server=server.optimizer(optax.sgd(server_lr, momentum=server_momentum)),
         execution=execution,
     )

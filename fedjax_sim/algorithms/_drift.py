@@ -73,7 +73,7 @@ def fedadmm(
     *,
     clients_per_round: int,
     rho: float = 0.01,
-    server_lr: float = 1.0,
+    server_lr: float | None = None,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedADMM: primal and dual steps of the clients, and a server that follows both.
@@ -86,14 +86,16 @@ def fedadmm(
 
     All clients count equally. If all take part and :math:`\eta_g = 1`, it is FedDyn. A client's
     steps start from w_t, as in the authors' code; in that code w_k is w_t as well, so that clients
-    send :math:`2 (w_k^+ - w_t)`.
+    send :math:`2 (w_k^+ - w_t)`. The paper's analysis is of :math:`\eta_g = m / N`, with which
+    w_t is the mean of all clients' :math:`w_k + y_k / \rho`; its code takes a constant, and a
+    smaller one later on.
 
     Args:
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         rho: ρ.
-        server_lr: η_g, the server's learning rate; m / N averages over all clients. If few of them
-          take part, 1 may diverge: it did with 10 of 40 on skewed digits, where m / N did not.
+        server_lr: η_g, the server's learning rate; None: m / N. If few clients take part, 1 may
+          diverge: it did with 10 of 40 on skewed digits, where m / N did not.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -110,20 +112,21 @@ def fedadmm(
         >>> import optax, fedjax_sim as fs
         >>> problem = fs.toy()
         >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedadmm(local, clients_per_round=5, server_lr=0.5)
+        >>> algorithm = fs.algorithms.fedadmm(local, clients_per_round=5)
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
     if concrete(rho) and not rho > 0:
         raise ValueError(f"rho must be positive, got {rho}")
-    if concrete(server_lr) and not server_lr > 0:
+    if server_lr is not None and concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
+    moves = server.participation() if server_lr is None else server.optimizer(optax.sgd(server_lr))
     return compose(
         reflected(local.change(corrections=(corrections.dynamic(rho),))),
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
         weighting=weighting.equal,
-        server=server.optimizer(optax.sgd(server_lr)),
+        server=moves,
         execution=execution,
     )
 

@@ -101,7 +101,7 @@ def alie(malicious: Malicious, z: float | None = None) -> Sending:
         del key
         m = jnp.sum(seen.hostile, dtype=jnp.int32)
         n = m + jnp.sum(seen.honest, dtype=jnp.int32)
-        shift = _hidden_shift(n, m) if z is None else jnp.float32(z)
+        shift = hidden_shift(n, m) if z is None else jnp.float32(z)
         mean, deviation = moments(seen.updates.params, seen.hostile)
         return shifted(mean, shift, deviation)
 
@@ -176,7 +176,7 @@ def mimic(malicious: Malicious, target: int = 0) -> Sending:
     return colluding(malicious, forge)
 
 
-def _hidden_shift(n: Array, m: Array) -> Array:
+def hidden_shift(n: Array, m: Array) -> Array:
     """The z of Baruch et al. for m malicious of n rows, at least 0 and finite."""
     needed = n // 2 + 1 - m
     honest = jnp.maximum(n - m, 1)

@@ -27,6 +27,7 @@ from fedjax_sim.base.client import (
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
 from fedjax_sim.base.data import Batch, ClientData, ClientView, MissingRootError, Transform
 from fedjax_sim.base.exchange import Exchange
+from fedjax_sim.base.finish import Finish, FinishMove, FinishTell
 from fedjax_sim.base.model import (
     Accompanied,
     Companion,
@@ -94,6 +95,9 @@ from fedjax_sim.base.server import (
     ServerUpdate,
     Weighting,
 )
+from fedjax_sim.base.shared import Shared, SharedSend
+from fedjax_sim.base.steps import DrawnSteps, StepsDraw
+from fedjax_sim.base.survey import Ask, CorrectionAsk, CorrectionSurvey, Survey, Tell
 from fedjax_sim.base.task import (
     Answers,
     CheckTargets,
@@ -112,6 +116,7 @@ __all__ = [
     "Aggregator",
     "Answers",
     "Array",
+    "Ask",
     "Batch",
     "Broadcast",
     "BroadcastSend",
@@ -127,15 +132,21 @@ __all__ = [
     "CompanionUsed",
     "Context",
     "Correction",
+    "CorrectionAsk",
     "CorrectionDirection",
     "CorrectionFinish",
     "CorrectionInit",
+    "CorrectionSurvey",
     "Diagnostic",
     "Done",
     "DownloadBytes",
+    "DrawnSteps",
     "Due",
     "Exchange",
     "FedState",
+    "Finish",
+    "FinishMove",
+    "FinishTell",
     "Follow",
     "Fragment",
     "Gathered",
@@ -189,12 +200,17 @@ __all__ = [
     "ServerUpdate",
     "SetupTraffic",
     "SetupTrafficOf",
+    "Shared",
+    "SharedSend",
     "Slots",
     "StateInit",
     "Steps",
+    "StepsDraw",
     "Sums",
     "SumsOf",
+    "Survey",
     "Task",
+    "Tell",
     "Traffic",
     "Train",
     "Trained",

@@ -12,6 +12,7 @@ from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Context, Variables
 from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.survey import CorrectionSurvey, Survey
 
 
 class Trained(NamedTuple):
@@ -161,14 +162,17 @@ class LocalUpdate:
         change: the same with some settings of :func:`fedjax_sim.local.local_sgd` replaced.
           ``corrections`` and ``transforms`` are added at the end; ``corrections=None`` drops those
           that are there. A wrapper changes what it wraps, and wraps it again.
-        steps: T_k.
+        steps: T_k; if it is drawn, the most that it may be.
         epochs: E.
         batch_size: B.
         peers: whether ``train`` needs ``ClientView.starts``.
         corrections: what changes its gradients.
-        response: how far it moves a weight under a constant gradient; None: not known.
+        response: how far it moves a weight under a constant gradient, from a fresh state; None: not
+          known.
+        fresh: whether every visit begins with a fresh state of the optimiser.
         setup_traffic: what travels before the first round; None: nothing.
         follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
+        survey: what clients say before they train, and are told of it; None: nothing.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -184,8 +188,10 @@ class LocalUpdate:
     peers: bool = False
     corrections: tuple[Correction, ...] = ()
     response: Response | None = None
+    fresh: bool = True
     setup_traffic: SetupTrafficOf | None = None
     follow: Follow | None = None
+    survey: Survey | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
@@ -278,6 +284,9 @@ class Correction(NamedTuple):
         reduce: makes the next shared state of the messages.
         path: whether ``finish`` needs ``Done.path``.
         follow: see :class:`LocalUpdate`.
+        survey: what it asks before the training; None: nothing.
+        anchored: whether the gradient that it is given is less that of the same samples at the
+            received model, which costs a gradient more in every step.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -289,6 +298,8 @@ class Correction(NamedTuple):
     reduce: Reduce
     path: bool = False
     follow: Follow | None = None
+    survey: CorrectionSurvey | None = None
+    anchored: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

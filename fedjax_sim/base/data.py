@@ -89,6 +89,7 @@ class ClientView:
           None.
         differentiable: see :class:`ClientData` (static).
         round: ``int32[]``, the number of the round, from 0; None at the server.
+        coin: the key that all clients of a round have in common; None outside of its training.
     """
 
     x: Array
@@ -104,6 +105,7 @@ class ClientView:
     relabel: Array | None = None
     relabels: Array | None = None
     round: Array | None = None
+    coin: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
 

@@ -107,12 +107,14 @@ class Context(NamedTuple):
         client: the client: its number, its samples.
         key: the step's own, for dropout.
         memory: what it remembers of its last visit, see :class:`Memory`; () for nothing.
+        shared: what all clients told the server, see :class:`fedjax_sim.base.Shared`; or ().
     """
 
     received: Variables
     client: ClientView
     key: Array
     memory: PyTree = ()
+    shared: PyTree = ()
 
 
 class Objective(Protocol):

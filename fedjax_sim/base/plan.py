@@ -82,6 +82,7 @@ class Selection(NamedTuple):
         reads: the names of the numbers in a client's report that ``update`` needs, see
           :class:`LocalInfo`: 4 bytes each in every visit.
         setup_traffic: what travels before the first round; None: nothing.
+        everyone: whether there must be a slot for every client.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -94,6 +95,7 @@ class Selection(NamedTuple):
     active: float | None = None
     reads: tuple[str, ...] = ()
     setup_traffic: SetupTrafficOf | None = None
+    everyone: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

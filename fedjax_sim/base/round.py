@@ -85,9 +85,11 @@ class Traffic(NamedTuple):
         upload: of a model sent by a client.
         download: of a model sent to a client.
         message: of what a client sends besides, in every round in which it trains: the change of
-          SCAFFOLD's control variate, the numbers that a part ``reads``.
+            SCAFFOLD's control variate, its answer before it trains, the numbers that a part
+            ``reads``.
         shared_state: of what the server sends it besides, in every such round.
         fragments: of those of a model, if they travel in turn; no model is uploaded whole then.
+        finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
     """
 
     upload: int
@@ -95,6 +97,7 @@ class Traffic(NamedTuple):
     message: int
     shared_state: int
     fragments: tuple[Fragment, ...] = ()
+    finish: int = 0
 
 
 class Metrics(NamedTuple):
@@ -110,6 +113,8 @@ class Metrics(NamedTuple):
         downloads: ``int32[]``, models sent to clients.
         fragments: ``int32[]``, fragments sent to clients: of those whose turn was the last round.
         visits: ``int32[]``, clients that trained.
+        skipped: ``int32[]``, clients among them that a part of ``sending`` has screened out; the
+          loss is without theirs, and NaN if there are no others.
         client: ``int32[S]``, the client that trained each slot's model; N for an idle slot.
         source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
@@ -123,6 +128,7 @@ class Metrics(NamedTuple):
     downloads: Array
     fragments: Array
     visits: Array
+    skipped: Array
     client: Array
     source: Array
     diagnostics: dict[str, Array]

@@ -84,6 +84,8 @@ class Sending(NamedTuple):
         bytes: the size of an update on its way to a receiver that knows the model that the client
           received; None: as before.
         withholds: whether a client may send nothing.
+        screens: whether a client that sends nothing for this part's sake has failed: it keeps what
+          it had before its visit, and is counted among the skipped.
         needs: of the other parts, see :mod:`fedjax_sim.engine.needs`.
         origin: the call that made it.
     """
@@ -93,6 +95,7 @@ class Sending(NamedTuple):
     together: SendTogether | None = None
     bytes: SentBytes | None = None
     withholds: bool = False
+    screens: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

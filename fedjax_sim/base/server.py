@@ -191,6 +191,8 @@ class ServerUpdate(Protocol):
     ) -> tuple[Variables, PyTree]:
         """Returns the step that is taken, w_{t+1} - w_t, and the new state.
 
+        Leaves that do not travel, see :class:`fedjax_sim.base.Exchange`, are None in all models.
+
         Args:
             key: of the server in this round.
             step: the aggregate of the updates, or what an earlier server update made of it.

@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpy.typing import NDArray
 
 from fedjax_sim.algorithms import ALGORITHMS
@@ -18,18 +17,19 @@ from fedjax_sim.base import (
     LocalUpdate,
     MissingRootError,
     Model,
-    Objective,
     Task,
-    Transform,
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.config import Config, Precision, Preparation, Training
+from fedjax_sim.cli import adapting, attacking
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged
+from fedjax_sim.cli.local import augmentations, check_steps, make_local, optimised, scheduled
 from fedjax_sim.cli.machine import Machine
-from fedjax_sim.cli.problem import Problem, make_partitions, make_problem, population, sampler_for
-from fedjax_sim.client.augment import fedaug_augmentations
-from fedjax_sim.client.local import local_sgd
+from fedjax_sim.cli.methods import name_of
+from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
+from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset
 from fedjax_sim.engine import tree
@@ -60,7 +60,7 @@ class Setup:
         execution: devices and chunks.
         algorithms: by name.
         clients_per_round: of all of them.
-        model_bytes: bytes of one model.
+        model_bytes: bytes of one model, without adapters.
     """
 
     task: Task
@@ -83,8 +83,10 @@ class Setup:
         return len(self.tables[0])
 
     @property
-    def emd(self) -> float:
-        """Measured, mean over seeds."""
+    def emd(self) -> float | None:
+        """Measured, mean over seeds; None without classes."""
+        if self.task.classes is None:
+            return None
         return float(np.mean([emd(table) for table in self.tables]))
 
 
@@ -124,13 +126,22 @@ def build(config: Config) -> Setup:
         problem = make_problem(config, dataset, partitions)
     except ValueError as error:
         raise flagged(error, ["clients", "folds", "standardise"]) from error
+    data = attacking.poisoned(config.attack, problem.data, task)
+    problem = problem._replace(data=data)
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
     name = model_for(dataset) if training.model is None else training.model
-    model = load_model(name, dataset, training.precision)
+    net = adapting.started(load_model(name, dataset, training.precision), config.weights)
+    model = adapting.adapted(net, config.weights)
     objective = empirical_risk(model, task.loss, training.l2)
-    local = make_local(training, objective, augmentations(config.preparation, dataset))
-    check_steps(training, local, problem.data)
+    transforms = augmentations(config.preparation, dataset)
+
+    def local_of(training: Training) -> LocalUpdate:
+        local = adapting.local_of(make_local(training, objective, transforms), config.weights)
+        check_steps(training, local, problem.data)
+        return local
+
+    common_local = local_of(training)
     tables = [label_table(dataset.strata, p, task.classes or 1) for p in partitions]
     trained = problem.data.clients
     per_round = experiment.clients_per_round or trained
@@ -145,60 +156,45 @@ def build(config: Config) -> Setup:
         "model": model,
         "objective": objective,
         "classes": task.classes,
-        "lr": training.lr,
-        "momentum": training.momentum,
         "clients_per_round": per_round,
         "execution": execution,
     }
+
+    def algorithm_of(name: str) -> Algorithm:
+        mine, local = training, common_local
+        if config.trained[name]:
+            mine = config.training_of(name)
+            try:
+                local = local_of(mine)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
+
+        def make(local: LocalUpdate) -> Algorithm:
+            return make_algorithm(name, config, local, given, model, problem.data, task)
+
+        try:
+            return scheduled(mine, local, experiment.rounds, make)
+        except ValueError as error:
+            raise optimised(error, mine) from error
+
+    algorithms = {name: algorithm_of(name) for name in config.algorithms}
+    check_target(config.ending, task, score, algorithms, config.scores.split)
     return Setup(
         task=task,
         score=score,
         class_names=dataset.strata_names,
         model=model,
         model_name=name,
-        sampler=sampler_for(experiment, task),
+        sampler=dealt_by(experiment, dataset)[0],
         partitions=partitions,
         tables=tables if len(tables) > 1 else tables * len(experiment.seeds),
         problem=problem,
         execution=execution,
-        algorithms={
-            name: make_algorithm(name, config, local, common, model, problem.data, task)
-            for name in config.algorithms
-        },
+        algorithms=algorithms,
         clients_per_round=per_round,
-        model_bytes=tree.num_bytes(jax.eval_shape(lambda: model.init(jax.random.key(0)))),
+        model_bytes=tree.num_bytes(jax.eval_shape(lambda: net.init(jax.random.key(0)))),
     )
-
-
-def make_local(
-    training: Training, objective: Objective, transforms: tuple[Transform, ...]
-) -> LocalUpdate:
-    """The local update that all algorithms begin with."""
-    return local_sgd(
-        objective,
-        optax.sgd(training.lr, momentum=training.momentum or None),
-        training.batch_size,
-        training.epochs,
-        training.last_batch,
-        transforms=transforms,
-    )
-
-
-def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> None:
-    """Raises ValueError if no client would take a step."""
-    largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
-    samples = jnp.int32(largest)
-    batches = int(local.change(epochs=1.0).steps(samples))
-    if not batches:
-        raise ValueError(
-            f"--batch-size {training.batch_size} leaves --last-batch drop no minibatch: the "
-            f"largest client has {largest} samples"
-        )
-    if not int(local.steps(samples)):
-        raise ValueError(
-            f"--epochs {training.epochs:g} is no step for any client: one of the largest client is "
-            f"{1 / batches:.2g} epochs"
-        )
 
 
 def make_algorithm(
@@ -213,7 +209,7 @@ def make_algorithm(
     """One algorithm, checked against the clients' data.
 
     Args:
-        name: what ``ALGORITHMS`` has or imports.
+        name: what ``ALGORITHMS`` has or imports, with settings of its own.
         config: its options, and the flag that named it.
         local: the local update.
         common: what it gets of the parameters that mean the same in every method.
@@ -225,7 +221,8 @@ def make_algorithm(
         ValueError: if a setting is out of range, the data lack what the algorithm needs, or a
           user's function fails; names the flag.
     """
-    method, foreign = ALGORITHMS.resolve(name)[1], ALGORITHMS.is_foreign(name)
+    plain = name_of(name)
+    method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
     named = f"{config.flag_of(name)} {name}" if foreign else name
     wanted = {key: common[key] for key in common if key in own}
@@ -235,6 +232,9 @@ def make_algorithm(
             raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
         if "execution" not in own:
             made = made.replace(execution=common["execution"])
+        made = adapting.exchanged(made, config.weights)
+        made = attacking.attacked(made, config.attack, data.clients)
+        made = screened(made, config.ending)
         check_parts(made, task)
         trace_round(made, model, data)
     except MissingRootError as error:
@@ -243,7 +243,7 @@ def make_algorithm(
         ) from error
     except ValueError as error:
         message = str(flagged(error, own))
-        options = [f"{flag(key)} {value}" for key, value in given.items()]
+        options = [f"{flag(key)} {value}" for key, value in given.items() if f"{key}=" not in name]
         where = [named] if message.startswith("--") else [named, *options]
         raise ValueError(f"{' '.join(where)}: {message}") from error
     except Exception as error:  # a user's function may raise anything
@@ -251,25 +251,6 @@ def make_algorithm(
             raise
         raise ValueError(f"{named}: {told(error)}") from error
     return made
-
-
-def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform, ...]:
-    """What alters the copies of FedAug and rebalancing.
-
-    Raises:
-        ValueError: if the data are no images; names the flag.
-    """
-    asked = [name for name in ("fedaug", "rebalance") if getattr(preparation, name) is not None]
-    if not asked:
-        return ()
-    x = dataset.train_x
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3):
-        raise ValueError(
-            f"{flag(asked[0])} is for images, uint8 [n, H, W, 1 or 3]; {dataset.name} has "
-            f"{x.dtype} {list(x.shape)}"
-        )
-    white = float(x.max())
-    return (fedaug_augmentations(x.shape[1:], white=white, mirror=preparation.mirror),)
 
 
 def model_for(dataset: Dataset) -> str:

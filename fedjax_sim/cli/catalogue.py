@@ -21,6 +21,7 @@ SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
 ASKED = {
     "ozdayi": "--server-fraction 0.05",
     "fltrust": "--server-fraction 0.05",
+    "feddf": "--server-fraction 0.05",
     "fedbn": "--model fashion_cnn",
 }
 """What the command must be given for some methods, beside their names."""
@@ -40,13 +41,14 @@ make them for 10 clients a round and 10 classes. `local` and `objective` are the
 is an optax optimiser. A part that an option brings in stands below the others, with that option.
 The [glossary](glossary.md) says what each role is.
 
-A method's command takes its options as flags. In Python,
+A method's command takes its options as flags, which hold for the methods beside it too, or as its
+own: `--algo "fedprox(mu=0.1)"`. In Python,
 `fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
 
 Of what the five papers name, these are not included: SkewScout, FAVOR, TiFL, FedCS, Hybrid-FL,
-adaptive local steps under a budget, CMFL, LoAdaBoost, XOR mixup, FedMD, FedDF and other
-distillation, augmentation by GANs, CBFL, FetchSGD, FedZip, Zeno, multi-task learning (MOCHA),
-data set distillation and online learning.
+adaptive local steps under a budget, CMFL, LoAdaBoost, XOR mixup, FedMD and other
+distillation than FedDF, augmentation by GANs, CBFL, FetchSGD, FedZip, Zeno, multi-task learning
+(MOCHA), data set distillation and online learning.
 
 | method | what it does | paper |
 | --- | --- | --- |"""

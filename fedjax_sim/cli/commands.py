@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedjax_sim.base.registry import told
 from fedjax_sim.cli.flags import flagged
@@ -19,6 +20,7 @@ from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.data import DATASETS, Dataset, parse_dataset
 from fedjax_sim.data.sources import dataset_forms
 from fedjax_sim.partition import Partition, Sample, validate_partition
+from fedjax_sim.run import CheckpointWarning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,23 @@ def enter(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         status = 141  # as a shell says of a process that SIGPIPE ended
     sys.exit(status)
+
+
+@contextmanager
+def warnings_in_a_line(program: str) -> Iterator[None]:
+    """What the simulator warns of is one line on stderr; other warnings are as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CheckpointWarning)
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, CheckpointWarning):
+                complain(program, f"warning: {message}", 0)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def complain(program: str, message: str, status: int) -> int:

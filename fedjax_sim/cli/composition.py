@@ -23,7 +23,12 @@ COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
 
 NAMESPACES = {
     "objective": "fs",
+    "prototypes": "terms",
     "steps": "server",
+    "distillation": "server",
+    "length": "local",
+    "skipping": "corrections",
+    "momentum": "corrections",
     "turns": "local",
     "update": "server",
     "tree": "aggregators",

@@ -6,26 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from fedjax_sim.cli.adapting import Weights
+from fedjax_sim.cli.attacking import Attack
 from fedjax_sim.cli.commands import Source
-from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
+from fedjax_sim.cli.defaults import by_dataset
+from fedjax_sim.cli.ending import Ending
 from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.settings import Group, Instead, setting
-from fedjax_sim.models import MODELS
+from fedjax_sim.cli.training import Training
 from fedjax_sim.partition.samplers import SAMPLERS, form_of
 
 Split = Literal["official", "clients", "holdout"]
 Standardise = Literal["global", "local"]
-LastBatch = Literal["keep", "drop", "refill"]
-Precision = Literal["f32", "bf16"]
-
-
-def _by_dataset(key: str, help: Any, **told: Any) -> Any:
-    """A setting whose default is the data set's."""
-    ours = ", ".join(f"{name} {getattr(default, key)}" for name, default in DEFAULTS.items())
-    others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
-    default = getattr(DEFAULTS[Source.dataset], key)
-    return setting(default, help, **{"shown": f"{ours}, {others}"} | told)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +27,12 @@ class Experiment(Source):
     """Data, clients and rounds.
 
     Attributes:
-        clients: N; None if the partition has its own (natural clients), as a file does.
+        clients: N; None for 40, or as many as the partition has (natural clients, a file).
         clients_per_round: None for all clients.
         rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
         seeds: one run for each.
         eval_every: rounds between evaluations.
-        partition: the text of a sampler, or a .npz file; None for the one of the task.
+        partition: the text of a sampler, or a .npz file; None for the one of the data.
     """
 
     title: ClassVar[str] = "experiment"
@@ -50,7 +44,7 @@ class Experiment(Source):
         at_least=1,
     )
     clients_per_round: int | None = setting(None, "active at once", shown="all", at_least=1)
-    rounds: int = _by_dataset("rounds", "rounds of FedAvg", at_least=1)
+    rounds: int = by_dataset("rounds", "rounds of FedAvg", at_least=1)
     seeds: tuple[int, ...] = setting(
         (0, 1, 2, 3),
         "repetitions, seeds 0 to N-1: partition, initial weights, shuffles; the table's ± is "
@@ -67,7 +61,7 @@ class Experiment(Source):
             "package.module:function(name=value, ...); or a .npz file of python -m "
             "fedjax_sim.partition, for all seeds"
         ),
-        shown="--emd; without classes iid",
+        shown="--emd; without classes natural, or iid without owners or with --clients",
         metavar="TEXT",
         instead=Instead(
             "--emd",
@@ -75,12 +69,6 @@ class Experiment(Source):
             lambda text: f"emd({number(float, above=0)(text):g})",
         ),
     )
-
-    def __post_init__(self) -> None:
-        """A partition of 40 clients, unless it fixes their number."""
-        text = self.partition or ""
-        if not text.startswith("natural") and not text.endswith(".npz"):
-            self._default("clients", 40)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +90,7 @@ class Preparation(Group):
     server_fraction: float | None = setting(
         None,
         "share of the training samples, as many of each class, that the server takes from the "
-        "clients: fltrust and ozdayi need them",
+        "clients: feddf, fltrust and ozdayi need them",
         shown="none",
         above=0,
         below=1,
@@ -184,7 +172,7 @@ class Scores(Group):
         shown="global",
         metavar="NAME",
     )
-    score: str | None = _by_dataset(
+    score: str | None = by_dataset(
         "score",
         "in table and picture, and for the best round: of classes accuracy, f1 (weighted by class) "
         "or auc; of regression mse, mae or r2; of several labels f1_micro, f1_macro, "
@@ -216,43 +204,6 @@ class Scores(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class Training(Group):
-    """The local update, the same for all algorithms.
-
-    Attributes:
-        model: a name in ``MODELS``, or ``package.module:factory``; None for one by the shape of a
-          sample.
-        epochs: E.
-        batch_size: B.
-        lr: η of SGD.
-        momentum: of SGD.
-        l2: of :func:`fedjax_sim.objective.empirical_risk`.
-        last_batch: see :func:`fedjax_sim.local.local_sgd`.
-        precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`.
-    """
-
-    title: ClassVar[str] = "local training"
-
-    model: str | None = _by_dataset(
-        "model",
-        lambda: (
-            f"one of {', '.join(MODELS)}, or package.module:factory with factory(shape, classes) "
-            "-> Model or flax module"
-        ),
-        metavar="NAME",
-    )
-    epochs: float = _by_dataset("epochs", "local epochs a round", above=0)
-    batch_size: int = setting(16, "samples in a minibatch", at_least=1)
-    lr: float = _by_dataset("lr", "learning rate of SGD", above=0)
-    momentum: float = setting(0.9, "of SGD", at_least=0, below=1)
-    l2: float = setting(
-        0.0, "regularisation: X/2 times the squared norm of matrices and kernels", at_least=0
-    )
-    last_batch: LastBatch = setting("keep", "what becomes of an epoch's short last minibatch")
-    precision: Precision = setting("f32", "what the network computes in; its weights are f32")
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment; every default is filled in but those that need the machine or the data.
 
@@ -260,25 +211,45 @@ class Config:
         algo: what ``ALGORITHMS`` has or imports.
         compare: the algorithms run beside it.
         options: the keyword arguments of each of them that were given.
+        trained: settings of local training that are one algorithm's own.
         experiment: data, clients and rounds.
         preparation: what becomes of the clients' samples.
         scores: what is scored.
         training: the local update.
+        ending: what ends it before the last round.
+        weights: what models start from, and adapters.
+        attack: which clients attack, and how.
         machine: devices and output.
     """
 
     algo: str
     compare: tuple[str, ...]
     options: Mapping[str, Mapping[str, Any]]
+    trained: Mapping[str, Mapping[str, Any]]
     experiment: Experiment
     preparation: Preparation
     scores: Scores
     training: Training
+    ending: Ending
+    weights: Weights
+    attack: Attack
     machine: Machine
 
     def __post_init__(self) -> None:
         """Refuses settings of something that does not run."""
-        if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl"} & {*self.algorithms}:
+        trained = [self.training, *map(self.training_of, self.algorithms)]
+        for name in ("l2", "weight_decay"):
+            if self.weights.lora is not None and any(getattr(one, name) for one in trained):
+                raise ValueError(
+                    f"{flag(name)} is for models without --lora, whose frozen weights it would pull"
+                )
+        if self.ending.patience is not None and self.scores.split != "clients":
+            raise ValueError(
+                "--patience is for --split clients, which has validation clients: by the test set "
+                f"it would be tuned; the split is {self.scores.split}"
+            )
+        names = {*map(name_of, self.algorithms)}
+        if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl"} & names:
             raise ValueError(
                 f"--delta is for dp_fedavg and dp_ftrl, not {' and '.join(self.algorithms)}"
             )
@@ -288,13 +259,25 @@ class Config:
         """All that run, in order."""
         return (self.algo, *self.compare)
 
+    def training_of(self, algorithm: str) -> Training:
+        """The settings of local training that an algorithm has.
+
+        Raises:
+            ValueError: if those of its own do not fit the others; names the algorithm.
+        """
+        try:
+            return self.training.with_own(self.trained[algorithm])
+        except ValueError as error:
+            raise ValueError(f"{algorithm}: {error}") from error
+
     def flag_of(self, algorithm: str) -> str:
         """The flag that named an algorithm."""
         return "--algo" if algorithm == self.algo else "--compare"
 
     def record(self) -> dict[str, Any]:
         """All settings by name, whatever their group, without places on this machine."""
-        told: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": self.options}
+        own = {name: {**self.options[name], **self.trained[name]} for name in self.algorithms}
+        told: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": own}
         for name in GROUPS:
             told |= getattr(self, name).record()
         return told
@@ -305,6 +288,9 @@ GROUPS: Mapping[str, type[Group]] = {
     "preparation": Preparation,
     "scores": Scores,
     "training": Training,
+    "ending": Ending,
+    "weights": Weights,
+    "attack": Attack,
     "machine": Machine,
 }
 """The groups of :class:`Config`."""

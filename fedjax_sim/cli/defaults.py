@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.settings import setting
 
 
 class Defaults(NamedTuple):
@@ -48,3 +51,11 @@ DEFAULTS: Mapping[str, Defaults] = {
 
 OTHERS = Defaults(None, 0.01, 1, 30, None)
 """Those of a user's data set."""
+
+
+def by_dataset(key: str, help: Any, **told: Any) -> Any:
+    """A setting whose default is the data set's."""
+    ours = ", ".join(f"{name} {getattr(default, key)}" for name, default in DEFAULTS.items())
+    others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
+    default = getattr(DEFAULTS[Source.dataset], key)
+    return setting(default, help, **{"shown": f"{ours}, {others}"} | told)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.algorithms._robust import SHARES
 from fedjax_sim.cli.flags import flag
-from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.methods import name_of, parameters
 
 
 class Needs(NamedTuple):
@@ -88,7 +88,7 @@ def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _complaint(name: str, key: str, given: Mapping[str, Any]) -> str | None:
-    if name not in ALGORITHMS.own:
+    if name_of(name) not in ALGORITHMS.own:
         return None
     own = parameters(name)
     chosen = {option: given.get(option, parameter.default) for option, parameter in own.items()}

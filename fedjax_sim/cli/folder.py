@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +25,18 @@ from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
+CHECKPOINTS = "checkpoints"
+"""The folder of the checkpoints, within that of a run; one for each algorithm."""
 
 
 class RunFolder:
     """The folder of one run; each record is on disk as soon as it is known.
 
     Args:
-        path: a folder that is new or empty.
+        path: a folder that is new or empty, unless a run is resumed in it.
         config: the settings, for ``config.json``.
         pictures: their format.
+        resumed: whether the folder is that of a run which goes on; its records are written anew.
 
     Attributes:
         recorded: whether it has a record yet.
@@ -40,17 +45,30 @@ class RunFolder:
         ValueError: if the folder holds something, is none or cannot be made.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], pictures: Format = "png") -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        pictures: Format = "png",
+        *,
+        resumed: bool = False,
+    ) -> None:
         """Makes the folder and ``config.json``."""
-        self.path, self.recorded, self._format = path, False, pictures
+        self.path, self.recorded, self._format = path, resumed, pictures
+        self._metrics: TextIO | None = None
         try:
-            check_free(path)
+            if not resumed:
+                check_free(path)
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             _write_json(path / "config.json", config)
-            self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise ValueError(f"--out {path}: {error.strerror or error}") from error
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of those of all algorithms."""
+        return self.path / CHECKPOINTS
 
     def picture(self, name: str) -> Path:
         """Where the picture of that name lies, one of ``PICTURES``."""
@@ -73,6 +91,7 @@ class RunFolder:
             tables: samples per client and class, ``int64[N, M]``, one per seed.
             task: what is learnt.
         """
+        lines = []
         for i, run in enumerate(runs):
             record = {
                 "algorithm": algorithm,
@@ -83,6 +102,7 @@ class RunFolder:
                 "train_loss": evaluation.train_loss[i],
                 "bytes_up": int(evaluation.bytes_up[i]),
                 "bytes_down": int(evaluation.bytes_down[i]),
+                "skipped": int(evaluation.skipped[i]),
             }
             if evaluation.test.by_client is None and task.classes is not None:
                 # Nobody has test samples of its own: what their label mix lets expect.
@@ -95,7 +115,10 @@ class RunFolder:
             record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
             if evaluation.uncollected is not None:
                 record[f"{task.score}_uncollected"] = evaluation.uncollected[i]
-            self._metrics.write(json.dumps(_plain(record)) + "\n")
+            lines.append(json.dumps(_plain(record)) + "\n")
+        if self._metrics is None:  # not before: those of a run that goes on stand here until now
+            self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
+        self._metrics.writelines(lines)
         self._metrics.flush()
         self.recorded = True
 
@@ -106,21 +129,37 @@ class RunFolder:
         score: str,
         title: str = "",
     ) -> None:
-        """Writes ``summary.json``, and draws the curves of the algorithms that have finished."""
+        """Writes ``summary.json``, and draws the curves of the algorithms that have finished.
+
+        A server's model without the leaves that stay with the clients has no curve.
+        """
         _write_json(self.path / "summary.json", summary)
-        if results:
-            draw_curves(results, self.picture("curves"), score, title)
+        drawn = {
+            name: result
+            for name, result in results.items()
+            if result.evaluations[-1].personal is not None
+            or not summary.get(name, {}).get("own_leaves")
+        }
+        if drawn:
+            draw_curves(drawn, self.picture("curves"), score, title)
 
     def close(self) -> None:
         """Closes the files; without a record removes them, and the folder if it was new."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         if self.recorded:
             return
         for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
         if self._made:
             with suppress(OSError):  # somebody has put something there
                 self.path.rmdir()
+
+
+def checkpoints_in(run: Path, algorithm: str) -> Path:
+    """The folder of an algorithm's checkpoints; a method of a user's own has a colon."""
+    return run / CHECKPOINTS / quote(algorithm, safe="")
 
 
 def check_free(path: Path) -> None:

@@ -23,6 +23,9 @@ class Machine(Group):
         pictures: their format.
         compile_for: a target to compile for, instead of running; None to run here.
         cache: whether compiled programs are kept for the next run.
+        resume: the folder of a run that stopped; None to begin one.
+        checkpoint_every: seconds.
+        checkpoints: whether there are any.
     """
 
     title: ClassVar[str] = "machine and output"
@@ -54,6 +57,25 @@ class Machine(Group):
         metavar="DIR",
         place=True,
     )
+    resume: str | None = setting(
+        None,
+        "go on with the run in this folder, from its newest checkpoints; its settings need not be "
+        "given again, and only --rounds may be more",
+        shown="begin a new run",
+        metavar="DIR",
+        place=True,
+    )
+    checkpoint_every: float = setting(
+        60.0,
+        "seconds after which an evaluation is followed by a checkpoint; 0: each is. The end of a "
+        "run is always saved",
+        metavar="SECONDS",
+        at_least=0,
+        place=True,
+    )
+    checkpoints: bool = setting(
+        True, "save nothing: the run cannot be resumed nor its models loaded", place=True
+    )
     pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
     compile_for: str | None = setting(
         None,
@@ -66,3 +88,5 @@ class Machine(Group):
         """Programs for other devices are compiled by one process."""
         if self.distributed is not None and self.compile_for is not None:
             raise ValueError("--distributed is for a run, not for --compile-for")
+        if self.resume is not None and not self.checkpoints:
+            raise ValueError("--no-checkpoints is for a new run, not for --resume")

@@ -132,13 +132,13 @@ def add_options(
 
 
 def chosen_options(
-    given: Mapping[str, Any], chosen: Sequence[str], owners: Iterable[str]
+    given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
     """The keyword arguments of each algorithm that were given.
 
     Args:
         given: what the command line gave.
-        chosen: the algorithms that will run.
+        chosen: the algorithms that will run, and the arguments that are each one's own.
         owners: every parameter that is a flag.
 
     Raises:
@@ -146,13 +146,21 @@ def chosen_options(
     """
     own = {name: parameters(name) for name in chosen}
     for key in sorted(given.keys() & set(owners)):
-        if not any(key in own[name] for name in chosen):
-            raise ValueError(f"{flag(key)} is no flag of {'; '.join(map(_flags_of, chosen))}")
-    for name in chosen:
-        missing = [k for k, p in own[name].items() if p.default is p.empty and k not in given]
+        having = [name for name in chosen if key in own[name]]
+        if not having:
+            whose = "; ".join(map(_flags_of, dict.fromkeys(map(name_of, chosen))))
+            raise ValueError(f"{flag(key)} is no flag of {whose}")
+        if all(key in chosen[name] for name in having):
+            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(having)}")
+    options = {
+        name: {key: given[key] for key in own[name] if key in given} | {**chosen[name]}
+        for name in chosen
+    }
+    for name, known in options.items():
+        missing = [k for k, p in own[name].items() if p.default is p.empty and k not in known]
         if missing:
             raise ValueError(f"{name} needs {' and '.join(map(flag, missing))}")
-    return {name: {key: given[key] for key in own[name] if key in given} for name in chosen}
+    return options
 
 
 def registered() -> str:
@@ -185,7 +193,12 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    return ALGORITHMS.resolve(name)[1]
+    return ALGORITHMS.resolve(name_of(name))[1]
+
+
+def name_of(label: str) -> str:
+    """The method of a text such as ``fedprox(mu=0.1)``, without its settings."""
+    return label.partition("(")[0]
 
 
 def _default(name: str, key: str) -> str:

@@ -16,11 +16,13 @@ from fedjax_sim.cli.effects import check_effects
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.methods import (
     add_options,
-    algorithm,
     chosen_options,
+    name_of,
     owners_of,
     registered,
 )
+from fedjax_sim.cli.resuming import arguments, asked, check_settings
+from fedjax_sim.cli.written import TRAINED, check_used, read, written
 from fedjax_sim.data import parse_dataset
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
@@ -28,7 +30,7 @@ ALGO, COMPARE = "phase_shift", ("fedavg",)
 OWN_MODELS = frozenset(
     {"ifca", "dynamic_clustering", "ditto", "fine_tuned"}
     | {"fedper", "fedrep", "lg_fedavg", "fedbn", "fedbabu"}
-    | {"per_fedavg", "pfedme", "apfl", "fedrod", "fedala"}
+    | {"per_fedavg", "pfedme", "apfl", "fedrod", "fedala", "fedproto"}
 )
 """The methods whose point is models of the clients' own."""
 
@@ -42,12 +44,14 @@ class _Chosen(NamedTuple):
     """What must be known before the other flags are.
 
     Attributes:
-        algorithms: those that run, in order.
+        algorithms: those that run, in order, with settings of their own.
+        names: of the methods among them.
         listed: those whose flags the command has.
         helping: whether help is asked for.
     """
 
     algorithms: tuple[str, ...]
+    names: tuple[str, ...]
     listed: tuple[str, ...]
     helping: bool
 
@@ -63,20 +67,40 @@ def parse(argv: Sequence[str]) -> Config:
 
     Raises:
         ValueError: if an argument is unknown or out of range; names the flag and what is allowed.
+            Or if ``--resume`` names no run, or another setting than its run has.
 
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
     """
+    folder, others = asked(argv)
+    if folder is None:
+        return _config(argv)
+    try:
+        before = arguments(folder)
+        begun = _config(before)
+    except ValueError as error:
+        raise ValueError(f"--resume {folder}: {error}") from error
+    if any(text.partition("=")[0] == "--out" for text in others):
+        raise ValueError(f"--out is for a new run; --resume {folder} goes on in its folder")
+    config = _config([*before, *others, "--resume", str(folder)])
+    check_settings(folder, begun, config)
+    return config
+
+
+def _config(argv: Sequence[str]) -> Config:
     chosen = _chosen(argv)
-    owners = owners_of(chosen.listed, chosen.algorithms, _TAKEN)
+    owners = owners_of(chosen.listed, chosen.names, _TAKEN)
     given = vars(_parser(chosen, owners).parse_args(argv))
-    options = chosen_options(given, chosen.algorithms, owners)
+    own = {label: read(label) for label in chosen.algorithms}
+    options = chosen_options(given, {label: one.options for label, one in own.items()}, owners)
     check_effects(options)
+    check_used(given, chosen.algorithms)
     key, _ = parse_dataset(given.get("dataset", Source.dataset))
     defaults = DEFAULTS.get(key, OTHERS)._asdict() | {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}
     algo, *compare = chosen.algorithms
-    return Config(algo, tuple(compare), options, **groups)
+    trained = {label: one.training for label, one in own.items()}
+    return Config(algo, tuple(compare), options, trained, **groups)
 
 
 def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
@@ -85,7 +109,8 @@ def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
     A file deals the samples of the split that it was made for, which is mostly the official one.
     """
     from_file = given.get("partition", "").endswith(".npz")
-    return "holdout" if OWN_MODELS & {*algorithms} and not from_file else "official"
+    own = given.get("lora_variant") == "fedsa" or OWN_MODELS & {*map(name_of, algorithms)}
+    return "holdout" if own and not from_file else "official"
 
 
 def _chosen(argv: Sequence[str]) -> _Chosen:
@@ -94,14 +119,16 @@ def _chosen(argv: Sequence[str]) -> _Chosen:
     parser.add_argument("-h", "--help", action="store_true")
     _add_names(parser, ())
     given, _ = parser.parse_known_args(argv)
-    algo, compare = given.algo or ALGO, given.compare or COMPARE
-    if "none" in compare and len(compare) > 1:
+    algo, compare = given.algo or (ALGO,), given.compare or [COMPARE]
+    if ("none",) in compare and len(compare) > 1:
         raise ValueError("--compare: 'none' stands alone")
-    algorithms = tuple(dict.fromkeys([algo, *(name for name in compare if name != "none")]))
+    beside = [label for labels in compare for label in labels if label != "none"]
+    algorithms = tuple(dict.fromkeys([*algo, *beside]))
+    names = tuple(dict.fromkeys(map(name_of, algorithms)))
     if given.help and (given.algo or given.compare):
-        return _Chosen(algorithms, algorithms, True)
+        return _Chosen(algorithms, names, names, True)
     listed = ALGORITHMS if given.help else ALGORITHMS.known
-    return _Chosen(algorithms, tuple(dict.fromkeys([*listed, *algorithms])), given.help)
+    return _Chosen(algorithms, names, tuple(dict.fromkeys([*listed, *names])), given.help)
 
 
 def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
@@ -120,7 +147,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         nargs=0,
         help="print every algorithm: paper, traffic, parts; and end",
     )
-    add_options(parser, owners, chosen.algorithms, helping=chosen.helping)
+    add_options(parser, owners, chosen.names, helping=chosen.helping)
     for settings in GROUPS.values():
         settings.add_flags(parser.add_argument_group(settings.title), helping=chosen.helping)
     return parser
@@ -129,16 +156,18 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
 def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None:
     add_to.add_argument(
         "--algo",
-        type=algorithm,
+        type=written,
         metavar="NAME",
-        help=f"one of {', '.join(known)}, or package.module:function (default: {ALGO})",
+        help=f"one of {', '.join(known)}, or package.module:function; with settings of its own as "
+        "in 'fedprox(mu=0.1, lr=0.05)', and mu=0.1|1 for both: those of the method, "
+        f"{', '.join(TRAINED)} (default: {ALGO})",
     )
     add_to.add_argument(
         "--compare",
         nargs="+",
-        type=lambda text: text if text == "none" else algorithm(text),
+        type=lambda text: (text,) if text == "none" else written(text),
         metavar="NAME",
-        help=f"algorithms to run beside it, or none (default: {' '.join(COMPARE)})",
+        help=f"algorithms to run beside it, written alike, or none (default: {' '.join(COMPARE)})",
     )
 
 

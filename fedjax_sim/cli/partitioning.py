@@ -221,7 +221,7 @@ def _parser(samplers: Mapping[str, Callable[..., Partition]], *, helping: bool) 
         description="Deals a data set to clients with the skew that is asked for; prints a report "
         "and writes a folder with the partition of each seed (seed0.npz, ... for "
         "fedjax_sim.bench --partition), report.json, clients.png (clients by classes) and "
-        "skew.png (sizes and EMDs of the clients).",
+        "skew.png (sizes and EMDs of the clients); without classes all of it is of sizes alone.",
         epilog="Example: python -m fedjax_sim.partition --dataset digits --sampler dirichlet "
         "--alpha 0.1 --clients 20",
     )
@@ -272,20 +272,22 @@ def deal_job(job: Job, dataset: Dataset) -> list[Partition]:
 
 def over_seeds(reports: Sequence[SkewReport]) -> str:
     """A table with a line for each seed, their mean and their standard deviation."""
-    titles = ("EMD", "C-score", "KL", "n_k min", "max", "mean", "std", "Gini")
-    forms = (".3f", ".3f", ".3f", ",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    titles: tuple[str, ...] = ("n_k min", "max", "mean", "std", "Gini")
+    forms: tuple[str, ...] = (",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    measured: tuple[str, ...] = ()
+    if reports[0].table.shape[1] > 1:
+        titles, forms = ("EMD", "C-score", "KL", *titles), (".3f", ".3f", ".3f", *forms)
+        measured = ("emd", "c_score", "kl")
     found = [report.as_dict() for report in reports]
-    rows = np.array([[d["emd"], d["c_score"], d["kl"], *d["sizes"].values()] for d in found])
+    rows = np.array([[*(d[name] for name in measured), *d["sizes"].values()] for d in found])
 
     def line(title: str, values: Sequence[float], name: str = "") -> str:
         cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
         return f"{title:7}{''.join(cells)}  {name}".rstrip()
 
-    clients, classes = reports[0].table.shape
-    head = f"{reports[0].table.sum():,} samples of {classes} classes at {clients:,} clients"
     return "\n".join(
         [
-            head,
+            reports[0].counted(),
             f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
             *(
                 line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")

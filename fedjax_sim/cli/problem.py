@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, Task
+from fedjax_sim.base import ClientData
 from fedjax_sim.cli.commands import deal_seeds
 from fedjax_sim.cli.config import Config, Experiment, Preparation, Split, Standardise
 from fedjax_sim.cli.flags import flag
@@ -79,13 +79,13 @@ def make_partitions(experiment: Experiment, split: Split, dataset: Dataset) -> l
         ValueError: if the settings and the data allow none, or a user's sampler fails; names the
           flag.
     """
-    text = sampler_for(experiment, dataset.task)
+    text, clients = dealt_by(experiment, dataset)
     try:
         if text.endswith(".npz"):
             name = f"{dataset.name} in --split {split}"
             partition = load_partition(text, dataset.train_y, name)
             validate_partition(partition, len(dataset.train_y))
-            _check_clients(experiment.clients, partition)
+            _check_clients(clients, partition)
             return [partition]
         name, sample = parse_sampler(text)
     except (OSError, ValueError) as error:
@@ -93,7 +93,7 @@ def make_partitions(experiment: Experiment, split: Split, dataset: Dataset) -> l
     return deal_seeds(
         sample,
         dataset,
-        experiment.clients,
+        clients,
         experiment.seeds,
         origin=f"--partition {text}",
         flags=["clients", "emd"],
@@ -101,11 +101,18 @@ def make_partitions(experiment: Experiment, split: Split, dataset: Dataset) -> l
     )
 
 
-def sampler_for(experiment: Experiment, task: Task) -> str:
-    """The partition that is asked for; by default label skew, and none without labels."""
-    if experiment.partition is not None:
-        return experiment.partition
-    return "iid" if task.classes is None else "emd(1.4)"
+def dealt_by(experiment: Experiment, dataset: Dataset) -> tuple[str, int | None]:
+    """The sampler or the file that deals the samples, and N; None for as many as it has.
+
+    Classes are skewed unless told otherwise. Other targets have no such skew: their owners are the
+    clients, if the data have any and no other number of clients is asked for.
+    """
+    text, clients = experiment.partition, experiment.clients
+    if text is None:
+        owned = dataset.train_client is not None and clients is None
+        text = "emd(1.4)" if dataset.task.classes is not None else "natural" if owned else "iid"
+    counted = text.startswith("natural") or text.endswith(".npz")
+    return text, 40 if clients is None and not counted else clients
 
 
 def _check_clients(asked: int | None, partition: Partition) -> None:

@@ -36,7 +36,7 @@ def byte_unit(sizes: Iterable[float]) -> tuple[str, float]:
 
 
 def measurements(
-    result: Result, *, score: str, seeds: int, fedavg_bytes: float, clients: int, emd: float
+    result: Result, *, score: str, seeds: int, fedavg_bytes: float, clients: int, emd: float | None
 ) -> dict[str, Any]:
     """What ``summary.json`` says of one algorithm.
 
@@ -46,7 +46,7 @@ def measurements(
         seeds: how many; R is a multiple of it.
         fedavg_bytes: what FedAvg would have sent, up and down, in one run.
         clients: N.
-        emd: measured, mean over seeds.
+        emd: measured, mean over seeds; None without classes.
 
     Returns:
         Scores are fractions, or in the units of y: mean and standard deviation over runs, of the
@@ -136,8 +136,11 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     """Two aligned tables: the score and traffic, speed and memory.
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
-    number). The column "personal" has the last score of the clients' own models. An algorithm whose
-    summary says "diverged" has no numbers; one at least must have. A peak that is not known is "-".
+    number). The column "personal" has the last score of the clients' own models; where leaves stay
+    with the clients ("own_leaves") it is the only score: nobody has trained the server's. An
+    algorithm whose summary says "diverged" has no numbers; one at least must have. A peak that is
+    not known is "-". Where there is a target, the last columns have the rounds and the traffic of
+    the runs that reached it: "not reached" is no number.
 
     Args:
         summaries: by algorithm, see :func:`measurements`.
@@ -151,7 +154,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
         return f"{100 * value:.2f}" if metric.percent else digits(value, beside)
 
     def cell(s: Mapping[str, Any], name: str) -> str:
-        if name not in s:
+        if name not in s or (s.get("own_leaves") and name != own):
             return "-"
         several = len(s["score_last_per_run"]) > 1
         return written(s[name], s[name]) + (
@@ -166,7 +169,10 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     sent = [s[way] for s in finished.values() for way in ("bytes_up", "bytes_down")]
     size, bytes_each = byte_unit(sent)
     places = 0 if size == "B" else 1
-    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg"]]
+    aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
+    aim = [f"{100 * a:g} %" if metric.percent else digits(a) for a in aims]
+    to = [f"{what} to {text}" for text in aim for what in ("rounds", size)]
+    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg", *to]]
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
@@ -178,7 +184,8 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
         scores.append(
             [name, *(cell(s, key) for key in columns.values()),
              *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
-             f"{s['traffic_ratio']:.3f}"]
+             f"{s['traffic_ratio']:.3f}",
+             *(cell for _ in aims for cell in _to_target(s, bytes_each, places))]
         )  # fmt: skip
         peak = s["peak_memory_mb"]
         speeds.append(
@@ -187,6 +194,27 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
              str(s["xla_programs"]), "-" if peak is None else f"{peak:,.0f}"]
         )  # fmt: skip
     return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
+
+
+def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
+    """Rounds and traffic of the runs that have reached the target, and how many have, if not all.
+
+    >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
+    >>> _to_target(found, 1e6, 1)
+    ('4.0 (1 of 2)', '2.0 (1 of 2)')
+    """
+    rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))
+    runs, known = len(rounds), [r for r in rounds if r is not None]
+    if not known:
+        return "not reached", "not reached"
+    some = f" ({len(known)} of {runs})" if len(known) < runs else ""
+    traffic = np.array([b for b in sent if b is not None]) / unit
+
+    def told(values: Any, digits: int) -> str:
+        spread = f" ± {np.std(values):,.{digits}f}" if len(values) > 1 else ""
+        return f"{np.mean(values):,.{digits}f}{spread}{some}"
+
+    return told(known, 1 if runs > 1 else 0), told(traffic, places)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -206,8 +234,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
     """Draws a score against rounds and against bytes sent; bands are ± std over runs.
 
-    Runs whose score is not known are left out, as they are of the table. If the clients have models
-    of their own, those are drawn, and the legend says so.
+    Runs whose score is not known are left out, as they are of the table. If the clients' own models
+    are scored, those are drawn, and the legend says so.
 
     Args:
         results: by algorithm, at least one.

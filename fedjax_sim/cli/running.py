@@ -5,36 +5,60 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.base import ClientData, Model
+from fedjax_sim.cli import ending, local
+from fedjax_sim.cli.adapting import fingerprint
+from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.folder import CHECKPOINTS, RunFolder, checkpoints_in, versions
 from fedjax_sim.cli.report import digits
+from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.stopping import Stopping
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run import DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
 from fedjax_sim.tasks.sums import mean_known
 
 
-def open_folder(config: Config, setup: Setup) -> RunFolder:
-    """Makes the run folder, with the settings."""
-    out, standardise = config.machine.out, config.scores.standardise
+def open_folder(config: Config, setup: Setup, command: str) -> RunFolder:
+    """Makes the run folder, with the settings.
+
+    Raises:
+        ValueError: if the folder is not free, or that of a run with other clients than now.
+    """
+    resume, standardise = config.machine.resume, config.scores.standardise
+    out = config.machine.out if resume is None else resume
     path = new_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
+    malicious = malicious_of(config.attack, setup.problem.data.clients)
     found = {
         "model": setup.model_name,
         "partition": setup.sampler,
         "score": setup.score,
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
+        "malicious": None if malicious is None else np.flatnonzero(malicious).tolist(),
+        "initial_sha256": fingerprint(config.weights.initial),
         "standardise": (standardise or "global") if setup.problem.scaled else None,
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
     }
-    return RunFolder(path, config.record() | found, config.machine.pictures)
+    if resume is not None:
+        begun = written(path)
+        for name in ("clients", "partition_hashes"):
+            if begun[name] != found[name]:
+                raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
+        command = begun["command"]
+        if begun["rounds"] != config.experiment.rounds:
+            command += f" --rounds {config.experiment.rounds}"
+    told = {**config.record(), **found, "command": command}
+    return RunFolder(path, told, config.machine.pictures, resumed=resume is not None)
 
 
 def title(config: Config, setup: Setup) -> str:
@@ -54,7 +78,9 @@ def draw_clients(config: Config, setup: Setup, path: Path) -> None:
     draw_partition(shown, path, titles, title=title(config, setup), classes=named)
 
 
-def run(config: Config, setup: Setup, folder: RunFolder | None, command: str) -> dict[str, str]:
+def run(
+    config: Config, setup: Setup, folder: RunFolder | None, command: str, stopping: Stopping
+) -> dict[str, str]:
     """Runs every algorithm, records it and prints the table.
 
     Args:
@@ -62,6 +88,7 @@ def run(config: Config, setup: Setup, folder: RunFolder | None, command: str) ->
         setup: what was built of them.
         folder: for the records; None where another process writes them.
         command: as it was given.
+        stopping: whether it is to stop.
 
     Returns:
         The algorithms whose loss diverged, and what is to be said of each.
@@ -78,7 +105,7 @@ def run(config: Config, setup: Setup, folder: RunFolder | None, command: str) ->
     diverged: dict[str, str] = {}
     for name in config.algorithms:
         try:
-            results[name] = run_one(name, config, setup, folder)
+            results[name] = run_one(name, config, setup, folder, stopping)
         except DivergedError as error:
             diverged[name] = str(error)
             summaries[name] = {"diverged": diverged[name]}
@@ -93,7 +120,9 @@ def run(config: Config, setup: Setup, folder: RunFolder | None, command: str) ->
     return diverged
 
 
-def run_one(name: str, config: Config, setup: Setup, folder: RunFolder | None) -> Result:
+def run_one(
+    name: str, config: Config, setup: Setup, folder: RunFolder | None, stopping: Stopping
+) -> Result:
     """Runs one algorithm, behind a progress bar where there is a folder for the records."""
     from tqdm import tqdm
 
@@ -104,16 +133,22 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder | None) -
     def record(evaluation: Evaluation) -> None:
         if folder is not None:
             folder.log(name, evaluation, problem.runs, setup.tables, setup.task)
-        value = float(mean_known(evaluation.test.reported[score]))
-        shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
-        bar.set_postfix_str(f"{score} {shown}", refresh=False)
+        lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
+        scored = evaluation.personal if lacks_leaves else evaluation.test
+        if scored is not None:
+            value = float(mean_known(scored.reported[score]))
+            shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
+            bar.set_postfix_str(f"{score} {shown}", refresh=False)
         bar.update(evaluation.round - bar.n)
+        stopping.check()
 
     def ready(held: int) -> None:
+        stopping.patient = True
         bar.set_postfix_str(f"{held / MB:,.0f} MB a device")
 
     with bar:
         algorithm, model, data, test = what_runs(name, setup)
+        stopping.patient = False
         return simulate(
             algorithm,
             model,
@@ -122,13 +157,34 @@ def run_one(name: str, config: Config, setup: Setup, folder: RunFolder | None) -
             rounds=rounds,
             on_compiled=ready,
             on_evaluation=record,
+            checkpoints=checkpoints_of(name, config, folder),
+            stop=ending.rule(config.ending, score, algorithm),
             **how_it_runs(name, config, setup),
         )
 
 
+def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:
+    """Where an algorithm is saved, if it is; every process of a run reads there, one writes."""
+    if not config.machine.checkpoints:
+        return None
+    resume = config.machine.resume
+    path = resume if folder is None else folder.path
+    if path is None:
+        return None
+    return Checkpoints(checkpoints_in(Path(path), name), config.machine.checkpoint_every)
+
+
+def checkpoints_found(config: Config) -> list[str]:
+    """The checkpoints that a run goes on from: of all processes the same."""
+    if config.machine.resume is None:
+        return []
+    within = Path(config.machine.resume) / CHECKPOINTS
+    return sorted(str(path.relative_to(within)) for path in within.rglob("[0-9]*.npz"))
+
+
 def rounds_of(name: str, config: Config, setup: Setup) -> int:
     """The rounds of an algorithm: some have fewer or more for the same budget."""
-    return max(1, round(config.experiment.rounds * setup.algorithms[name].round_factor))
+    return local.rounds_of(setup.algorithms[name], config.experiment.rounds)
 
 
 def what_runs(name: str, setup: Setup) -> tuple[Algorithm, Model, ClientData, EvalSet]:

@@ -11,9 +11,11 @@ import numpy as np
 
 from fedjax_sim import privacy
 from fedjax_sim.base import FedState, origins
+from fedjax_sim.cli import adapting, attacking, ending
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
-from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.local import rounds_of
+from fedjax_sim.cli.methods import name_of, parameters
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
@@ -34,8 +36,16 @@ def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[s
         clients=setup.clients,
         emd=setup.emd,
     )
+    if setup.algorithms[name].parts.exchange.own is not None:
+        summary["own_leaves"] = True
+    summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
+    summary["skipped"] = int(result.evaluations[-1].skipped.sum())
+    planned = rounds_of(setup.algorithms[name], experiment.rounds)
+    if summary["rounds"] < planned:
+        summary["rounds_planned"] = planned
     summary |= pull_of(setup.algorithms[name], result.state)
-    if name in ("dp_fedavg", "dp_ftrl"):
+    summary |= attacking.recorded(config.attack, setup.problem.data.clients)
+    if name_of(name) in ("dp_fedavg", "dp_ftrl"):
         summary |= privacy_spent(name, config, setup, summary["rounds"])
     return summary
 
@@ -49,6 +59,8 @@ def privacy_spent(name: str, config: Config, setup: Setup, rounds: int) -> dict[
     epsilon: Callable[..., float] = privacy.tree_epsilon
     if name == "dp_fedavg":
         epsilon = functools.partial(privacy.epsilon, sampling=settings["sampling"])
+    elif settings["bands"] is not None:
+        epsilon = functools.partial(privacy.banded_epsilon, bands=settings["bands"])
     try:
         spent = epsilon(
             settings["noise_multiplier"],
@@ -65,8 +77,9 @@ def privacy_spent(name: str, config: Config, setup: Setup, rounds: int) -> dict[
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints what has run and the table."""
     experiment, devices = config.experiment, setup.execution.devices
-    prepared = _prepared(config.preparation, setup)
-    skew = "" if setup.task.classes is None else f", EMD {setup.emd:.2f}"
+    prepared = _prepared(config.preparation, setup) + adapting.told(config.weights, setup.model)
+    prepared += attacking.told(config.attack, setup.problem.data.clients)
+    skew = "" if setup.emd is None else f", EMD {setup.emd:.2f}"
     print(
         f"{experiment.dataset}, {setup.model_name}: {setup.clients} clients, "
         f"{setup.clients_per_round} a round{skew}; {experiment.rounds} rounds, "
@@ -83,8 +96,17 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
             )
         elif "epsilon_unknown" in s:
             print(f"\n{name}: ε is not known: {s['epsilon_unknown']}")
+        if s.get("skipped"):
+            print(f"\n{name}: {s['skipped']} updates were not finite, and skipped (of all seeds)")
+        if "rounds_planned" in s:
+            print(f"\n{name}: ended after {s['rounds']} of {s['rounds_planned']} rounds")
         if "mu_first" in s:
             print(f"\n{name}: {_told_pull(s['mu_first'], s['mu_last'])}")
+    if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
+        print(
+            f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
+            "and the server's are the initial ones"
+        )
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
     if personal and config.scores.split != "holdout":
         print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")

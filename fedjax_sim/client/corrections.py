@@ -17,7 +17,8 @@ from fedjax_sim.base import (
     concrete,
     part,
 )
-from fedjax_sim.client.momentum import client_momentum, global_momentum
+from fedjax_sim.client.momentum import client_momentum, global_momentum, mime
+from fedjax_sim.client.skipping import scaffnew
 from fedjax_sim.engine import tree
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "client_momentum",
     "dynamic",
     "global_momentum",
+    "mime",
     "proximal",
+    "scaffnew",
     "scaffold",
 ]
 

@@ -1,4 +1,4 @@
-"""One step of an optimiser, with what it may ask for."""
+"""One step of an optimiser, with what it may ask for; a client's whole gradient."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from fedjax_sim.base import Array, Batch, Companion, Context, PyTree, Variables
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    Companion,
+    Context,
+    Objective,
+    PyTree,
+    Transform,
+    Variables,
+)
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.optimizers import taken
 
 
@@ -102,3 +113,24 @@ def accompanied(
     params = taken.weights if project is None else project(taken.weights)
     new = Variables(params, tree.typed_like(taken.aux, own.state))
     return new, tree.typed_like(taken.opt_state, opt_state)
+
+
+def whole_gradient(
+    objective: Objective, transform: Transform, batch_size: int, context: Context, params: PyTree
+) -> PyTree:
+    """∇F_k at ``params``, in training mode, with the received state before every minibatch."""
+    client = context.client
+
+    def add(carry: tuple[Array, PyTree], batch: Batch) -> tuple[Array, PyTree]:
+        number, total = carry
+        batch_key = jax.random.fold_in(context.key, number)
+        samples = transform(batch_key, batch, client)
+        grads, _ = jax.grad(objective, has_aux=True)(
+            params, context.received.state, samples, context._replace(key=batch_key)
+        )
+        share = jnp.sum(samples.mask, dtype=jnp.int32) / jnp.maximum(client.size, 1)
+        total = jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
+        return number + 1, total
+
+    start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+    return sweep(client, batch_size, add, start)[1]

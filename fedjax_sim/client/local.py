@@ -12,13 +12,16 @@ import optax
 from fedjax_sim.base import (
     Companion,
     Correction,
+    DrawnSteps,
     Leaves,
     LocalUpdate,
     Memory,
     Objective,
+    Shared,
     Transform,
     part,
 )
+from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import with_importance, with_initial_loss
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
@@ -29,6 +32,7 @@ from fedjax_sim.personal import adaptive_start, ditto
 __all__ = [
     "adaptive_start",
     "ditto",
+    "geometric",
     "in_turn",
     "local_sgd",
     "reflected",
@@ -55,6 +59,8 @@ def local_sgd(
     companion: Companion | None = None,
     trained: Leaves | None = None,
     rate_by_round: optax.Schedule | None = None,
+    steps: DrawnSteps | None = None,
+    shared: Shared | None = None,
 ) -> LocalUpdate:
     r"""E epochs of minibatch steps of an optax optimiser.
 
@@ -94,6 +100,9 @@ def local_sgd(
         trained: the weights that are trained, see :mod:`fedjax_sim.leaves`; None: all.
         rate_by_round: a factor of every step by the number of the round, from 0, such as
             ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
+        steps: drawn, as many for all clients of a round, in place of E epochs: a client goes
+            through its samples as often as they take. None: E epochs.
+        shared: what the clients learn together beside the model, for their objective.
 
     Returns:
         A :class:`fedjax_sim.base.LocalUpdate`.
@@ -134,6 +143,8 @@ def local_sgd(
         raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
     if rate_by_round is not None and not callable(rate_by_round):
         raise ValueError(f"rate_by_round must be an optax schedule, got {rate_by_round!r}")
+    if steps is not None:
+        _check_drawn(steps, last_batch, max_steps)
     terms = _terms(corrections)
     named = [term.origin.name for term in terms if term.origin is not None]
     kinds = [name.removeprefix("adaptive_") for name in named]  # a fixed and an adaptive mu add up
@@ -155,6 +166,8 @@ def local_sgd(
         companion,
         trained,
         rate_by_round,
+        steps,
+        shared,
     )
 
     def change(
@@ -171,6 +184,18 @@ def local_sgd(
         return local_sgd(**(mine | settings))
 
     return sgd.update(change)
+
+
+def _check_drawn(steps: DrawnSteps, last_batch: LastBatch, max_steps: int | None) -> None:
+    if not isinstance(steps, DrawnSteps):
+        raise ValueError(f"steps must be drawn, such as by geometric(0.2), got {steps!r}")
+    if max_steps is not None:
+        raise ValueError(f"max_steps must be None if steps are drawn, got {max_steps}")
+    if last_batch == "drop":
+        raise ValueError(
+            "last_batch must be 'keep' or 'refill' if steps are drawn, got 'drop': who has less "
+            "than a minibatch would take none"
+        )
 
 
 def _terms(corrections: Sequence[Correction]) -> tuple[Correction, ...]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import (
     Aggregator,
     Array,
+    Context,
     Correction,
+    CorrectionSurvey,
     Gathered,
     PyTree,
     Variables,
@@ -16,7 +20,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL, sgd_of
 from fedjax_sim.engine.reach import accumulated
 
 
@@ -42,8 +46,7 @@ def global_momentum(beta: float) -> Correction:
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (MimeLite with
     momentum).
     """
-    if concrete(beta) and not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta}")
+    _check_beta(beta)
 
     def reduce(
         momentum: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
@@ -60,6 +63,75 @@ def global_momentum(beta: float) -> Correction:
         direction=lambda gradient, params, context, own, common: _mixed(beta, common, gradient),
         finish=lambda params, context, own, common, done: ((), done.gradient()),
         reduce=reduce,
+    )
+
+
+class Told(NamedTuple):
+    """What the clients of :func:`mime` train with.
+
+    Attributes:
+        momentum: m.
+        gradient: c.
+    """
+
+    momentum: PyTree
+    gradient: PyTree
+
+
+@part
+def mime(beta: float) -> Correction:
+    r"""Mime's momentum of the server, and gradients of which the cohort's mean is the anchor.
+
+    .. math:: \beta m + (1 - \beta) \bigl(\nabla F_b(w) - \nabla F_b(w_{recv}) + c\bigr), \qquad
+              c = \sum_k p_k \nabla F_k(w_{recv}), \qquad m \leftarrow \beta m + (1 - \beta) c
+
+    m starts at 0; p_k are the shares of the weights by which the updates are averaged. c needs an
+    exchange before the training: the clients of the round send their whole gradients, and all are
+    sent the mean. A robust aggregator guards it too.
+
+    Args:
+        beta: β, in [0, 1); 0 leaves variance-reduced SGD (SVRG, with the cohort as its sum).
+
+    Returns:
+        A correction with m on the server. Clients send their whole gradients, which cost a pass
+        over their samples each; m and c travel with the model. A step costs two gradients.
+
+    Raises:
+        ValueError: if beta is out of range. In training, if the clients were not asked: outside of
+            a round.
+
+    Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (Mime with
+    momentum).
+
+    Example:
+        >>> told = Told(jnp.array([1.0]), jnp.array([5.0]))
+        >>> mime(0.5).direction(jnp.array([-1.0]), jnp.zeros(1), None, (), told).tolist()
+        [2.5]
+    """
+    _check_beta(beta)
+
+    def direction(
+        gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        if not isinstance(common, Told):
+            raise ValueError("mime needs a cohort whose gradients are asked for: it is for rounds")
+        return _mixed(beta, common.momentum, tree.sum_of(gradient, common.gradient))
+
+    def reduce(
+        told: Told, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+    ) -> PyTree:
+        after = _mixed(beta, told.momentum, told.gradient)
+        return tree.select(jnp.any(samples > 0), after, told.momentum)
+
+    return Correction(
+        client_state=lambda params: (),
+        shared_state=lambda params: jax.tree.map(jnp.zeros_like, params),
+        direction=direction,
+        finish=lambda params, context, own, common, done: ((), ()),
+        reduce=reduce,
+        survey=CorrectionSurvey(ask=lambda gradient, context: gradient(), tell=Told),
+        anchored=True,
+        needs=(ONE_MODEL, NO_FLIGHT),
     )
 
 
@@ -115,8 +187,13 @@ def client_momentum(alpha: float, lr: float, momentum: float = 0.0) -> Correctio
         finish=lambda params, context, own, common, done: ((), ()),
         reduce=lambda common, messages, samples, clients, aggregator: common,
         follow=follow,
-        needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum)),
+        needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH),
     )
+
+
+def _check_beta(beta: float) -> None:
+    if concrete(beta) and not 0 <= beta < 1:
+        raise ValueError(f"beta must be in [0, 1), got {beta}")
 
 
 def _mixed(beta: float, momentum: PyTree, gradient: PyTree) -> PyTree:

@@ -65,6 +65,9 @@ def reflected(local: LocalUpdate) -> LocalUpdate:
             )
 
         needs = (*local.needs, NO_FLIGHT, WHOLE_MODEL)
-        return dataclasses.replace(local, client_state=client_state, train=train, needs=needs)
+        survey = local.survey and local.survey.inside(lambda kept: kept.inner)
+        return dataclasses.replace(
+            local, client_state=client_state, train=train, needs=needs, survey=survey
+        )
 
     return wrap(wrapper, local)

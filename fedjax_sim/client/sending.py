@@ -12,12 +12,14 @@ from fedjax_sim.attacks import alie, gaussian, ipm, mimic, optimised, sign_flip
 from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables, part
 from fedjax_sim.compression import compressed
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_WITHHOLDS
 from fedjax_sim.privacy import noise
 
 __all__ = [
     "alie",
     "clip_norm",
     "compressed",
+    "finite_only",
     "gaussian",
     "ipm",
     "mimic",
@@ -25,6 +27,41 @@ __all__ = [
     "optimised",
     "sign_flip",
 ]
+
+
+@part
+def finite_only() -> Sending:
+    r"""Skips clients whose update has a number that is NaN or infinite.
+
+    .. math:: S_t \leftarrow \{k \in S_t : \Delta_k \text{ is finite}\}
+
+    Such a client sends nothing, weighs nothing, and keeps what it had before its visit; it is
+    counted in ``Metrics.skipped`` and ``Evaluation.skipped``. The round's loss is that of the
+    others; where nobody is left it is NaN, which ends the run. It stands before codes and clips.
+
+    Returns:
+        A part of ``sending`` without state.
+
+    >>> update = Variables(jnp.array([3.0, jnp.nan]), ())
+    >>> sent = finite_only().send(jax.random.key(0), (), update, (), jnp.int32(0))
+    >>> bool(sent.present), sent.update.params.tolist()
+    (False, [0.0, 0.0])
+    """
+
+    def send(key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array) -> Sent:
+        del key, client
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(update)]
+        present = jnp.all(jnp.stack(finite))
+        nothing = jax.tree.map(jnp.zeros_like, update)  # 0 times NaN would be NaN
+        return Sent(tree.select(present, update, nothing), message, kept, present)
+
+    return Sending(
+        init=lambda variables, data: (),
+        send=send,
+        withholds=True,
+        screens=True,
+        needs=(NOTHING_TOLD, NO_LOSS_READ, ONE_WITHHOLDS),
+    )
 
 
 @part

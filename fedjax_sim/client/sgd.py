@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_sim.base import (
     Context,
     Correction,
     Done,
+    DrawnSteps,
     Gathered,
     Leaves,
     LocalInfo,
@@ -30,36 +31,23 @@ from fedjax_sim.base import (
     Memory,
     Objective,
     PyTree,
+    Shared,
     Trained,
     Transform,
     Variables,
 )
-from fedjax_sim.client.descent import accompanied, descended
+from fedjax_sim.client.carried import Common, Kept
+from fedjax_sim.client.correcting import corrected, survey_of
+from fedjax_sim.client.descent import accompanied, descended, whole_gradient
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import minibatch, shuffled, sweep
-from fedjax_sim.engine.clients import number_of_round
+from fedjax_sim.engine.batches import minibatch, shuffled
+from fedjax_sim.engine.clients import coin_of_round, number_of_round
 from fedjax_sim.engine.loops import repeat
-from fedjax_sim.engine.reach import response
+from fedjax_sim.engine.reach import response, stateless
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
-
-
-class Kept(NamedTuple):
-    """What a client keeps between its visits.
-
-    Attributes:
-        optimizer: the state of the optimiser, if it is kept.
-        corrections: their states.
-        memory: see :class:`fedjax_sim.base.Memory`.
-        companion: its companion, if it has one.
-    """
-
-    optimizer: PyTree
-    corrections: tuple[PyTree, ...]
-    memory: PyTree = ()
-    companion: Accompanied | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +69,8 @@ class SGD:
     companion: Companion | None
     trained: Leaves | None
     rate_by_round: optax.Schedule | None
+    steps: DrawnSteps | None
+    shared: Shared | None
 
     def update(self, change: Change) -> LocalUpdate:
         """The local update; ``change`` makes another with other settings."""
@@ -90,12 +80,14 @@ class SGD:
             train=self.train,
             reduce=self.reduce,
             change=change,
-            steps=self.steps,
+            steps=self.length,
             epochs=self.epochs,
             batch_size=self.batch_size,
             peers=self.peers,
             corrections=self.corrections,
             response=functools.partial(response, self.optimizer),
+            fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
+            survey=survey_of(self.corrections, self._whole),
             follow=self.follow if any(d.follow for d in self.corrections) else None,
             needs=tuple(need for d in self.corrections for need in d.needs),
         )
@@ -110,9 +102,12 @@ class SGD:
         )
 
     def shared_state(self, variables: Variables) -> PyTree:
-        """The optimiser's state if it is averaged, and the corrections' states."""
-        sent = self._start(variables) if self.optimizer_state == "average" else ()
-        return sent, tuple(d.shared_state(variables.params) for d in self.corrections)
+        """See :class:`Common`."""
+        return Common(
+            self._start(variables) if self.optimizer_state == "average" else (),
+            tuple(d.shared_state(variables.params) for d in self.corrections),
+            () if self.shared is None else self.shared.init(variables),
+        )
 
     def reduce(
         self,
@@ -122,31 +117,36 @@ class SGD:
         clients: int,
         aggregator: Aggregator,
     ) -> PyTree:
-        """The mean state of the optimiser, and the corrections' shared states."""
-        states, terms = messages
+        """The mean state of the optimiser, and what corrections and ``shared`` make of theirs."""
+        before, (states, terms, told) = Common(*shared_state), messages
+        rest = samples, clients, aggregator
         if self.optimizer_state == "average":
             mean = aggregator(states, samples.astype(jnp.float32))
-            states = tree.select(jnp.any(samples > 0), mean, shared_state[0])
-        parts = zip(self.corrections, shared_state[1], terms, strict=True)
-        return states, tuple(
-            d.reduce(c, sent, samples, clients, aggregator) for d, c, sent in parts
-        )
+            states = tree.select(jnp.any(samples > 0), mean, before.optimizer)
+        parts = zip(self.corrections, before.corrections, terms, strict=True)
+        terms = tuple(d.reduce(c, sent, *rest) for d, c, sent in parts)
+        if self.shared is not None:
+            told = self.shared.reduce(before.shared, told, *rest)
+        return Common(states, terms, told)
 
     def follow(self, shared_state: PyTree, step: Variables, gathered: Gathered) -> PyTree:
         """See :class:`fedjax_sim.base.Follow`."""
-        states, terms = shared_state
-        return states, tuple(
+        before = Common(*shared_state)
+        terms = tuple(
             c if d.follow is None else d.follow(c, step, gathered)
-            for d, c in zip(self.corrections, terms, strict=True)
+            for d, c in zip(self.corrections, before.corrections, strict=True)
         )
+        return before._replace(corrections=terms)
 
     def batches(self, size: Any) -> Any:
         """Minibatches in an epoch of ``size`` samples, a number or an array."""
         up = 0 if self.last_batch == "drop" else self.batch_size - 1
         return (size + up) // self.batch_size
 
-    def steps(self, size: Array) -> Array:
-        """T_k, the steps on a client of ``size int32[]`` samples."""
+    def length(self, size: Any) -> Any:
+        """T_k, the steps on a client of ``size`` samples, a number or an array."""
+        if self.steps is not None:
+            return 0 * size + self.steps.most
         if self.epochs == int(self.epochs):
             total = self.batches(size) * int(self.epochs)
         else:
@@ -164,23 +164,25 @@ class SGD:
     ) -> Trained:
         """See :class:`fedjax_sim.base.LocalUpdate`."""
         budget = client.size if client.budget is None else client.budget
-        batches, total = self.batches(client.size), self.steps(budget)
-        most: int = min(self.batches(client.capacity), self.max_steps or client.capacity)
-        kept = Kept(*client_state)
-        received, states = variables.params, (kept.corrections, shared_state[1])
-        context = Context(variables, client, key, kept.memory)
+        batches, epochs = self.batches(client.size), math.ceil(self.epochs)
+        if self.steps is None:
+            total, limit = self.length(budget), self.max_steps
+        else:
+            total, limit = self.steps.draw(coin_of_round(client)), self.steps.most
+            epochs = limit  # of one minibatch
+        most: int = min(self.batches(client.capacity), limit or client.capacity)
+        kept, common = Kept(*client_state), Common(*shared_state)
+        received, states = variables.params, (kept.corrections, common.corrections)
+        context = Context(variables, client, key, kept.memory, common.shared)
         step = functools.partial(self._step, states=states)
-        # Whole gradients are compared: dropout and transforms draw the same numbers for all.
-        whole = functools.partial(
-            self._whole_gradient, context._replace(key=stream(key, Client.WHOLE_GRADIENT))
-        )
+        whole = self._whole(context)
         go_on = self._unsolved(whole, context, states)
 
         # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
-        numbers = jnp.arange(math.ceil(self.epochs), dtype=jnp.uint32)
+        numbers = jnp.arange(epochs, dtype=jnp.uint32)
         epoch_keys = jax.vmap(lambda e: stream(key, Client.EPOCH, e))(numbers)
 
-        def epoch(e: Array, carry: PyTree) -> PyTree:
+        def epoch(e: Array, carry: PyTree, client: ClientView) -> PyTree:
             epoch_key = epoch_keys[e]
             order = shuffled(epoch_key, client.size, client.capacity)
             todo = go_on(carry, jnp.clip(total - e * batches, 0, batches))
@@ -192,7 +194,7 @@ class SGD:
             *rest, done = repeat(client, todo, most, one, carry)
             return *rest, done + todo
 
-        stored = {"keep": kept.optimizer, "average": shared_state[0]}
+        stored = {"keep": kept.optimizer, "average": common.optimizer}
         reset = self.optimizer_state == "reset"
         opt_state = self._start(variables) if reset else stored[self.optimizer_state]
         path = (
@@ -209,9 +211,12 @@ class SGD:
             beside = own, self.optimizer.init(own.params)
         sums = jnp.zeros((), wide), jnp.int32(0), path
         carry = (variables, opt_state, *sums, beside, jnp.int32(0))
-        trained, opt_state, loss, seen, path, beside, steps = jax.lax.fori_loop(
-            0, math.ceil(self.epochs), epoch, carry
-        )
+        if self.steps is None:
+            carry = jax.lax.fori_loop(0, epochs, lambda e, carry: epoch(e, carry, client), carry)
+        else:
+            needed = jnp.where(batches > 0, -(-total // jnp.maximum(batches, 1)), 0)
+            carry = repeat(client, needed, epochs, epoch, carry)
+        trained, opt_state, loss, seen, path, beside, steps = carry
         mean = loss / jnp.maximum(seen, 1).astype(wide)
         info = LocalInfo(mean.astype(jnp.float32), steps, seen)
         steps = jnp.maximum(steps, 1)
@@ -229,7 +234,11 @@ class SGD:
                 () if self.memory is None else self.memory.keep(trained, context),
                 () if self.companion is None else Accompanied(beside[0]),
             ),
-            (opt_state if self.optimizer_state == "average" else (), tuple(end[1] for end in ends)),
+            Common(
+                opt_state if self.optimizer_state == "average" else (),
+                tuple(end[1] for end in ends),
+                () if self.shared is None else self.shared.send(trained, context),
+            ),
             info,
         )
 
@@ -255,13 +264,18 @@ class SGD:
         def objective(some: PyTree) -> tuple[Array, PyTree]:
             return self.objective(tree.filled(some, params), state, samples, context)
 
-        def corrected(grads: PyTree, some: PyTree) -> PyTree:
-            there = tree.filled(some, params)
-            return chosen(self._corrected(self._whole(grads, there), there, context, states))
+        def start() -> PyTree:
+            at = context.received
+            return jax.grad(self.objective, has_aux=True)(at.params, at.state, samples, context)[0]
 
-        taken = step(objective, chosen(params), opt_state, corrected=corrected)
+        def changed(grads: PyTree, some: PyTree) -> PyTree:
+            there = tree.filled(some, params)
+            grads = self._filled(grads, there)
+            return chosen(corrected(self.corrections, grads, there, context, states, start))
+
+        taken = step(objective, chosen(params), opt_state, corrected=changed)
         if path is not None:
-            path = jax.tree.map(jnp.add, path, self._whole(taken.gradient, params))
+            path = jax.tree.map(jnp.add, path, self._filled(taken.gradient, params))
         count = jnp.sum(samples.mask, dtype=jnp.int32)
         loss_sum = loss_sum + taken.loss.astype(loss_sum.dtype) * count.astype(loss_sum.dtype)
         variables = Variables(tree.filled(taken.weights, params), tree.typed_like(taken.aux, state))
@@ -275,18 +289,13 @@ class SGD:
             batch = change(stream(key, Step.TRANSFORM, i), batch, client)
         return batch
 
-    def _corrected(self, grads: PyTree, params: PyTree, context: Context, states: PyTree) -> PyTree:
-        for d, client_state, shared_state in zip(self.corrections, *states, strict=True):
-            grads = d.direction(grads, params, context, client_state, shared_state)
-        return grads
-
     def _chosen(self, variables: Variables) -> Callable[[PyTree], PyTree]:
         """Takes the weights that are trained, or their gradients."""
         if self.trained is None:
             return lambda params: params
         return functools.partial(tree.only, self.trained(variables).params)
 
-    def _whole(self, grads: PyTree, params: PyTree) -> PyTree:
+    def _filled(self, grads: PyTree, params: PyTree) -> PyTree:
         if self.trained is None:
             return grads
         return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
@@ -295,23 +304,13 @@ class SGD:
         """A fresh state of the optimiser."""
         return self.optimizer.init(self._chosen(variables)(variables.params))
 
-    def _whole_gradient(self, context: Context, params: PyTree) -> PyTree:
-        """∇F_k at ``params``, in training mode, with the received state before every minibatch."""
-        client = context.client
-
-        def add(carry: tuple[Array, PyTree], batch: Batch) -> tuple[Array, PyTree]:
-            number, total = carry
-            batch_key = jax.random.fold_in(context.key, number)
-            samples = self._transformed(batch_key, batch, client)
-            grads, _ = jax.grad(self.objective, has_aux=True)(
-                params, context.received.state, samples, context._replace(key=batch_key)
-            )
-            share = jnp.sum(samples.mask, dtype=jnp.int32) / jnp.maximum(client.size, 1)
-            total = jax.tree.map(lambda t, g: t + share.astype(g.dtype) * g, total, grads)
-            return number + 1, total
-
-        start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
-        return sweep(client, self.batch_size, add, start)[1]
+    def _whole(self, context: Context) -> Callable[[PyTree], PyTree]:
+        """``params -> ∇F_k``; see :func:`fedjax_sim.client.descent.whole_gradient`."""
+        # Whole gradients are compared: dropout and transforms draw the same numbers for all.
+        own = context._replace(key=stream(context.key, Client.WHOLE_GRADIENT))
+        return functools.partial(
+            whole_gradient, self.objective, self._transformed, self.batch_size, own
+        )
 
     def _unsolved(
         self, whole: Callable[[PyTree], PyTree], context: Context, states: PyTree
@@ -320,12 +319,12 @@ class SGD:
         if self.inexactness is None:
             return lambda carry, todo: todo
 
-        def slope(params: PyTree) -> Array:
-            return tree.norm(
-                self._chosen(context.received)(
-                    self._corrected(whole(params), params, context, states)
-                )
-            )
+        received = context.received
+        start = functools.partial(whole, received.params)
 
-        limit = self.inexactness * slope(context.received.params)
+        def slope(params: PyTree) -> Array:
+            grads = corrected(self.corrections, whole(params), params, context, states, start)
+            return tree.norm(self._chosen(received)(grads))
+
+        limit = self.inexactness * slope(received.params)
         return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)

@@ -21,10 +21,29 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.client.objective import Adjust, Term
+from fedjax_sim.client.prototypes import Prototypes, near_prototypes, prototypes
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 
-RARE = 1e-8  # what a class that a client lacks counts as
+__all__ = [
+    "RARE",
+    "Prototypes",
+    "balanced",
+    "calibration",
+    "estimated_sharpness",
+    "label_counts",
+    "last_model",
+    "last_received",
+    "model_contrast",
+    "near_prototypes",
+    "not_true_distillation",
+    "prototypes",
+    "remade",
+    "sharpness_aware",
+]
+
+RARE = 1e-8
+"""What a class that a client lacks counts as, in samples."""
 
 
 def remade(objective: Objective, **changes: object) -> Objective:

@@ -39,7 +39,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
 
     Raises:
         ValueError: if there is none, or one shares what follows from the server's step
-            (client_momentum).
+            (client_momentum) or from a survey (mime).
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -58,6 +58,12 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
             raise ValueError(
                 "in_turn must be of local updates that share what their clients send: "
                 "client_momentum follows the server's step, which is of all of them together"
+            )
+
+        if any(local.survey for local in locals_):
+            raise ValueError(
+                "in_turn must be of local updates without a survey: that of mime is of the model "
+                "that all clients have, which is another one in every turn but the first"
             )
 
         def client_state(variables: Variables) -> PyTree:
@@ -113,6 +119,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
             peers=any(local.peers for local in locals_),
             corrections=tuple(term for local in locals_ for term in local.corrections),
             response=locals_[0].response if len(locals_) == 1 else None,
+            fresh=all(local.fresh for local in locals_),
             needs=tuple(need for local in locals_ for need in local.needs),
         )
 

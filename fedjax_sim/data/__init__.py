@@ -4,6 +4,7 @@ from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu
 from fedjax_sim.data._fedaug import FedAug, augmentation_level, fedaug, rebalance
+from fedjax_sim.data._huggingface import from_huggingface
 from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.clients import client_data
@@ -51,6 +52,7 @@ __all__ = [
     "eval_set",
     "fedaug",
     "from_arrays",
+    "from_huggingface",
     "load_dataset",
     "parse_dataset",
     "pooled",

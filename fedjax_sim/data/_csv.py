@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
+from fedjax_sim.data.options import FIFTH, check_parts, in_test, share_or_name, split_options
 from fedjax_sim.data.targets import of_each, strata
 from fedjax_sim.tasks import classification, regression
 
 FORM = "csv:FILE,label=COLUMN or target=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]"
 OPTIONS = ("label", "target", "client", "test")
-IN_TEST = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -65,14 +65,7 @@ def parse_table(text: str) -> Table:
         >>> parse_table("iris.csv,label=species,test=0.5")[1:]
         ('species', False, None, 0.5)
     """
-    file, *rest = text.split(",")
-    given = dict.fromkeys(OPTIONS, "")
-    for option in rest:
-        key, _, column = option.partition("=")
-        if key not in OPTIONS or not column.strip() or given[key]:
-            wanted = ", ".join(f"{key}=" for key in OPTIONS)
-            raise ValueError(f"csv: takes {wanted} once each, got {option!r}; its form is {FORM}")
-        given[key] = column.strip()
+    file, given = split_options("csv", text, OPTIONS, FORM)
     label, target, client, test = given.values()
     if not file or bool(label) == bool(target):
         raise ValueError(
@@ -82,19 +75,8 @@ def parse_table(text: str) -> Table:
     roles = [column for column in given.values() if column]
     if len({*roles}) < len(roles):
         raise ValueError(f"csv: must have another column for each of its roles, got {text!r}")
-    place, share = Path(file).expanduser(), _share(test or "0.2")
+    place, share = Path(file).expanduser(), share_or_name("csv", test or FIFTH)
     return Table(place, label or target, bool(target), client or None, share)
-
-
-def _share(test: str) -> float | str:
-    """A share if it is a number, else a column."""
-    try:
-        share = float(test)
-    except ValueError:
-        return test
-    if not 0 < share < 1:
-        raise ValueError(f"csv: test must be a share between 0 and 1, or a column, got {test}")
-    return share
 
 
 def table(name: str, of: Table) -> Dataset:
@@ -129,16 +111,12 @@ def table(name: str, of: Table) -> Dataset:
         names = [str(label) for label in labels]
         task = classification(len(labels))
     if isinstance(of.test, str):
-        test, words = _flags(of.test, texts[of.test], lines), f"the test rows of {of.test!r}"
+        test = in_test(of.test, texts[of.test], [f"line {line}" for line in lines])
+        words = f"the test rows of {of.test!r}"
     else:
         test = random_share(strata(y, task), of.test)
         words = f"a fixed random {100 * of.test:g} %" + of_each(task)
-    if test.all() or not test.any():
-        has = f"; column {of.y!r} has {len(names)} classes" if names else ""
-        raise ValueError(
-            f"test={of.test} must leave training and test rows, got {test.sum()} of {len(y)} rows "
-            f"for the test{has}"
-        )
+    check_parts(test, of.test, f"; column {of.y!r} has {len(names)} classes" if names else "")
     return from_arrays(
         name,
         x,
@@ -265,13 +243,3 @@ def _targets(column: str, texts: NDArray[np.str_], lines: Sequence[int]) -> NDAr
                 f"{str(text)!r}: classes are given by label={column}"
             )
     return texts.astype(np.float64)
-
-
-def _flags(column: str, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.bool_]:
-    for text, line in zip(texts, lines, strict=True):
-        if text.lower() not in IN_TEST:
-            raise ValueError(
-                f"line {line}, column {column!r} must be one of {', '.join(IN_TEST)}, got "
-                f"{str(text)!r}"
-            )
-    return np.array([IN_TEST[text.lower()] for text in texts])

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.parts import Part, from_parts
+from fedjax_sim.data.pixels import alike, read_pixels
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -39,7 +38,9 @@ def image_folder(name: str, folder: Path) -> Dataset:
     if unknown:
         raise ValueError(f"{places[1]} must have folders of train's classes, got {unknown[0]!r}")
     files = [_files(place, found) for place, found in zip(places, names, strict=True)]
-    images = _alike([file for listed in files for file, _ in listed])
+    from PIL import Image
+
+    images = alike((str(f), read_pixels(str(f), Image.open, f)) for each in files for f, _ in each)
     n = len(files[0])
     labels = [np.array([names[0].index(c) for _, c in listed], np.int32) for listed in files]
     train, test = Part(images[:n], labels[0]), Part(images[n:], labels[1])
@@ -65,38 +66,3 @@ def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, str]]:
     if not found:
         raise ValueError(f"{folder} must have a folder of images for a class, got none")
     return found
-
-
-def _alike(files: Sequence[Path]) -> NDArray[np.uint8]:
-    """``uint8[n, H, W, C]``; grey images get three channels if others have them."""
-    images: list[NDArray[Any]] = []
-    for file in files:
-        image = _pixels(file)
-        if images and image.shape[:2] != images[0].shape[:2]:
-            (h, w), (first_h, first_w) = image.shape[:2], images[0].shape[:2]
-            raise ValueError(
-                f"{file} must be {first_w} x {first_h} pixels, as {files[0]} is, got {w} x {h}: "
-                "resize the images to one size"
-            )
-        images.append(image)
-    channels = max(image.shape[2] for image in images)
-    out = np.empty((len(images), *images[0].shape[:2], channels), np.uint8)
-    for i, image in enumerate(images):
-        out[i] = image
-    return out
-
-
-def _pixels(file: Path) -> NDArray[np.uint8]:
-    """``uint8[H, W, 1 or 3]``."""
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            mode = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}.get(image.mode)
-            pixels = None if mode is None else np.asarray(image.convert(mode))
-            given = image.mode
-    except Exception as error:  # Pillow's decoders raise of many kinds on a damaged file
-        raise ValueError(f"{file} must be an image that Pillow reads, got: {error}") from error
-    if pixels is None:
-        raise ValueError(f"{file} must be grey or RGB of 8 bits a channel, got mode {given}")
-    return np.atleast_3d(pixels)

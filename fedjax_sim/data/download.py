@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -88,7 +89,8 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
     if not getproxies():  # fails at once; TFDS retries for 200 s without network
         socket.getaddrinfo("storage.googleapis.com", 443)
     with quiet_logs():
-        builder = tfds.builder(name, data_dir=data_dir)
+        with _no_folder_left():
+            builder = tfds.builder(name, data_dir=data_dir)
         with _without_tensorflow(builder):
             builder.download_and_prepare(file_format="array_record")
 
@@ -112,7 +114,8 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
     folder = _tfds_folder(name, data_dir)
     try:
-        return tfds.builder(name, data_dir=folder)
+        with _no_folder_left():
+            return tfds.builder(name, data_dir=folder)
     except Exception as error:
         # A name that TFDS does not know is a ValueError; a dataset_info.json that it cannot read is
         # one of protobuf's errors, a failed assertion, or a text that is no UTF-8.
@@ -168,6 +171,18 @@ def _not_ready(name: str, folder: Path, reason: object, damaged: Path | None) ->
 
 def _first_line(reason: object) -> str:
     return next(iter(str(reason).strip().splitlines()), "") or type(reason).__name__
+
+
+@contextmanager
+def _no_folder_left() -> Iterator[None]:
+    """Takes away the temporary folder that TFDS makes for every data set that is not there."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
-from fedjax_sim.data import _csv
+from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu, eicu_demo
@@ -54,8 +54,9 @@ FOLDERS: Mapping[str, Callable[[str, Path], Dataset]] = {"folder": image_folder,
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
     """All that :func:`fedjax_sim.data.load_dataset` takes, if ``names`` are the known data sets."""
-    others = ("synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME", "package.module:function")
-    return [*names, *others, "FILE.npz", _csv.FORM, "folder:DIR", "leaf:DIR"]
+    others = ["synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME", "package.module:function"]
+    others += ["FILE.npz", _csv.FORM]
+    return [*names, *others, "folder:DIR", "leaf:DIR", _huggingface.FORM]
 
 
 def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
@@ -78,6 +79,10 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
               size.
             - ``leaf:DIR``: LEAF's DIR/train/*.json and DIR/test/*.json, with numbers as inputs;
               its users are the natural clients.
+            - ``hf:NAME[,label=COLUMN][,client=COLUMN]...``: a data set of Hugging Face
+              ``datasets``: a folder that ``save_to_disk`` has written, another folder, .parquet or
+              .arrow file that it reads, or a name of the Hub, ``config=`` telling which of several.
+              The other options are arguments of :func:`fedjax_sim.data.from_huggingface`.
         data_dir: a folder of data, itself a TFDS folder or holding one as ``tfds/``; default is the
             environment variable FEDJAX_SIM_DATA_DIR. If neither is given, TFDS's own folder is used
             and a missing data set is downloaded; a folder that was given is never written to.
@@ -146,6 +151,9 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
     if kind == "csv":
         request = _csv.parse_table(rest)
         return "csv", lambda name: _csv.table(name, request)
+    if kind == "hf":
+        wanted = _huggingface.parse_request(rest)
+        return "hf", lambda name: _huggingface.huggingface(name, wanted)
     if kind in FOLDERS and rest:
         return kind, lambda name: FOLDERS[kind](name, Path(rest).expanduser())
     return None

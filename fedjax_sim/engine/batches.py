@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from fedjax_sim.base import (
     Batch,
     ClientData,
     ClientView,
-    LocalUpdate,
     MissingRootError,
     PyTree,
-    Trained,
     Variables,
 )
 from fedjax_sim.engine.loops import repeat
+
+T = TypeVar("T")
 
 
 def root_view(data: ClientData) -> ClientView:
@@ -52,36 +52,36 @@ def root_view(data: ClientData) -> ClientView:
     )
 
 
-def on_root(local: LocalUpdate) -> Callable[..., Trained]:
-    """The local update on the server's own samples, :func:`root_view`.
+def on_root(train: Callable[..., T]) -> Callable[..., T]:
+    """Training on the server's own samples, :func:`root_view`.
 
     On CPU the runs that a vmap adds (seeds) go one after another: a vmapped convolution is a
     grouped one there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as
     long.
 
     Args:
-        local: the local update.
+        train: ``(key, variables, client, *others)``, such as that of a local update.
 
     Returns:
-        ``(key, variables, data, client_state, shared_state) -> Trained``.
+        ``(key, variables, data, *others)``, which returns what ``train`` does.
     """
 
-    def train(
-        key: Array,
-        variables: Variables,
-        data: ClientData,
-        client_state: PyTree,
-        shared_state: PyTree,
-    ) -> Trained:
-        return local.train(key, variables, root_view(data), client_state, shared_state)
+    def on_data(key: Array, variables: Variables, data: ClientData, *others: PyTree) -> T:
+        return train(key, variables, root_view(data), *others)
 
-    one_by_one = sequential_vmap(train)
-
-    def trained(*args: Any) -> Trained:
+    def trained(*args: Any) -> T:
         if args[2].differentiable:  # reverse mode has no rule for a custom vmap
-            return train(*args)
-        end: Trained = jax.lax.platform_dependent(*args, cpu=one_by_one, default=train)
-        return end
+            return on_data(*args)
+        # What a vmap adds to a setting that training closes over, such as its rate, is the runs'.
+        opened, settings = jax.closure_convert(on_data, *args)
+
+        def with_settings(settings: PyTree, *args: Any) -> T:
+            end: T = opened(*args, *settings) if settings else on_data(*args)
+            return end
+
+        one_by_one = sequential_vmap(with_settings)
+        out: T = jax.lax.platform_dependent(settings, *args, cpu=one_by_one, default=with_settings)
+        return out
 
     return trained
 
@@ -102,6 +102,12 @@ def rows_at(client: ClientView, position: Array) -> Batch:
     if client.relabel is not None:
         label = client.relabel[label]
     return Batch(client.x[row], label, mask, copy)
+
+
+def of_class(batch: Batch, classes: int) -> Array:
+    """``f32[B, M]``: 1 for the class of each real sample, else 0."""
+    known = jnp.arange(classes, dtype=batch.y.dtype)[None]
+    return ((batch.y[:, None] == known) & batch.mask[:, None]).astype(jnp.float32)
 
 
 def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:

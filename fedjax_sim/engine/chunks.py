@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.vmapped import everywhere
 
 
 class Addend(NamedTuple):
@@ -99,4 +100,22 @@ def _plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
         values = values.astype(total.dtype)
         return total + jnp.einsum("es,s...->e...", matrix, values, precision="highest")
 
-    return tree.present_only(plus_all, addend.values, weight)
+    plain = tree.present_only(plus_all, addend.values, weight)
+    if all(len(total) == 1 for total in jax.tree.leaves(sums)):
+        return plain
+
+    def plus_apart(values: PyTree) -> PyTree:
+        return jax.tree.map(plus_finite, sums, values)
+
+    def plus_finite(total: Array, values: Array) -> Array:
+        flat = values.reshape(len(values), -1)
+        finite = jnp.all(jnp.isfinite(flat), axis=1)
+        added = plus_rows(total, jnp.where(tree.expand(finite, values), values, 0))
+        places = jnp.arange(len(total), dtype=entry.dtype)[:, None] == entry[None]
+        lost = jnp.any(places & (~finite & (weight > 0))[None], axis=1)
+        return jnp.where(tree.expand(lost, added), jnp.nan, added)
+
+    # In the product 0 * NaN is NaN: a run that has diverged must not take the others with it.
+    finite = [jnp.all(jnp.isfinite(total)) for total in jax.tree.leaves(plain)]
+    whole = everywhere(jnp.all(jnp.stack(finite)))
+    return jax.lax.cond(whole, lambda _: plain, plus_apart, addend.values)

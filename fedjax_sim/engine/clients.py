@@ -70,6 +70,7 @@ class Visits(NamedTuple):
         pixels: tuple[Array, Array, Array],
         data: ClientData,
         round: Array | None = None,
+        coin: Array | None = None,
     ) -> ClientView:
         """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
         return ClientView(
@@ -84,6 +85,7 @@ class Visits(NamedTuple):
             relabel=self.relabel,
             relabels=self.relabels,
             round=round,
+            coin=coin,
             differentiable=data.differentiable,
         )
 
@@ -97,6 +99,17 @@ def number_of_round(client: ClientView) -> Array:
     if client.round is None:
         raise ValueError("rate_by_round needs the number of the round, which only clients are told")
     return client.round
+
+
+def coin_of_round(client: ClientView) -> Array:
+    """The key that all clients of a round have in common.
+
+    Raises:
+        ValueError: if there is none: it is not one of them that trains.
+    """
+    if client.coin is None:
+        raise ValueError("steps needs the coin of a round, which only its clients are told")
+    return client.coin
 
 
 def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:

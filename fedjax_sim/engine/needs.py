@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,14 +61,26 @@ NOTHING_SHARED = Need(
     "local",
     "nothing shared through the server beside the model",
     lambda parts: not shares(parts.local),
-    "local_sgd without scaffold, adaptive_proximal, a momentum of the server's and "
+    "local_sgd without scaffold, adaptive_proximal, a momentum of the server's, shared=... and "
     "optimizer_state='average'",
+)
+NOTHING_AFTER = Need(
+    "finish",
+    "clients that send nothing after the last round",
+    lambda parts: parts.finish is None,
+    "finish=None",
 )
 NOTHING_TOLD = Need(
     "selection",
     "clients that report no numbers",
     lambda parts: not parts.selection.reads and parts.selection.setup_traffic is None,
     "selection=uniform()",
+)
+NO_WEIGHTS_SHARED = Need(
+    "local",
+    "nothing as large as the model shared through the server beside it",
+    lambda parts: not shares(parts.local, weights=True),
+    "local_sgd without scaffold, a momentum of the server's and optimizer_state='average'",
 )
 OWN_ROWS = Need(
     "preaggregation",
@@ -103,6 +116,42 @@ IN_FRAGMENTS = Need(
     lambda parts: bool(parts.exchange.fragments),
     "exchange=fragments(...)",
 )
+EVERYONE = Need(
+    "selection",
+    "all clients in every round",
+    lambda parts: parts.selection.everyone,
+    "selection=everyone()",
+)
+AS_IT_IS = Need(
+    "sending",
+    "clients that send what they made",
+    lambda parts: not parts.sending,
+    "sending=()",
+)
+UNCHANGED = Need(
+    "preaggregation",
+    "updates and weights that nothing changes",
+    lambda parts: not parts.preaggregation,
+    "preaggregation=()",
+)
+NO_LOSS_READ = Need(
+    "preaggregation",
+    "updates and weights that nothing changes by the clients' losses",
+    lambda parts: all({*part.reads} <= {"steps"} for part in parts.preaggregation),
+    "preaggregation without q_fair and agnostic",
+)
+ONE_WITHHOLDS = Need(
+    "sending",
+    "no other part by which clients send nothing",
+    lambda parts: sum(part.withholds for part in parts.sending) == 1,
+    "one of them",
+)
+EQUAL_WEIGHTS = Need(
+    "weighting",
+    "clients that count equally",
+    lambda parts: _equal(parts.weighting),
+    "weighting=equal",
+)
 STALENESS = Need(
     "broadcast",
     "models that come with their staleness",
@@ -114,6 +163,15 @@ CLUSTER = Need(
     "models that come with their cluster",
     lambda parts: parts.broadcast.tags == "cluster",
     "broadcast=ifca(clusters, objective)",
+)
+
+TOLD = "the optimiser that it is told of"
+
+FRESH = Need(
+    "local",
+    "an optimiser that starts afresh at every visit, of whose steps it knows the length",
+    lambda parts: parts.local.fresh,
+    "optimizer_state='reset'",
 )
 
 
@@ -136,10 +194,17 @@ def sgd_of(name: str, lr: float, momentum: float) -> Need:
     with_momentum = f", momentum={momentum}" if momentum else ""
     return Need(
         "local",
-        f"the optimiser that it is told of, optax.sgd({lr}{with_momentum})",
+        f"{TOLD}, optax.sgd({lr}{with_momentum})",
         met,
         f"local_sgd(objective, optax.sgd({lr}{with_momentum})), or tell it another {name}",
     )
+
+
+def _equal(weighting: Callable[..., Any]) -> bool:
+    """Whether two models count alike of which the numbers of samples differ."""
+    with jax.ensure_compile_time_eval():
+        given = weighting(jnp.array([1, 40]), jnp.array([2, 90]))
+    return not concrete(given) or bool(np.ptp(np.asarray(given)) == 0)
 
 
 def collected(parts: Any) -> int:
@@ -157,13 +222,22 @@ def meeting(parts: Any) -> int:
     return rows
 
 
-def shares(local: Any) -> bool:
-    """Whether a local update shares anything through the server, seen on a model of one weight."""
-    one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
+def shares(local: Any, *, weights: bool = False) -> bool:
+    """Whether a local update shares anything through the server, seen on a model of one weight.
+
+    Args:
+        local: the local update.
+        weights: whether it must be as large as the model, as a control variate is: larger on a
+            model of two weights.
+    """
+    if local.survey is not None:
+        return True
+    one, two = (Variables({"w": jax.ShapeDtypeStruct((n,), jnp.float32)}, {}) for n in (1, 2))
     try:
-        return bool(jax.tree.leaves(jax.eval_shape(local.shared_state, one)))
+        first, second = (jax.eval_shape(local.shared_state, model) for model in (one, two))
     except Exception:  # a user's own, which looks for names: the state is checked when it starts
         return False
+    return bool(first != second if weights else jax.tree.leaves(first))
 
 
 def check(role: str, part: Any, parts: Any) -> None:

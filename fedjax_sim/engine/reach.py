@@ -6,34 +6,61 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_sim.base import Array, concrete
 
 
 def response(optimizer: optax.GradientTransformationExtraArgs, steps: int) -> list[float | Array]:
-    """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1.
+    """How far 1, 2, ... ``steps`` steps of gradient -1 lead.
+
+    The weight is told as 0 to the optimiser: what decays it is part of what is minimised, and not
+    of how far a gradient leads.
 
     Args:
         optimizer: with all extra arguments allowed.
         steps: how many.
 
     Returns:
-        Numbers, or arrays if the rate is traced; NaN if it needs more than a gradient.
+        Numbers, or arrays if the rate is traced; NaN if it needs more than a gradient, or if one
+        twice as large does not lead twice as far.
 
     >>> response(optax.with_extra_args_support(optax.sgd(0.5, momentum=0.5)), 3)
     [0.5, 1.25, 2.125]
+    >>> response(optax.with_extra_args_support(optax.adam(0.5)), 1)
+    [nan]
     """
-    place, places, key = jnp.float32(0), [], jax.random.key(0)
-    opt_state = optimizer.init(place)
+    try:
+        once, twice = (_places(optimizer, steps, gradient) for gradient in (-1.0, -2.0))
+    except (TypeError, ValueError):  # it needs the loss, say
+        return [math.nan] * steps
+    if not concrete(*once, *twice):
+        return once
+    near, far = [*map(float, once)], [*map(float, twice)]
+    proportional = np.allclose(2 * np.array(near), far, rtol=1e-3, atol=0)
+    return [*near] if proportional else [math.nan] * steps
+
+
+def _places(
+    optimizer: optax.GradientTransformationExtraArgs, steps: int, gradient: float
+) -> list[float | Array]:
+    start, places, key = jnp.float32(0), [], jax.random.key(0)
+    opt_state, place = optimizer.init(start), start
     for _ in range(steps):
-        try:
-            update, opt_state = optimizer.update(jnp.float32(-1), opt_state, place, key=key)
-        except (TypeError, ValueError):  # it needs the loss, say
-            return [math.nan] * steps
+        update, opt_state = optimizer.update(jnp.float32(gradient), opt_state, start, key=key)
         place = place + update
-        places.append(float(place) if concrete(place) else place)
+        places.append(place)
     return places
+
+
+def stateless(optimizer: optax.GradientTransformationExtraArgs) -> bool:
+    """Whether an optimiser remembers nothing from step to step.
+
+    >>> stateless(optax.sgd(0.5)), stateless(optax.sgd(0.5, momentum=0.5))
+    (True, False)
+    """
+    return not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.float32(0)))
 
 
 def accumulated(steps: Array, momentum: float = 0.0) -> Array:

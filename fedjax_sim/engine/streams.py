@@ -41,6 +41,8 @@ class Round(enum.IntEnum):
     SERVER = 4
     PERSONAL = 5
     DIAGNOSTIC = 6
+    FINISH = 2**30 - 2
+    COIN = 2**30 - 1
     DEAL = 2**30
     SENDING = 2**30 + 1
 

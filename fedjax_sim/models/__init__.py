@@ -15,7 +15,8 @@ from fedjax_sim.models.adapters import from_linen, from_nnx
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
 from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
 from fedjax_sim.models.resnet import resnet20
-from fedjax_sim.models.wrappers import lora, with_compute_dtype, with_scaling
+from fedjax_sim.models.weights import load_weights, save_weights, starting_from
+from fedjax_sim.models.wrappers import lora, with_compute_dtype, with_frozen, with_scaling
 
 _NETS = (
     *(logistic, ffn, mlp, mnist_cnn, fashion_cnn, cifar_cnn, two_conv),
@@ -43,6 +44,7 @@ __all__ = [
     "ffn",
     "from_linen",
     "from_nnx",
+    "load_weights",
     "logistic",
     "lora",
     "lstm",
@@ -52,8 +54,11 @@ __all__ = [
     "mobilenet_v2_tail",
     "mobilenet_v2_trunk",
     "resnet20",
+    "save_weights",
+    "starting_from",
     "transformer",
     "two_conv",
     "with_compute_dtype",
+    "with_frozen",
     "with_scaling",
 ]

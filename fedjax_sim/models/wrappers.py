@@ -113,6 +113,46 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
     return _around(model, around)
 
 
+def with_frozen(model: Model, leaves: Leaves) -> Model:
+    """Takes some weights as constants: their gradient is 0, whoever takes it.
+
+    ``local_sgd(trained=...)`` leaves weights out of its own steps alone. Companions (APFL, FedRoD)
+    and what an objective makes of the weights (Per-FedAvg, pFedMe) move all that have a gradient.
+
+    Args:
+        model: any.
+        leaves: the weights, see :mod:`fedjax_sim.leaves`.
+
+    Returns:
+        The model. A term of the objective that reads the weights themselves, as ``l2`` does, still
+        has a gradient.
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = with_frozen(fs.models.logistic((4,), 3), named("*kernel"))
+        >>> def total(params):
+        ...     return model.apply(Variables(params, {}), jnp.ones((2, 4)), train=True)[0].sum()
+        >>> slope = jax.grad(total)(model.init(jax.random.key(0)).params)["Dense_0"]["Dense_0"]
+        >>> slope["kernel"].any().item(), slope["bias"].tolist()
+        (False, [2.0, 2.0, 2.0])
+    """
+
+    def stopped(variables: Variables) -> Variables:
+        chosen = leaves(variables).params
+        params = jax.tree.map(
+            lambda w, here: jax.lax.stop_gradient(w) if here else w, variables.params, chosen
+        )
+        return variables._replace(params=params)
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+            return run(stopped(variables), x, **options)
+
+        return apply
+
+    return _around(model, around)
+
+
 _KERNELS = named("*kernel")
 
 

@@ -30,12 +30,13 @@ def draw_partition(
     """Draws partitions side by side: which client holds how much of which class.
 
     Up to 200 clients and 10 classes each client is a stacked bar of length n_k, to one scale in all
-    panels, with a colour for each class; of a single one, as without classes, it is the sizes
-    alone, of up to 500 clients. Beyond that each client is a line of a heat map, whose
+    panels, with a colour for each class. Beyond that each client is a line of a heat map, whose
     colour is p_k(y), the share of class y in the client's samples; clients whose largest class is
     the same stand together, the purest first, and n_k is drawn beside them; of more than 500
-    clients a line is the mean of neighbours. EMD and sizes are in the titles. More than 4
-    partitions make the picture wider than a page.
+    clients a line is the mean of neighbours. EMD and sizes are in the titles. Of a single class, as
+    without classes, the sizes alone are drawn: a bar each, of more than 500 clients from the
+    largest to the smallest, on a log scale. More than 4 partitions make the picture wider than a
+    page.
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class, one for each seed; M is the
@@ -66,9 +67,10 @@ def draw_partition(
     heads = [_head(table, name) for table, name in zip(counts, titles, strict=True)]
     bars = clients <= (LINES if m == 1 else BARS) and m <= len(COLOURS)
     height = 1.4 + (float(np.clip(0.13 * clients, 1.6, 7.2)) if bars else 4.4)
+    draw = _draw_bars if bars else _draw_heat if m > 1 else _draw_sizes
     width = max(4.8, WIDTH * max(len(counts), 3) / 4) if len(counts) < 4 else 1.8 * len(counts)
     with picture(path, width, height, title) as figure:
-        (_draw_bars if bars else _draw_heat)(figure, counts, heads, names)
+        draw(figure, counts, heads, names)
 
 
 def _head(table: Counts, name: str) -> str:
@@ -106,6 +108,26 @@ def _draw_bars(
     if len(names) > 1:
         handles = [Patch(color=colour) for colour in COLOURS[: len(names)]]
         figure.legend(handles, names, title="class", loc="outside right center")
+
+
+def _draw_sizes(
+    figure: "Figure", counts: Sequence[Counts], heads: Sequence[str], names: Sequence[str]
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    del names  # of one class, or of none
+    axes = figure.subplots(1, len(counts), sharex=True, sharey=True, squeeze=False)[0]
+    for axis, table, head in zip(axes, counts, heads, strict=True):
+        sizes = np.sort(table.sum(axis=1))[::-1]
+        edges = np.arange(len(sizes) + 1)
+        axis.fill_betweenx(edges, np.append(sizes, 0), step="post", color=COLOURS[0], linewidth=0)
+        axis.set_title(head)
+        axis.set_xlabel("samples, log scale")
+    axes[0].set_xscale("log")  # natural sizes span orders of magnitude: most would be invisible
+    axes[0].set_xlim(0.8, 1.2 * max(int(table.sum(axis=1).max()) for table in counts))
+    axes[0].set_ylim(max(len(table) for table in counts), 0)
+    axes[0].set_ylabel("clients, the largest first")
+    axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_heat(
@@ -182,8 +204,9 @@ def draw_skew(
 
     A box holds the middle half of the clients, its line is the median, the whiskers end at the last
     client within 1.5 boxes, and dots are single clients beyond. Sizes are n_k·N/Σn, so that 1 is an
-    even part; a diamond is the EMD of the partition. Seeds of one sampler on the same data share a
-    box if their tables are concatenated.
+    even part; a diamond is the EMD of the partition. Of a single class, as without classes, the
+    sizes alone are drawn. Seeds of one sampler on the same data share a box if their tables are
+    concatenated.
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class.
@@ -208,17 +231,13 @@ def draw_skew(
     places = np.arange(len(counts))
     sizes = [table.sum(axis=1) * len(table) / table.sum() for table in counts]
     width = float(np.clip(0.55 * len(counts) + 1.2, 3.6, 16))
-    with picture(path, width, 4.6, title) as figure:
-        axes = figure.subplots(2, 1, sharex=True)
-        for axis, values, colour, name in (
-            (axes[0], sizes, COLOURS[1], "samples / even part"),
-            (
-                axes[1],
-                [client_emds(table) for table in counts],
-                COLOURS[0],
-                "client EMD (◆ pooled)",
-            ),
-        ):
+    panels = [(sizes, COLOURS[1], "samples / even part")]
+    if any(table.shape[1] > 1 for table in counts):
+        emds = [client_emds(table) for table in counts]
+        panels.append((emds, COLOURS[0], "client EMD (◆ pooled)"))
+    with picture(path, width, 0.6 + 2 * len(panels), title) as figure:
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, (values, colour, name) in zip(axes, panels, strict=True):
             axis.boxplot(
                 values,
                 positions=places,
@@ -231,11 +250,13 @@ def draw_skew(
             axis.set_ylabel(name)
             axis.grid(axis="y")
         axes[0].set_ylim(bottom=0)
-        axes[1].set_ylim(0, 2)
-        axes[1].plot(places, [emd(table) for table in counts], "D", color=COLOURS[2], markersize=4)
+        if len(panels) > 1:
+            pooled = [emd(table) for table in counts]
+            axes[1].set_ylim(0, 2)
+            axes[1].plot(places, pooled, "D", color=COLOURS[2], markersize=4)
         long = max(map(len, titles)) * len(titles) > 14 * width
         slant = {"rotation": 30, "ha": "right"} if long else {}
-        axes[1].set_xticks(places, [literal(text) for text in titles], **slant)
+        axes[-1].set_xticks(places, [literal(text) for text in titles], **slant)
 
 
 def _checked(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[Counts]:

@@ -68,17 +68,19 @@ def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
     return Form(
         f"{name}({', '.join(words)})" if words else name,
         sampler,
-        {key: _reader(own[key].annotation) for key in order},
+        {key: reader(own[key].annotation) for key in order},
         len(needed),
         inputs=tuple(key for key in DATA[1:] if key in keywords(sampler)),
     )
 
 
-def read_options(form: Form, words: Sequence[str], required: int) -> dict[str, Any]:
+def read_options(
+    arguments: Mapping[str, Callable[[str], Any]], words: Sequence[str], required: int
+) -> dict[str, Any]:
     """The keyword arguments that words give, by position or as ``name=value``.
 
     Args:
-        form: the names and what reads them.
+        arguments: the names and what reads them.
         words: one for each argument.
         required: how many of the names must be given.
 
@@ -86,20 +88,20 @@ def read_options(form: Form, words: Sequence[str], required: int) -> dict[str, A
         ValueError: if an argument is missing, given twice or malformed; LookupError: if there is
           none of that name, or there are too many.
     """
-    order, options = list(form.arguments), dict[str, Any]()
+    order, options = list(arguments), dict[str, Any]()
     for i, word in enumerate(words):
         key, named, value = map(str.strip, word.partition("="))
         if not named:
             key, value = order[i], key
         if key in options:
             raise ValueError(f"{key} is given twice")
-        options[key] = form.arguments[key](value)
+        options[key] = arguments[key](value)
     if missing := [key for key in order[:required] if key not in options]:
         raise ValueError(f"{missing[0]} is missing")
     return options
 
 
-def _reader(hint: Any) -> Callable[[str], Any]:
+def reader(hint: Any) -> Callable[[str], Any]:
     """What reads a value of this type; None stands for one that is left out."""
     kinds = typing.get_args(hint) or (hint,)
     if typing.get_origin(hint) is Literal:

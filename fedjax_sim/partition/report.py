@@ -25,7 +25,8 @@ class SkewReport:
     """A partition's skew.
 
     :func:`fedjax_sim.partition.draw_partition` and :func:`fedjax_sim.partition.draw_skew` draw the
-    tables of such reports.
+    tables of such reports. With one class only, as of targets that are no classes, it is of sizes
+    alone.
 
     Attributes:
         name: the partition's.
@@ -43,19 +44,21 @@ class SkewReport:
     def text(self) -> str:
         """An aligned table: each measure pooled (by n_k), and its spread over the clients."""
         sizes = size_statistics(self.table.sum(axis=1))
-        clients, classes = self.table.shape
+        classes = self.table.shape[1]
         total = int(self.table.sum())
-        rows = [
-            ("EMD", emd(self.table), client_emds(self.table), ",.3f"),
-            ("KL [nats]", kl(self.table), client_kls(self.table), ",.3f"),
-            ("JSD [nats]", jsd(self.table), client_jsds(self.table), ",.3f"),
-            ("samples", total, self.table.sum(axis=1), ",.0f"),
-            ("classes", (self.table.sum(axis=0) > 0).sum(), (self.table > 0).sum(axis=1), ",.0f"),
-        ]
+        rows: list[Any] = [("samples", total, self.table.sum(axis=1), ",.0f")]
+        if classes > 1:
+            held = (self.table.sum(axis=0) > 0).sum()
+            rows = [
+                ("EMD", emd(self.table), client_emds(self.table), ",.3f"),
+                ("KL [nats]", kl(self.table), client_kls(self.table), ",.3f"),
+                ("JSD [nats]", jsd(self.table), client_jsds(self.table), ",.3f"),
+                *rows,
+                ("classes", held, (self.table > 0).sum(axis=1), ",.0f"),
+            ]
         columns = ("mean", "std", "min", "median", "max")
         lines = [
-            f"{self.name or 'partition'}: {total:,} samples of {classes} classes at {clients:,} "
-            f"clients, sha256 {self.hash[:12]}",
+            f"{self.name or 'partition'}: {self.counted()}, sha256 {self.hash[:12]}",
             f"{'':12}{'pooled':>9}" + "".join(f"{column:>9}" for column in columns),
         ]
         for name, pooled, values, form in rows:
@@ -68,29 +71,43 @@ class SkewReport:
                 *(format(f(values), form) for f in (np.min, np.median, np.max)),
             ]
             lines.append(f"{name:12}" + "".join(f"{cell:>9}" for cell in cells))
-        score = c_score(self.table)
-        lines.append(f"C-score {score:.3f} (the mean EMD), Gini of the sizes {sizes.gini:.3f}")
+        score = f"C-score {c_score(self.table):.3f} (the mean EMD), " if classes > 1 else ""
+        lines.append(f"{score}Gini of the sizes {sizes.gini:.3f}")
         if self.expected_emd is not None:
             lines.append(
                 f"expected EMD {self.expected_emd:.3f} for balanced classes and many samples"
             )
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers, ready for ``json.dumps``; ``per_client`` has lists of N."""
+    def counted(self) -> str:
+        """How many samples, classes and clients there are."""
         clients, classes = self.table.shape
-        return {
+        of_classes = f" of {classes} classes" if classes > 1 else ""
+        return f"{self.table.sum():,} samples{of_classes} at {clients:,} clients"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, ready for ``json.dumps``; ``per_client`` has lists of N.
+
+        With one class only there is nothing of labels: no EMD, no C-score, no KL, no JSD.
+        """
+        clients, classes = self.table.shape
+        numbers: dict[str, Any] = {
             "name": self.name,
             "hash": self.hash,
             "clients": clients,
-            "classes": classes,
             "samples": int(self.table.sum()),
+            "sizes": size_statistics(self.table.sum(axis=1))._asdict(),
+            "per_client": {"table": self.table.tolist()},
+        }
+        if classes == 1:
+            return numbers
+        return numbers | {
+            "classes": classes,
             "expected_emd": self.expected_emd,
             "emd": emd(self.table),
             "c_score": c_score(self.table),
             "kl": kl(self.table),
             "jsd": jsd(self.table),
-            "sizes": size_statistics(self.table.sum(axis=1))._asdict(),
             "per_client": {
                 "emd": client_emds(self.table).tolist(),
                 "kl": client_kls(self.table).tolist(),
@@ -135,6 +152,8 @@ def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewRe
         raise ValueError(
             f"partition must give every client a sample, got none for {empty.tolist()}"
         )
+    if classes == 1:  # there are no labels to be far from
+        return SkewReport(partition.name, partition_hash(partition), table, None)
     try:
         # "emd(1.4): ll(2, 0.875)" is a target and what met it.
         expected = expected_emd(

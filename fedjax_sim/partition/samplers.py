@@ -278,7 +278,7 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
     form = form_of(name, sampler)
     try:
         words = inside.split(",") if inside else []
-        return name, read_options(form, words, 0 if bare else form.required)
+        return name, read_options(form.arguments, words, 0 if bare else form.required)
     except (ValueError, ZeroDivisionError, LookupError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error

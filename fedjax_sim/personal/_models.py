@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     Done,
     Leaves,
     LocalUpdate,
+    Need,
     Objective,
     Personal,
     PyTree,
@@ -137,7 +138,11 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
             return trained._replace(client_state=Stored(moved, trained.client_state))
 
         return dataclasses.replace(
-            local, client_state=client_state, train=train, peers=local.peers or solver.peers
+            local,
+            client_state=client_state,
+            train=train,
+            peers=local.peers or solver.peers,
+            survey=local.survey and local.survey.inside(lambda kept: kept.inner),
         )
 
     return wrap(wrapper, *given)
@@ -158,6 +163,8 @@ def stored() -> Personal:
         mine: Variables = found[0].own
         return mine
 
+    needs = (keeping(Stored, "a model of each client's own", "ditto(local, lam)"),)
+    own.needs = needs  # type: ignore[attr-defined]
     return own
 
 
@@ -271,7 +278,23 @@ def accompanied(companion: Companion) -> Personal:
             )
         return companion.used(found[0].own, received)
 
+    needs = (keeping(Accompanied, "one companion", "local.change(companion=...)"),)
+    used.needs = needs  # type: ignore[attr-defined]
     return used
+
+
+def keeping(kind: type, what: str, instead: str) -> Need:
+    """A local update whose clients keep one of a kind, seen on a model of one weight."""
+
+    def met(parts: Any) -> bool:
+        one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
+        try:
+            kept = jax.eval_shape(parts.local.client_state, one)
+        except Exception:  # it looks for names of leaves: what is kept is known when it is read
+            return True
+        return len(kept_of(kind, kept)) == 1
+
+    return Need("local", what, met, instead)
 
 
 def kept_of(kind: type, client_state: PyTree) -> list[Any]:

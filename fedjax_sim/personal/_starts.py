@@ -29,7 +29,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
 from fedjax_sim.engine.streams import Client, stream
-from fedjax_sim.personal._models import kept_of
+from fedjax_sim.personal._models import keeping, kept_of
 
 
 class Mixed(NamedTuple):
@@ -105,7 +105,8 @@ def adaptive_start(
             kept = Mixed(chosen(trained.variables), share, trained.client_state)
             return trained._replace(client_state=kept)
 
-        return dataclasses.replace(local, client_state=client_state, train=train)
+        survey = local.survey and local.survey.inside(lambda kept: kept.inner)
+        return dataclasses.replace(local, client_state=client_state, train=train, survey=survey)
 
     return wrap(wrapper, local)
 
@@ -148,7 +149,8 @@ def adaptively_mixed(
         return mixed(key, received, client, found[0])[0]
 
     # A leaf that stays with its client would be mixed with itself.
-    start.needs = (WHOLE_MODEL,)  # type: ignore[attr-defined]
+    mixing = keeping(Mixed, "one adaptive start", "adaptive_start(local, ...)")
+    start.needs = (WHOLE_MODEL, mixing)  # type: ignore[attr-defined]
     return start
 
 
@@ -171,6 +173,7 @@ def _mixing(
         trained=None,
         inexactness=None,
         rate_by_round=None,
+        shared=None,
     )
 
     def mixed(

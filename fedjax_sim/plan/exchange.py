@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from fedjax_sim.base import Exchange, Leaves, Need, part
-from fedjax_sim.engine.needs import NOTHING_SHARED, ONE_MODEL, made_by
+import jax
 
+from fedjax_sim.base import Exchange, Leaves, Need, Variables, part
+from fedjax_sim.engine.needs import (
+    NO_FLIGHT,
+    NO_WEIGHTS_SHARED,
+    NOTHING_SHARED,
+    ONE_MODEL,
+    PLAIN_SERVER,
+    made_by,
+)
+
+_AS_SENT = Need(
+    "preaggregation",
+    "updates that are aggregated as they are",
+    lambda parts: not parts.preaggregation,
+    "preaggregation=()",
+)
 _IN_TURN = (
     ONE_MODEL,
     NOTHING_SHARED,
@@ -27,11 +42,19 @@ _IN_TURN = (
         "refresh=nothing()",
     ),
     Need("sending", "updates that are sent as they are", lambda p: not p.sending, "sending=()"),
+    _AS_SENT,
+)
+_ALONE = (
+    NO_WEIGHTS_SHARED,
+    ONE_MODEL,
+    NO_FLIGHT,
+    PLAIN_SERVER,
+    _AS_SENT,
     Need(
-        "preaggregation",
-        "updates that are aggregated as they are",
-        lambda parts: not parts.preaggregation,
-        "preaggregation=()",
+        "sending",
+        "no code of updates, of which none is sent",
+        lambda parts: all(part.bytes is None for part in parts.sending),
+        "sending without compressed",
     ),
 )
 
@@ -72,7 +95,28 @@ def split(own: Leaves | None = None, frozen: Leaves | None = None) -> Exchange:
     """
     if own is None and frozen is None:
         raise ValueError("split needs own or frozen leaves: use everything() if all travel")
-    return Exchange(own, frozen, needs=(NOTHING_SHARED,) if own is not None else ())
+    return Exchange(own, frozen, needs=(NO_WEIGHTS_SHARED,) if own is not None else ())
+
+
+@part
+def nothing() -> Exchange:
+    """No part of a model travels: every client trains its own, from the same initial weights.
+
+    What the clients tell the server beside their models (``local.change(shared=...)``) is all that
+    they learn of one another; without it each is alone, the baseline of personal models. What the
+    server evaluates is the initial model.
+
+    Returns:
+        An exchange; the composition has personal models.
+
+    Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, section 3.
+    """
+
+    def every(variables: Variables) -> Variables:
+        out: Variables = jax.tree.map(lambda leaf: True, variables)
+        return out
+
+    return Exchange(own=every, needs=_ALONE)
 
 
 @part

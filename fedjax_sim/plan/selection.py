@@ -23,9 +23,9 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import distinct
 from fedjax_sim.plan.mediators import mediators
-from fedjax_sim.privacy import poisson, shuffled
+from fedjax_sim.privacy import cyclic, poisson, shuffled
 
-__all__ = ["importance", "mediators", "poisson", "shuffled", "uniform"]
+__all__ = ["cyclic", "everyone", "importance", "mediators", "poisson", "shuffled", "uniform"]
 
 InitialScores = Literal["gradient", "ones"]
 
@@ -75,6 +75,29 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
 
     return Selection(
         init=lambda variables, data, execution: (), draw=draw, sticky=sticky, active=active
+    )
+
+
+@part
+def everyone() -> Selection:
+    """All clients in every round, each in the slot of its number.
+
+    Returns:
+        A selection without state.
+
+    >>> data = ClientData(None, None, None, jnp.arange(4), 1)  # 3 clients
+    >>> free, visits = jnp.ones(3, bool), jnp.zeros(3, jnp.int32)
+    >>> everyone().draw(jax.random.key(0), (), data, jnp.array([3, 3, 3]), free, visits)[0].tolist()
+    [0, 1, 2]
+    """
+
+    def draw(
+        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
+    ) -> tuple[Array, PyTree]:
+        return jnp.arange(len(free), dtype=jnp.int32), state
+
+    return Selection(
+        init=lambda variables, data, execution: (), draw=draw, sticky=False, everyone=True
     )
 
 

@@ -5,8 +5,16 @@ Two data sets are neighbours if they differ in all samples of one client.
 
 from __future__ import annotations
 
-from fedjax_sim.privacy._accounting import Sampling, epsilon, tree_epsilon
-from fedjax_sim.privacy._cohorts import OVERFLOW, epoch_rounds, poisson, shuffled, slots_for
+from fedjax_sim.privacy._accounting import Sampling, banded_epsilon, epsilon, tree_epsilon
+from fedjax_sim.privacy._banded import banded_mechanism
+from fedjax_sim.privacy._cohorts import (
+    OVERFLOW,
+    cyclic,
+    epoch_rounds,
+    poisson,
+    shuffled,
+    slots_for,
+)
 from fedjax_sim.privacy._gaussian import adaptive_mechanism, gaussian_mechanism
 from fedjax_sim.privacy._noise import noise
 from fedjax_sim.privacy._tree import tree_mechanism
@@ -15,6 +23,9 @@ __all__ = [
     "OVERFLOW",
     "Sampling",
     "adaptive_mechanism",
+    "banded_epsilon",
+    "banded_mechanism",
+    "cyclic",
     "epoch_rounds",
     "epsilon",
     "gaussian_mechanism",

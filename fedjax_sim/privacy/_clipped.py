@@ -13,6 +13,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import (
     APART,
     NO_FLIGHT,
+    NOTHING_AFTER,
     NOTHING_SHARED,
     NOTHING_TOLD,
     ONE_MODEL,
@@ -104,5 +105,15 @@ def private_needs(apply: PreAggregationApply, name: str) -> tuple[Need, ...]:
         lambda parts: all(made.name != "sign_agreement" for made in origins(parts.server)),
         "server=replace() or optimizer(transform)",
     )
-    clients = (NOTHING_SHARED, NOTHING_TOLD, OWN_SAMPLES, APART, OWN_ROWS)
+    clients = (NOTHING_SHARED, NOTHING_TOLD, NOTHING_AFTER, OWN_SAMPLES, APART, OWN_ROWS)
     return (PLAIN_MEAN, ONE_MODEL, NO_FLIGHT, *clients, last, mean_alone)
+
+
+def cohorts_of(clients_per_round: int) -> Need:
+    """What a mechanism whose noise hangs on who comes when needs of the schedule."""
+    return Need(
+        "schedule",
+        f"cohorts of the {clients_per_round} clients that it is told of",
+        lambda parts: parts.slots == clients_per_round,
+        f"schedule=every_round({clients_per_round})",
+    )

@@ -106,8 +106,59 @@ def shuffled() -> Selection:
     return Selection(init=init, draw=draw, sticky=False)
 
 
+@part
+def cyclic() -> Selection:
+    """The clients in a random order that is drawn once: all in turn, and from the first again.
+
+    A client waits ⌊N/m⌋ or ⌈N/m⌉ rounds from visit to visit; nobody sits out.
+
+    Returns:
+        A selection, for models that do not outlive a round; its state is the order and how many of
+        it have come, -1 before the first round.
+
+    Raises:
+        ValueError: in the first round, if there are more slots than clients.
+
+    Source: Choquette-Choo et al. 2023 <https://arxiv.org/abs/2306.08153>, its
+    b-min-separation.
+
+    >>> data = ClientData(None, None, None, jnp.arange(6), 1)  # 5 clients
+    >>> part, none = cyclic(), jnp.zeros(2, jnp.int32)
+    >>> state, seen = part.init(None, data, None), []
+    >>> for t in range(5):
+    ...     drawn, state = part.draw(jax.random.key(t), state, data, none, none == 0, none)
+    ...     seen += drawn.tolist()
+    >>> sorted(seen[:5]), seen[5:] == seen[:5]
+    ([0, 1, 2, 3, 4], True)
+    """
+
+    def init(variables: Variables, data: ClientData, execution: object) -> tuple[Array, Array]:
+        del variables, execution
+        return jnp.arange(data.clients, dtype=jnp.int32), jnp.int32(-1)
+
+    def draw(
+        key: Array,
+        state: tuple[Array, Array],
+        data: ClientData,
+        clients: Array,
+        free: Array,
+        visits: Array,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        del clients, visits
+        order, first = state
+        slots = len(free)
+        if slots > data.clients:
+            raise ValueError(f"slots must be at most the {data.clients} clients, got {slots}")
+        order = jnp.where(first < 0, jax.random.permutation(key, order), order)
+        first = jnp.maximum(first, 0)
+        drawn = order[(first + jnp.arange(slots, dtype=jnp.int32)) % data.clients]
+        return drawn, (order, (first + slots) % data.clients)
+
+    return Selection(init=init, draw=draw, sticky=False)
+
+
 def epoch_rounds(clients: int, clients_per_round: int) -> int:
-    """The rounds in which clients of :func:`shuffled` do not come twice.
+    """The rounds in which clients of :func:`shuffled` or :func:`cyclic` do not come twice.
 
     >>> epoch_rounds(40, 6)
     6

@@ -19,7 +19,13 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import made_by
-from fedjax_sim.privacy._clipped import check_model, check_settings, noisy_rows, private_needs
+from fedjax_sim.privacy._clipped import (
+    check_model,
+    check_settings,
+    cohorts_of,
+    noisy_rows,
+    private_needs,
+)
 from fedjax_sim.privacy._cohorts import epoch_rounds
 from fedjax_sim.privacy._noise import normal
 
@@ -94,13 +100,7 @@ def tree_mechanism(clip: float, noise_multiplier: float, clients_per_round: int)
         lambda parts: made_by(parts.selection, "shuffled"),
         "selection=shuffled()",
     )
-    slots = Need(
-        "schedule",
-        f"cohorts of the {clients_per_round} clients that it is told of",
-        lambda parts: parts.slots == clients_per_round,
-        f"schedule=every_round({clients_per_round})",
-    )
-    needs = (*private_needs(apply, "tree_mechanism"), once, slots)
+    needs = (*private_needs(apply, "tree_mechanism"), once, cohorts_of(clients_per_round))
     return PreAggregation(init, apply, needs=needs)
 
 

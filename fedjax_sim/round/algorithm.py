@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import (
@@ -17,6 +16,7 @@ from fedjax_sim.base import (
     Diagnostic,
     Exchange,
     FedState,
+    Finish,
     LocalUpdate,
     Metrics,
     Origin,
@@ -40,10 +40,10 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import collecting, measuring, placement, traffic, training
+from fedjax_sim.round import collecting, finishing, measuring, placement, traffic, training
 from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.own_models import score_own
-from fedjax_sim.round.parts import Evaluated, Parts
+from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.server import broadcast as broadcasts
 from fedjax_sim.server import refresh as refreshes
@@ -66,6 +66,7 @@ def compose(
     aggregator: Aggregator = tree.mean,
     server: Server | None = None,
     diagnostics: Mapping[str, Diagnostic] | None = None,
+    finish: Finish | None = None,
     personal: Personal | None = None,
     evaluated: Evaluated = "server",
     execution: Execution | None = None,
@@ -77,6 +78,7 @@ def compose(
         slots   <- redistribute(slots)
         clients <- the selection's, for slots without one
         slots   <- the broadcast model if the slot was due last round, else refresh(slot)
+        shared  <- what the clients say before they train, if the local update asks anything
         slots   <- local update on those clients
         updates <- sending(what the clients send: due slots, or all that move)
         server  <- server + server update(aggregate(preaggregation(updates, weights)))
@@ -95,10 +97,9 @@ def compose(
         aggregator: reduces the updates to one.
         server: how the server model moves; None: by the aggregate.
         diagnostics: measure rounds, by name.
-        personal: the model that a client itself uses; None: the one that is evaluated for all, or,
-            if it keeps some leaves, that with its own.
-        evaluated: the model that is evaluated for all: the "server"'s, or the aggregate of those
-            "in_flight", which between two aggregations is newer.
+        finish: what clients and server do once more after the last round; None: nothing.
+        personal: the model that a client itself uses; None: the evaluated one, with own leaves.
+        evaluated: the "server"'s model, or the aggregate of those "in_flight", which is newer.
         execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
 
     Returns:
@@ -137,30 +138,18 @@ def compose(
             redistribution,
             refresh or refreshes.nothing(),
             exchange,
-            _tupled("sending", sending),
+            tupled("sending", sending),
             weighting,
-            _tupled("preaggregation", preaggregation),
+            tupled("preaggregation", preaggregation),
             aggregator,
             server or servers.replace(),
-            _named(diagnostics),
+            named(diagnostics),
+            finish,
             personal,
             evaluated,
             execution or make_execution(),
         )
     )
-
-
-def _tupled(role: str, parts: Any) -> tuple[Any, ...]:
-    # A part alone is a sequence too, of its functions.
-    if not isinstance(parts, Sequence) or hasattr(parts, "_fields"):
-        raise ValueError(f"{role} must be a sequence of parts, such as (part,), got {parts!r}")
-    return tuple(parts)
-
-
-def _named(diagnostics: Any) -> dict[str, Diagnostic]:
-    if not isinstance(diagnostics, Mapping | None):
-        raise ValueError(f"diagnostics must be a dict of parts by name, got {diagnostics!r}")
-    return dict(diagnostics or {})
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -186,6 +175,11 @@ class Algorithm:
     def round_factor(self) -> float:
         """Rounds to run for each round of FedAvg that the user budgets."""
         return self.parts.schedule.round_factor
+
+    @property
+    def ends(self) -> bool:
+        """Whether anything is left to do after the last round, see :meth:`collect`."""
+        return self.parts.in_flight or self.parts.finish is not None
 
     @property
     def personal(self) -> Personal | None:
@@ -237,10 +231,13 @@ class Algorithm:
         due = placed.slot < self.slots
         if not parts.exchange.fragments:  # of which all slots hand over one
             due = parts.schedule.due(state.round)[placed.slot] & due
+        state = training.surveyed(parts, key, state, data, placed)
         trained, mine, placed, start = training.train(parts, key, state, data, placed, due)
         trained, sending, sent = sendings.send(
             parts, key, state, data, placed.slots, trained, start, due
         )
+        skipped = sendings.skipped(parts, visited, sent)
+        trained, mine = sendings.undone(parts, state, placed.slots.client, skipped, trained, mine)
         client_state, own, shared_state = training.client_states(
             parts, state, data, placed, trained, mine
         )
@@ -259,10 +256,12 @@ class Algorithm:
         choice = parts.broadcast.offered
         offered = 1 if choice is None else jnp.where(fresh, choice(state.broadcast), 1)
         in_part = visited & ~sent_down if parts.exchange.fragments else jnp.bool(False)
-        samples = trained.info.samples.astype(jnp.float32)
+        samples = jnp.where(skipped, 0, trained.info.samples).astype(jnp.float32)
+        # If every last batch is dropped, no sample is visited: that is no divergence.
+        loss = jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1)
+        nobody = jnp.any(skipped) & (jnp.sum(samples) == 0)
         metrics = Metrics(
-            # If every last batch is dropped, no sample is visited: that is no divergence.
-            loss=jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1),
+            loss=jnp.where(nobody, jnp.nan, loss),
             samples=jnp.sum(trained.info.samples),
             steps=jnp.sum(trained.info.steps),
             executed=jnp.sum(parts.execution.executed(trained.info.steps)),
@@ -271,6 +270,7 @@ class Algorithm:
             downloads=jnp.sum(jnp.where(sent_down, offered, 0), dtype=jnp.int32) + draw.exchanged,
             fragments=jnp.sum(in_part, dtype=jnp.int32),
             visits=jnp.sum(visited, dtype=jnp.int32),
+            skipped=jnp.sum(skipped, dtype=jnp.int32),
             client=draw.client,
             source=draw.source,
             diagnostics=measured,
@@ -288,32 +288,14 @@ class Algorithm:
         return new, metrics
 
     def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
-        """Uploads and aggregates every model still in flight; the last act of a run.
+        """Uploads and aggregates every model still in flight, and finishes: the last act of a run.
 
         Returns:
             The server model after it, and the uploads ``int32[]`` that it took.
         """
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
-        if state.slots is None or self.parts.exchange.fragments:
-            return state.server, jnp.int32(0)
-        parts, slots, due = self.parts, state.slots, self.parts.schedule.due(state.round - 1)
-        samples = client_sizes(data, slots.client)
-        slots = sendings.send_rest(parts, key, state, data, slots, ~due)
-        everyone = jax.lax.cond(
-            jnp.all(due),  # then the server has just taken them all
-            lambda: state.server,
-            lambda: (
-                collecting.absorb(
-                    parts,
-                    key,
-                    state,
-                    slots,
-                    collecting.cohort_of(parts, state, slots, samples, data),
-                    jnp.ones_like(due),
-                ).server
-            ),
-        )
-        return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+        server, uploads = finishing.gathered(self.parts, key, state, data)
+        return finishing.finished(self.parts, key, server, data), uploads
 
     def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
         """The model that is evaluated: the server's, or the mean of all in flight."""

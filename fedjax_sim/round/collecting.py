@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
-from fedjax_sim.round.exchanging import fragments, returned
+from fedjax_sim.round.exchanging import fragments, returned, travels
 from fedjax_sim.round.parts import Parts
 
 CLIENTS = ("selection", "client_state", "own", "sending", "shared_state", "diagnostics")
@@ -145,9 +145,26 @@ def _server_moves(
     _check_shapes("aggregator", step, server)
     if parts.local.follow is not None:
         shared_state = parts.local.follow(shared_state, step, gathered)
-    step, opt_state = parts.server.update(key, step, server, opt_state, gathered)
-    _check_shapes("server", step, server)
-    return step, opt_state, shared_state
+    # A code or a norm of the server's is of what it moves, not of what others have beside it.
+    mask = travels(parts, server)
+    some = _part_of(mask, gathered)
+    taken, opt_state = parts.server.update(
+        key, tree.only(mask, step), some.cohort.server, opt_state, some
+    )
+    _check_shapes("server", taken, some.cohort.server)
+    return tree.filled(taken, jax.tree.map(jnp.zeros_like, server)), opt_state, shared_state
+
+
+def _part_of(mask: PyTree, gathered: Gathered) -> Gathered:
+    """Some of the leaves of what the server has gathered."""
+    cohort, updates = gathered.cohort, gathered.updates
+    cohort = cohort._replace(
+        server=tree.only(mask, cohort.server), received=tree.only(mask, cohort.received)
+    )
+    return gathered._replace(
+        updates=tree.only(mask, updates) if isinstance(updates, Variables) else updates,
+        cohort=cohort,
+    )
 
 
 def _fragment_moves(
@@ -161,10 +178,7 @@ def _fragment_moves(
     cohort, masks = gathered.cohort, fragments(parts, gathered.cohort.server)
     step, after = jax.tree.map(jnp.zeros_like, cohort.server), []
     for number, (mask, old) in enumerate(zip(masks, opt_state, strict=True)):
-        some = cohort._replace(
-            server=tree.only(mask, cohort.server), received=tree.only(mask, cohort.received)
-        )
-        part = Gathered(tree.only(mask, gathered.updates), gathered.weights, some)
+        part = _part_of(mask, gathered)
         taken, new, _ = _server_moves(parts, key, aggregated(parts, part), old, (), part)
         here = turn % len(masks) == number
         zero = jax.tree.map(jnp.zeros_like, taken)

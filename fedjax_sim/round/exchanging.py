@@ -21,13 +21,14 @@ def _masks(parts: Parts, variables: Variables) -> tuple[PyTree, PyTree]:
     return own, frozen
 
 
-def _travels(parts: Parts, variables: Variables) -> PyTree:
+def travels(parts: Parts, variables: Variables) -> PyTree:
+    """Whether each leaf travels."""
     return jax.tree.map(lambda a, b: not (a or b), *_masks(parts, variables))
 
 
 def travelling(parts: Parts, variables: Variables) -> Variables:
     """The leaves that travel; the others are None."""
-    out: Variables = tree.only(_travels(parts, variables), variables)
+    out: Variables = tree.only(travels(parts, variables), variables)
     return out
 
 
@@ -63,7 +64,7 @@ def fragments(parts: Parts, variables: Variables) -> list[PyTree]:
     if not masks:
         return []
     counts = jax.tree.map(lambda *chosen: sum(chosen), *masks)
-    if counts != jax.tree.map(int, _travels(parts, variables)) or not all(
+    if counts != jax.tree.map(int, travels(parts, variables)) or not all(
         any(jax.tree.leaves(mask)) for mask in masks
     ):
         raise ValueError(

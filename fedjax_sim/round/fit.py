@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Broadcast,
     Diagnostic,
     Exchange,
+    Finish,
     LocalUpdate,
     PreAggregation,
     Refresh,
@@ -73,6 +74,8 @@ def _check_kinds(parts: Any) -> None:
     for role, kind in KINDS.items():
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         _check(f"{role} must be {article}", kind, getattr(parts, role))
+    if parts.finish is not None:
+        _check("finish must be a", Finish, parts.finish)
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
             _check(f"{role} must be a sequence of", kind, part)
@@ -111,6 +114,8 @@ def _check_effect(parts: Any) -> None:
                     f"{shown(parts.schedule)}, by which no model stays in flight: use "
                     f"{needs.FLIGHT.instead}"
                 )
+    if parts.local.survey is not None:  # the answers would go by what is sent
+        needs.check_one("local", parts.local, needs.AS_IT_IS, parts)
     for part in parts.sending:
         # What is withheld in flight would be lost, and so would a variate that others count on.
         for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED) if part.withholds else ():

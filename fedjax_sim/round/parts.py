@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedjax_sim.base import (
@@ -11,6 +11,7 @@ from fedjax_sim.base import (
     Broadcast,
     Diagnostic,
     Exchange,
+    Finish,
     LocalUpdate,
     Personal,
     PreAggregation,
@@ -41,6 +42,7 @@ _PLAIN = {
     "aggregator": "mean",
     "server": "replace()",
     "diagnostics": "{}",
+    "finish": "None",
     "personal": "None",
     "evaluated": "'server'",
 }
@@ -64,6 +66,7 @@ class Parts:
         aggregator: reduces the updates to one.
         server: how the server model moves.
         diagnostics: measure rounds, by name.
+        finish: what is done after the last round; None: nothing.
         personal: the model that a client itself uses; None: the one evaluated for all.
         evaluated: the model that is evaluated for all.
         execution: devices and chunks.
@@ -82,6 +85,7 @@ class Parts:
     aggregator: Aggregator
     server: Server
     diagnostics: Mapping[str, Diagnostic]
+    finish: Finish | None
     personal: Personal | None
     evaluated: Evaluated
     execution: Execution
@@ -130,3 +134,18 @@ class Parts:
         """Whether models go from client to client."""
         stays = self.selection.sticky and self.redistribution is keep
         return self.in_flight and not stays
+
+
+def tupled(role: str, parts: Any) -> tuple[Any, ...]:
+    """A sequence of parts as a tuple; refuses a part alone."""
+    # A part alone is a sequence too, of its functions.
+    if not isinstance(parts, Sequence) or hasattr(parts, "_fields"):
+        raise ValueError(f"{role} must be a sequence of parts, such as (part,), got {parts!r}")
+    return tuple(parts)
+
+
+def named(diagnostics: Any) -> dict[str, Diagnostic]:
+    """Diagnostics as a dict; refuses what is none."""
+    if not isinstance(diagnostics, Mapping | None):
+        raise ValueError(f"diagnostics must be a dict of parts by name, got {diagnostics!r}")
+    return dict(diagnostics or {})

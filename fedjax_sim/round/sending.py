@@ -68,6 +68,36 @@ def send(
     return trained._replace(variables=models, message=message), kept, sent
 
 
+def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
+    """``bool[P]``, the rows whose clients were screened out: of ``visited`` those not ``sent``."""
+    return visited & ~sent & any(part.screens for part in parts.sending)
+
+
+def undone(
+    parts: Parts, state: FedState, client: Array, skipped: Array, trained: Trained, mine: PyTree
+) -> tuple[Trained, PyTree]:
+    """What the clients give and keep, where some are ``skipped bool[P]``: these as before.
+
+    Of their reports only the steps and samples are left.
+
+    Args:
+        parts: of the algorithm.
+        state: before the round.
+        client: ``int32[P]``.
+        skipped: see :func:`skipped`.
+        trained: ``[P]``, what they give.
+        mine: ``[P, *p]``, the leaves that stay with them.
+    """
+    if not any(part.screens for part in parts.sending):
+        return trained, mine
+    before = tree.take((state.client_state, state.own), client)
+    kept, mine = tree.select_rows(skipped, before, (trained.client_state, mine))
+    told = trained.info.loss, trained.info.extra
+    loss, extra = tree.select_rows(skipped, jax.tree.map(jnp.zeros_like, told), told)
+    info = trained.info._replace(loss=loss, extra=extra)
+    return trained._replace(client_state=kept, info=info), mine
+
+
 def send_rest(
     parts: Parts, key: Array, state: FedState, data: ClientData, slots: Slots, due: Array
 ) -> Slots:

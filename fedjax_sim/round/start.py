@@ -20,11 +20,16 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
 
     Raises:
         ValueError: if there are fewer clients than slots, and the selection has no use for idle
-            ones.
+            ones; or more, and it leaves none out.
     """
     if data.clients < parts.slots and not parts.selection.may_idle:
         raise ValueError(
             f"clients_per_round must be at most the {data.clients} clients, got {parts.slots}"
+        )
+    if parts.selection.everyone and data.clients > parts.slots:
+        raise ValueError(
+            f"clients_per_round must be all {data.clients} clients for selection "
+            f"{shown(parts.selection)}, got {parts.slots}"
         )
     state = FedState(
         round=jnp.int32(0),
@@ -47,15 +52,15 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
     _check_reports(parts, state, data)
     if not parts.in_flight:
         return state
-    _, info, tag = jax.eval_shape(lambda: first_visit(parts, state, data))
-    return state._replace(slots=at_rest(parts, state, info, tag))
+    trained, *_, tag = jax.eval_shape(lambda: first_visit(parts, state, data))
+    return state._replace(slots=at_rest(parts, state, trained.info, tag))
 
 
 def server_state(parts: Parts, variables: Variables) -> PyTree:
     """Of the server, or of each fragment's."""
     masks = fragments(parts, variables)
     if not masks:
-        return parts.server.init(variables)
+        return parts.server.init(travelling(parts, variables))
     return tuple(parts.server.init(tree.only(mask, variables)) for mask in masks)
 
 
@@ -65,7 +70,7 @@ def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:
     readers += [("preaggregation", part) for part in parts.preaggregation]
     if not any(part.reads for _, part in readers):
         return
-    info = jax.eval_shape(lambda: first_visit(parts, state, data))[1]
+    info = jax.eval_shape(lambda: first_visit(parts, state, data))[0].info
     known = {*info._fields[:-1], *info.extra}
     for role, part in readers:
         if missing := set(part.reads) - known:

@@ -9,6 +9,7 @@ import jax
 from fedjax_sim.base import ClientData, Fragment, PyTree, SetupTraffic, Traffic, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.round.exchanging import fragments, frozen, travelling
+from fedjax_sim.round.finishing import told_bytes as told_at_the_end
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.training import first_visit
@@ -19,7 +20,8 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
     def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
         state = initial_state(parts, variables, data)
-        return first_visit(parts, state, data)[0], state.shared_state
+        trained, answer, told, _ = first_visit(parts, state, data)
+        return (trained.message, answer), told
 
     message, shared_state = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
     return Traffic(
@@ -28,6 +30,7 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
         message + told_bytes(parts),
         shared_state,
         fragment_bytes(parts, variables),
+        told_at_the_end(parts, variables, data),
     )
 
 

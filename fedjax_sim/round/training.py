@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Trained
+from fedjax_sim.base import Array, ClientData, ClientView, FedState, PyTree, Trained, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import Addend
 from fedjax_sim.engine.clients import Visits, samples_of, visits
@@ -19,14 +19,112 @@ from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 
 
+class _Common(NamedTuple):
+    """What all rows need."""
+
+    server: Variables
+    server_samples: Array
+    broadcast: PyTree
+    shared_state: PyTree
+    round: Array
+    coin: Array
+
+
+class _Own(NamedTuple):
+    """The models of a row, and the state of its client."""
+
+    model: PyTree
+    client_state: PyTree
+    left_with: PyTree
+    leaves: PyTree
+
+
 class _Task(NamedTuple):
-    """What a row needs besides models and the state of its client."""
+    """What a row needs besides."""
 
     key: Array
     visit: Visits
     fresh: Array
     tag: PyTree
     share: PyTree
+
+
+class _Arrived(NamedTuple):
+    """A model at a client.
+
+    Attributes:
+        client: the client.
+        used: what trains there: the model, with the client's own leaves.
+        received: the model.
+        tag: what the broadcast said of it.
+        origin: what it left the server with, () if nobody asks for it.
+    """
+
+    client: ClientView
+    used: Variables
+    received: Variables
+    tag: PyTree
+    origin: PyTree
+
+
+def _arrived(
+    parts: Parts, data: ClientData, pixels: PyTree, common: _Common, own: _Own, task: _Task
+) -> _Arrived:
+    """What a row's client has before it trains."""
+    client = task.visit.view(pixels, data, common.round, common.coin)
+    send_key = stream(task.key, Client.BROADCAST)
+    received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)
+    origin = received if parts.remembers else ()
+    if parts.in_flight:
+        n_k = client.size if client.budget is None else client.budget
+        n_k = n_k.astype(jnp.float32)
+        server = common.server
+        corrected = parts.refresh.correct(server, common.server_samples, own.model, n_k)
+        if parts.exchange.fragments:
+            corrected = with_fragment(parts, common.round - 1, server, corrected)
+        # An idle slot takes nothing: it has no samples to weigh the server's against.
+        stays = tree.select(n_k > 0, corrected, own.model)
+        received, tag, origin = tree.select(
+            task.fresh, (received, tag, origin), (stays, task.tag, own.left_with)
+        )
+    return _Arrived(client, with_own(own.leaves, received), received, tag, origin)
+
+
+def _work(
+    parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed, share: PyTree = ()
+) -> tuple[_Common, _Own, _Task]:
+    """Of all rows; ``share f32[P]`` is that of their updates if these are summed."""
+    slots = placed.slots
+    local_key = stream(key, Round.CLIENTS)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
+    visited = visits(data, slots.client, peers=parts.local.peers)
+    tasks = _Task(keys, visited, placed.fresh, slots.tag, share)
+    rest = state.shared_state, state.round, stream(key, Round.COIN)
+    common = _Common(state.server, state.server_samples, state.broadcast, *rest)
+    kept = tree.take((state.client_state, state.own), slots.client)
+    own = _Own(slots.variables, kept[0], slots.received, kept[1])
+    return common, own, parts.execution.replicate(tasks)
+
+
+def surveyed(
+    parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed
+) -> FedState:
+    """The state with what the clients are told before they train, if they are asked anything."""
+    survey = parts.local.survey
+    if survey is None:
+        return state
+
+    def answer(pixels: PyTree, common: _Common, own: _Own, task: _Task) -> PyTree:
+        at = _arrived(parts, data, pixels, common, own, task)
+        return survey.ask(task.key, at.used, at.client, own.client_state, common.shared_state)
+
+    work = _work(parts, key, state, data, placed)
+    answers = parts.execution.run(answer, samples_of(data), *work)
+    present = placed.slots.client < data.clients
+    weights = weights_of(parts, placed.samples, placed.samples, present)
+    # If nobody is there (Poisson sampling may draw an empty cohort), nobody listens either.
+    aggregate = parts.aggregator(answers, jnp.where(jnp.any(weights > 0), weights, 1))
+    return state._replace(shared_state=survey.tell(state.shared_state, aggregate))
 
 
 def train(
@@ -37,7 +135,7 @@ def train(
     Args:
         parts: of the algorithm.
         key: of the round.
-        state: before it.
+        state: before it, :func:`surveyed`.
         data: the clients.
         placed: the rows.
         due: ``bool[P]``, the rows that the server collects.
@@ -51,26 +149,9 @@ def train(
     """
     summed = not parts.holds_updates
 
-    def visit(pixels: PyTree, common: PyTree, own: PyTree, task: _Task) -> PyTree:
-        server, samples, sent, shared_state, number = common
-        model, client_state, left_with, mine = own
-        client = task.visit.view(pixels, data, number)
-        send_key = stream(task.key, Client.BROADCAST)
-        received, tag = parts.broadcast.send(send_key, sent, server, client)
-        origin = received if parts.remembers else ()
-        if parts.in_flight:
-            n_k = client.size if client.budget is None else client.budget
-            n_k = n_k.astype(jnp.float32)
-            corrected = parts.refresh.correct(server, samples, model, n_k)
-            if parts.exchange.fragments:
-                corrected = with_fragment(parts, number - 1, server, corrected)
-            # An idle slot takes nothing: it has no samples to weigh the server's against.
-            stays = tree.select(n_k > 0, corrected, model)
-            received, tag, origin = tree.select(
-                task.fresh, (received, tag, origin), (stays, task.tag, left_with)
-            )
-        used = with_own(mine, received)
-        trained = parts.local.train(task.key, used, client, client_state, shared_state)
+    def visit(pixels: PyTree, common: _Common, own: _Own, task: _Task) -> PyTree:
+        client, used, received, tag, origin = _arrived(parts, data, pixels, common, own, task)
+        trained = parts.local.train(task.key, used, client, own.client_state, common.shared_state)
         mine = own_leaves(parts, trained.variables)
         model = returned(parts, trained.variables, received)
         given = model if parts.in_flight else tree.subtract(model, received)
@@ -82,21 +163,13 @@ def train(
         return rest, Addend(task.share, given)
 
     slots = placed.slots
-    local_key = stream(key, Round.CLIENTS)
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
-    visited = visits(data, slots.client, peers=parts.local.peers)
     share: PyTree = ()
     if summed:
         counted = due & (slots.client < data.clients)
         weights = weights_of(parts, placed.samples, placed.samples, counted)
         share = weights / jnp.sum(weights)
-    tasks = _Task(keys, visited, placed.fresh, slots.tag, share)
-    common = (state.server, state.server_samples, state.broadcast, state.shared_state, state.round)
-    kept = tree.take((state.client_state, state.own), slots.client)
-    own = (slots.variables, kept[0], slots.received, kept[1])
-    out = parts.execution.run(
-        visit, samples_of(data), common, own, parts.execution.replicate(tasks), summed=summed
-    )
+    work = _work(parts, key, state, data, placed, share)
+    out = parts.execution.run(visit, samples_of(data), *work, summed=summed)
     out, total = out if summed else (out, None)
     trained, mine, tag, received, start = out
     if summed:
@@ -132,7 +205,7 @@ def client_states(
 
     Args:
         parts: of the algorithm.
-        state: before the round.
+        state: that of :func:`train`.
         data: the clients.
         placed: the rows.
         trained: ``[P]``, what the clients give.
@@ -152,12 +225,15 @@ def client_states(
 
 def first_visit(
     parts: Parts, state: FedState, data: ClientData
-) -> tuple[PyTree, LocalInfo, PyTree]:
-    """Message, report and tag of a visit, for their shapes."""
+) -> tuple[Trained, PyTree, PyTree, PyTree]:
+    """A visit, for its shapes: what it gives, the answer before it, what it is told, the tag."""
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
-    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data, state.round)
+    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data, state.round, key)
     received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
-    client_state = parts.local.client_state(state.server)
-    trained = parts.local.train(key, received, client, client_state, state.shared_state)
-    return trained.message, trained.info, tag
+    client_state, told = parts.local.client_state(state.server), state.shared_state
+    answer: PyTree = ()
+    if parts.local.survey is not None:
+        answer = parts.local.survey.ask(key, received, client, client_state, told)
+        told = parts.local.survey.tell(told, answer)
+    return parts.local.train(key, received, client, client_state, told), answer, told, tag

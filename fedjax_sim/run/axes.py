@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_sim.base import Array, ClientData, FedState
 from fedjax_sim.data import EvalSet
@@ -33,8 +34,7 @@ class RunAxes:
     def of(cls, data: ClientData, sets: tuple[EvalSet, ...], runs: int) -> RunAxes:
         """The axes of these arrays, which have R runs or none."""
         axes: list[Any] = [0 if name != "round" else None for name in FedState._fields]
-        set_axes = tuple(_prefix(s, index=_axis(s.index), start=_axis(s.start)) for s in sets)
-        return cls(runs, client_axes(data), set_axes, FedState(*axes))
+        return cls(runs, client_axes(data), tuple(map(set_axes, sets)), FedState(*axes))
 
     def map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
         """vmap; for one run no vmap, which would turn branches on the data into selects."""
@@ -56,6 +56,20 @@ def first_run(arrays: Any, axes: Any) -> Any:
 def one_run(arrays: Any, axes: Any, run: int) -> Any:
     """That run of what has an axis of runs, by the prefix ``axes``."""
     return _change(lambda a: a[run], arrays, axes)
+
+
+def repeated(arrays: Any, axes: Any, times: int) -> Any:
+    """What has an axis of runs, by the prefix ``axes``, with all its runs so many times."""
+
+    def again(a: Array) -> Any:
+        return np.concatenate([np.asarray(a)] * times)
+
+    return _change(again, arrays, axes)
+
+
+def set_axes(examples: EvalSet) -> Any:
+    """The prefix of an evaluation set."""
+    return _prefix(examples, index=_axis(examples.index), start=_axis(examples.start))
 
 
 def client_axes(data: ClientData) -> Any:

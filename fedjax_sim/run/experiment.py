@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,71 +33,22 @@ from fedjax_sim.engine.memory import check_fits, compiled, needed
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import RunAxes, first_run
+from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
+from fedjax_sim.run.identity import digest
+from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
+from fedjax_sim.run.stages import Collected, Run, Scored, Stage
+from fedjax_sim.run.varied import Varied
 
 Sets = tuple[EvalSet, ...]
-
-
-class Run(NamedTuple):
-    """A run between two programs: ``keys key[R]`` and the state of all R runs."""
-
-    keys: Array
-    state: FedState
-
-
-class Scored(NamedTuple):
-    """Counts of an evaluation; ``[R, ...]``.
-
-    Attributes:
-        sets: of the server model, for each evaluation set.
-        personal: of each client's own model on the first set; None if there are none.
-    """
-
-    sets: tuple[Counts, ...]
-    personal: Counts | None
-
-
-class Collected(NamedTuple):
-    """What :meth:`Experiment.finish` gives; ``[R, ...]``.
-
-    Attributes:
-        variables: the final models.
-        uploads: ``int32[R]``, models sent for it.
-        counts: of the final models.
-    """
-
-    variables: Variables
-    uploads: Array
-    counts: Scored
-
-
-class Stage(NamedTuple):
-    """The rounds from one evaluation to the next.
-
-    Attributes:
-        rounds: how many.
-        metrics: ``[R, rounds]``, NumPy.
-        scored: of the models after them.
-        variables: ``[R, *p]``, the server models after them and after ``collected``.
-        collected: after the last round, if models were still in flight; else None.
-        state: ``[R, ...]``, after them.
-        recorded: what was to be kept of it.
-    """
-
-    rounds: int
-    metrics: Metrics
-    scored: Scored
-    variables: Variables
-    collected: Collected | None
-    state: FedState
-    recorded: PyTree
 
 
 class Experiment:
     """The programs; :func:`fedjax_sim.run.simulation` is a loop over them.
 
-    At most three: start, advance, and finish if models are in flight. All are compiled before the
-    first round, and once: ``advance`` takes the number of rounds as data.
+    At most three: start, advance, and finish if models are in flight or the algorithm has a finish.
+    All are compiled before the first round, and once: ``advance`` takes the number of rounds as
+    data.
 
     Args:
         algorithm: what to run.
@@ -109,6 +62,8 @@ class Experiment:
         eval_every: the most rounds that one ``advance`` may run.
         personal: whether the clients of the first set are those of ``data``: it is then scored with
           each client's own model too, if the algorithm has such.
+        varied: what makes the algorithm of each run, if runs differ in more than their seeds;
+          ``algorithm`` is then one of them.
     """
 
     def __init__(
@@ -123,14 +78,18 @@ class Experiment:
         eval_every: int,
         *,
         personal: bool = False,
+        varied: Varied | None = None,
     ) -> None:
         self.compile_seconds = 0.0
         self.device_bytes = 0
         self.model_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
-        self._algorithm, self._model, self.task = algorithm, model, task
-        self._execution, self._runs, self._every = execution, runs, eval_every
+        self.finishing = 0 if algorithm.parts.finish is None else data.clients
+        self.algorithm, self.model, self.task = algorithm, model, task
+        self._execution, self.runs, self._every = execution, runs, eval_every
+        self._varied = varied
         self._programs: dict[str, Compiled] = {}
+        self._shapes: dict[str, Any] = {}
         self._given = data, sets
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, task, execution)
@@ -139,25 +98,34 @@ class Experiment:
         if personal and algorithm.personal is not None:
             most = int(np.diff(sets[0].start).max())
             own_score = functools.partial(self._own_counts, most=most)
-            self._score_own = self._axes.map(
-                own_score, in_axes=(0, self._axes.state, self._axes.data, self._axes.sets[0])
-            )
+            self._score_own = self._map(own_score, (*self._of_run, self._axes.sets[0]))
+
+    @property
+    def data(self) -> ClientData:
+        """The clients, as they were given."""
+        return self._given[0]
+
+    @property
+    def _of_run(self) -> tuple[Any, ...]:
+        """Axes of what each run has: key, state, data."""
+        return 0, self._axes.state, self._axes.data
+
+    def _map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
+        """``fn(algorithm, ...)`` for each run, with the algorithm of each."""
+        if self._varied is None:
+            return self._axes.map(functools.partial(fn, self.algorithm), in_axes, out_axes)
+        point, at = self._varied.point, self._varied.at
+
+        def of_point(point: Array, *args: Any) -> Any:
+            return fn(at(point), *args)
+
+        mapped = self._axes.map(of_point, (0, *in_axes), out_axes)
+        return functools.partial(mapped, point)
 
     @functools.cached_property
     def _inputs(self) -> tuple[ClientData, Sets]:
         """Data and sets on the devices, each array once however many hold it."""
-        on_device: dict[int, Array] = {}
-        whole = self._execution.replicated
-
-        # Of several processes each has all data and fills its own devices; device_put would compare
-        # them over the network.
-        def put(a: Array) -> Array:
-            if id(a) not in on_device:
-                on_device[id(a)] = jax.make_array_from_process_local_data(whole, a)
-            return on_device[id(a)]
-
-        placed: tuple[ClientData, Sets] = jax.tree.map(put, self._given)
-        return placed
+        return placed(self._given, self._execution)
 
     def lowered(
         self, platforms: Sequence[str] | None = None, weights: Variables | None = None
@@ -177,14 +145,14 @@ class Experiment:
             return jax.tree.map(lambda a: shape(a.shape, a.dtype), tree)
 
         data, sets = shapes(self._given)
-        seeds, todo = shapes((np.zeros(self._runs, np.uint32), np.int32(0)))
-        begin = self._traced(self._begin, seeds, shapes(weights), data)
+        seeds, todo = shapes((np.zeros(self.runs, np.uint32), np.int32(0)))
+        begin = self._traced("start", self._begin, seeds, shapes(weights), data)
         yield "start", begin.lower(lowering_platforms=given)
         run = shapes(begin.out_info)
-        advance = self._traced(self._rounds, run, data, sets, todo, donate=(0,))
+        advance = self._traced("advance", self._rounds, run, data, sets, todo, donate=(0,))
         yield "advance", advance.lower(lowering_platforms=given)
-        if run.state.slots is not None:
-            finish = self._traced(self._collect, run, data, sets)
+        if self.algorithm.ends:
+            finish = self._traced("finish", self._collect, run, data, sets)
             yield "finish", finish.lower(lowering_platforms=given)
 
     def stages(
@@ -194,11 +162,22 @@ class Experiment:
         initial: Variables | None = None,
         record: Callable[[FedState], PyTree] | None = None,
         on_compiled: Callable[[int], None] | None = None,
+        saved: Saved | None = None,
     ) -> Iterator[tuple[int, Stage]]:
-        """Runs all rounds; yields the rounds done and the stage at every evaluation."""
-        run, done = self.start(seeds, initial), 0
-        if on_compiled is not None:
+        """Runs all rounds; yields the rounds done and the stage at every evaluation.
+
+        Those that were ``saved`` come first, as they were.
+        """
+        over = saved is not None and saved.done == rounds
+        self._prepare(initial, compiling=not over)
+        if on_compiled is not None and not over:
             on_compiled(self.device_bytes)
+        if saved is None:
+            run, done = self.start(seeds, initial), 0
+        else:
+            run, past = saved.restored(self._shapes, self._execution.replicated, rounds, record)
+            yield from past
+            done = saved.done
         while done < rounds:
             todo = min(self._every, rounds - done)
             run, metrics, scored = self.advance(run, todo)
@@ -208,48 +187,72 @@ class Experiment:
             collected = self.finish(run) if done == rounds else None
             server = server if collected is None else collected.variables
             kept = None if record is None else jax.device_get(record(run.state))
-            yield done, Stage(todo, rows, scored, server, collected, run.state, kept)
+            yield done, Stage(todo, rows, scored, server, collected, run, kept)
+
+    def saver(
+        self,
+        where: Checkpoints | str | Path,
+        rounds: int,
+        seeds: Sequence[int],
+        initial: Variables | None,
+    ) -> Saver:
+        """What saves a run of this, and knows where one that was killed stopped.
+
+        Raises:
+            CheckpointError: if the folder has checkpoints of another run, or of more rounds.
+        """
+        parts = self.algorithm.parts.by_role()
+        data, (test, *validation) = self._given
+        identity = {
+            "algorithm": " ".join(repr(self.algorithm).split()),
+            "setting of the algorithm": digest(parts),
+            "model": digest(self.model),
+            "task": repr(self.task),
+            "seeds": [*map(int, seeds)],
+            "eval_every": self._every,
+            "clients' data": digest(data),
+            "test set": digest(test),
+            "validation set": digest(validation),
+            "initial": digest(initial),
+            "personal": self._score_own is not None,
+        }
+        given = where if isinstance(where, Checkpoints) else Checkpoints(where)
+        return Saver(given, identity, rounds, self._every)
 
     def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
         """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
-        shapes = jax.eval_shape(lambda: self._model.init(jax.random.key(0)))
-        weights = None if initial is None else self._stacked(initial, shapes)
-        self._compile(weights)
+        weights = self._prepare(initial)
         run: Run = self._programs["start"](np.asarray(seeds, np.uint32), weights, self._inputs[0])
-        self.model_bytes = tree.num_bytes(shapes)
-        one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._inputs[0])
-        self.traffic = self._algorithm.traffic(shapes, one)
         return run
 
+    def _prepare(self, initial: Variables | None, *, compiling: bool = True) -> Variables | None:
+        """Compiles all programs, once; gives the weights of each run.
+
+        A run that is over needs no program, but what they would give.
+        """
+        shapes = jax.eval_shape(lambda: self.model.init(jax.random.key(0)))
+        weights = None if initial is None else stacked(initial, shapes, self.runs)
+        if not self.model_bytes:
+            if compiling:
+                self._compile(weights)
+            else:
+                deque(self.lowered(weights=weights), maxlen=0)
+            self.model_bytes = tree.num_bytes(shapes)
+            one = jax.eval_shape(lambda d: first_run(d, self._axes.data), self._inputs[0])
+            self.traffic = self.algorithm.traffic(shapes, one)
+        return weights
+
     def _begin(self, seeds: Array, weights: PyTree, data: ClientData) -> Run:
-        def begin(seed: Array, weights: PyTree, data: ClientData) -> tuple[Array, FedState]:
+        def begin(
+            algorithm: Algorithm, seed: Array, weights: PyTree, data: ClientData
+        ) -> tuple[Array, FedState]:
             key = jax.random.key(seed)
-            variables = weights or self._model.init(stream(key, Seed.WEIGHTS))
+            variables = weights or self.model.init(stream(key, Seed.WEIGHTS))
             run_key = stream(key, Seed.ROUNDS)
-            return run_key, self._algorithm.init(run_key, variables, data)
+            return run_key, algorithm.init(run_key, variables, data)
 
-        all_runs = self._axes.map(
-            begin, in_axes=(0, 0, self._axes.data), out_axes=(0, self._axes.state)
-        )
+        all_runs = self._map(begin, (0, 0, self._axes.data), (0, self._axes.state))
         return Run(*all_runs(seeds, weights, data))
-
-    def _stacked(self, initial: Variables, shapes: Variables) -> Variables:
-        """The weights of each run, ``[R, *p]``."""
-        got = jax.tree.map(np.shape, initial)
-        one, each = (
-            jax.tree.map(lambda a, axis=axis: (*axis, *a.shape), shapes)
-            for axis in ((), (self._runs,))
-        )
-        if got not in (one, each):
-            raise ValueError(
-                f"initial must be weights of the model, for one or each of the {self._runs} runs, "
-                f"got {got} for {one}"
-            )
-        return jax.tree.map(  # by NumPy, without a program for each shape
-            lambda a, s: np.broadcast_to(np.asarray(a, s.dtype), (self._runs, *s.shape)),
-            initial,
-            shapes,
-        )
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
@@ -260,14 +263,10 @@ class Experiment:
     def _rounds(
         self, run: Run, data: ClientData, sets: Sets, todo: Array
     ) -> tuple[Run, Metrics, Scored]:
-        step = self._axes.map(
-            _at_round(self._algorithm.step),
-            in_axes=(0, self._axes.state, self._axes.data),
-            out_axes=(self._axes.state, 0),
-        )
+        step = self._map(_at_round(Algorithm.step), self._of_run, (self._axes.state, 0))
         shape = jax.eval_shape(step, run.keys, run.state, data)[1]
         rows = jax.tree.map(
-            lambda s: jnp.zeros((self._runs, self._every, *s.shape[1:]), s.dtype), shape
+            lambda s: jnp.zeros((self.runs, self._every, *s.shape[1:]), s.dtype), shape
         )
 
         # A bound that is data: a shorter last stretch needs no program of its own.
@@ -277,9 +276,7 @@ class Experiment:
             return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
 
         state, rows = jax.lax.fori_loop(0, todo, body, (run.state, rows))
-        evaluated = self._axes.map(
-            _at_round(self._algorithm.evaluated), in_axes=(0, self._axes.state, self._axes.data)
-        )
+        evaluated = self._map(_at_round(Algorithm.evaluated), self._of_run)
         after = Run(run.keys, state)
         return after, rows, self._scored(evaluated(run.keys, state, data), after, data, sets)
 
@@ -290,23 +287,28 @@ class Experiment:
         return Scored(counts, self._score_own(run.keys, run.state, data, sets[0]))
 
     def _own_counts(
-        self, key: Array, state: FedState, data: ClientData, examples: EvalSet, *, most: int
+        self,
+        algorithm: Algorithm,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        examples: EvalSet,
+        *,
+        most: int,
     ) -> Counts:
         key = jax.random.fold_in(key, state.round)
-        own = functools.partial(self._algorithm.score_personal, key, state, data)
-        return evaluate_own(self._model, self.task, own, examples, most=most)
+        own = functools.partial(algorithm.score_personal, key, state, data)
+        return evaluate_own(self.model, self.task, own, examples, most=most)
 
     def finish(self, run: Run) -> Collected | None:
-        """Collects the models in flight and evaluates the result; None if there are none."""
-        if run.state.slots is None:
+        """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
+        if not self.algorithm.ends:
             return None
         out: Collected = self._programs["finish"](run, *self._inputs)
         return out
 
     def _collect(self, run: Run, data: ClientData, sets: Sets) -> Collected:
-        gather = self._axes.map(
-            _at_round(self._algorithm.collect), in_axes=(0, self._axes.state, self._axes.data)
-        )
+        gather = self._map(_at_round(Algorithm.collect), self._of_run)
         variables, uploads = gather(run.keys, run.state, data)
         run = Run(run.keys, run.state._replace(server=variables))
         return Collected(variables, uploads, self._scored(variables, run, data, sets))
@@ -314,22 +316,31 @@ class Experiment:
     def _compile(self, weights: Variables | None) -> None:
         """Compiles all programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
-        with ThreadPoolExecutor() as pool:
+        pool = ThreadPoolExecutor()
+        try:
             compiling = {
                 name: pool.submit(compiled, lowered)
                 for name, lowered in self.lowered(weights=weights)
             }
-        self._programs = {name: job.result() for name, job in compiling.items()}
+            self._programs = {name: job.result() for name, job in compiling.items()}
+        finally:  # an interrupt does not wait for XLA
+            pool.shutdown(wait=False, cancel_futures=True)
         self.compile_seconds += time.perf_counter() - began
         self.device_bytes = max(map(needed, self._programs.values()))
         check_fits(self.device_bytes, self._execution.devices)
 
-    def _traced(self, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()) -> Traced:
+    def _traced(
+        self, name: str, fn: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+    ) -> Traced:
         put = self._execution.replicated
         jitted = jax.jit(fn, donate_argnums=donate, in_shardings=put, out_shardings=put)
-        return jitted.trace(*args)
+        traced = jitted.trace(*args)
+        self._shapes[name] = traced.out_info
+        return traced
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn(key, state, data)`` with the key of the round, of the run's."""
-    return lambda key, state, data: fn(jax.random.fold_in(key, state.round), state, data)
+    """``fn(algorithm, key, state, data)`` with the key of the round, of the run's."""
+    return lambda algorithm, key, state, data: fn(
+        algorithm, jax.random.fold_in(key, state.round), state, data
+    )

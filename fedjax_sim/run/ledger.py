@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, Fragment, Metrics, Model, Traffic
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import client_axes, one_run
-from fedjax_sim.run.experiment import Experiment, Scored, Stage
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.metrics import set_scores
 from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.stages import Scored, Stage
+from fedjax_sim.run.stop import Stop
 
 
 def setup_bytes(
@@ -50,6 +52,7 @@ class Totals(NamedTuple):
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
     visits: NDArray[np.int64]
+    skipped: NDArray[np.int64]
 
     def plus(self, rows: Metrics) -> Totals:
         """With the rounds ``rows [R, rounds]``."""
@@ -60,7 +63,8 @@ class Totals(NamedTuple):
 class Ledger:
     """Adds up what a run does, stage by stage."""
 
-    def __init__(self, programs: Experiment, setup: NDArray[np.int64]) -> None:
+    def __init__(self, programs: Experiment) -> None:
+        setup = setup_bytes(programs.algorithm, programs.model, programs.data, programs.runs)
         self.evaluations: list[Evaluation] = []
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
         self._programs, self._bytes = programs, setup.copy()
@@ -71,13 +75,14 @@ class Ledger:
         compiling = self._programs.compile_seconds
         metrics = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *self._rows)
         # A run that is interrupted within a program has given its arrays away.
-        gone = any(a.is_deleted() for a in jax.tree.leaves(self._last.state))
+        run = self._last.run
+        gone = run is None or any(a.is_deleted() for a in jax.tree.leaves(run))
         return Result(
             task=self._programs.task,
             evaluations=self.evaluations,
             metrics=metrics,
             variables=None if gone else self._last.variables,
-            state=None if gone else self._last.state,
+            state=None if run is None or gone else run.state,
             samples=int(self.totals.samples.sum()),
             steps=int(self.totals.steps.sum()),
             executed=int(self.totals.executed.sum()),
@@ -94,15 +99,26 @@ class Ledger:
         self._rows.append(stage.metrics)
         self.totals = self.totals.plus(stage.metrics)
         self._bytes += sent_bytes(self._programs.traffic, stage.metrics, done)
-        if stage.collected is None:
-            return self._evaluation(done, stage.scored, stage)
-        task = self._programs.task
-        before = set_scores(task, jax.tree.map(np.asarray, stage.scored.sets[0]))
+        evaluation = self._evaluation(done, stage.scored, stage)
+        return evaluation if stage.collected is None else self.ended(evaluation, stage)
+
+    def stops(self, stop: Stop, evaluation: Evaluation) -> bool:
+        """Whether all runs are done with this evaluation."""
+        return bool(np.all(stop.done([*self.evaluations, evaluation], self._programs.task)))
+
+    def ended(self, before: Evaluation, stage: Stage) -> Evaluation:
+        """What is known of a stage once its models in flight were ``collected``."""
+        assert stage.collected is not None
+        self._last = stage
         last = np.asarray(stage.collected.uploads, np.int64)
         self.totals = self.totals._replace(uploads=self.totals.uploads + last)
-        self._bytes[0] += last * self._programs.traffic.upload
-        after = self._evaluation(done, stage.collected.counts, stage)
-        return after._replace(uncollected=before.pooled[task.score])
+        traffic, clients = self._programs.traffic, self._programs.finishing
+        self.totals = self.totals._replace(downloads=self.totals.downloads + clients)
+        self._bytes[0] += last * traffic.upload + clients * traffic.finish
+        self._bytes[1] += clients * traffic.download
+        after = self._evaluation(before.round, stage.collected.counts, stage)
+        uncollected = before.test.pooled[self._programs.task.score]
+        return after._replace(uncollected=uncollected, before=before)
 
     def _evaluation(self, done: int, counted: Scored, stage: Stage) -> Evaluation:
         rows = stage.metrics
@@ -121,6 +137,7 @@ class Ledger:
             downloads=totals.downloads,
             bytes_up=up,
             bytes_down=down,
+            skipped=totals.skipped,
             recorded=stage.recorded,
             diagnostics={n: np.asarray(a[:, -1], np.float64) for n, a in rows.diagnostics.items()},
         )

@@ -186,6 +186,17 @@ class Scores(Mapping[str, Floats]):
         return Scores({name: mean_known(values) for name, values in self.items()})
 
 
+def _flat(scores: Scores) -> tuple[tuple[Floats, ...], tuple[str, ...]]:
+    return tuple(scores.values()), tuple(scores)
+
+
+def _again(names: tuple[str, ...], values: Any) -> Scores:
+    return Scores(dict(zip(names, values, strict=True)))
+
+
+jax.tree_util.register_pytree_node(Scores, _flat, _again)
+
+
 def scores(task: Task, sums: Sums) -> Scores:
     """Scores in float64 from sums whose arrays may have any leading axes."""
     return Scores({**task.scores(sums), "loss": ratio(sums.loss, sums.weight)})

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, Sums, Task
 from fedjax_sim.run.metrics import SetScores
+
+Set = Literal["test", "validation", "personal"]
 
 
 class Evaluation(NamedTuple):
@@ -28,10 +34,13 @@ class Evaluation(NamedTuple):
           a method sends besides, before the first round too. Not counted: how many samples each
           client has, and what makes the data (shared samples).
         bytes_down: ``int64[R]``, what they have received so far.
+        skipped: ``int64[R]``, visits so far of which nothing was taken, see
+          :func:`fedjax_sim.sending.finite_only`.
         diagnostics: those of the last round, ``f64[R]`` by name.
         uncollected: the task's leading score ``f64[R]`` before the models still in flight were
-          collected, at the end of a run that has any; else None.
+          collected and the algorithm finished, at the end of a run that has any such; else None.
         recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
+        before: all of this as it was before then; None where ``uncollected`` is.
     """
 
     round: int
@@ -44,9 +53,11 @@ class Evaluation(NamedTuple):
     downloads: NDArray[np.int64]
     bytes_up: NDArray[np.int64]
     bytes_down: NDArray[np.int64]
+    skipped: NDArray[np.int64]
     diagnostics: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
     recorded: Any = None
+    before: Evaluation | None = None
 
     @property
     def correct(self) -> NDArray[np.int32]:
@@ -67,6 +78,18 @@ class Evaluation(NamedTuple):
     def test_loss(self) -> NDArray[np.float64]:
         """``f64[R]``, mean over the test set."""
         return self.test.pooled.loss
+
+
+class Reached(NamedTuple):
+    """What it took until a score was reached, for each of R runs; None for "never".
+
+    Attributes:
+        rounds: done at the first evaluation that has it.
+        bytes: sent by then, up and down.
+    """
+
+    rounds: list[int | None]
+    bytes: list[int | None]
 
 
 @dataclasses.dataclass
@@ -121,7 +144,7 @@ class Result:
         metric: str,
         *,
         by_client: bool,
-        part: Literal["test", "validation", "personal"] = "test",
+        part: Set = "test",
     ) -> NDArray[np.float64]:
         """A score after every evaluation, ``f64[evaluations, R]``.
 
@@ -155,9 +178,80 @@ class Result:
         test = self.series(metric, by_client=by_client)
         return np.take_along_axis(test, best[None], axis=0)[0]
 
+    def of_runs(self, runs: slice) -> Result:
+        """Some of the R runs, as NumPy arrays; seconds, programs and memory stay those of all."""
+
+        def of(a: Any) -> Any:
+            if not np.ndim(a):  # the number of the round has no axis of runs
+                return a
+            # A slice of a JAX array is a program of its own.
+            key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+            return a[runs] if key else np.asarray(a)[runs]
+
+        some = functools.partial(jax.tree.map, of)
+
+        metrics = some(self.metrics)
+        counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
+        samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
+        return dataclasses.replace(
+            self,
+            evaluations=[some(evaluation) for evaluation in self.evaluations],
+            metrics=metrics,
+            variables=some(self.variables),
+            state=some(self.state),
+            samples=samples,
+            steps=steps,
+            executed=executed,
+        )
+
     def lowest(self, metric: str) -> bool:
         """Whether the lowest value of a score is the best."""
-        return metric == "loss" or self.task.metrics[metric].best == "lowest"
+        return lowest(self.task, metric)
+
+    def reached(self, metric: str, value: float, *, part: Set = "test") -> Reached:
+        """What it took until a score was as good as ``value``, run by run.
+
+        Of a set of several clients it is their unweighted mean. At the end of a run whose models in
+        flight were collected then, those before count as well.
+
+        Args:
+            metric: as in :meth:`series`.
+            value: that is to be reached: from below, or from above where the lowest is the best.
+            part: what is scored, as in :meth:`series`.
+
+        Raises:
+            ValueError: if the run did not score that.
+        """
+        self.series(metric, by_client=False, part=part)
+        every = [e for last in self.evaluations for e in (last.before, last) if e is not None]
+        good = np.stack([reaches(e, self.task, metric, value, part) for e in every])
+        ever = np.any(good, axis=0).tolist(), np.argmax(good, axis=0).tolist()
+        first = [i if g else None for g, i in zip(*ever, strict=True)]
+
+        def of(values: Sequence[Any]) -> list[int | None]:
+            return [None if i is None else int(values[i][r]) for r, i in enumerate(first)]
+
+        runs = len(first)
+        return Reached(of([[e.round] * runs for e in every]), of([*map(sent, every)]))
+
+
+def lowest(task: Task, metric: str) -> bool:
+    """Whether the lowest value of a score is the best."""
+    return metric == "loss" or task.metrics[metric].best == "lowest"
+
+
+def sent(evaluation: Evaluation) -> NDArray[np.int64]:
+    """Bytes so far, up and down together, ``int64[R]``."""
+    return evaluation.bytes_up + evaluation.bytes_down
+
+
+def reaches(
+    evaluation: Evaluation, task: Task, metric: str, value: float, part: Set
+) -> NDArray[np.bool_]:
+    """Whether a score is as good as a value, ``bool[R]``."""
+    scores: SetScores = getattr(evaluation, part)
+    found = scores.reported[metric]
+    return np.asarray(found <= value if lowest(task, metric) else found >= value)
 
 
 class DivergedError(FloatingPointError):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import time
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,10 +15,9 @@ from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.round import Algorithm
+from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import (
     as_set,
-    check_cohorts,
-    check_finite,
     check_model,
     check_parts,
     check_sets,
@@ -28,8 +25,10 @@ from fedjax_sim.run.checks import (
     checked_seeds,
 )
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.ledger import Ledger, setup_bytes
 from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.rounds import run_rounds
+from fedjax_sim.run.stop import Stop, check_stop
+from fedjax_sim.run.varied import Varied
 from fedjax_sim.tasks import classification
 
 
@@ -53,6 +52,8 @@ def simulate(
     on_evaluation: Callable[[Evaluation], None] | None = None,
     initial: Variables | None = None,
     record: Callable[[FedState], Any] | None = None,
+    checkpoints: Checkpoints | str | Path | None = None,
+    stop: Stop | None = None,
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models on the way.
 
@@ -86,6 +87,12 @@ def simulate(
         record: what to keep of the state ``[R, ...]`` at each evaluation: ``lambda state:
             state.server`` for the weights, ``state.broadcast`` for clusters,
             ``state.client_state`` for own models and control variates.
+        checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: the run saves itself there, and
+            goes on from the newest checkpoint that the folder has, to the bit on the same devices.
+            ``on_evaluation`` is called for what was restored too. More ``rounds`` than the saved
+            run had are run on top.
+        stop: ends the run at an evaluation before the last round, see :mod:`fedjax_sim.stop`;
+            models in flight are collected then.
 
     Returns:
         The run.
@@ -95,6 +102,8 @@ def simulate(
             data, or is not that of the local update.
         TooLargeError: if the run does not fit in a device's memory; says both sizes.
         DivergedError: if a loss is not finite; says the round and the seed.
+        CheckpointError: if the folder has checkpoints of another run, or of more rounds.
+            Or if ``stop`` would have ended the saved run before.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -110,9 +119,9 @@ def simulate(
         True
     """
     rounds = whole("rounds", rounds)
-    began = time.perf_counter()
-    with count_programs() as counter:
-        programs = experiment(
+
+    def programs() -> Experiment:
+        made = experiment(
             algorithm,
             model,
             data,
@@ -127,26 +136,23 @@ def simulate(
             loss=loss,
             execution=execution,
         )
-        seeds = checked_seeds(seeds)
-        ledger = Ledger(programs, setup_bytes(algorithm, model, data, len(seeds)))
-        try:
-            for done, stage in programs.stages(seeds, rounds, initial, record, on_compiled):
-                check_finite(stage.metrics.loss, done - stage.rounds, seeds)
-                check_cohorts(np.asarray(stage.metrics.client), done - stage.rounds, data.clients)
-                evaluation = ledger.evaluation(done, stage)
-                check_finite(evaluation.test_loss[:, None], done - 1, seeds)
-                if evaluation.personal is not None:
-                    check_finite(evaluation.personal.pooled.loss[:, None], done - 1, seeds)
-                ledger.evaluations.append(evaluation)
-                if on_evaluation is not None:
-                    on_evaluation(evaluation)
-        except BaseException as error:  # an interrupt too: what is known is not lost
-            if ledger.evaluations:
-                error.result = ledger.result(began, counter.programs)  # type: ignore[attr-defined]
-                rounds_done = ledger.evaluations[-1].round
-                error.add_note(f"the run up to round {rounds_done} is this exception's .result")
-            raise
-    return ledger.result(began, counter.programs)
+        if stop is not None:
+            own = ["personal"] if personal and algorithm.personal is not None else []
+            held = [] if validation is None else ["validation"]
+            check_stop(stop, made.task, ["test", *held, *own])
+        return made
+
+    return run_rounds(
+        programs,
+        rounds,
+        seeds,
+        initial=initial,
+        record=record,
+        on_compiled=on_compiled,
+        on_evaluation=on_evaluation,
+        checkpoints=checkpoints,
+        stop=stop,
+    )
 
 
 def experiment(
@@ -164,6 +170,7 @@ def experiment(
     personal: bool = False,
     loss: LossFn | None = None,
     execution: Execution | None = None,
+    varied: Varied | None = None,
 ) -> Experiment:
     """The programs of :func:`simulate`, which has the same arguments; nothing is computed.
 
@@ -193,6 +200,7 @@ def experiment(
         len(seeds),
         eval_every,
         personal=personal,
+        varied=varied,
     )
 
 
@@ -233,12 +241,12 @@ def whole(name: str, given: Any) -> int:
 
 
 def check_trained(algorithm: Algorithm, model: Model) -> None:
-    """Refuses a model whose weights are not of the shapes that the local update trains."""
+    """Refuses a model whose weights are not of the shapes that the parts are made for."""
 
     def shapes(of: Model) -> Any:
         return jax.eval_shape(of.init, jax.eval_shape(lambda: jax.random.key(0)))
 
-    for origin in origins(algorithm.parts.local):
+    for origin in origins((algorithm.parts.local, algorithm.parts.finish)):
         trained = origin.arguments.get("model")
         if isinstance(trained, Model) and trained is not model:
             ours, its = shapes(model), shapes(trained)
@@ -251,46 +259,3 @@ def check_trained(algorithm: Algorithm, model: Model) -> None:
 
 def _size(shapes: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.compiled: list[None] = []  # one for each: threads compile at once
-
-    @property
-    def programs(self) -> int:
-        return len(self.compiled)
-
-
-_counting: list[_Counter] = []
-
-
-@functools.cache
-def _listen() -> None:
-    """Listens for good: not every JAX that we support lets a listener go."""
-
-    def listen(event: str, duration_secs: float, **_: Any) -> None:
-        del duration_secs
-        if event == "/jax/core/compile/backend_compile_duration":
-            for counter in tuple(_counting):
-                counter.compiled.append(None)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-
-
-@contextmanager
-def count_programs() -> Iterator[_Counter]:
-    """Counts the programs that XLA is asked for, those that our own code did not mean included.
-
-    >>> with count_programs() as counter:
-    ...     doubled = jax.jit(lambda x: x * 2.0)(np.ones(3, np.float32))
-    >>> counter.programs
-    1
-    """
-    _listen()
-    counter = _Counter()
-    _counting.append(counter)
-    try:
-        yield counter
-    finally:
-        _counting.remove(counter)

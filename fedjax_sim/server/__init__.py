@@ -6,7 +6,8 @@ The functions here fit ``compose(server=...)``; the other roles of the server ar
 from __future__ import annotations
 
 from fedjax_sim.compression import compress_server
-from fedjax_sim.server.steps import dynamic, extrapolated
+from fedjax_sim.server.distillation import distilled
+from fedjax_sim.server.steps import dynamic, extrapolated, participation
 from fedjax_sim.server.update import (
     chain,
     mix,
@@ -19,10 +20,12 @@ from fedjax_sim.server.update import (
 __all__ = [
     "chain",
     "compress_server",
+    "distilled",
     "dynamic",
     "extrapolated",
     "mix",
     "optimizer",
+    "participation",
     "replace",
     "sign_agreement",
     "train_on_root",

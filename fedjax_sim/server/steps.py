@@ -39,9 +39,7 @@ def dynamic(alpha: float) -> Server:
         key: Array, step: Variables, server: Variables, h: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
         del key, server
-        m = jnp.sum(gathered.weights > 0, dtype=jnp.int32)
-        share = alpha * m.astype(jnp.float32) / gathered.cohort.data.clients
-        h = tree.subtract(h, tree.scale(share, step.params))
+        h = tree.subtract(h, tree.scale(alpha * _share(gathered), step.params))
         return step._replace(params=tree.subtract(step.params, tree.scale(1 / alpha, h))), h
 
     return Server(
@@ -50,6 +48,37 @@ def dynamic(alpha: float) -> Server:
         needs=(ONE_MODEL,),
         reads_updates=False,
     )
+
+
+@part
+def participation() -> Server:
+    r"""The mean over all clients, of which those that did not take part send nothing.
+
+    .. math:: w_{t+1} = w_t + \frac{m}{N} \bar\Delta
+
+    Here m updates meet, and :math:`\bar\Delta` is their aggregate. The state (BatchNorm statistics)
+    takes the aggregate's step.
+
+    Returns:
+        A server; if all clients take part it is :func:`fedjax_sim.server.replace`.
+
+    Source: Gong et al. 2022 <https://arxiv.org/abs/2204.03529>, its
+    :math:`\eta = \lvert S_t \rvert / m`.
+    """
+
+    def update(
+        key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
+    ) -> tuple[Variables, PyTree]:
+        del key, server
+        return step._replace(params=tree.scale(_share(gathered), step.params)), state
+
+    return Server(init=lambda variables: (), update=update, reads_updates=False)
+
+
+def _share(gathered: Gathered) -> Array:
+    """The part of the clients that sent, m / N."""
+    m = jnp.sum(gathered.weights > 0, dtype=jnp.int32)
+    return m.astype(jnp.float32) / gathered.cohort.data.clients
 
 
 @part

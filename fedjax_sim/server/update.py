@@ -220,7 +220,7 @@ def train_on_root(local: LocalUpdate) -> Server:
             "peers=True"
         )
 
-    train = on_root(local)
+    train = on_root(local.train)
 
     def init(variables: Variables) -> PyTree:
         kept = local.client_state(variables), local.shared_state(variables)

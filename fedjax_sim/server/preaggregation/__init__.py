@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fedjax_sim.privacy import adaptive_mechanism, gaussian_mechanism, tree_mechanism
+from fedjax_sim.privacy import (
+    adaptive_mechanism,
+    banded_mechanism,
+    gaussian_mechanism,
+    tree_mechanism,
+)
 from fedjax_sim.server.preaggregation._discrepancy import Discrepancy, discrepancy
 from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
@@ -14,6 +19,7 @@ __all__ = [
     "Discrepancy",
     "adaptive_mechanism",
     "agnostic",
+    "banded_mechanism",
     "bucketing",
     "discrepancy",
     "gaussian_mechanism",

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import reach, tree
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL, sgd_of
 
 
 @part
@@ -107,7 +107,7 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
         lambda parts: _corrections(parts.local) == ([("proximal", mu)] if mu else []),
         "fednova(mu=...) on a local update without corrections",
     )
-    needs = (ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), known)
+    needs = (ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH, known)
     return PreAggregation(init=init, apply=apply, reads=("steps",), needs=needs)
 
 

@@ -59,7 +59,7 @@ def trust(local: LocalUpdate) -> PreAggregation:
         key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         server = cohort.server
-        trained = on_root(local)(
+        trained = on_root(local.train)(
             key, server, cohort.data, local.client_state(server), local.shared_state(server)
         )
         own = tree.subtract(trained.variables.params, server.params)

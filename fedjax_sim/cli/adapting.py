@@ -1,0 +1,168 @@
+"""``--initial`` and ``--lora``: what a run starts from, and low-rank adapters on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+
+from fedjax_sim.base import LocalUpdate, Model
+from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import made_by
+from fedjax_sim.models import load_weights, lora, starting_from, with_frozen
+from fedjax_sim.models.leaves import named
+from fedjax_sim.plan.exchange import split
+from fedjax_sim.round import Algorithm
+
+
+class _Variant(NamedTuple):
+    """What of an adapted model trains, stays with the clients and is frozen."""
+
+    trained: tuple[str, ...]
+    own: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+VARIANTS = {
+    "fedit": _Variant(("A", "B"), (), ("trunk",)),
+    "ffa": _Variant(("B",), (), ("trunk", "A")),
+    "fedsa": _Variant(("A", "B"), ("B",), ("trunk",)),
+}
+
+
+Lora = Literal["fedit", "ffa", "fedsa"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights(Group):
+    """What models start from, and low-rank adapters on it.
+
+    Attributes:
+        initial: a file of :func:`fedjax_sim.save_weights`; None for weights drawn by the seed.
+        lora: the rank of :func:`fedjax_sim.models.lora`; None for no adapters.
+        lora_alpha: its α; None for the rank.
+        lora_variant: what of the adapters trains and travels; None for fedit, if there are some.
+    """
+
+    title: ClassVar[str] = "initial weights and adapters, for all algorithms alike"
+
+    initial: str | None = setting(
+        None,
+        "a .npz file of fedjax_sim.save_weights to start from, with every seed",
+        shown="weights drawn by the seed",
+        metavar="FILE",
+    )
+    lora: int | None = setting(
+        None,
+        "rank of adapters A B that are added to all matrices and kernels of the model, which are "
+        "frozen with the rest of it: give it trained weights by --initial",
+        shown="the model itself trains",
+        at_least=1,
+    )
+    lora_alpha: float | None = setting(
+        None, "of --lora: A B is multiplied by X over the rank", shown="the rank", above=0
+    )
+    lora_variant: Lora | None = setting(
+        None,
+        "of --lora: fedit trains and shares A and B; ffa leaves A as it is drawn; fedsa shares A, "
+        "and every client keeps a B of its own",
+        shown="fedit",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses settings of adapters that are not asked for."""
+        if self.lora is not None:
+            self._default("lora_alpha", float(self.lora))
+            self._default("lora_variant", "fedit")
+            return
+        for name in ("lora_alpha", "lora_variant"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for --lora")
+
+
+def started(model: Model, weights: Weights) -> Model:
+    """The model with the weights of ``--initial``, if there are some.
+
+    Raises:
+        ValueError: if the file does not have the model's weights; names the flag.
+    """
+    if weights.initial is None:
+        return model
+    try:
+        return starting_from(model, load_weights(weights.initial, model))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--initial {weights.initial}: {error}") from error
+
+
+def adapted(model: Model, weights: Weights) -> Model:
+    """The model with the adapters of ``--lora``, if they are asked for.
+
+    Raises:
+        ValueError: if it has no matrix to adapt; names the flag.
+    """
+    if weights.lora is None:
+        return model
+    made = lora(model, weights.lora, alpha=weights.lora_alpha)
+    try:
+        jax.eval_shape(made.init, jax.eval_shape(lambda: jax.random.key(0)))
+    except ValueError as error:
+        raise ValueError(f"--lora {weights.lora}: {error}") from error
+    # Companions and adapted objectives move whatever has a gradient.
+    return with_frozen(made, named(*_variant(weights).frozen))
+
+
+def local_of(local: LocalUpdate, weights: Weights) -> LocalUpdate:
+    """The local update that trains the adapters alone, if there are some."""
+    if weights.lora is None:
+        return local
+    return local.change(trained=named(*_variant(weights).trained))
+
+
+def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
+    """The algorithm by which the adapters travel alone, if there are some.
+
+    Raises:
+        ValueError: if it splits the model in a way of its own, or does not fit; names the flag.
+    """
+    if weights.lora is None:
+        return algorithm
+    exchange, variant = algorithm.parts.exchange, _variant(weights)
+    if not made_by(exchange, "everything"):
+        raise ValueError(
+            f"--lora {weights.lora} is for methods whose whole model travels, not for exchange "
+            f"{exchange}"
+        )
+    own = named(*variant.own) if variant.own else None
+    try:
+        return algorithm.replace(exchange=split(own, named(*variant.frozen)))
+    except ValueError as error:
+        raise ValueError(f"--lora {weights.lora}: {error}") from error
+
+
+def told(weights: Weights, model: Model) -> str:
+    """What is to be said of the adapters; "" for none."""
+    if weights.lora is None:
+        return ""
+    shapes = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    kept = tree.only(named(*_variant(weights).trained)(shapes), shapes)
+    tunes, total = (sum(leaf.size for leaf in jax.tree.leaves(of)) for of in (kept, shapes))
+    trunk = (
+        "as the model begins: give it trained weights by --initial FILE"
+        if weights.initial is None
+        else f"that of {weights.initial}"
+    )
+    return f"\nlora: {tunes:,} of {total:,} weights train; the frozen trunk is {trunk}"
+
+
+def fingerprint(file: str | None) -> str | None:
+    """The SHA-256 of a file."""
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _variant(weights: Weights) -> _Variant:
+    return VARIANTS[weights.lora_variant or "fedit"]

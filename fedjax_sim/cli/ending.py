@@ -1,0 +1,134 @@
+"""The settings of how a run ends, and of the score that it is to reach."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from fedjax_sim import run
+from fedjax_sim.base import Task
+from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.client.sending import finite_only
+from fedjax_sim.engine.memory import MB
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.result import Set
+
+Policy = Literal["stop", "skip-client"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending(Group):
+    """When an algorithm is done before its last round.
+
+    Attributes:
+        target: of the score that the table shows; None for none.
+        stop_at_target: whether a run ends there.
+        patience: evaluations without progress; None for any number.
+        budget_mb: MB that a run may send; None for any number.
+        on_nan: what an update does that is not finite.
+    """
+
+    title: ClassVar[str] = "end of a run: of a method when all its seeds are done"
+
+    target: float | None = setting(
+        None,
+        "of the --score: the table says by how many rounds and MB each seed has reached it; shares "
+        "are written as 0.9",
+        shown="none",
+    )
+    stop_at_target: bool = setting(
+        False,
+        "end there: by the score of validation clients with --split clients, else by that of the "
+        "test set",
+    )
+    patience: int | None = setting(
+        None,
+        "end after N evaluations without a better score of the validation clients: for --split "
+        "clients",
+        shown="never",
+        at_least=1,
+    )
+    budget_mb: float | None = setting(
+        None, "end when so many MB have been sent, up and down", shown="never", above=0
+    )
+
+    on_nan: Policy = setting(
+        "stop",
+        "of a client's update that is NaN or infinite: stop the algorithm, or skip the client for "
+        "that round and count it",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses what has nothing to go by."""
+        if self.stop_at_target and self.target is None:
+            raise ValueError("--stop-at-target is for --target")
+
+
+def check_target(
+    ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], split: str
+) -> None:
+    """Refuses a target that is no value of the score, or of a score that is not known.
+
+    Raises:
+        ValueError: names the flag.
+    """
+    value = ending.target
+    if value is None:
+        return
+    if not math.isfinite(value) or (task.metrics[score].percent and not 0 < value <= 1):
+        share = f" above 0 and at most 1, as {score} is a share" if math.isfinite(value) else ""
+        raise ValueError(f"--target must be a number{share}, got {value:g}")
+    for name, algorithm in algorithms.items():
+        if scored_set(algorithm) == "personal" and split != "holdout":
+            raise ValueError(
+                f"--target of {name} is for --split holdout: some leaves stay with the clients, "
+                f"whose own models count; the split is {split}"
+            )
+
+
+def scored_set(algorithm: Algorithm) -> Set:
+    """Where a target is looked for: nobody trains the server's copy of the clients' own leaves."""
+    return "test" if algorithm.parts.exchange.own is None else "personal"
+
+
+def rule(ending: Ending, score: str, algorithm: Algorithm) -> run.stop.Stop | None:
+    """What ends a run; None for nothing but its last round."""
+    rules = []
+    if ending.stop_at_target and ending.target is not None:
+        own = scored_set(algorithm) == "personal"
+        rules.append(run.stop.target(score, ending.target, on="personal" if own else None))
+    if ending.patience is not None:
+        rules.append(run.stop.patience(ending.patience, score))
+    if ending.budget_mb is not None:
+        rules.append(run.stop.budget(ending.budget_mb * MB))
+    return run.stop.any_of(*rules) if rules else None
+
+
+def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
+    """The algorithm whose clients keep to themselves what is not finite, if that is the policy.
+
+    Raises:
+        ValueError: if they cannot; names the flag.
+    """
+    if ending.on_nan == "stop":
+        return algorithm
+    try:
+        return algorithm.replace(sending=(finite_only(), *algorithm.parts.sending))
+    except ValueError as error:
+        raise ValueError(f"--on-nan {ending.on_nan}: {error}") from error
+
+
+def measured(
+    ending: Ending, result: run.Result, score: str, algorithm: Algorithm
+) -> dict[str, Any]:
+    """What ``summary.json`` says of the target: rounds and bytes of each run, null for "never"."""
+    if ending.target is None:
+        return {}
+    found = result.reached(score, ending.target, part=scored_set(algorithm))
+    return {
+        "target": ending.target,
+        "target_rounds_per_run": found.rounds,
+        "target_bytes_per_run": found.bytes,
+    }

@@ -1,0 +1,257 @@
+"""A user's data set of Hugging Face ``datasets``: a folder, a file, or a name of the Hub."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
+from urllib.request import getproxies
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.data._hf_columns import (
+    check_columns,
+    check_roles,
+    inputs,
+    labels,
+    numbers,
+    only_label,
+    splits_of,
+    texts,
+)
+from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
+from fedjax_sim.data.folder import DataNotFoundError
+from fedjax_sim.data.options import FIFTH, check_parts, in_test, share_or_name, split_options
+from fedjax_sim.tasks import regression
+
+FORM = (
+    "hf:NAME[,label=COLUMN or target=COLUMN][,client=COLUMN][,input=COLUMN]"
+    "[,test=FRACTION, COLUMN or SPLIT][,config=NAME]"
+)
+OPTIONS = ("label", "target", "client", "input", "test", "config")
+FILES = {".parquet": "parquet", ".arrow": "arrow"}
+SAVED = ("dataset_dict.json", "state.json")
+
+
+class Request(NamedTuple):
+    """What a user says of a data set.
+
+    Attributes:
+        place: a folder, a file, or a name of the Hub.
+        config: which of its configurations; None for the only one.
+        columns: arguments of :func:`from_huggingface`.
+    """
+
+    place: str
+    config: str | None
+    columns: Mapping[str, Any]
+
+
+def parse_request(text: str) -> Request:
+    """What ``NAME[,label=COLUMN][,client=COLUMN]...`` means.
+
+    Raises:
+        ValueError: if the text is none of this form.
+
+    Example:
+        >>> parse_request("patients,client=hospital,test=0.5").columns
+        {'client': 'hospital', 'test': 0.5}
+    """
+    place, given = split_options("hf", text, OPTIONS, FORM)
+    if not place:
+        raise ValueError(f"hf: must have a folder, file or name, got {text!r}; its form is {FORM}")
+    config = given.pop("config") or None
+    columns: dict[str, Any] = {key: value for key, value in given.items() if value}
+    check_roles(columns)
+    if "test" in columns:
+        columns["test"] = share_or_name("hf", columns["test"])
+    return Request(place, config, columns)
+
+
+def huggingface(name: str, of: Request) -> Dataset:
+    """A data set that ``datasets`` reads, see :func:`from_huggingface`.
+
+    Args:
+        name: of the data set.
+        of: what ``save_to_disk`` has written; another folder, .parquet or .arrow file that
+            ``datasets`` reads, which is read anew every time; or a name of the Hub, which is
+            downloaded into the cache of ``datasets`` if it is not there.
+
+    Raises:
+        DataNotFoundError: if it is not there, or ``datasets`` is not installed.
+        ValueError: if it cannot be read, or :func:`from_huggingface` refuses it.
+    """
+    datasets = _library(name)
+    place = Path(of.place).expanduser()
+    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
+        if any((place / file).is_file() for file in SAVED):
+            if of.config is not None:
+                raise ValueError(f"config={of.config} is for the Hub's data sets, not for a folder")
+            loaded = _read(datasets.load_from_disk, str(place))
+        elif place.is_file():
+            if place.suffix not in FILES or of.config is not None:
+                wanted = "must be .parquet or .arrow, without config="
+                raise ValueError(f"a file {wanted}, got {place.name}")
+            kind, file = FILES[place.suffix], str(place)
+            loaded = _read(datasets.load_dataset, kind, data_files=file, cache_dir=scratch)
+        elif place.is_dir():
+            loaded = _read(datasets.load_dataset, str(place), of.config, cache_dir=scratch)
+        else:
+            loaded = _of_the_hub(datasets, name, of)
+        return from_huggingface(name, loaded, **of.columns)
+
+
+def _library(name: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataNotFoundError(
+            f"data set {name!r} needs Hugging Face datasets, which is not installed: "
+            'pip install "fedjax-sim[hf]"'
+        ) from error
+    return datasets
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Keeps the progress bars and the retries of ``datasets`` off the screen."""
+    logger, shown = logging.getLogger("huggingface_hub"), datasets.are_progress_bars_disabled()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not shown:
+            datasets.enable_progress_bars()
+
+
+def _read(load: Any, *args: Any, **settings: Any) -> Any:
+    try:
+        return load(*args, **settings)
+    except Exception as error:  # of pyarrow, fsspec and the builders: of many kinds
+        raise ValueError(f"cannot be read: {_line(error)}") from error
+
+
+def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
+    from huggingface_hub import constants
+
+    switches: tuple[Any, ...] = (datasets.config, constants)
+    before = [module.HF_HUB_OFFLINE for module in switches]
+    try:
+        if not getproxies():  # without network the Hub is asked for 23 s: look at the cache at once
+            try:
+                socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+            except OSError:
+                for module in switches:
+                    module.HF_HUB_OFFLINE = True
+        return datasets.load_dataset(of.place, of.config)
+    except OSError as error:  # none of that name too
+        raise DataNotFoundError(
+            f"data set {name!r}: there is no folder or file {of.place}, and as a name of the Hub "
+            f"it cannot be had: {_line(error)}"
+        ) from error
+    except Exception as error:
+        raise ValueError(f"cannot be read: {_line(error)}") from error
+    finally:
+        for module, offline in zip(switches, before, strict=True):
+            module.HF_HUB_OFFLINE = offline
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in a line of some length."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    return told if len(told) <= 300 else f"{told[:300]} …"
+
+
+def from_huggingface(
+    name: str,
+    dataset: Any,
+    *,
+    label: str | None = None,
+    target: str | None = None,
+    client: str | None = None,
+    input: str | None = None,
+    test: float | str | None = None,
+) -> Dataset:
+    """A data set of Hugging Face ``datasets``.
+
+    Args:
+        name: its name.
+        dataset: a ``datasets.Dataset``, or a ``DatasetDict``, of which the split "train" is the
+            training set, or the only one.
+        label: the column of the classes: class labels, texts, integers or bool; or of equally long
+            lists of 0 and 1, several labels a sample. None for the only column of class labels.
+        target: in place of a label, the column of numbers (or lists of them) that are learnt.
+        client: the column of the natural clients; None for none.
+        input: the column of the inputs: images, numbers, or equally long lists of them, of which
+            integers are tokens. None for the only column of images, and if there is none for all
+            columns without a role, which then are numbers.
+        test: the name of the split that is the test set, a column that says 0 or 1, false or true,
+            train or test, or the share of each class; None for the split "test", and without one
+            for a fifth.
+
+    Returns:
+        Inputs ``f32[n, F]``, ``uint8[n, H, W, C]`` of images, or ``int32[n, T]`` of tokens. Classes
+        have the names of the class labels; texts and integers are numbered in their order.
+
+    Raises:
+        ValueError: if it is no such data set, is streamed, has no rows, lacks a column, or a column
+            does not fit its role; names column and row.
+
+    Example:
+        >>> import datasets
+        >>> rows = {"x": [0.5, 1.0, 4.0, 5.0], "kind": ["b", "a", "b", "a"], "who": [7, 7, 9, 9]}
+        >>> pets = from_huggingface(
+        ...     "pets", datasets.Dataset.from_dict(rows), label="kind", client="who", test=0.5
+        ... )
+        >>> pets.class_names, pets.client_names, len(pets.train_y)
+        (('a', 'b'), ('7', '9'), 2)
+    """
+    check_roles({"label": label, "target": target, "client": client, "input": input, "test": test})
+    train, held = splits_of(dataset, test)
+    parts = [train] if held is None else [train, held]
+    flags = test if held is None and isinstance(test, str) else None
+    if label is None and target is None:
+        label = only_label(train, without=(client, input, flags))
+    roles = [column for column in (label, target, client, flags) if column is not None]
+    check_columns(parts, [*roles, *([] if input is None else [input])])
+    y: NDArray[Any]
+    if label is not None:
+        y, names = labels(parts, label)
+        task = None
+    else:
+        y, names = numbers(parts, str(target)), []
+        task = regression(1 if y.ndim == 1 else y.shape[1])
+    x, numeric, tokens = inputs(parts, input, roles)
+    if held is not None:
+        of_test = np.repeat([False, True], [len(part.rows) for part in parts])
+        words = f"its split {held.name!r}"
+    elif flags is not None:
+        of_test = in_test(flags, texts(parts, flags).astype(np.str_), train.names)
+        words = f"the test rows of {flags!r}"
+    else:
+        share = float(share_or_name("hf", FIFTH if test is None else str(test)))
+        of_test = random_share(np.asarray(y if names else np.zeros(len(y)), np.int32), share)
+        words = f"a fixed random {100 * share:g} %" + " of each class" * bool(names)
+    has = f"; column {label!r} has {len(names)} classes" if names else ""
+    check_parts(of_test, test or FIFTH, has)
+    return from_arrays(
+        name,
+        x,
+        y,
+        test=of_test,
+        client=None if client is None else texts(parts, client),
+        numeric=numeric,
+        scale=not tokens,
+        class_names=names,
+        task=task,
+        test_set=words,
+    )

@@ -1,0 +1,90 @@
+"""What is left to do after the last round."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, ClientData, FedState, Finish, PyTree, Variables
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.chunks import Addend
+from fedjax_sim.engine.clients import Visits, client_sizes, samples_of, visits
+from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round import collecting
+from fedjax_sim.round import sending as sendings
+from fedjax_sim.round.parts import Parts
+
+
+def gathered(
+    parts: Parts, key: Array, state: FedState, data: ClientData
+) -> tuple[Variables, Array]:
+    """Uploads and aggregates every model still in flight.
+
+    Returns:
+        The server model after it, and the uploads ``int32[]`` that it took.
+    """
+    if state.slots is None or parts.exchange.fragments:
+        return state.server, jnp.int32(0)
+    slots, due = state.slots, parts.schedule.due(state.round - 1)
+    samples = client_sizes(data, slots.client)
+    slots = sendings.send_rest(parts, key, state, data, slots, ~due)
+    everyone = jax.lax.cond(
+        jnp.all(due),  # then the server has just taken them all
+        lambda: state.server,
+        lambda: (
+            collecting.absorb(
+                parts,
+                key,
+                state,
+                slots,
+                collecting.cohort_of(parts, state, slots, samples, data),
+                jnp.ones_like(due),
+            ).server
+        ),
+    )
+    return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+
+
+def finished(parts: Parts, key: Array, server: Variables, data: ClientData) -> Variables:
+    """The final model, of which the clients tell what it sees in their samples."""
+    part = parts.finish
+    if part is None:
+        return server
+    clients = jnp.minimum(
+        jnp.arange(parts.execution.rows(data.clients), dtype=jnp.int32), data.clients
+    )
+
+    def one(samples: PyTree, server: Variables, own: PyTree, visit: Visits) -> PyTree:
+        client = visit.view(samples, data)
+        nothing: PyTree = ()
+        return nothing, Addend((client.size > 0).astype(jnp.float32), part.tell(server, client))
+
+    # All clients, but no more of them at once than a round trains.
+    at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
+    execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
+    tasks = execution.replicate(visits(data, clients))
+    _, total = execution.run(one, samples_of(data), server, (), tasks, summed=True)
+    typed = jax.tree.map(
+        lambda a, told: tree.in_dtype(a, told.dtype), total, _told(part, server, data)
+    )
+    return part.move(stream(key, Round.FINISH), server, typed)
+
+
+def told_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
+    """Of what a client sends after the last round; takes shapes."""
+    if parts.finish is None:
+        return 0
+    return tree.num_bytes(_told(parts.finish, variables, data))
+
+
+def _told(part: Finish, variables: Variables, data: ClientData) -> PyTree:
+    """Shapes and dtypes of what a client sends."""
+
+    def tell(variables: Variables, data: ClientData) -> PyTree:
+        task = visits(data, jnp.zeros(1, jnp.int32))
+        client = tree.take(task, jnp.int32(0)).view(samples_of(data), data)
+        return part.tell(variables, client)
+
+    return jax.eval_shape(tell, variables, data)

@@ -1,0 +1,114 @@
+"""Pytrees as files: one ``.npz`` with a checksum for every array, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import PyTree
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class CheckpointError(ValueError):
+    """The checkpoints of a folder are of another run, or cannot be used."""
+
+
+NAMES = "arrays"
+"""What a file says of itself besides: the names of its arrays."""
+
+DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What :func:`read` raises if a file is not whole."""
+
+
+def write(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
+    """Writes a file as a whole or not at all: one that is killed leaves what was there before.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    aside = path.with_name(f".{path.name}")
+    try:
+        with aside.open("wb") as file:
+            told = np.array(json.dumps({**about, NAMES: list(arrays)}))
+            np.savez(file, about=told, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """What a file says of itself, and its arrays; raises one of ``DAMAGED`` if it is not whole."""
+    # A zip file, which checks what is read. Opened here: NumPy leaves one that is no zip file open.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    about: dict[str, Any] = json.loads(str(arrays.pop("about")))
+    if about.pop(NAMES) != list(arrays):  # the list of a zip file has no checksum
+        raise ValueError("some arrays are missing")
+    return about, arrays
+
+
+def packed(prefix: str, tree: PyTree) -> Arrays:
+    """The leaves on the host, by their paths."""
+    return {f"{prefix}{path}": _on_host(leaf) for path, leaf in _leaves(tree)}
+
+
+def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path), leaf
+
+
+def _on_host(leaf: Any) -> NDArray[Any]:
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    array = np.array(leaf)  # a copy: the next rounds are written into the buffers of these
+    if array.dtype.hasobject:
+        raise CheckpointError(f"record must give arrays, to be saved, got {type(leaf).__name__}")
+    return array
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def unpacked(
+    arrays: Arrays,
+    prefix: str,
+    shapes: PyTree,
+    put: Callable[[NDArray[Any]], Any] = lambda a: a,
+    *,
+    exact: bool = False,
+) -> Any:
+    """The tree of which :func:`packed` has the leaves.
+
+    Args:
+        arrays: by name.
+        prefix: of the names.
+        shapes: what the tree is like.
+        put: where the leaves go.
+        exact: whether the shapes must be those; rows of a stage are as many as it has rounds.
+    """
+    leaves = []
+    for path, like in _leaves(shapes):
+        array, shape = arrays.get(f"{prefix}{path}"), np.shape(like)
+        if array is None or (exact and array.shape[: len(shape)] != shape):
+            raise CheckpointError(f"the checkpoint lacks {prefix}{path} {list(shape)}")
+        if array.dtype.kind == "V":  # NumPy's files do not know bfloat16
+            array = array.view(like.dtype)
+        leaves.append(jax.random.wrap_key_data(put(array)) if _is_key(like) else put(array))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -1,0 +1,54 @@
+"""What the programs of an experiment are given."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from fedjax_sim.base import Array, Variables
+from fedjax_sim.engine.execution import Execution
+
+T = TypeVar("T")
+
+
+def placed(given: T, execution: Execution) -> T:
+    """Data and sets whole on every device, each array once however many hold it."""
+    on_device: dict[int, Array] = {}
+    whole = execution.replicated
+
+    # Of several processes each has all data and fills its own devices; device_put would compare
+    # them over the network.
+    def put(a: Array) -> Array:
+        if id(a) not in on_device:
+            on_device[id(a)] = jax.make_array_from_process_local_data(whole, a)
+        return on_device[id(a)]
+
+    out: T = jax.tree.map(put, given)
+    return out
+
+
+def stacked(initial: Variables, shapes: Variables, runs: int) -> Variables:
+    """The weights of each run, ``[R, *p]``.
+
+    Args:
+        initial: those of one model, or ``[R, *p]``.
+        shapes: of the model.
+        runs: R.
+
+    Raises:
+        ValueError: if they have other shapes.
+    """
+    got = jax.tree.map(np.shape, initial)
+    one, each = (
+        jax.tree.map(lambda a, axis=axis: (*axis, *a.shape), shapes) for axis in ((), (runs,))
+    )
+    if got not in (one, each):
+        raise ValueError(
+            f"initial must be weights of the model, for one or each of the {runs} runs, "
+            f"got {got} for {one}"
+        )
+    return jax.tree.map(  # by NumPy, without a program for each shape
+        lambda a, s: np.broadcast_to(np.asarray(a, s.dtype), (runs, *s.shape)), initial, shapes
+    )

@@ -1,0 +1,197 @@
+"""Rules that end a run at an evaluation before its last round.
+
+The runs (seeds, folds) of a simulation are one program: it goes on until all of them are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import Task
+from fedjax_sim.run.result import Evaluation, Set, lowest, reaches, sent
+
+__all__ = ["Stop", "any_of", "budget", "patience", "target"]
+
+
+class Done(Protocol):
+    """Which runs are done."""
+
+    def __call__(self, evaluations: Sequence[Evaluation], task: Task, /) -> NDArray[np.bool_]:
+        """All evaluations so far -> ``bool[R]``; a run that is done must stay so."""
+
+
+class Check(Protocol):
+    """Refuses a simulation in which a rule would never act."""
+
+    def __call__(self, task: Task, sets: Collection[str], /) -> None:
+        """``sets`` has those that are scored, of "test", "validation" and "personal"."""
+
+
+def _anything(task: Task, sets: Collection[str], /) -> None:
+    del task, sets
+
+
+class Stop(NamedTuple):
+    """When a run is done; a function of one's own makes another.
+
+    Attributes:
+        done: says so, by what has been evaluated.
+        check: before the first round.
+    """
+
+    done: Done
+    check: Check = _anything
+
+
+def target(score: str, value: float, *, on: Set | None = None) -> Stop:
+    """Until a score has reached a value.
+
+    Args:
+        score: one of the task's.
+        value: that it is to reach: from below, or from above where the lowest is the best. Of a
+            set of several clients it is their unweighted mean.
+        on: what is scored: "validation", "test", or "personal", the clients' own models on the
+            test set. None: the validation set; without one the test set, which then chooses how
+            long the run is.
+
+    Returns:
+        A rule for ``simulate(stop=...)``.
+
+    Raises:
+        ValueError: if the value is not finite; in ``simulate``, if nothing of the kind is scored.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> toy = fs.toy()
+        >>> algorithm = fs.fedavg(fs.local_sgd(toy.objective, optax.sgd(0.1)), clients_per_round=5)
+        >>> result = fs.simulate(algorithm, toy.model, toy.data, toy.test, rounds=30, classes=10,
+        ...                      stop=target("accuracy", 0.5))
+        >>> result.evaluations[-1].round < 30, bool(result.accuracy[-1, 0] >= 0.5)
+        (True, True)
+    """
+    if not np.isfinite(value):
+        raise ValueError(f"value must be finite, got {value}")
+
+    def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
+        here = on or ("test" if evaluations[0].validation is None else "validation")
+        return np.any([reaches(e, task, score, value, here) for e in evaluations], axis=0)
+
+    def check(task: Task, sets: Collection[str]) -> None:
+        _check_score(score, task)
+        if on is not None and on not in sets:
+            raise ValueError(
+                f"stop: target on={on!r} must be one of what is scored, {', '.join(sets)}"
+            )
+
+    return Stop(done, check)
+
+
+def patience(evaluations: int, score: str | None = None) -> Stop:
+    """Until a score on the validation set has not improved for so many evaluations.
+
+    Args:
+        evaluations: in a row, none of them better than the best before.
+        score: one of the task's; None for its leading one.
+
+    Returns:
+        A rule for ``simulate(stop=...)``.
+
+    Raises:
+        ValueError: if there is less than one evaluation; in ``simulate``, without a validation set.
+
+    Example:
+        >>> from fedjax_sim import tasks
+        >>> patience(5).check(tasks.classification(3), {"test"})
+        Traceback (most recent call last):
+        ValueError: stop: patience needs simulate(validation=...): by the test set it would be tuned
+    """
+    if evaluations < 1:
+        raise ValueError(f"evaluations must be at least 1, got {evaluations}")
+
+    def done(seen: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
+        name = score or task.score
+        sign = -1 if lowest(task, name) else 1
+        values = [sign * e.validation.reported[name] for e in seen if e.validation is not None]
+        best, since = np.full(len(values[0]), -np.inf), np.zeros(len(values[0]), np.int64)
+        over = np.zeros(len(best), bool)
+        for value in values:
+            better = value > best
+            best, since = np.where(better, value, best), np.where(better, 0, since + 1)
+            over |= since >= evaluations
+        return over
+
+    def check(task: Task, sets: Collection[str]) -> None:
+        _check_score(score or task.score, task)
+        if "validation" not in sets:
+            raise ValueError(
+                "stop: patience needs simulate(validation=...): by the test set it would be tuned"
+            )
+
+    return Stop(done, check)
+
+
+def budget(bytes: float) -> Stop:
+    """Until so much has been sent, up and down together.
+
+    Args:
+        bytes: of one run. It ends at the first evaluation by which they have been sent, and then
+            models in flight are collected still.
+
+    Returns:
+        A rule for ``simulate(stop=...)``.
+
+    Raises:
+        ValueError: if that is nothing.
+
+    Example:
+        >>> budget(0)
+        Traceback (most recent call last):
+        ValueError: bytes must be positive, got 0
+    """
+    if not bytes > 0:
+        raise ValueError(f"bytes must be positive, got {bytes}")
+    return Stop(lambda evaluations, task: sent(evaluations[-1]) >= bytes)
+
+
+def any_of(*rules: Stop) -> Stop:
+    """Until one of some rules says that the run is done, each run for itself.
+
+    Args:
+        rules: at least one.
+
+    Returns:
+        A rule for ``simulate(stop=...)``.
+
+    Raises:
+        ValueError: if there is none.
+
+    Example:
+        >>> rule = any_of(target("accuracy", 0.9), budget(1e6))
+    """
+    if not rules:
+        raise ValueError("any_of needs at least one rule")
+
+    def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
+        return np.any([rule.done(evaluations, task) for rule in rules], axis=0)
+
+    def check(task: Task, sets: Collection[str]) -> None:
+        for rule in rules:
+            rule.check(task, sets)
+
+    return Stop(done, check)
+
+
+def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
+    """Refuses what is no rule, and one that would never act; see :class:`Check`."""
+    if not isinstance(stop, Stop):
+        raise ValueError(f"stop must be a rule, such as fs.stop.budget(1e9), got {stop!r}")
+    stop.check(task, sets)
+
+
+def _check_score(score: str, task: Task) -> None:
+    if score not in (known := (*task.metrics, "loss")):
+        raise ValueError(f"stop: score must be one of {', '.join(known)}, got {score!r}")

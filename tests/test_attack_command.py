@@ -1,0 +1,165 @@
+"""``--attack`` and ``--attackers`` of the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+from conftest import known
+
+import fedjax_sim as fs
+from fedjax_sim import attacks, bench
+from fedjax_sim.cli.build import Setup, build
+from fedjax_sim.cli.parser import parse
+
+N, COHORT, SHARE = 8, 5, 0.5
+ARGV = ["--dataset", "digits", "--model", "logistic", "--clients", str(N), "--partition", "iid"]
+ARGV += ["--clients-per-round", str(COHORT), "--rounds", "2", "--seeds", "2", "--epochs", "0.5"]
+ARGV += ["--devices", "1", "--compare", "none"]
+
+
+def built(*argv: str) -> Setup:
+    return build(parse([*ARGV, "--attackers", str(SHARE), *argv]))
+
+
+def robust(malicious: Any, attack: Any) -> tuple[fs.Model, fs.Algorithm]:
+    """--algo robust under an attack, a function of the clients, composed by hand."""
+    digits = fs.load_dataset("digits")
+    assert digits.mean is not None
+    assert digits.std is not None
+    net = fs.models.logistic((8, 8, 1), 10)
+    model = fs.models.with_scaling(net, digits.mean, digits.std)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.02, momentum=0.9), epochs=0.5)
+    execution = fs.make_execution(devices=1)
+    algorithm = fs.algorithms.robust(local, clients_per_round=COHORT, execution=execution)
+    sending = () if attack is None else (attack(malicious),)
+    return model, algorithm.replace(sending=sending)
+
+
+MEDIAN = fs.aggregators.coordinate_median
+ATTACKS: dict[str, Any] = {
+    "sign_flip": attacks.sign_flip,
+    "sign_flip(2)": lambda m: attacks.sign_flip(m, 2.0),
+    "gaussian(sigma=1/2)": lambda m: attacks.gaussian(m, 0.5),
+    "alie": attacks.alie,
+    "alie(z=1.5)": lambda m: attacks.alie(m, z=1.5),
+    "ipm(epsilon=3)": lambda m: attacks.ipm(m, 3.0),
+    "mimic(target=1)": lambda m: attacks.mimic(m, target=1),
+    "optimised": lambda m: attacks.optimised(m, rule=MEDIAN, preaggregation=()),
+    "optimised(mean, evaluations=4)": lambda m: attacks.optimised(
+        m, rule=MEDIAN, preaggregation=(), along="mean", evaluations=4
+    ),
+}
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+def test_it_is_the_composition_in_python(text: str) -> None:
+    setup = built("--algo", "robust", "--attack", text)
+    malicious = attacks.byzantine(N, SHARE)
+    _, expected = robust(malicious, ATTACKS[text])
+    (part,), (wanted,) = (a.parts.sending for a in (setup.algorithms["robust"], expected))
+    assert part.origin is not None
+    assert wanted.origin is not None
+    assert part.origin.name == wanted.origin.name
+    ours, theirs = dict(part.origin.arguments), dict(wanted.origin.arguments)
+    assert np.array_equal(ours.pop("malicious"), theirs.pop("malicious"))
+    assert ours == theirs
+
+
+def test_wrong_labels_are_those_of_the_function_in_python() -> None:
+    setup = built("--algo", "robust", "--attack", "label_flip")
+    assert setup.algorithms["robust"].parts.sending == ()
+    data = dataclasses.replace(setup.problem.data, relabel=None)
+    wrong = attacks.label_flip(data, attacks.byzantine(N, SHARE), 10)
+    assert setup.problem.data.relabel is not None
+    assert np.array_equal(setup.problem.data.relabel, known(wrong.relabel))
+
+
+def test_an_attack_comes_before_what_a_method_sends() -> None:
+    setup = built("--algo", "fedavg_top_k", "--attack", "ipm")
+    attack, code = setup.algorithms["fedavg_top_k"].parts.sending
+    assert attack.origin is not None
+    assert code.origin is not None
+    assert (attack.origin.name, code.origin.name) == ("ipm", "compressed")
+
+
+def test_a_run_is_that_of_the_composition_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = [*ARGV, "--algo", "robust", "--attack", "sign_flip(2)", "--attackers", str(SHARE)]
+    assert bench.main([*argv, "--out", "run", "--no-cache"]) == 0
+    assert "\nattack: sign_flip(2) by 4 of 8 clients" in capsys.readouterr().out
+    malicious = attacks.byzantine(N, SHARE)
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["attack"], config["attackers"]) == ("sign_flip(2)", SHARE)
+    assert config["malicious"] == np.flatnonzero(malicious).tolist()
+    summary = json.loads(Path("run/summary.json").read_text())["robust"]
+    assert (summary["attack"], summary["attackers"]) == ("sign_flip(2)", 4)
+    model, algorithm = robust(malicious, ATTACKS["sign_flip(2)"])
+    digits = fs.load_dataset("digits")
+    parts = [fs.partition.iid(digits.train_y, N, seed=seed) for seed in (0, 1)]
+    data = fs.client_data(digits.train_x, digits.train_y, parts)
+    test = (digits.test_x, digits.test_y)
+    result = fs.simulate(algorithm, model, data, test, rounds=2, classes=10, seeds=(0, 1))
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    losses = [row["test_loss"] for row in rows if row["round"] == 2]
+    np.testing.assert_allclose(losses, result.evaluations[-1].test_loss, rtol=1e-6)
+
+
+LABEL_FLIP = ["--attack", "label_flip", "--attackers", "0.5"]
+REFUSED = {
+    "no share": (["--attack", "ipm"], "--attack ipm needs --attackers, the share"),
+    "no attack": (["--attackers", "0.5"], "--attackers is for --attack"),
+    "unknown": (
+        ["--attack", "flip", "--attackers", "0.5"],
+        "--attack: must be one of sign_flip(scale=4.0), gaussian(sigma), alie(z=None), "
+        "ipm(epsilon=0.5), mimic(target=0), optimised(along=spread, evaluations=20), label_flip, "
+        "got 'flip'",
+    ),
+    "needed": (["--attack", "gaussian", "--attackers", "0.5"], "gaussian(sigma), alie"),
+    "argument": (["--attack", "ipm(scale=2)", "--attackers", "0.5"], "got 'ipm(scale=2)'"),
+    "nobody": (
+        ["--attack", "ipm", "--attackers", "0.01"],
+        "--attackers must be a share of 1 to 7 of the 8 clients, got 0.01, which is 0",
+    ),
+    "everybody": (["--attack", "ipm", "--attackers", "0.99"], "got 0.99, which is 8"),
+    "range": (
+        ["--algo", "fedavg", "--attack", "sign_flip(-1)", "--attackers", "0.5"],
+        "--attack sign_flip(-1): scale must be positive and finite, got -1",
+    ),
+    "no shift": (
+        ["--algo", "fedavg", "--attack", "alie", "--attackers", "0.25"],
+        "--attack alie: the shift z is 0 for 2 of 8 clients, too few to sway a majority",
+    ),
+    "fragments": (
+        ["--algo", "streaming_diloco", "--attack", "ipm", "--attackers", "0.5"],
+        "streaming_diloco: --attack ipm: exchange fragments",
+    ),
+    "in flight": (
+        ["--algo", "gossip", "--attack", "optimised", "--attackers", "0.5"],
+        "gossip: --attack optimised: sending optimised(",
+    ),
+    "no classes": (
+        ["--dataset", "diabetes", "--model", "linear", *LABEL_FLIP],
+        "--attack label_flip is for classes, the task is regression()",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_a_line(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv, message = REFUSED[case]
+    assert bench.main([*ARGV, *argv, "--no-cache"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [*tmp_path.iterdir()] == []

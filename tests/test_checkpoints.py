@@ -1,0 +1,524 @@
+"""A run that is killed goes on as if nothing had happened, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import assert_trees, known
+
+import fedjax_sim as fs
+from fedjax_sim import bench
+from fedjax_sim.cli import running
+from fedjax_sim.cli.stopping import Stopped, Stopping
+from fedjax_sim.run import archive, checkpoints, simulate
+from fedjax_sim.run.identity import digest
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "phase_shift": {"phases": 3},
+    "radfedi": {"redistribution_rounds": 2, "objective": fs.toy(7, 0.9).objective},
+    "ccvr": {"model": fs.toy(7, 0.9).model, "classes": 10},
+    "fedproto": {
+        "model": fs.toy(7, 0.9).model,
+        "objective": fs.toy(7, 0.9).objective,
+        "classes": 10,
+    },
+}
+SOME = (
+    "stc",
+    "fedasync",
+    "radfedi",
+    "phase_shift",
+    "ditto",
+    "diloco",
+    "dp_ftrl",
+    "ccvr",
+    "fedproto",
+)
+FLAGS = ["--model", "logistic", "--clients", "8", "--clients-per-round", "4", "--seeds", "2"]
+FLAGS += ["--algo", "scaffold", "--rounds", "6", "--eval-every", "2"]
+
+
+def algorithm(name: str, devices: int = 1, rate: float = 0.05) -> fs.Algorithm:
+    local = fs.local_sgd(fs.toy(7, 0.9).objective, optax.sgd(rate, momentum=0.9))
+    given: dict[str, Any] = {"execution": fs.make_execution(devices), **OPTIONS.get(name, {})}
+    return fs.ALGORITHMS[name](local, clients_per_round=6, **given)
+
+
+def run(method: fs.Algorithm, folder: Any = None, **changed: Any) -> fs.Result:
+    problem = fs.toy(7, 0.9)
+    settings: dict[str, Any] = {
+        "rounds": 6,
+        "classes": 10,
+        "seeds": (0, 1),
+        "eval_every": 2,
+        "record": lambda state: (state.round, jax.tree.leaves(state.server)[0]),
+    }
+    return simulate(
+        method, problem.model, problem.data, problem.test, checkpoints=folder, **settings | changed
+    )
+
+
+def bits(result: fs.Result) -> list[bytes]:
+    """All that a run gives."""
+    scores = [(e.test, e.personal, e.bytes_up, e.recorded) for e in result.evaluations]
+    leaves = jax.tree.leaves((result.variables, result.state, result.metrics, scores))
+    return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+
+def stopped_after(folder: Path, rounds: int) -> None:
+    """Leaves what a run that was killed then would have left."""
+    for path in checkpoints.files(folder):
+        if int(path.stem) > rounds:
+            path.unlink()
+
+
+@pytest.fixture(scope="module")
+def scaffold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fs.Result]:
+    """A folder with every checkpoint of a run, and its result."""
+    folder = tmp_path_factory.mktemp("scaffold")
+    return folder, run(algorithm("scaffold"), fs.Checkpoints(folder, seconds=0, keep=9))
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
+    folder = shutil.copytree(scaffold[0], tmp_path / "run")
+    stopped_after(folder, rounds)
+    told: list[int] = []
+    resumed = run(algorithm("scaffold"), folder, on_evaluation=lambda e: told.append(e.round))
+    assert bits(resumed) == bits(scaffold[1])
+    assert told == [2, 4, 6]
+    assert (resumed.xla_programs == 0) == (rounds == 6)
+    totals = resumed.samples, resumed.steps, resumed.executed
+    assert totals == (scaffold[1].samples, scaffold[1].steps, scaffold[1].executed)
+
+
+def test_saving_changes_nothing(scaffold: Any) -> None:
+    assert bits(run(algorithm("scaffold"))) == bits(scaffold[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOME)
+def test_every_kind_of_state_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    whole = run(algorithm(name), fs.Checkpoints(tmp_path, seconds=0, keep=9), personal=False)
+    stopped_after(tmp_path, 2)
+    assert bits(run(algorithm(name), tmp_path)) == bits(whole)
+
+
+def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(scaffold[0], tmp_path / "run")
+    stopped_after(folder, 2)
+    resumed = run(algorithm("scaffold", devices=4), folder)
+    assert_trees(resumed.variables, scaffold[1].variables, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["phase_shift", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "ccvr"))]
+)
+def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
+    run(algorithm(name), tmp_path, rounds=2)
+    assert bits(run(algorithm(name), tmp_path, rounds=4)) == bits(run(algorithm(name), rounds=4))
+
+
+def test_the_newest_files_stay(tmp_path: Path) -> None:
+    run(algorithm("fedavg"), fs.Checkpoints(tmp_path / "every", seconds=0))
+    names = [path.name for path in (tmp_path / "every").iterdir()]
+    assert sorted(names) == ["00000004.npz", "00000006.npz"]
+    run(algorithm("fedavg"), tmp_path / "seldom")  # in no minute
+    assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"]
+
+
+def test_an_exception_is_saved_before(tmp_path: Path) -> None:
+    def stop(evaluation: fs.Evaluation) -> None:
+        if evaluation.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(algorithm("fedavg"), tmp_path, on_evaluation=stop)
+    assert [path.name for path in checkpoints.files(tmp_path)] == ["00000004.npz"]
+    assert bits(run(algorithm("fedavg"), tmp_path)) == bits(run(algorithm("fedavg")))
+
+
+def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(scaffold[0], tmp_path / "run")
+    (*_, before, last) = checkpoints.files(folder)
+    content = last.read_bytes()
+    right = known(checkpoints.newest(folder)).arrays
+    draw = random.Random(0)
+    noticed = 0
+    for _ in range(60):
+        changed = bytearray(content)
+        if draw.random() < 0.2:
+            del changed[draw.randrange(len(changed)) :]
+        else:
+            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+        last.write_bytes(changed)
+        with warnings.catch_warnings(record=True) as log:
+            warnings.simplefilter("always")
+            found = known(checkpoints.newest(folder))
+        noticed += bool(log)
+        assert found.done == (int(before.stem) if log else 6)
+        if not log:  # bits that say nothing of an array: the date of a file, say
+            assert {k: a.tobytes() for k, a in found.arrays.items()} == {
+                k: a.tobytes() for k, a in right.items()
+            }
+    assert noticed > 40
+    last.write_bytes(content[: len(content) // 2])
+    with pytest.warns(checkpoints.CheckpointWarning, match=r"00000006.npz is damaged \(.*the one"):
+        assert bits(run(algorithm("scaffold"), folder)) == bits(scaffold[1])
+
+
+def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
+    arrays = {"run.w": np.arange(2.0), "b": np.zeros((2, 1), np.int32)}
+    path, about = tmp_path / "1.npz", {"done": 3}
+    archive.write(path, about, arrays)
+    content, kept = path.read_bytes(), 0
+    for i in range(0, 8 * len(content), 3):
+        changed = bytearray(content)
+        changed[i // 8] ^= 1 << i % 8
+        path.write_bytes(changed)
+        try:
+            told, found = archive.read(path)
+        except archive.DAMAGED:
+            continue
+        kept += 1  # a date, say
+        assert told == about
+        assert {name: a.tolist() for name, a in found.items()} == {
+            name: a.tolist() for name, a in arrays.items()
+        }
+    assert 0 < kept < len(content)
+
+
+def test_a_run_without_a_whole_checkpoint_begins_again(scaffold: Any, tmp_path: Path) -> None:
+    (tmp_path / "00000004.npz").write_bytes(b"nothing")
+    (tmp_path / ".00000006.npz").write_bytes(b"half")
+    with pytest.warns(checkpoints.CheckpointWarning, match="or the beginning"):
+        assert bits(run(algorithm("scaffold"), tmp_path)) == bits(scaffold[1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004.npz", "00000006.npz"]
+
+
+def test_a_full_disk_does_not_end_the_run(
+    scaffold: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, calls = os.fsync, []
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    kept: list[list[str]] = []
+
+    def note(_: Any) -> None:
+        limit = time.monotonic() + 20
+        while len(calls) <= len(kept) or any(path.name[0] == "." for path in tmp_path.iterdir()):
+            assert time.monotonic() < limit  # the writer is still at work
+            time.sleep(0.01)
+        kept.append(sorted(path.name for path in tmp_path.iterdir()))
+
+    with pytest.warns(checkpoints.CheckpointWarning, match="No space left on device; the run goes"):
+        result = run(
+            algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_evaluation=note
+        )
+    assert bits(result) == bits(scaffold[1])
+    assert kept[1] == ["00000002.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["00000006.npz"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seeds": (0, 2)}, r"a run with another seeds: \[0, 1\], not \[0, 2\]"),
+        ({"eval_every": 3}, "a run with another eval_every: 2, not 3"),
+        ({"rounds": 4}, "rounds must be at least 6, which .*06.npz has, got 4"),
+        ({"initial": 0}, "a run with another initial$"),
+        ({"record": lambda state: state}, r"the checkpoint lacks 0.recorded"),
+    ],
+)
+def test_refuses_another_run(scaffold: Any, changed: dict[str, Any], message: str) -> None:
+    if "initial" in changed:
+        changed = {"initial": jax.tree.map(lambda a: a[0], scaffold[1].variables)}
+    with pytest.raises(fs.CheckpointError, match=message):
+        run(algorithm("scaffold"), scaffold[0], **changed)
+
+
+def test_refuses_another_method_or_rate(scaffold: Any) -> None:
+    with pytest.raises(fs.CheckpointError, match="a run with another algorithm"):
+        run(algorithm("fedavg"), scaffold[0])
+    with pytest.raises(fs.CheckpointError, match=r"a run with another setting of the algorithm$"):
+        run(algorithm("scaffold", rate=0.06), scaffold[0])
+
+
+def test_refuses_more_rounds_after_a_short_stage(tmp_path: Path) -> None:
+    run(algorithm("fedavg"), tmp_path, rounds=3)
+    with pytest.raises(fs.CheckpointError, match=r"rounds cannot be 6: the run in .* after 3, and"):
+        run(algorithm("fedavg"), tmp_path)
+
+
+def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(fs.CheckpointError, match="record must give arrays, to be saved, got "):
+        run(algorithm("fedavg"), tmp_path, record=lambda state: [state.round, lambda: 0])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fs.CheckpointError, match="checkpoints: "):
+        run(algorithm("fedavg"), tmp_path / "file")
+
+
+def test_arrays_of_every_kind_come_back() -> None:
+    tree: dict[str, Any] = {
+        "half": jnp.arange(3.0, dtype=jnp.bfloat16),
+        "keys": jax.random.split(jax.random.key(1), 2),
+        "none": None,
+        "byte": np.uint8(3),
+    }
+    packed = archive.packed("x", tree)
+    shapes = jax.eval_shape(lambda: tree)
+    again = archive.unpacked(packed, "x", shapes, jnp.asarray, exact=True)
+    assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, tree)
+    for one in (again, tree):
+        one["keys"] = jax.random.key_data(one["keys"])
+    assert_trees(again, tree)
+
+
+def scaled(factor: float) -> Any:
+    return lambda x: x * factor
+
+
+def test_fingerprints() -> None:
+    one, other = np.arange(3), np.arange(3)[::-1]
+    different = [
+        1, 1.0, "1", (1, 2), [1, 2], {"a": 1}, {"b": 1}, one, other, one.astype(np.int8), optax.sgd,
+        optax.sgd(0.1), optax.sgd(0.2), optax.adam(0.1), scaled(1.0), scaled(2.0),
+        lambda x: x + 1, lambda x: x + 2, fs.toy().model, fs.models.logistic((4,), 2),
+        fs.models.mlp((4,), 2), jnp.bfloat16(1), jax.random.key(0), jax.random.key(1),
+    ]  # fmt: skip
+    assert len({digest(value) for value in different}) == len(different)
+    for value in (scaled(2.0), optax.adam(0.1), {"a": 1, "b": 2}):
+        assert digest(value) == digest(value)
+    assert digest(scaled(2.0)) == digest(scaled(2.0))
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    names = [np.array(["a", float(i)], object) for i in (1, 1, 2)]
+    assert digest(names[0]) == digest(names[1]) != digest(names[2])
+    assert digest(fs.make_execution(1)) == digest(fs.make_execution(4))
+
+    def endless(n: int) -> int:
+        return endless(n - 1)
+
+    assert digest(endless) == digest(endless)
+
+
+@pytest.mark.slow
+def test_fingerprints_are_those_of_other_processes() -> None:
+    """Nothing in them hangs on addresses or on the order of sets."""
+    program = (
+        "import optax, fedjax_sim as fs\n"
+        "from fedjax_sim.run.identity import digest\n"
+        "t = fs.toy()\n"
+        "local = fs.local_sgd(t.objective, optax.adamw(optax.cosine_decay_schedule(0.1, 9)))\n"
+        "parts = fs.algorithms.scaffold(local, clients_per_round=5).parts.by_role()\n"
+        "print(digest((parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10))))\n"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a command that has come to its end, undisturbed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert bench.main([*FLAGS, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
+def test_a_signal_is_heard_and_the_command_goes_on(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    status: int,
+) -> None:
+    folder, before = tmp_path / "a run", signal.getsignal(number)
+
+    def signalled(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
+        def record(evaluation: Any) -> None:
+            if evaluation.round == 4:
+                signal.raise_signal(number)
+            on_evaluation(evaluation)
+
+        return simulate(*args, on_evaluation=record, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "simulate", signalled)
+        assert bench.main([*FLAGS, "--out", str(folder)]) == status
+    told = capsys.readouterr().err
+    assert "stops at the next evaluation" in told
+    assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'\n" in told
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+    assert bench.main(["--resume", str(folder)]) == 0
+    ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
+    assert ours == theirs
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_is_heard_at_once() -> None:
+    stopping = Stopping()
+    with pytest.raises(Stopped) as early:
+        stopping(signal.SIGTERM, None)  # nothing runs yet
+    assert early.value.status == 143
+    stopping.patient = True
+    stopping.check()
+    stopping(signal.SIGINT, None)
+    with pytest.raises(Stopped):
+        stopping.check()
+    with pytest.raises(Stopped):
+        stopping(signal.SIGINT, None)
+
+
+@pytest.mark.slow
+def test_more_rounds_by_the_command(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    assert bench.main(["--resume", str(folder), "--rounds", "8"]) == 0
+    assert bench.main([*FLAGS, "--rounds", "8", "--out", str(tmp_path / "other")]) == 0
+    ours, theirs = ((tmp_path / f / "metrics.jsonl").read_text() for f in ("run", "other"))
+    assert ours == theirs
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["rounds"] == 8
+    assert settings["command"].endswith("--rounds 8")
+    assert bench.main(["--resume", str(folder)]) == 0  # nothing is left to do
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--lr", "0.3"], "--lr is 0.3, and 0.02 in the run in "),
+        (["--compare", "none"], "--compare is none, and fedavg in the run in "),
+        (["--rounds", "2"], "--rounds must be at least 6, as in the run in "),
+        (["--out", "x"], "--out is for a new run; --resume "),
+        (["--out=x"], "--out is for a new run; --resume "),
+        (["--no-checkpoints"], "--no-checkpoints is for a new run, not for --resume"),
+    ],
+)
+def test_the_command_refuses_another_run(
+    finished: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert bench.main(["--resume", str(finished), *argv]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "has no run: it lacks config.json"),
+        ("{", "config.json cannot be read: "),
+        ("{}", "config.json lacks the command of the run"),
+        (json.dumps({"command": "python -m fedjax_sim.bench --lr no"}), "--lr"),
+    ],
+)
+def test_the_command_refuses_what_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str | None, message: str
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert bench.main(["--resume", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert f"error: --resume {tmp_path}: " in told
+    assert message in told
+
+
+def test_the_command_refuses_data_that_have_changed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    settings = json.loads((folder / "config.json").read_text())
+    settings["partition_hashes"][0] = "another"
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert bench.main(["--resume", str(folder)]) == 2
+    assert "partition_hashes is another now: the data have changed" in capsys.readouterr().err
+
+
+def test_nothing_is_saved_if_it_is_not_wanted(tmp_path: Path) -> None:
+    flags = [*FLAGS, "--compare", "none", "--rounds", "2", "--no-checkpoints"]
+    assert bench.main([*flags, "--out", str(tmp_path / "run")]) == 0
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    run = fs.load_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="has no checkpoint of scaffold"):
+        run.variables("scaffold")
+
+
+def test_a_run_is_loaded(finished: Path) -> None:
+    loaded = fs.load_run(finished)
+    assert loaded.algorithms == ("scaffold", "fedavg")
+    last = [r["accuracy"] for r in loaded.records if r["round"] == 6]
+    for i, (name, seed) in enumerate((n, s) for n in loaded.algorithms for s in (0, 1)):
+        weights = jax.tree.map(lambda a, seed=seed: a[seed], loaded.variables(name))
+        logits, _ = loaded.model.apply(weights, loaded.test.x, train=False)
+        hits = np.argmax(logits, axis=1) == loaded.test.y
+        assert np.mean(hits[np.asarray(loaded.test.index)]) == pytest.approx(last[i], abs=1e-6)
+    assert loaded.summary["fedavg"]["rounds"] == 6
+    assert loaded.data.clients == 8
+    with pytest.raises(ValueError, match="algorithm must be one of scaffold, fedavg, got 'x'"):
+        loaded.variables("x")
+    with pytest.raises(ValueError, match="has no run"):
+        fs.load_run(finished / "checkpoints")
+
+
+@pytest.mark.slow
+def test_the_command_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
+    """SIGKILL, while it compiles, trains, or writes: until it comes to its end."""
+    folder, draw = tmp_path / "run", random.Random(0)
+    command = [sys.executable, "-m", "fedjax_sim.bench"]
+    begin = [*FLAGS, "--checkpoint-every", "0", "--rounds", "200", "--eval-every", "1"]
+    start = time.monotonic()  # what a run takes on this machine says when one can be killed
+    subprocess.run([*command, *begin, "--out", str(tmp_path / "other")], check=True)
+    whole = time.monotonic() - start
+    kills = 0
+    while True:
+        begun = (folder / "checkpoints").exists()
+        if not begun:
+            shutil.rmtree(folder, ignore_errors=True)
+        argv = ["--resume", str(folder)] if begun else [*begin, "--out", str(folder)]
+        process = subprocess.Popen([*command, *argv], stderr=subprocess.DEVNULL)
+        try:
+            limit = whole * (0.2 + 0.5 * draw.random()) if kills < 3 else 300
+            assert process.wait(limit) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert kills
+    ours, theirs = ((tmp_path / f / "metrics.jsonl").read_bytes() for f in ("run", "other"))
+    assert ours == theirs

@@ -1,0 +1,213 @@
+"""FedProto: models that stay, and class means that travel in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, Play, assert_trees, play
+from oracle import Layers, layers_of, loss_and_gradient, plus
+
+import fedjax_sim as fs
+from fedjax_sim import algorithms, exchange, terms
+
+LR, ROUNDS, COHORT, STEPS, LAM = 0.2, 4, 3, 2, 1.7
+ONE = fs.make_execution(devices=1)
+
+
+@pytest.fixture(scope="module")
+def net() -> fs.Model:
+    """One hidden layer, of 4 features."""
+    return fs.models.mlp((6,), 3, widths=(4,))
+
+
+def local_of(net: fs.Model, **options: Any) -> fs.LocalUpdate:
+    """Steps on all samples of a client: their order does not matter."""
+    given = {"batch_size": 40, "epochs": STEPS} | options
+    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
+
+
+def made(net: fs.Model, local: fs.LocalUpdate | None = None, **options: Any) -> fs.Algorithm:
+    given: dict[str, Any] = {"clients_per_round": COHORT, "classes": 3, "lam": LAM} | options
+    risk = fs.empirical_risk(net)
+    return algorithms.fedproto(
+        local or local_of(net), model=net, objective=risk, execution=ONE, **given
+    )
+
+
+def own_models(out: Play) -> list[Layers]:
+    """The model that each client keeps."""
+    kept = out.states[-1].own
+    return [layers_of(jax.tree.map(lambda a, k=k: a[k], kept)) for k in range(8)]
+
+
+def samples(data: fs.ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.asarray(data.index[data.start[k] : data.start[k + 1]])
+    return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
+
+
+def features(layers: Layers, x: np.ndarray) -> np.ndarray:
+    out: np.ndarray = np.maximum(x @ layers[0] + layers[1], 0)
+    return out
+
+
+def slope(layers: Layers, x: np.ndarray, y: np.ndarray, known: dict[int, np.ndarray]) -> Layers:
+    """Of the cross-entropy, and of λ times the mean square of the way to the class' prototype."""
+    _, plain = loss_and_gradient(layers, x, y)
+    z = features(layers, x)
+    away = np.array([row - known.get(int(c), row) for row, c in zip(z, y, strict=True)])
+    back = LAM * 2 * away / away.size * (z > 0)
+    return [plain[0] + x.T @ back, plain[1] + back.sum(axis=0), *plain[2:]]
+
+
+def oracle(
+    data: fs.ClientData, initial: Layers, cohorts: list[list[int]], *, equal: bool
+) -> tuple[list[Layers], dict[int, np.ndarray]]:
+    """The clients' models and the prototypes, client by client."""
+    models, known = [initial] * data.clients, dict[int, np.ndarray]()
+    for cohort in cohorts:
+        told: dict[int, list[tuple[np.ndarray, float]]] = {}
+        for k in cohort:
+            x, y = samples(data, k)
+            for _ in range(STEPS):
+                models[k] = plus(models[k], slope(models[k], x, y, known), -LR)
+            z = features(models[k], x)
+            for c in np.unique(y):
+                weight = 1.0 if equal else float((y == c).sum())
+                told.setdefault(int(c), []).append((z[y == c].mean(axis=0), weight))
+        for c, rows in told.items():
+            known[c] = np.average(
+                [mean for mean, _ in rows], axis=0, weights=[weight for _, weight in rows]
+            )
+    return models, known
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_whole_runs_are_those_of_the_oracle(
+    federation: Federation, net: fs.Model, equal: bool
+) -> None:
+    """Unequal clients, three of eight in a round; some lack a class, some never come."""
+    out = play(made(net, equal_clients=equal), net, federation.data, ROUNDS)
+    start = layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0)))
+    cohorts = [m.client.tolist() for m in out.metrics]
+    assert COHORT < len({k for cohort in cohorts for k in cohort}) < 8
+    models, known = oracle(federation.data, start, cohorts, equal=equal)
+    assert_trees(own_models(out), models, rtol=2e-4, atol=2e-5)
+    kept = out.states[-1].shared_state.shared
+    for c in range(3):
+        np.testing.assert_allclose(kept.mean[c], known[c], rtol=2e-4, atol=2e-5)
+    assert_trees(layers_of(out.final), start, rtol=0, atol=1e-7)  # the server's is as it was
+
+
+def test_with_no_pull_every_client_is_alone(federation: Federation, net: fs.Model) -> None:
+    """λ = 0 and no prototypes: each on its own samples, whoever is drawn beside it."""
+    proto = play(made(net, lam=0.0), net, federation.data, 3)
+    alone = fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE).replace(
+        exchange=exchange.nothing()
+    )
+    apart = play(alone, net, federation.data, 3)
+    assert_trees(proto.states[-1].own, apart.states[-1].own, rtol=1e-6, atol=1e-7)
+    start = layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0)))
+    visits = [k for m in apart.metrics for k in m.client.tolist()]
+    for k, found in enumerate(own_models(apart)):
+        wanted = start
+        for _ in range(visits.count(k) * STEPS):
+            wanted = plus(wanted, loss_and_gradient(wanted, *samples(federation.data, k))[1], -LR)
+        assert_trees(found, wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_a_class_that_nobody_has_keeps_its_mean(net: fs.Model) -> None:
+    """Rows of absent clients may be NaN; a median of each class guards the prototypes."""
+    shared = terms.prototypes(net, 3)
+    last = terms.Prototypes(jnp.arange(12.0).reshape(3, 4), jnp.array([5, 0, 2]))
+    sent = terms.Prototypes(
+        jnp.array([[[1.0] * 4, [0] * 4, [0] * 4], [[4] * 4, [2] * 4, [0] * 4],
+                   [[jnp.nan] * 4] * 3, [[100] * 4, [3] * 4, [0] * 4]]),
+        jnp.array([[1, 0, 0], [2, 1, 0], [9, 9, 9], [1, 1, 0]]),
+    )  # fmt: skip
+    sizes = jnp.array([1, 3, 0, 2])
+    new = shared.reduce(last, sent, sizes, 4, fs.aggregators.mean)
+    np.testing.assert_allclose(new.mean, np.array([[27.25] * 4, [2.5] * 4, [8, 9, 10, 11]]))
+    np.testing.assert_allclose(new.samples, [4, 2, 2])
+    guarded = shared.reduce(last, sent, sizes, 4, fs.aggregators.coordinate_median)
+    np.testing.assert_allclose(guarded.mean, np.array([[4] * 4, [2.5] * 4, [8, 9, 10, 11]]))
+
+
+def test_what_is_as_large_as_the_model_is_not_shared_beside_own_layers(net: fs.Model) -> None:
+    """μ is a number that the server knows; it goes along with layers of the clients' own."""
+    head = exchange.split(own=fs.leaves.head(net))
+    adaptive = local_of(net).change(corrections=(fs.corrections.adaptive_proximal(),))
+    algorithm = fs.fedavg(adaptive, clients_per_round=COHORT).replace(exchange=head)
+    assert algorithm.parts.exchange is head
+
+
+REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
+    "lam": (lambda net: made(net, lam=-1.0), "lam must be at least 0, got -1.0"),
+    "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
+    "objective": (
+        lambda net: algorithms.fedproto(
+            local_of(net), clients_per_round=2, model=net, classes=3,
+            objective=lambda params, state, *_: (jnp.float32(0), state),
+        ), "objective must be an empirical_risk",
+    ),
+    "no features": (
+        lambda net: terms.prototypes(fs.Model(net.init, net.apply), 3),
+        "model must have features, such as those of from_linen have",
+    ),
+    "no matrix": (
+        lambda net: terms.prototypes(net._replace(head=fs.leaves.named("Dense_1/*/bias")), 3),
+        "model must have a head of a matrix and a bias at most, got [[3]]",
+    ),
+    "a variate": (
+        lambda net: made(net, local_of(net, corrections=(fs.corrections.scaffold(),))),
+        "exchange nothing() needs nothing as large as the model shared through the server",
+    ),
+    "a momentum": (
+        lambda net: fs.fedavg(
+            local_of(net, optimizer_state="average").change(optimizer=optax.adam(0.1)),
+            clients_per_round=2,
+        ).replace(exchange=exchange.split(own=fs.leaves.head(net))),
+        "needs nothing as large as the model shared through the server beside it",
+    ),
+    "a code": (
+        lambda net: made(net).replace(
+            sending=(fs.sending.compressed(fs.compression.top_k(0.1)),)
+        ), "exchange nothing() needs no code of updates, of which none is sent, sending is",
+    ),
+    "a server's step": (
+        lambda net: made(net).replace(server=fs.server.mix(0.5)),
+        "needs a server model that is replaced by the aggregate, server is mix(0.5)",
+    ),
+    "models in flight": (
+        lambda net: made(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
+        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+    ),
+    "weights of updates": (
+        lambda net: made(net).replace(preaggregation=(fs.preaggregation.bucketing(),)),
+        "exchange nothing() needs updates that are aggregated as they are, preaggregation is",
+    ),
+    "prototypes without noise": (
+        lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
+        "needs nothing shared through the server beside the model, local is local_sgd(",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(net: fs.Model, case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make(net)
+
+
+def test_a_term_without_prototypes_is_refused(federation: Federation, net: fs.Model) -> None:
+    local = local_of(net).change(objective=fs.empirical_risk(net, term=terms.near_prototypes()))
+    alone = fs.fedavg(local, clients_per_round=2)
+    with pytest.raises(ValueError, match=re.escape("near_prototypes needs shared=prototypes(...)")):
+        play(alone, net, federation.data, 1)

@@ -1,0 +1,334 @@
+"""A grid of settings: its points are runs of one program, and each equals a run of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees, known, make_federation
+
+import fedjax_sim as fs
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import LocalUpdate
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.methods import parameters
+from fedjax_sim.data import eval_set
+from fedjax_sim.models import layers
+from fedjax_sim.run import Point, Sweep
+from fedjax_sim.run.grids import traces
+
+Make = Callable[..., fs.Algorithm]
+MODEL = fs.models.logistic((6,), 3)
+OBJECTIVE = fs.empirical_risk(MODEL)
+DEEP = fs.models.mlp((6,), 3, widths=(4, 4))
+
+
+class _Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, mask: Any = None) -> jax.Array:
+        normed: jax.Array = layers.BatchNorm()(x[:, None, None], train=train, mask=mask)[:, 0, 0]
+        return nn.Dense(3)(normed)
+
+
+NORMED = fs.models.from_linen(_Normed(), (6,))
+SCALE: Any = {"classes": 3, "rounds": 4, "eval_every": 2}
+
+
+def sgd(lr: float, **settings: Any) -> LocalUpdate:
+    return fs.local_sgd(OBJECTIVE, optax.sgd(lr), batch_size=8, **settings)
+
+
+def with_root(federation: Federation) -> fs.ClientData:
+    """The clients, and the rows of nobody as the server's."""
+    data = federation.data
+    root = np.setdiff1d(np.arange(len(data.y)), data.index).astype(np.int32)
+    return fs.client_data(data.x, data.y, federation.partition, root=root)
+
+
+def alone(make: Make, point: Point, data: fs.ClientData, test: Any, **settings: Any) -> fs.Result:
+    algorithm = make(**point.settings)
+    return fs.simulate(algorithm, MODEL, data, test, seeds=point.seeds, **SCALE, **settings)
+
+
+def assert_equal(point: Point, its: fs.Result) -> None:
+    """Weights, states, scores and counts."""
+    ours = point.result
+    assert point.diverged is None
+    assert_trees(ours.variables, its.variables, rtol=2e-5, atol=2e-6)
+    assert_trees(ours.state, its.state, rtol=2e-5, atol=2e-6)
+    # What devices waited for depends on who is beside.
+    mine, other = (r.metrics._replace(executed=r.metrics.steps) for r in (ours, its))
+    assert_trees(mine, other, rtol=2e-5, atol=2e-6)
+    for here, there in zip(ours.evaluations, its.evaluations, strict=True):
+        assert_trees(here.test, there.test, rtol=2e-5, atol=1e-6)
+        for name in ("round", "uploads", "downloads", "bytes_up", "bytes_down"):
+            np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+    assert (ours.samples, ours.steps) == (its.samples, its.steps)
+
+
+MAKERS: dict[str, tuple[Make, dict[str, list[Any]]]] = {
+    "fedprox": (
+        lambda mu, lr: fs.algorithms.fedprox(sgd(lr), clients_per_round=3, mu=mu),
+        {"mu": [0.01, 1.0], "lr": [0.05, 0.2]},
+    ),
+    "fedavgm": (
+        lambda beta: fs.algorithms.fedavgm(sgd(0.1), clients_per_round=3, server_momentum=beta),
+        {"beta": [0.5, 0.9]},
+    ),
+    "fedadam": (
+        lambda tau, lr: fs.algorithms.fedadam(sgd(lr), clients_per_round=3, tau=tau),
+        {"tau": [0.001, 0.1], "lr": [0.05, 0.2]},
+    ),
+    "scaffold": (
+        lambda lr: fs.algorithms.scaffold(sgd(lr), clients_per_round=3),
+        {"lr": [0.05, 0.1, 0.2]},
+    ),
+    "radfed": (
+        lambda lr: fs.radfed(sgd(lr), clients_per_round=3, redistribution_rounds=2),
+        {"lr": [0.05, 0.2]},
+    ),
+    "phase_shift": (
+        lambda lr: fs.phase_shift(sgd(lr), clients_per_round=4, phases=2),
+        {"lr": [0.05, 0.2]},
+    ),
+    "fedasync": (
+        lambda alpha: fs.algorithms.fedasync(sgd(0.1), clients_per_round=4, alpha=alpha),
+        {"alpha": [0.3, 0.9]},
+    ),
+    "fltrust": (
+        lambda lr: fs.algorithms.fltrust(sgd(lr), clients_per_round=3),
+        {"lr": [0.05, 0.2]},
+    ),
+    "ditto": (
+        lambda lam: fs.algorithms.ditto(sgd(0.1), clients_per_round=3, lam=lam),
+        {"lam": [0.1, 1.0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_points_are_runs_of_one_program(name: str, federation: Federation) -> None:
+    make, grid = MAKERS[name]
+    execution = fs.make_execution(4, chunk=0) if name in ("fedprox", "radfed") else None
+
+    def on_devices(**settings: float) -> fs.Algorithm:
+        made = make(**settings)
+        return made if execution is None else made.replace(execution=execution)
+
+    data, test = with_root(federation), federation.test
+    swept = fs.sweep(on_devices, grid, MODEL, data, test, seeds=[0, 3], **SCALE)
+    assert len(swept.plan.groups) == 1
+    assert {point.result.xla_programs for point in swept.points} <= {2, 3, 4}
+    last = [point.result.score[-1].tolist() for point in swept.points]
+    for point in swept.points[-1:]:
+        assert_equal(point, alone(on_devices, point, data, test))
+    assert last[0] != last[-1] or name == "ditto"  # the settings are not without effect
+
+
+def test_runs_have_their_own_clients_and_sets() -> None:
+    """Folds: a partition, a test and a validation set for each seed."""
+    federation = make_federation((20, 9, 14, 30, 11))
+    y = np.asarray(federation.data.y)
+    parts = [fs.partition.iid(y, 6, seed=seed) for seed in (0, 1)]
+    data = fs.client_data(federation.data.x, y, parts)
+    x, labels = federation.test
+    test = eval_set(x, labels, [fs.partition.iid(labels, 2, seed=s) for s in (0, 1)])
+    held = eval_set(x, labels, [fs.partition.iid(labels, 3, seed=s) for s in (2, 3)])
+    make, grid = MAKERS["fedprox"]
+    told: list[str] = []
+    swept = fs.sweep(
+        make,
+        grid,
+        MODEL,
+        data,
+        test,
+        validation=held,
+        seeds=[4, 5],
+        on_plan=lambda plan: told.append(str(plan)),
+        **SCALE,
+    )
+    assert told == ["4 points x 2 seeds = 8 runs, in 1 group of programs"]
+    assert [dict(point.settings) for point in swept.points] == [
+        {"mu": mu, "lr": lr} for mu in (0.01, 1.0) for lr in (0.05, 0.2)
+    ]
+    results = [alone(make, point, data, test, validation=held) for point in swept.points]
+    for point, result in zip(swept.points, results, strict=True):
+        assert_equal(point, result)
+
+    # The best point by the validation set, each run at its best round.
+    scores = [np.mean(np.max(validated(result), axis=0)) for result in results]
+    assert swept.best() is swept.points[int(np.argmax(scores))]
+    losses = [
+        np.mean(np.min(r.series("loss", by_client=True, part="validation"), axis=0))
+        for r in results
+    ]
+    assert swept.best("loss") is swept.points[int(np.argmin(losses))]
+
+    rows = swept.table()
+    assert len(rows) == 4 * 2 * 2
+    assert [rows[2][key] for key in ("mu", "lr", "seed", "round")] == [0.01, 0.05, 4, 4]
+    last = results[0].evaluations[-1]
+    assert rows[2]["accuracy"] == pytest.approx(last.test.reported.accuracy[0], abs=1e-6)
+    wanted = known(last.validation).reported.accuracy[0]
+    assert rows[2]["validation_accuracy"] == pytest.approx(wanted, abs=1e-6)
+    assert rows[2]["bytes_up"] == last.bytes_up[0]
+
+
+def validated(result: fs.Result) -> np.ndarray:
+    return result.series("accuracy", by_client=True, part="validation")
+
+
+def test_what_changes_shapes_is_run_in_turn(federation: Federation) -> None:
+    def make(epochs: int, lr: float) -> fs.Algorithm:
+        return fs.fedavg(sgd(lr, epochs=epochs), clients_per_round=3)
+
+    data, test = federation.data, federation.test
+    swept = fs.sweep(make, {"epochs": [1, 2], "lr": [0.05, 0.2]}, MODEL, data, test, **SCALE)
+    assert [len(group) for group in swept.plan.groups] == [2, 2]
+    assert str(swept.plan) == "4 points x 1 seeds = 4 runs, in 2 groups of programs, in turn"
+    for point in swept.points[1:3]:
+        assert_equal(point, alone(make, point, data, test))
+
+
+def test_numbers_that_parts_branch_by_are_run_in_turn(federation: Federation) -> None:
+    """STC keeps a number of entries that is known when the round is compiled."""
+
+    def make(sparsity: float, lr: float) -> fs.Algorithm:
+        return fs.algorithms.stc(sgd(lr), clients_per_round=3, sparsity=sparsity)
+
+    data, test, grid = federation.data, federation.test, {"sparsity": [0.2, 0.5], "lr": [0.1, 0.2]}
+    swept = fs.sweep(make, grid, MODEL, data, test, **SCALE)
+    assert [[p["sparsity"] for p in group] for group in swept.plan.groups] == [[0.2] * 2, [0.5] * 2]
+    for point in swept.points[1:3]:
+        assert_equal(point, alone(make, point, data, test))
+    one, two = (swept.points[i].result.evaluations[-1].bytes_up[0] for i in (0, 2))
+    assert one < two
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_a_point_that_diverges_is_told_and_takes_no_other_along(
+    chunk: int, federation: Federation
+) -> None:
+    execution = fs.make_execution(2, chunk)
+
+    def make(lr: float) -> fs.Algorithm:
+        return fs.compose(
+            sgd(lr),
+            selection=fs.selection.uniform(),
+            schedule=fs.schedule.every_round(3),
+            execution=execution,
+        )
+
+    data, test = federation.data, federation.test
+    sets: Any = {"validation": test, "execution": execution}
+    swept = fs.sweep(make, {"lr": [0.1, 3e38, 0.2]}, MODEL, data, test, **SCALE, **sets)
+    assert len(swept.plan.groups) == 1
+    lost = swept.points[1]
+    with pytest.raises(fs.DivergedError) as error:
+        alone(make, lost, data, test, execution=execution)
+    assert lost.diverged == str(error.value)
+    assert_equal(swept.points[2], alone(make, swept.points[2], data, test, **sets))
+    assert swept.points[0].diverged is None
+    assert all(row["accuracy"] is None for row in swept.table() if row["lr"] == 3e38)
+    assert all(row["loss"] is not None for row in swept.table() if row["lr"] < 1)
+    assert swept.best().settings["lr"] < 1
+    every = fs.sweep(make, {"lr": [3e38, 2e38]}, MODEL, data, test, **SCALE, **sets)
+    with pytest.raises(ValueError, match="all 2 points have diverged"):
+        every.best()
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({}, r"grid must have values by setting, as \{'mu': \[0.1, 1\]\}, got \{\}"),
+        ([("mu", [1.0])], "grid must have values by setting"),
+        ({"mu": []}, r"grid must have values for mu, each once, got \[\]"),
+        ({"mu": [0.1, 0.1]}, "each once"),
+        ({"mu": 0.1}, "grid must have a list of values for mu, got 0.1"),
+        ({"mu": "0.1"}, "grid must have a list of values for mu, got '0.1'"),
+        ({"mu": [0.1, -1.0]}, "at mu=-1.0: mu must be .* got -1"),
+    ],
+)
+def test_what_is_refused(grid: Any, message: str, federation: Federation) -> None:
+    def make(mu: float) -> fs.Algorithm:
+        return fs.algorithms.fedprox(sgd(0.1), clients_per_round=3, mu=mu)
+
+    with pytest.raises(ValueError, match=message) as error:
+        fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_chosen_by_the_test_set(federation: Federation) -> None:
+    make, grid = MAKERS["scaffold"]
+    swept: Sweep = fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
+    with pytest.raises(ValueError, match="the run has no validation set"):
+        swept.best()
+
+
+IN_TURN = {
+    "dp_fedavg": {"clip", "noise_multiplier", "quantile"},
+    "dp_ftrl": {"clip", "noise_multiplier", "server_lr", "server_momentum"},
+    "dynamic_clustering": {"cluster_limit"},
+    "fedala": {"mix_share"},
+    "fedasync": {"grace"},
+    "fedavg_top_k": {"sparsity"},
+    "fedbabu": {"fine_tuning_epochs"},
+    "fedmix": {"mix_ratio"},
+    "fednova": {"mu"},
+    "fedprox": {"inexactness"},
+    "fedrep": {"head_epochs"},
+    "fine_tuned": {"fine_tuning_epochs"},
+    "gossip": {"activity"},
+    "ozdayi": {"threshold", "server_epochs"},
+    "pfedme": {"fine_tuning_epochs"},
+    "radfed": {"mu"},
+    "radfedi": {"gamma"},
+    "radfedp": {"mu"},
+    "robust": {"byzantine", "clip"},
+    "scaffnew": {"coin"},
+    "stc": {"sparsity"},
+}
+"""Numbers that a part counts or branches by when it is made."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
+def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
+    """All floats but those above, at once; and none of those."""
+    federation = make_federation((20, 9, 14, 30))
+    data = with_root(federation)
+    net = {"fedbn": NORMED, "streaming_diloco": DEEP}.get(name, MODEL)
+    objective = fs.empirical_risk(net)
+    method = ALGORITHMS.resolve(name)[1]
+    floats = {
+        key: 0.5 if not isinstance(p.default, float) else p.default
+        for key, p in parameters(name).items()
+        if isinstance(p.default, float) or "float" in str(p.annotation)
+    }
+    needed = {k: 0.5 for k, p in parameters(name).items() if p.default is inspect.Parameter.empty}
+    cohort = 4 if name == "scaffnew" else 2
+    small = {"mediator_size": 2} if name == "astraea" else {}
+
+    def make(lr: float, **given: Any) -> fs.Algorithm:
+        local = fs.local_sgd(objective, optax.sgd(lr, momentum=0.9))
+        common = {"model": net, "objective": objective, "classes": 3, "momentum": 0.9}
+        common |= {"clients_per_round": cohort, "lr": lr}
+        own = {key: common[key] for key in common if key in keywords(method)}
+        made: fs.Algorithm = method(local, **{**own, **needed, **small, **given})
+        return made
+
+    structural = IN_TURN.get(name, set())
+    assert structural <= floats.keys()
+    point = {"lr": 0.1, **floats}
+    default = [k for k, p in parameters(name).items() if p.default is None]
+    point = {k: v for k, v in point.items() if k not in default}
+    rest = [key for key in point if key not in structural]
+    assert traces(make, point, rest, net, data)
+    for key in structural:
+        assert not traces(make, {**point, key: floats[key]}, [key], net, data)

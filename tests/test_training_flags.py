@@ -1,0 +1,235 @@
+"""The flags of local training: optimisers, weight decay, rates by the round.
+
+What they compute is set beside plain NumPy; and each reaches the methods, or is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from oracle import Layers, layers_of, loss_and_gradient
+
+import fedjax_sim as fs
+from fedjax_sim import bench
+from fedjax_sim.cli.build import Setup, build
+from fedjax_sim.cli.local import make_local, rounds_of, scheduled
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.training import Training
+from fedjax_sim.partition import partition_from_lists
+from fedjax_sim.run.identity import digest
+
+LR, ROUNDS, EPOCHS = 0.3, 5, 2
+
+
+@pytest.fixture(autouse=True)
+def _promoted() -> Iterator[None]:
+    """Adam's bias correction in optax raises a float to an integer."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def problem() -> tuple[fs.Model, fs.ClientData, tuple[Any, Any]]:
+    """Two unequal clients; one minibatch has all samples of either."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(14, 4)).astype(np.float32)
+    y = rng.integers(3, size=14).astype(np.int32)
+    data = fs.client_data(x, y, partition_from_lists([[*range(5)], [*range(5, 14)]]))
+    return fs.models.logistic((4,), 3), data, (x, y)
+
+
+def cosine(end: float) -> Callable[[int], float]:
+    return lambda r: end + (1 - end) * 0.5 * (1 + np.cos(np.pi * r / ROUNDS))
+
+
+# What one step takes off the weights: (gradient, w, memory, number of the step from 1) -> step.
+def sgd(decay: float, momentum: float, *, nesterov: bool = False) -> Any:
+    def step(g: np.ndarray, w: np.ndarray, kept: dict[str, np.ndarray], t: int) -> np.ndarray:
+        g = g + decay * w
+        kept["v"] = momentum * kept.get("v", 0 * g) + g
+        return LR * (g + momentum * kept["v"] if nesterov else kept["v"])
+
+    return step
+
+
+def adam(joined: float, apart: float) -> Any:
+    def step(g: np.ndarray, w: np.ndarray, kept: dict[str, np.ndarray], t: int) -> np.ndarray:
+        g = g + joined * w
+        kept["m"] = 0.9 * kept.get("m", 0 * g) + 0.1 * g
+        kept["v"] = 0.999 * kept.get("v", 0 * g) + 0.001 * g**2
+        m, v = kept["m"] / (1 - 0.9**t), kept["v"] / (1 - 0.999**t)
+        return LR * (m / (np.sqrt(v) + 1e-8) + apart * w)
+
+    return step
+
+
+ORACLES: dict[str, tuple[Training, Any, Callable[[int], float]]] = {
+    "decay": (Training(weight_decay=0.1, momentum=0.0), sgd(0.1, 0), lambda r: 1),
+    "decay and momentum": (Training(weight_decay=0.1), sgd(0.1, 0.9), lambda r: 1),
+    "nesterov": (Training(optimizer="nesterov"), sgd(0, 0.9, nesterov=True), lambda r: 1),
+    "adam": (Training(optimizer="adam", weight_decay=0.1), adam(0.1, 0), lambda r: 1),
+    "adamw": (Training(optimizer="adamw", weight_decay=0.1), adam(0, 0.1), lambda r: 1),
+    "cosine": (Training(lr_schedule="cosine(0.1)"), sgd(0, 0.9), cosine(0.1)),
+    "linear": (Training(lr_schedule="linear"), sgd(0, 0.9), lambda r: 1 - r / ROUNDS),
+    "exponential": (Training(lr_schedule="exponential(0.7)"), sgd(0, 0.9), lambda r: 0.7**r),
+    "step": (
+        Training(lr_schedule="step(0.1, 2, 4)"), sgd(0, 0.9), lambda r: 0.1 ** ((r >= 2) + (r >= 4))
+    ),
+    "warmup and cosine": (
+        Training(lr_schedule="warmup(3) * cosine", weight_decay=0.1), sgd(0.1, 0.9),
+        lambda r: min(1, (r + 1) / 3) * cosine(0)(r),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ORACLES)
+def test_settings_of_local_training_compute_what_they_say(case: str) -> None:
+    given, step, factor = ORACLES[case]
+    training = dataclasses.replace(given, lr=LR, epochs=EPOCHS, batch_size=16)
+    model, data, test = problem()
+    local = make_local(training, fs.empirical_risk(model), ())
+    algorithm = scheduled(training, local, ROUNDS, lambda one: fs.fedavg(one, clients_per_round=2))
+    # Biases are 0 at the start, and a decay that left them out would be hard to see.
+    initial = jax.tree.map(lambda a: np.asarray(a) + 0.5, model.init(jax.random.key(0)))
+    result = fs.simulate(
+        algorithm, model, data, test, rounds=ROUNDS, classes=3, initial=initial,
+        record=lambda state: state.server,
+    )  # fmt: skip
+
+    x, y = np.asarray(data.x), np.asarray(data.y)
+    server = layers_of(initial)
+    for r, evaluation in enumerate(result.evaluations):
+        trained: list[Layers] = []
+        for rows in (slice(0, 5), slice(5, 14)):
+            layers, kept = [w.copy() for w in server], [{} for _ in server]  # type: ignore[var-annotated]
+            for t in range(1, EPOCHS + 1):
+                _, grads = loss_and_gradient(layers, x[rows], y[rows])
+                parts = zip(layers, grads, kept, strict=True)
+                layers = [w - factor(r) * step(g, w, own, t) for w, g, own in parts]
+            trained.append(layers)
+        server = [(5 * a + 9 * b) / 14 for a, b in zip(*trained, strict=True)]
+        ours = layers_of(jax.tree.map(lambda a: a[0], evaluation.recorded))
+        for a, b in zip(ours, server, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+BASE = ["--compare", "none", "--rounds", "5", "--seeds", "1", "--clients", "8", "--model",
+        "logistic", "--partition", "iid"]  # fmt: skip
+
+
+def built(*argv: str) -> Setup:
+    return build(parse([*BASE, *argv]))
+
+
+def settings_of(*argv: str) -> str:
+    (algorithm,) = built(*argv).algorithms.values()
+    return digest(algorithm.parts.by_role())
+
+
+def test_every_setting_reaches_the_method_also_as_its_own() -> None:
+    plain = settings_of()
+    seen = {plain}
+    for flags in (
+        "--optimizer nesterov",
+        "--optimizer adam",
+        "--optimizer adagrad",
+        "--optimizer rmsprop",
+        "--optimizer yogi",
+        "--optimizer adamw --weight-decay 0.1",
+        "--weight-decay 0.1",
+        "--lr-schedule cosine",
+        "--momentum 0.5",
+    ):
+        found = settings_of("--algo", "fedavg", *flags.split())
+        assert found not in seen, flags
+        seen.add(found)
+    own = settings_of("--algo", "fedavg(optimizer=adam, weight_decay=0.1)")
+    assert own == settings_of("--algo", "fedavg", "--optimizer", "adam", "--weight-decay", "0.1")
+    # A momentum that is for the others is no mistake.
+    config = parse([*BASE, "--momentum", "0.5", "--algo", "fedavg(optimizer=adam)"])
+    assert config.training_of("fedavg(optimizer=adam)").momentum is None
+    assert config.training.momentum == 0.5
+
+
+def test_a_schedule_is_as_long_as_the_rounds_of_the_method() -> None:
+    setup = built(
+        "--algo", "phase_shift", "--phases", "4", "--mode", "epochs", "--lr-schedule", "linear"
+    )
+    (algorithm,) = setup.algorithms.values()
+    rounds = rounds_of(algorithm, 5)
+    assert rounds == 8
+    (training,) = [parse([*BASE, "--lr-schedule", "linear"]).training]
+    local = make_local(training, fs.empirical_risk(setup.model), ())
+    told: list[Any] = []
+    scheduled(training, local, 5, lambda one: told.append(one) or algorithm)  # type: ignore[func-returns-value]
+    assert [one.origin.arguments.get("rate_by_round") is None for one in told] == [True, False]
+    assert float(told[1].origin.arguments["rate_by_round"](4)) == 0.5  # of 8, not of 5
+
+
+REFUSED = {
+    "--optimizer adam --momentum 0.5": "--momentum is for --optimizer sgd or nesterov, not adam",
+    "--optimizer nesterov --momentum 0": "--momentum must be above 0 for --optimizer nesterov",
+    "--optimizer adamw": "--weight-decay must be above 0 for --optimizer adamw, or it is adam",
+    "--algo fedavg(optimizer=adam,momentum=0.5)": (
+        "fedavg(optimizer=adam, momentum=0.5): --momentum is for --optimizer sgd or nesterov"
+    ),
+    "--algo fedavg(optimizer=adamw)": "fedavg(optimizer=adamw): --weight-decay must be above 0",
+    "--algo fedavg(optimizer=adam) --optimizer yogi": "--optimizer has no effect beside fedavg(",
+    "--weight-decay -1": "--weight-decay: must be a number at least 0, got '-1'",
+    "--lora 2 --weight-decay 0.1": "--weight-decay is for models without --lora",
+    "--lora 2 --algo fedavg(weight_decay=0.1)": "--weight-decay is for models without --lora",
+    "--lr-schedule foo": "--lr-schedule: must be constant, or one of cosine(end), linear(end), ",
+    "--lr-schedule cosine*": "--lr-schedule: must be constant, or one of ",
+    "--lr-schedule cosine(1)": "--lr-schedule: cosine(end) must be a number at least 0 and below 1",
+    "--lr-schedule exponential": "--lr-schedule: exponential must be written exponential(factor)",
+    "--lr-schedule warmup(1)": "--lr-schedule: warmup(rounds) must be a whole number at least 2",
+    "--lr-schedule step(0.1,4,2)": (
+        "--lr-schedule: step(factor, round, ...) must have its rounds in order"
+    ),
+    "--lr-schedule step(0.1,5)": (
+        "--lr-schedule step(0.1, 5): round 5 must be below the 5 rounds"
+    ),
+    "--lr-schedule cosine --rounds 1": (
+        "--lr-schedule cosine: cosine has no effect in 1 rounds"
+    ),
+    "--algo fltrust --server-fraction 0.2 --lr-schedule cosine": (
+        "--lr-schedule cosine: fltrust: rate_by_round needs the number of the round"
+    ),
+    "--algo fednova --optimizer adam": "--optimizer adam: fednova: preaggregation normalise(",
+    "--algo fednova --optimizer nesterov": "--optimizer nesterov: fednova: preaggregation norm",
+    "--algo scaffnew(optimizer=yogi)": "--optimizer yogi: scaffnew(optimizer=yogi): local ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_what_has_no_effect_or_no_meaning_is_refused_in_a_line(given: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(REFUSED[given])}") as raised:
+        built(*given.split())
+    assert "\n" not in str(raised.value)
+
+
+def test_strong_weight_decay_is_no_other_optimiser() -> None:
+    """It is part of what is minimised: FedNova counts steps, and needs SGD."""
+    assert built("--algo", "fednova", "--weight-decay", "1").algorithms.keys() == {"fednova"}
+
+
+def test_more_rounds_are_no_other_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run may be longer, unless its rates are those of its length."""
+    for name, schedule, wanted in (
+        ("a", "exponential(0.5)", 0),
+        ("b", "cosine", 2),
+    ):
+        out = str(tmp_path / name)
+        argv = [*BASE, "--algo", "fedavg", "--clients-per-round", "2", "--lr-schedule", schedule]
+        assert bench.main([*argv, "--rounds", "2", "--out", out]) == 0
+        capsys.readouterr()
+        assert bench.main(["--resume", out, "--rounds", "3"]) == wanted
+    assert "--lr-schedule cosine is of its length, got 3" in capsys.readouterr().err

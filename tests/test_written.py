@@ -1,0 +1,103 @@
+"""Methods as texts with settings of their own, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedjax_sim import bench
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.methods import parameters
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.written import TRAINED, read, written
+
+TINY = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--emd", "0.9"]
+
+
+def test_each_has_its_own_settings_and_the_others_the_flags() -> None:
+    config = parse(["--algo", "fedprox(mu=0.5|2)", "--compare", "FedProx", "scaffold", "--mu", "3"])
+    assert config.algorithms == ("fedprox(mu=0.5)", "fedprox(mu=2)", "fedprox", "scaffold")
+    assert [config.options[name].get("mu") for name in config.algorithms] == [0.5, 2.0, 3.0, None]
+    assert config.record()["options"]["fedprox(mu=2)"] == {"mu": 2.0}
+
+
+def test_a_grid_is_every_combination() -> None:
+    labels = written("fedprox(mu=0.1|1, lr=0.01|0.1|1, epochs=2)")
+    assert len(set(labels)) == 6
+    assert labels[:2] == (
+        "fedprox(mu=0.1, lr=0.01, epochs=2)",
+        "fedprox(mu=0.1, lr=0.1, epochs=2)",
+    )
+    assert read(labels[-1]) == ("fedprox", {"mu": 1.0}, {"lr": 1.0, "epochs": 2.0})
+    assert parse(["--algo", "fedavg(lr=1|1)", "--compare", "none"]).algorithms == ("fedavg(lr=1)",)
+
+
+def test_local_training_is_each_ones_own() -> None:
+    names = ["fedavg(epochs=4)", "fedavg(batch_size=8)", "parallel_sgd(lr=0.3, momentum=0)"]
+    setup = build(parse([*TINY, "--algo", names[0], "--compare", *names[1:], "fedavg"]))
+    steps = {n: int(a.parts.local.steps(32)) for n, a in setup.algorithms.items()}
+    assert steps == {names[0]: 8, names[1]: 8, names[2]: 1, "fedavg": 4}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
+def test_every_option_of_every_method_is_read(name: str) -> None:
+    for key, parameter in parameters(name).items():
+        default = parameter.default
+        if isinstance(default, bool | int | float | str):
+            options = read(f"{name}({key}={default})").options
+            assert options == {key: default}
+            assert type(options[key]) in (type(default), float)
+    assert not set(parameters(name)) & set(TRAINED)
+
+
+def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
+    found: list[list[Any]] = []
+    flags = ["--mu", "0.5", "--lr", "0.05", "--epochs", "1", "--batch-size", "8"]
+    text = "fedprox(mu=0.5, lr=0.05, epochs=1, batch_size=8)"
+    for i, argv in enumerate((["--algo", text], ["--algo", "fedprox", *flags])):
+        out = tmp_path / str(i)
+        assert bench.main([*TINY, *argv, "--compare", "none", "--out", str(out)]) == 0
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        found.append([json.loads(line) | {"algorithm": ""} for line in lines])
+    assert found[0] == found[1]
+    assert text in json.loads((tmp_path / "0" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--algo", "fedprox(mu=x)"], "--algo: fedprox(mu=x): mu: "),
+        (["--algo", "fedprox(nu=1)"], "nu is no setting of fedprox: use mu, "),
+        (["--algo", "fedprox(mu)"], "settings are written key=value, got 'mu'"),
+        (["--algo", "fedprox(mu=)"], "settings are written key=value, got 'mu='"),
+        (["--algo", "fedprox(mu=1, mu=2)"], "mu is given twice"),
+        (["--algo", "fedprox(mu=1"], "a method is written NAME or NAME(key=value, ...), got "),
+        (["--algo", "nix(mu=1)"], "'nix' is no algorithm"),
+        (["--algo", "fedavg(lr=0)"], "lr: must be a number above 0, got '0'"),
+        (["--algo", "fedavg(batch_size=1.5)"], "batch_size: must be a whole number at least 1"),
+        (["--algo", "fedavg(last_batch=x)"], "must be one of keep, drop, refill, got 'x'"),
+        (["--algo", "fedprox(adaptive=1)"], "adaptive: must be True or False, got '1'"),
+        (["--compare", "fedavg(l2=1)"], "--compare: fedavg(l2=1): l2 is no setting of fedavg"),
+        (["--compare", "none(lr=1)"], "'none' is no algorithm"),
+        (["--algo", "fedprox(mu=-1)"], "fedprox(mu=-1): --mu must be at least 0, got -1"),
+        (["--algo", "fedprox(mu=1)", "--mu", "2"], "--mu has no effect beside fedprox(mu=1)"),
+        (
+            ["--algo", "fedavg(lr=1)", "--compare", "none", "--lr", "2"],
+            "--lr has no effect beside fedavg(lr=1)",
+        ),
+        (["--algo", "fedavg(epochs=0.001)"], "fedavg(epochs=0.001): --epochs 0.001 is no step"),
+        (["--algo", "fedavg(lr=1)", "--lora-alpha", "2"], "--lora-alpha"),
+    ],
+)
+def test_refusals(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([*TINY, *argv, "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
