@@ -34,6 +34,8 @@ def main() -> None:
     use_all_cores()
     digits = fs.load_dataset("digits")
     model = fs.models.mlp((8, 8, 1), 10)
+    assert digits.mean is not None
+    assert digits.std is not None
     model = fs.models.with_scaling(model, digits.mean, digits.std)
     objective = fs.empirical_risk(model)
     x, y, test = digits.train_x, digits.train_y, (digits.test_x, digits.test_y)

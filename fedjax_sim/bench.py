@@ -15,6 +15,7 @@ from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
 from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
@@ -54,14 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 same += [repr((config.record(), versions()))]
                 same += [problem.data, problem.test, problem.validation]
                 same += checkpoints_found(config)
-                folder = open_folder(config, setup, command) if writes() else None
+                groups = programs(config, setup)
+                folder = open_folder(config, setup, groups, command) if writes() else None
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
         try:
             with patiently() as stopping, warnings_in_a_line(PROGRAM):
-                diverged = run(config, setup, folder, command, stopping)
+                diverged = run(config, setup, groups, folder, command, stopping)
         except (TooLargeError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:

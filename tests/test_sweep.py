@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +22,7 @@ from fedjax_sim.cli.methods import parameters
 from fedjax_sim.data import eval_set
 from fedjax_sim.models import layers
 from fedjax_sim.run import Point, Sweep
-from fedjax_sim.run.grids import traces
+from fedjax_sim.run.points import traces
 
 Make = Callable[..., fs.Algorithm]
 MODEL = fs.models.logistic((6,), 3)
@@ -262,6 +263,38 @@ def test_what_is_refused(grid: Any, message: str, federation: Federation) -> Non
     with pytest.raises(ValueError, match=message) as error:
         fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
     assert "\n" not in str(error.value)
+
+
+def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path: Path) -> None:
+    def go(lrs: list[float], rounds: int) -> Sweep:
+        return fs.sweep(
+            lambda lr: fs.fedavg(sgd(lr), clients_per_round=3),
+            {"lr": lrs},
+            MODEL,
+            federation.data,
+            federation.test,
+            rounds=rounds,
+            classes=3,
+            checkpoints=tmp_path / f"{len(lrs)}",
+        )
+
+    go([0.05, 0.2], 2)
+    on_top = go([0.05, 0.2], 4)
+    assert [e.round for e in on_top.points[0].result.evaluations] == [1, 2, 3, 4]
+    whole = fs.sweep(
+        lambda lr: fs.fedavg(sgd(lr), clients_per_round=3),
+        {"lr": [0.05, 0.2]},
+        MODEL,
+        federation.data,
+        federation.test,
+        rounds=4,
+        classes=3,
+    )
+    assert on_top.table() == whole.table()
+    for ours, theirs in zip(on_top.points, whole.points, strict=True):
+        assert_trees(ours.result.state, theirs.result.state)
+    with pytest.raises(fs.CheckpointError, match="points"):
+        go([0.05, 0.3], 4)
 
 
 def test_nothing_is_chosen_by_the_test_set(federation: Federation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -59,6 +60,7 @@ class Setup:
         problem: what trains and what is scored.
         execution: devices and chunks.
         algorithms: by name.
+        varied: an algorithm by its name, with other values of what it has been given.
         clients_per_round: of all of them.
         model_bytes: bytes of one model, without adapters.
     """
@@ -74,6 +76,7 @@ class Setup:
     problem: Problem
     execution: Execution
     algorithms: dict[str, Algorithm]
+    varied: Callable[..., Algorithm]
     clients_per_round: int
     model_bytes: int
 
@@ -136,9 +139,10 @@ def build(config: Config) -> Setup:
     objective = empirical_risk(model, task.loss, training.l2)
     transforms = augmentations(config.preparation, dataset)
 
-    def local_of(training: Training) -> LocalUpdate:
+    def local_of(training: Training, *, check: bool = True) -> LocalUpdate:
         local = adapting.local_of(make_local(training, objective, transforms), config.weights)
-        check_steps(training, local, problem.data)
+        if check:
+            check_steps(training, local, problem.data)
         return local
 
     common_local = local_of(training)
@@ -160,23 +164,28 @@ def build(config: Config) -> Setup:
         "execution": execution,
     }
 
-    def algorithm_of(name: str) -> Algorithm:
+    def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
         mine, local = training, common_local
         if config.trained[name]:
             mine = config.training_of(name)
             try:
-                local = local_of(mine)
+                local = local_of(mine, check=check)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
 
         def make(local: LocalUpdate) -> Algorithm:
-            return make_algorithm(name, config, local, given, model, problem.data, task)
+            return make_algorithm(
+                name, config, local, given, model, problem.data, task, check=check
+            )
 
         try:
             return scheduled(mine, local, experiment.rounds, make)
         except ValueError as error:
             raise optimised(error, mine) from error
+
+    def varied(name: str, **own: Any) -> Algorithm:
+        return algorithm_of(name, config.with_own(name, own), check=False)
 
     algorithms = {name: algorithm_of(name) for name in config.algorithms}
     check_target(config.ending, task, score, algorithms, config.scores.split)
@@ -192,6 +201,7 @@ def build(config: Config) -> Setup:
         problem=problem,
         execution=execution,
         algorithms=algorithms,
+        varied=varied,
         clients_per_round=per_round,
         model_bytes=tree.num_bytes(jax.eval_shape(lambda: net.init(jax.random.key(0)))),
     )
@@ -205,6 +215,8 @@ def make_algorithm(
     model: Model,
     data: ClientData,
     task: Task,
+    *,
+    check: bool = True,
 ) -> Algorithm:
     """One algorithm, checked against the clients' data.
 
@@ -216,6 +228,7 @@ def make_algorithm(
         model: the model that the local update trains.
         data: the clients.
         task: what is learnt.
+        check: whether it is; not if settings are traced.
 
     Raises:
         ValueError: if a setting is out of range, the data lack what the algorithm needs, or a
@@ -235,8 +248,9 @@ def make_algorithm(
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, data.clients)
         made = screened(made, config.ending)
-        check_parts(made, task)
-        trace_round(made, model, data)
+        if check:
+            check_parts(made, task)
+            trace_round(made, model, data)
     except MissingRootError as error:
         raise ValueError(
             f"{named}: --server-fraction must be given: it needs samples of the server's own"

@@ -270,6 +270,17 @@ class Config:
         except ValueError as error:
             raise ValueError(f"{algorithm}: {error}") from error
 
+    def with_own(self, algorithm: str, own: Mapping[str, Any]) -> Config:
+        """The same with other values of what an algorithm has been given; they may be traced."""
+        options, trained = (
+            {**given, algorithm: {key: own.get(key, value) for key, value in mine.items()}}
+            for given, mine in (
+                (self.options, self.options[algorithm]),
+                (self.trained, self.trained[algorithm]),
+            )
+        )
+        return dataclasses.replace(self, options=options, trained=trained)
+
     def flag_of(self, algorithm: str) -> str:
         """The flag that named an algorithm."""
         return "--algo" if algorithm == self.algo else "--compare"

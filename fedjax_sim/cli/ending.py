@@ -88,6 +88,11 @@ def check_target(
             )
 
 
+def ends_early(ending: Ending) -> bool:
+    """Whether a rule may end a run before its last round."""
+    return ending.stop_at_target or ending.patience is not None or ending.budget_mb is not None
+
+
 def scored_set(algorithm: Algorithm) -> Set:
     """Where a target is looked for: nobody trains the server's copy of the clients' own leaves."""
     return "test" if algorithm.parts.exchange.own is None else "personal"

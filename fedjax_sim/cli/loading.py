@@ -18,6 +18,7 @@ from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.resuming import arguments, written
 from fedjax_sim.data import EvalSet
 from fedjax_sim.run.checkpoints import newest, server_of
+from fedjax_sim.run.result import of_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +79,20 @@ class SavedRun:
         if algorithm not in self.algorithms:
             known = ", ".join(self.algorithms)
             raise ValueError(f"algorithm must be one of {known}, got {algorithm!r}")
+        group = next((g for g in self.settings.get("programs", []) if algorithm in g), [algorithm])
         saved = newest(checkpoints_in(self.folder, algorithm))
+        if saved is None:
+            saved = newest(checkpoints_in(self.folder, group[0]))
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         variables: Variables = jax.tree.map(np.asarray, server_of(saved, shapes))
-        return variables
+        runs = len(self._setup.problem.runs)
+        if len(jax.tree.leaves(variables)[0]) == runs:
+            return variables
+        place = group.index(algorithm)
+        mine: Variables = of_runs(variables, slice(place * runs, (place + 1) * runs))
+        return mine
 
 
 def load_run(folder: str | Path) -> SavedRun:

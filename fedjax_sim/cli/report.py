@@ -73,6 +73,11 @@ def measurements(
                 summary[f"{name}_{moment}_std"] = float(known.std()) if len(known) else math.nan
     headline = f"client_{score}" if by_client else score
     summary["score"] = headline
+    if last.validation is not None:
+        validating = last.validation.by_client is not None
+        found = result.series(score, by_client=validating, part="validation")
+        best = np.fmin if result.lowest(score) else np.fmax
+        summary["validation_best_per_run"] = best.reduce(found, axis=0).tolist()
     for moment, values in _moments(result, score, by_client=by_client).items():
         summary[f"score_{moment}_per_run"] = values.tolist()
     return summary | {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,24 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, RunFolder, checkpoints_in, versions
+from fedjax_sim.cli.grouping import points
+from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import Stopping
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.data import EvalSet
-from fedjax_sim.engine.memory import MB
+from fedjax_sim.engine.memory import MB, TooLargeError
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run.points import diverged, run_points
 from fedjax_sim.tasks.sums import mean_known
 
 
-def open_folder(config: Config, setup: Setup, command: str) -> RunFolder:
+def open_folder(
+    config: Config, setup: Setup, groups: Sequence[Sequence[str]], command: str
+) -> RunFolder:
     """Makes the run folder, with the settings.
 
     Raises:
@@ -48,6 +55,7 @@ def open_folder(config: Config, setup: Setup, command: str) -> RunFolder:
         "standardise": (standardise or "global") if setup.problem.scaled else None,
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
+        "programs": groups,
     }
     if resume is not None:
         begun = written(path)
@@ -79,13 +87,19 @@ def draw_clients(config: Config, setup: Setup, path: Path) -> None:
 
 
 def run(
-    config: Config, setup: Setup, folder: RunFolder | None, command: str, stopping: Stopping
+    config: Config,
+    setup: Setup,
+    groups: Sequence[Sequence[str]],
+    folder: RunFolder | None,
+    command: str,
+    stopping: Stopping,
 ) -> dict[str, str]:
     """Runs every algorithm, records it and prints the table.
 
     Args:
         config: the settings.
         setup: what was built of them.
+        groups: the algorithms by their programs.
         folder: for the records; None where another process writes them.
         command: as it was given.
         stopping: whether it is to stop.
@@ -102,36 +116,61 @@ def run(
     }
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
-    diverged: dict[str, str] = {}
-    for name in config.algorithms:
+    lost: dict[str, str] = {}
+    waiting = [*groups]
+    while waiting:
+        group = waiting.pop(0)
         try:
-            results[name] = run_one(name, config, setup, folder, stopping)
+            found = run_group(group, config, setup, folder, stopping)
         except DivergedError as error:
-            diverged[name] = str(error)
-            summaries[name] = {"diverged": diverged[name]}
-        else:
-            summaries[name] = summarise(name, results[name], config, setup)
+            found = {group[0]: str(error)}
+        except TooLargeError:
+            if len(group) == 1:
+                raise
+            waiting = [[name] for name in group] + waiting  # one by one they may fit
+            continue
+        for name, result in found.items():
+            if isinstance(result, str):
+                lost[name] = result
+                summaries[name] = {"diverged": result}
+            else:
+                results[name] = result
+                summaries[name] = summarise(name, result, config, setup, beside=len(group) - 1)
+        in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
         score, head = setup.score, f"{title(config, setup)}, {setup.model_name}"
         if folder is not None:
-            folder.write_summary({**summaries, **common}, results, score, head)
+            folder.write_summary({**in_order, **common}, results, score, head)
     if results and folder is not None:
-        show(config, setup, summaries)
+        show(config, setup, in_order)
         print(f"\nrecords and pictures: {folder.path}")
-    return diverged
+    return lost
 
 
-def run_one(
-    name: str, config: Config, setup: Setup, folder: RunFolder | None, stopping: Stopping
-) -> Result:
-    """Runs one algorithm, behind a progress bar where there is a folder for the records."""
+def run_group(
+    names: Sequence[str],
+    config: Config,
+    setup: Setup,
+    folder: RunFolder | None,
+    stopping: Stopping,
+) -> dict[str, Result | str]:
+    """Runs algorithms that are one program, behind a progress bar if there is a folder.
+
+    Returns:
+        Of each its result, or what is to be said of one that has diverged.
+    """
     from tqdm import tqdm
 
-    problem, score, rounds = setup.problem, setup.score, rounds_of(name, config, setup)
+    first, problem, score = names[0], setup.problem, setup.score
+    rounds, lost = rounds_of(first, config, setup), set[str]()
+    seeds = [run["seed"] for run in problem.runs]
     off = None if folder is not None else True  # None: no bar where stderr is a file
-    bar = tqdm(total=rounds, desc=name, unit="round", disable=off, postfix="compiling")
+    what = first if len(names) == 1 else f"{name_of(first)}, {len(names)} settings"
+    bar = tqdm(total=rounds, desc=what, unit="round", disable=off, postfix="compiling")
 
-    def record(evaluation: Evaluation) -> None:
-        if folder is not None:
+    def record(name: str, evaluation: Evaluation) -> None:
+        if not np.isfinite(evaluation.test_loss).all():
+            lost.add(name)
+        if folder is not None and name not in lost:
             folder.log(name, evaluation, problem.runs, setup.tables, setup.task)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
@@ -139,28 +178,49 @@ def run_one(
             value = float(mean_known(scored.reported[score]))
             shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
             bar.set_postfix_str(f"{score} {shown}", refresh=False)
-        bar.update(evaluation.round - bar.n)
-        stopping.check()
+        if name == names[-1]:
+            bar.update(evaluation.round - bar.n)
+            stopping.check()
 
     def ready(held: int) -> None:
         stopping.patient = True
         bar.set_postfix_str(f"{held / MB:,.0f} MB a device")
 
+    common: dict[str, Any] = {
+        "rounds": rounds,
+        "on_compiled": ready,
+        "checkpoints": checkpoints_of(first, config, folder),
+    }
     with bar:
-        algorithm, model, data, test = what_runs(name, setup)
+        algorithm, model, data, test = what_runs(first, setup)
+        how = how_it_runs(first, config, setup)
         stopping.patient = False
-        return simulate(
-            algorithm,
+        if len(names) == 1:
+            result = simulate(
+                algorithm,
+                model,
+                data,
+                test,
+                on_evaluation=functools.partial(record, first),
+                stop=ending.rule(config.ending, score, algorithm),
+                **common,
+                **how,
+            )
+            return {first: result}
+        validation, sets = how.pop("validation"), {"test": test}
+        if validation is not None:
+            sets["validation"] = validation
+        results = run_points(
+            points(names, config, setup),
             model,
             data,
-            test,
-            rounds=rounds,
-            on_compiled=ready,
-            on_evaluation=record,
-            checkpoints=checkpoints_of(name, config, folder),
-            stop=ending.rule(config.ending, score, algorithm),
-            **how_it_runs(name, config, setup),
+            sets,
+            on_evaluation=lambda place, evaluation: record(names[place], evaluation),
+            **common,
+            **how,
         )
+    told = (diverged(result, seeds) or result for result in results)
+    return dict(zip(names, told, strict=True))
 
 
 def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:

@@ -24,8 +24,13 @@ from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
 
-def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[str, Any]:
-    """What ``summary.json`` says of one algorithm; of private ones ε and δ, of FedProx μ too."""
+def summarise(
+    name: str, result: Result, config: Config, setup: Setup, *, beside: int = 0
+) -> dict[str, Any]:
+    """What ``summary.json`` says of one algorithm; of private ones ε and δ, of FedProx μ too.
+
+    ``beside`` is how many others were runs of the same programs: seconds and speed are of all.
+    """
     experiment = config.experiment
     summary = measurements(
         result,
@@ -36,6 +41,9 @@ def summarise(name: str, result: Result, config: Config, setup: Setup) -> dict[s
         clients=setup.clients,
         emd=setup.emd,
     )
+    if beside:
+        summary["settings_in_program"] = 1 + beside
+        summary["samples_per_second"] *= 1 + beside
     if setup.algorithms[name].parts.exchange.own is not None:
         summary["own_leaves"] = True
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
@@ -88,6 +96,9 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         f"\nscore: {setup.score}, {setup.problem.scored}{prepared}\n"
     )
     print(table(summaries, setup.task.metrics[setup.score]))
+    shared = [name for name, s in summaries.items() if s.get("settings_in_program")]
+    if shared:
+        print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
     for name, s in summaries.items():
         if "epsilon" in s:
             print(

@@ -216,6 +216,8 @@ class Experiment:
             "initial": digest(initial),
             "personal": self._score_own is not None,
         }
+        if self._varied is not None:
+            identity["points"] = [dict(point) for point in self._varied.settings]
         given = where if isinstance(where, Checkpoints) else Checkpoints(where)
         return Saver(given, identity, rounds, self._every)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import FedState, Metrics, Sums, Task
+from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
 from fedjax_sim.run.metrics import SetScores
 
 Set = Literal["test", "validation", "personal"]
@@ -180,16 +180,7 @@ class Result:
 
     def of_runs(self, runs: slice) -> Result:
         """Some of the R runs, as NumPy arrays; seconds, programs and memory stay those of all."""
-
-        def of(a: Any) -> Any:
-            if not np.ndim(a):  # the number of the round has no axis of runs
-                return a
-            # A slice of a JAX array is a program of its own.
-            key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-            return a[runs] if key else np.asarray(a)[runs]
-
-        some = functools.partial(jax.tree.map, of)
-
+        some = functools.partial(of_runs, runs=runs)
         metrics = some(self.metrics)
         counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
         samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
@@ -233,6 +224,19 @@ class Result:
 
         runs = len(first)
         return Reached(of([[e.round] * runs for e in every]), of([*map(sent, every)]))
+
+
+def of_runs(values: PyTree, runs: slice) -> Any:
+    """Of arrays ``[R, ...]`` those of some runs, NumPy's; numbers and keys stay what they are."""
+
+    def of(a: Any) -> Any:
+        if not np.ndim(a):  # the number of the round has no axis of runs
+            return a
+        # A slice of a JAX array is a program of its own.
+        key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+        return a[runs] if key else np.asarray(a)[runs]
+
+    return jax.tree.map(of, values)
 
 
 def lowest(task: Task, metric: str) -> bool:

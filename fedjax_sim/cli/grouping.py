@@ -1,0 +1,54 @@
+"""Settings of one method that differ in numbers alone are runs of the same programs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.ending import ends_early
+from fedjax_sim.cli.local import rounds_of
+from fedjax_sim.cli.methods import name_of
+from fedjax_sim.run.points import Points, groups
+
+
+def programs(config: Config, setup: Setup) -> list[list[str]]:
+    """The algorithms by their programs, each group where its first stands.
+
+    A rule that ends a run early ends all runs of a program: with one, each has its own.
+    """
+    alike: dict[Any, list[str]] = {}
+    for label in config.algorithms:
+        what = _settings(config, label)
+        rounds = rounds_of(setup.algorithms[label], config.experiment.rounds)
+        own = label if ends_early(config.ending) else ""
+        alike.setdefault((name_of(label), tuple(what), rounds, own), []).append(label)
+    found = []
+    for labels in alike.values():
+        if len(labels) == 1:
+            found.append(labels)
+            continue
+        grouped = groups(
+            functools.partial(setup.varied, labels[0]),
+            [_settings(config, label) for label in labels],
+            [setup.algorithms[label] for label in labels],
+            setup.model,
+            setup.problem.data,
+        )
+        found += [[labels[i] for i in group] for group in grouped]
+    return sorted(found, key=lambda group: config.algorithms.index(group[0]))
+
+
+def points(labels: Sequence[str], config: Config, setup: Setup) -> Points:
+    """What :func:`fedjax_sim.run.points.run_points` takes of a group."""
+    return Points(
+        functools.partial(setup.varied, labels[0]),
+        [_settings(config, label) for label in labels],
+        setup.algorithms[labels[0]],
+    )
+
+
+def _settings(config: Config, label: str) -> dict[str, Any]:
+    return {**config.options[label], **config.trained[label]}
