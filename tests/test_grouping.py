@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def rows(found: Any, label: str) -> list[dict[str, Any]]:
 
 def assert_close(ours: Any, theirs: Any) -> None:
     """Several runs of one program round otherwise than one."""
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    chex.assert_trees_all_equal_structs(ours, theirs)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         if isinstance(a, str):
             assert a == b

@@ -296,7 +296,7 @@ def test_the_model_that_all_receive_scores_as_the_servers(
     last = result.evaluations[-1]
     assert last.uncollected is not None
     for e in result.evaluations:
-        own, servers = (jax.tree.map(dict, scores) for scores in (e.personal, e.test))
+        own, servers = e.personal, e.test
         assert_trees(own, servers, rtol=1e-6)
     assert np.isfinite(known(known(last.personal).pooled.auc)).all()
 

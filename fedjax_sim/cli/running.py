@@ -29,6 +29,7 @@ from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
 from fedjax_sim.run.points import diverged, run_points
+from fedjax_sim.run.result import lowest
 from fedjax_sim.tasks.sums import mean_known
 
 
@@ -48,6 +49,8 @@ def open_folder(
         "model": setup.model_name,
         "partition": setup.sampler,
         "score": setup.score,
+        "score_is_share": setup.task.metrics[setup.score].percent,
+        "lowest_is_best": lowest(setup.task, setup.score),
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
         "malicious": None if malicious is None else np.flatnonzero(malicious).tolist(),

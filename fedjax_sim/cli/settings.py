@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 from fedjax_sim.cli.flags import flag, kind, number
@@ -76,15 +76,24 @@ class Group:
     title: ClassVar[str] = ""
 
     @classmethod
-    def add_flags(cls, add_to: argparse._ActionsContainer, *, helping: bool) -> None:
+    def add_flags(
+        cls,
+        add_to: argparse._ActionsContainer,
+        *,
+        helping: bool,
+        without: Collection[str] = (),
+    ) -> None:
         """Adds a flag for every setting; one that is left out is not in the namespace.
 
         Args:
             add_to: a parser, or a group of its flags.
             helping: whether help is printed; else none is made.
+            without: settings that have none here.
         """
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
+            if field.name in without:
+                continue
             told: Setting = field.metadata["setting"]
             section = add_to
             if told.instead is not None:

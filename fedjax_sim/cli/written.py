@@ -114,18 +114,18 @@ def _trained() -> dict[str, Callable[[str], Any]]:
     fields = {field.name: field for field in dataclasses.fields(Training)}
     readers = {}
     for key in TRAINED:
-        read_one = _reader(hints[key])
         limits = fields[key].metadata["setting"].limits
-        readers[key] = number(read_one, **limits) if read_one in (int, float) else read_one
+        readers[key] = _reader(hints[key], **limits)
     return readers
 
 
-def _reader(hint: Any) -> Callable[[str], Any]:
-    """What reads a value of a parameter of this type."""
+def _reader(hint: Any, **limits: float) -> Callable[[str], Any]:
+    """What reads a value of a parameter of this type, within its limits if it is a number."""
     told = kind(hint)
     if "choices" in told:
         return functools.partial(_choice, {str(value): value for value in told["choices"]})
-    return told.get("type", _switch)
+    read_one = told.get("type", _switch)
+    return number(read_one, **limits) if read_one in (int, float) else read_one
 
 
 def _choice(values: Mapping[str, Any], word: str) -> Any:

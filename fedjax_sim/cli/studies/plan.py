@@ -1,0 +1,217 @@
+"""A study file, and the commands that it means."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.config import GROUPS, Config
+from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.written import written
+
+TABLES = ("run", "grid", "methods")
+MACHINE = frozenset(field.name for field in dataclasses.fields(Machine)) | {
+    field.name for field in dataclasses.fields(Source) if field.metadata["setting"].place
+}
+"""Settings that a file has not: they are those of the machine."""
+
+_FIELDS = {
+    field.name: field
+    for group in GROUPS.values()
+    for field in dataclasses.fields(group)
+    if field.name not in MACHINE
+}
+_KEYS = (*_FIELDS, "emd")
+
+
+class Cell(NamedTuple):
+    """All methods on one setting of the rest: a run of ``python -m fedjax_sim.bench``.
+
+    Attributes:
+        name: of its folder.
+        settings: what sets it apart.
+        argv: arguments of the command, without those of the machine.
+        config: what these mean.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    argv: tuple[str, ...]
+    config: Config
+
+
+class Study(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        rows: the settings of each row of the table, of which the best is chosen.
+        baseline: the row that the others are compared with.
+        cells: one for each combination of the grid.
+    """
+
+    rows: Mapping[str, tuple[str, ...]]
+    baseline: str
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        settings = sum(map(len, self.rows.values()))
+        runs = sum(_runs(cell.config) * len(cell.config.algorithms) for cell in self.cells)
+        return (
+            f"{_count(len(self.rows), 'method')} with {_count(settings, 'setting')}, "
+            f"{_count(len(self.cells), 'cell')}: {_count(runs, 'run')}"
+        )
+
+
+def read_study(path: Path) -> Study:
+    """Reads a study file and checks what can be known without data.
+
+    Args:
+        path: a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with
+          a list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a
+          list of texts), and with ``baseline``, a row.
+
+    Returns:
+        The study.
+
+    Raises:
+        ValueError: if the file cannot be read or means no study; begins with the file, and names
+          the key.
+    """
+    try:
+        with path.open("rb") as file:
+            given = tomllib.load(file)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: is no TOML: {error}") from error
+    try:
+        return _study(given)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _study(given: Mapping[str, Any]) -> Study:
+    _check_keys("", given, (*TABLES, "baseline"))
+    for name in TABLES:
+        listed = name == "methods" and isinstance(given.get(name), list)
+        if not isinstance(given.get(name, {}), Mapping) and not listed:
+            raise ValueError(f"{name} must be a table, [{name}], got {given[name]!r}")
+    run, grid = given.get("run", {}), given.get("grid", {})
+    for name, table in (("run", run), ("grid", grid)):
+        _check_keys(f"{name}.", table, _KEYS)
+    if both := sorted(run.keys() & grid.keys()):
+        raise ValueError(f"{both[0]} stands in run and in grid; it can have one value or several")
+    rows = _rows(given.get("methods", {}))
+    baseline = given.get("baseline", next(iter(rows)))
+    if not isinstance(baseline, str) or baseline not in rows:
+        raise ValueError(f"baseline must be one of {', '.join(rows)}, got {baseline!r}")
+    texts = dict.fromkeys(text for labels in rows.values() for text in labels)
+    algo, *others = texts
+    methods = ["--algo", algo, "--compare", *(others or ["none"])]
+    cells = []
+    for settings in _combinations(grid):
+        argv = [word for key, value in run.items() for word in _words("run", key, value)]
+        argv += [word for key, value in settings.items() for word in _words("grid", key, value)]
+        where = f"at {_told(settings)}: " if settings else ""
+        try:
+            config = parse([*argv, *methods])
+        except ValueError as error:
+            raise ValueError(where + str(error)) from error
+        _check_choice(rows, config, where)
+        cells.append(Cell(_name(settings), settings, (*argv, *methods), config))
+    if len({cell.name for cell in cells}) < len(cells):  # they differ in signs that no name has
+        cells = [cell._replace(name=f"{i}-{cell.name}") for i, cell in enumerate(cells, 1)]
+    return Study(rows, baseline, tuple(cells))
+
+
+def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:
+    named = given if isinstance(given, Mapping) else {str(text): text for text in given}
+    if not named:
+        raise ValueError('methods must have a row at least, such as FedAvg = "fedavg(lr=0.01|0.1)"')
+    rows = {}
+    for row, text in named.items():
+        if not isinstance(text, str):
+            raise ValueError(f"methods.{row} must be a text as --algo takes it, got {text!r}")
+        try:
+            rows[row] = written(text)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"methods.{row}: {error}") from error
+    return rows
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in given:
+        if key in known:
+            continue
+        if where and key in MACHINE:
+            raise ValueError(f"{where}{key} is the machine's: give {flag(key)} to the command")
+        if where and key in ("algo", "compare"):
+            raise ValueError(f"{where}{key}: what runs stands in methods")
+        close = difflib.get_close_matches(key, known, 1)
+        meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        raise ValueError(f"{where}{key} is no setting; {meant}")
+
+
+def _combinations(grid: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"grid.{key} must be a list of values, got {values!r}")
+        if len({*map(repr, values)}) < len(values):
+            raise ValueError(f"grid.{key} must have each value once, got {values!r}")
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _words(where: str, key: str, value: Any) -> list[str]:
+    """A setting as the command has it."""
+    switch = key in _FIELDS and isinstance(_FIELDS[key].default, bool)
+    if isinstance(value, bool) and switch:
+        default = _FIELDS[key].default
+        return [] if value == default else [flag(f"no_{key}" if default else key)]
+    if switch or isinstance(value, bool) or not isinstance(value, int | float | str):
+        allowed = "true or false" if switch else "a number or a text"
+        several = "; several values stand in grid" if where == "run" else ""
+        raise ValueError(f"{where}.{key} must be {allowed}, got {value!r}{several}")
+    return [f"{flag(key)}={value}"]
+
+
+def _check_choice(rows: Mapping[str, tuple[str, ...]], config: Config, where: str) -> None:
+    for row, texts in rows.items():
+        if len(texts) > 1 and config.scores.split != "clients":
+            raise ValueError(
+                f"{where}methods.{row} has {len(texts)} settings to choose among, which validation "
+                f'clients do: run.split must be "clients", got {config.scores.split!r}; or give '
+                "each setting a row"
+            )
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    """A folder's name.
+
+    >>> _name({"partition": "dirichlet(0.1)", "rounds": 20}), _name({})
+    ('partition=dirichlet_0.1-rounds=20', 'all')
+    """
+    told = (f"{key}={value}" for key, value in settings.items())
+    return "-".join(re.sub(r"[^\w.=]+", "_", text).strip("_.") for text in told)[:120] or "all"
+
+
+def _runs(config: Config) -> int:
+    return len(config.experiment.seeds) * (config.scores.folds or 1)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,199 @@
+"""``python -m fedjax_sim.study FILE.toml``: methods tuned and compared as a file says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim import bench
+from fedjax_sim.cli.commands import complain, enter
+from fedjax_sim.cli.flags import Parser, flag
+from fedjax_sim.cli.folder import check_free, versions
+from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.studies.plan import Cell, Study, read_study
+from fedjax_sim.cli.studies.results import Row, markdown, rows_of, write_results
+
+PROGRAM = "fedjax_sim.study"
+FILE, CELLS = "study.toml", "cells"
+NOT_OF_A_STUDY = ("out", "resume", "distributed", "compile_for", "checkpoints")
+
+
+class _Asked(NamedTuple):
+    """What the command line says.
+
+    Attributes:
+        file: the study file; None for the one of the folder.
+        folder: of the study.
+        resumed: whether it goes on there.
+        dry_run: whether it is only told what would run.
+        machine: arguments for every run.
+    """
+
+    file: Path | None
+    folder: Path
+    resumed: bool
+    dry_run: bool
+    machine: tuple[str, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: its arguments; None for those of this process.
+
+    Returns:
+        The exit status: 0, 1 if a loss diverged, 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        asked = _parse(argv)
+        file = asked.folder / FILE if asked.file is None else asked.file
+        study = read_study(file)
+        if asked.dry_run:
+            _show_plan(study, asked)
+            return 0
+        _open(study, asked, file)
+    except (ValueError, OSError) as error:
+        return complain(PROGRAM, f"error: {error}", 2)
+    on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
+    statuses = []
+    print(study)
+    try:
+        for number, cell in enumerate(study.cells, 1):
+            print(f"\n[{number}/{len(study.cells)}] {cell.name}\n", flush=True)
+            status = _run(cell, asked)
+            if status > 2:
+                return complain(PROGRAM, f"stopped; {on}", status)
+            statuses.append(status)
+    except KeyboardInterrupt:
+        return complain(PROGRAM, f"stopped; {on}", bench.INTERRUPTED)
+    done = [cell for cell, status in zip(study.cells, statuses, strict=True) if status < 2]
+    rows = [row for cell in done for row in rows_of(study, cell, _folder(asked, cell))]
+    if rows:
+        write_results(study, rows, asked.folder)
+        print(f"\n{markdown(study, rows)}\n\n{_explained(rows)}\ntables: {asked.folder}")
+    if lacking := [cell.name for cell in study.cells if cell not in done]:
+        return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
+    return max(statuses)
+
+
+def _parse(argv: Sequence[str]) -> _Asked:
+    parser = Parser(
+        prog=f"python -m {PROGRAM}",
+        description="Runs what a study file says: methods, each with settings among which "
+        "validation clients choose, on every setting of a grid. Prints a table and writes a "
+        "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
+    )
+    parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
+    parser.add_argument(
+        "--out", metavar="DIR", help="new folder (default: runs/study-<file>-<date>-<time>)"
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="go on with the study in this folder; with FILE.toml, which may have more cells or "
+        "more rounds than before",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
+    )
+    Machine.add_flags(parser.add_argument_group("every run"), helping=True, without=NOT_OF_A_STUDY)
+    given = parser.parse_args(argv)
+    if given.file is None and given.resume is None:
+        raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
+    if given.out is not None and given.resume is not None:
+        raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
+    if given.resume is not None and not (Path(given.resume) / FILE).is_file():
+        raise ValueError(f"--resume: {given.resume} has no study: it lacks {FILE}")
+    file = None if given.file is None else Path(given.file)
+    stem = "" if file is None else file.stem
+    new = given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(given.resume or new)
+    return _Asked(file, folder, given.resume is not None, given.dry_run, _machine(vars(given)))
+
+
+def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags of the machine, for every run."""
+    words = []
+    for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
+        if given.get(name) is False:
+            words.append(flag(f"no_{name}"))
+        elif name not in NOT_OF_A_STUDY and given.get(name) is not None:
+            words.append(f"{flag(name)}={given[name]}")
+    return tuple(words)
+
+
+def _open(study: Study, asked: _Asked, file: Path) -> None:
+    """Makes the folder; of one that goes on, checks that its cells are those of the file."""
+    text = file.read_text(encoding="utf-8")
+    if asked.resumed:
+        for cell in study.cells:
+            folder = _folder(asked, cell)
+            if (folder / "config.json").exists():
+                parse([*cell.argv, "--resume", str(folder)])
+            elif folder.exists():
+                shutil.rmtree(folder)  # killed before it began
+    else:
+        check_free(asked.folder)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    (asked.folder / FILE).write_text(text, encoding="utf-8")
+    told: dict[str, Any] = {
+        "rows": study.rows,
+        "baseline": study.baseline,
+        "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
+        "versions": versions(),
+    }
+    (asked.folder / "study.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _run(cell: Cell, asked: _Asked) -> int:
+    """Runs a cell, or what it still lacks; gives the status of its command."""
+    folder = _folder(asked, cell)
+    if not (folder / "config.json").exists():
+        return bench.main([*cell.argv, *asked.machine, "--out", str(folder)])
+    summary = folder / "summary.json"
+    found = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    rounds = written(folder)["rounds"]
+    if rounds == cell.config.experiment.rounds and {*cell.config.algorithms} <= found.keys():
+        print(f"done before: {folder}")
+        return int(any("diverged" in found[name] for name in cell.config.algorithms))
+    return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)])
+
+
+def _folder(asked: _Asked, cell: Cell) -> Path:
+    return asked.folder / CELLS / cell.name
+
+
+def _show_plan(study: Study, asked: _Asked) -> None:
+    print(study)
+    for row, texts in study.rows.items():
+        several = f", of which validation clients choose one: {' '.join(texts)}"
+        print(f"  {row}: {len(texts)} setting{'' if len(texts) == 1 else f's{several}'}")
+    for cell in study.cells:
+        print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
+
+
+def _explained(rows: Sequence[Row]) -> str:
+    runs = max(len(row.runs) for row in rows)
+    text = f"score: mean ± standard deviation over {runs} runs"
+    if rows[0].validation is not None:
+        text += ", each at the round that is best on its validation clients"
+    text += "; p: Wilcoxon's signed-rank test of the runs' differences, two-sided"
+    if runs > 1:
+        text += f" (of {runs} runs at least {2 ** (1 - runs):.2g})"
+    return text
+
+
+if __name__ == "__main__":
+    enter(lambda: bench.leave(main()))

@@ -1,0 +1,377 @@
+"""Studies: a file means commands, validation clients choose, and nothing is lost."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fs
+from fedjax_sim import bench, study
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.studies.plan import read_study
+from fedjax_sim.cli.studies.results import best_setting, paired
+
+RUN = """
+[run]
+dataset = "digits"
+model = "logistic"
+split = "clients"
+folds = 3
+clients = 12
+seeds = 2
+rounds = 2
+"""
+STUDY = f"""
+baseline = "FedAvg"
+{RUN}
+[grid]
+emd = [0.5, 1.4]
+
+[methods]
+"FedProx & µ_k" = "fedprox(mu=0.1|30, lr=0.1)"
+FedAvg = "fedavg(lr=0.001|0.1)"
+"""
+ROWS = ("FedProx & µ_k", "FedAvg")
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "ours.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def lines_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that has run, on two devices."""
+    folder = tmp_path_factory.mktemp("study")
+    out = folder / "out"
+    argv = [str(written(folder, STUDY)), "--devices", "2", "--out", str(out)]
+    assert study.main(argv) == 0
+    return out
+
+
+def test_a_cell_is_a_run_of_the_command(done: Path, tmp_path: Path) -> None:
+    """With the settings that the file says, to the byte."""
+    (_, cell) = read_study(done / "study.toml").cells
+    assert cell.name == "emd=1.4"
+    flags = "--model logistic --split clients --folds 3 --clients 12 --seeds 2 --rounds 2"
+    methods = ["--algo", "fedprox(mu=0.1|30, lr=0.1)", "--compare", "fedavg(lr=0.001|0.1)"]
+    argv = [*flags.split(), "--emd", "1.4", *methods, "--devices", "2"]
+    assert cell.config.record() == {**parse(argv).record(), "devices": None}
+    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0
+    ours = (done / "cells" / cell.name / "metrics.jsonl").read_bytes()
+    assert ours == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+
+def test_validation_clients_choose_and_test_clients_are_told(done: Path) -> None:
+    found = lines_of(done)
+    assert len(found) == 2 * len(ROWS) * 6
+    plan = read_study(done / "study.toml")
+    for cell in plan.cells:
+        records = fs.load_run(done / "cells" / cell.name).records
+        for method, texts in plan.rows.items():
+            scores = {}
+            for text in texts:
+                runs: dict[Any, list[Any]] = {}
+                for row in records:
+                    if row["algorithm"] == text:
+                        runs.setdefault((row["seed"], row["fold"]), []).append(row)
+                picked = [
+                    max(rows, key=lambda row: row["validation"]["client_accuracy"]["mean"])
+                    for rows in runs.values()
+                ]
+                scores[text] = (
+                    [row["validation"]["client_accuracy"]["mean"] for row in picked],
+                    [row["client_accuracy"]["mean"] for row in picked],
+                )
+            best = max(scores, key=lambda text: np.mean(scores[text][0]))
+            mine = [
+                line
+                for line in found
+                if line["method"] == method and line["emd"] == str(cell.settings["emd"])
+            ]
+            assert {line["setting"] for line in mine} == {best}
+            got = [[float(line[key]) for line in mine] for key in ("validation", "test")]
+            np.testing.assert_allclose(got, scores[best], rtol=1e-6)
+            assert [(int(line["seed"]), int(line["fold"])) for line in mine] == [*runs]
+
+
+def test_tables_say_what_the_lines_say(done: Path) -> None:
+    found = lines_of(done)
+    table = (done / "table.md").read_text(encoding="utf-8").splitlines()
+    tex = (done / "table.tex").read_text(encoding="utf-8")
+    assert len(table) == 2 + 4
+    for emd in ("0.5", "1.4"):
+        scores = {
+            row: np.array(
+                [float(e["test"]) for e in found if (e["method"], e["emd"]) == (row, emd)]
+            )
+            for row in ROWS
+        }
+        away = scores[ROWS[0]] - scores["FedAvg"]
+        (line,) = (one for one in table if one.startswith(f"| {emd} ") and ROWS[0] in one)
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[3].strip("*") == (
+            f"{100 * scores[ROWS[0]].mean():.2f} ± {100 * scores[ROWS[0]].std():.2f}"
+        )
+        assert cells[4] == f"{100 * away.mean():+.2f}"
+        assert cells[5] == f"{scipy.stats.wilcoxon(away).pvalue:.2g}"
+        best = max(ROWS, key=lambda row: scores[row].mean())
+        assert sum("**" in one for one in table if f"| {emd} " in one and best in one) == 1
+    assert sum("**" in line for line in table) == tex.count(r"\textbf{") == 2
+    assert r"FedProx \& µ\_k" in tex
+    assert tex.count(r"\\") == 1 + 4
+
+
+@pytest.mark.parametrize("lowest", [False, True])
+def test_the_best_setting(lowest: bool) -> None:
+    scores = {"a": [0.1, 0.3], "b": [0.3, 0.2], "c": [0.25, 0.25], "d": None, "e": [np.nan, 9.0]}
+    summaries = {
+        name: {"diverged": "in round 1"} if found is None else {"validation_best_per_run": found}
+        for name, found in scores.items()
+    }
+    assert best_setting(summaries, lowest=lowest) == ("a" if lowest else "b")
+    assert best_setting({"d": summaries["d"]}, lowest=lowest) is None
+    assert best_setting({"d": summaries["d"], "D": summaries["d"]}, lowest=lowest) is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=12))
+def test_p_is_of_the_signed_ranks(values: list[int]) -> None:
+    found = paired(np.array(values, np.float64))
+    assert found.mean == pytest.approx(np.mean(values))
+    assert 0 < found.p <= 1
+    assert found.p == pytest.approx(paired(-np.array(values, np.float64)).p)
+
+
+def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {p: p.stat().st_mtime_ns for p in (done / "cells").rglob("*") if p.is_file()}
+    table = (done / "table.md").read_bytes()
+    assert study.main(["--resume", str(done)]) == 0
+    assert capsys.readouterr().out.count("done before") == 2
+    assert before == {p: p.stat().st_mtime_ns for p in (done / "cells").rglob("*") if p.is_file()}
+    assert table == (done / "table.md").read_bytes()
+
+
+def test_another_study_is_refused(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = written(tmp_path, STUDY.replace("clients = 12", "clients = 15"))
+    before = sorted((p, p.stat().st_mtime_ns) for p in done.rglob("*"))
+    assert study.main([str(other), "--resume", str(done)]) == 2
+    assert "--clients is 15, and 12 in the run in" in capsys.readouterr().err
+    assert before == sorted((p, p.stat().st_mtime_ns) for p in done.rglob("*"))
+    assert study.main([str(other), "--out", str(done)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_the_commands_and_runs_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert study.main([str(written(tmp_path, STUDY)), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 methods with 4 settings, 2 cells: 48 runs\n")
+    assert out.count("python -m fedjax_sim.bench --dataset=digits") == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
+
+
+def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
+    text = RUN + '[methods]\nmethods = "fedavg(lr=1e38)"\nother = "fedavg(lr=1e38|0.1)"'
+    assert study.main([str(written(tmp_path, text)), "--out", str(tmp_path / "out")]) == 1
+    table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert "| methods | -              | diverged " in table
+    assert "| other   | fedavg(lr=0.1) | **" in table
+    assert "nan" not in table + (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
+
+
+BAD = {
+    "no TOML": ("a = = 1", "is no TOML"),
+    "nothing": ("", "methods must have a row at least"),
+    "unknown table": ('[method]\nA = "fedavg"', "method is no setting; did you mean methods?"),
+    "unknown key": ("[run]\nround = 3", "run.round is no setting; did you mean rounds?"),
+    "of the machine": ("[run]\ndevices = 3", "give --devices to the command"),
+    "of methods": ('[run]\nalgo = "fedavg"', "run.algo: what runs stands in methods"),
+    "a list": ("[run]\nseeds = [1, 2]", "run.seeds must be a number or a text, got [1, 2]; sev"),
+    "no list": ("[grid]\nrounds = 3", "grid.rounds must be a list of values, got 3"),
+    "twice in a list": ("[grid]\nrounds = [3, 3]", "grid.rounds must have each value once"),
+    "twice": ("[run]\nrounds = 2\n[grid]\nrounds = [3]", "rounds stands in run and in grid"),
+    "out of range": ("[run]\nrounds = 0", "--rounds: must be a whole number at least 1, got '0'"),
+    "out of range in the grid": ("[grid]\nrounds = [2, 0]", "at rounds = 0: --rounds: must be"),
+    "a switch": ("[run]\nmirror = 3", "run.mirror must be true or false, got 3"),
+    "no switch": ("[run]\nrounds = true", "run.rounds must be a number or a text, got True"),
+    "unknown method": ('[methods]\nA = "fedavgg"', "methods.A: 'fedavgg' is no algorithm; did you"),
+    "bad setting": ('[methods]\nA = "fedprox(mu=x)"', "methods.A: fedprox(mu=x): mu: must be"),
+    "no text": ("[methods]\nA = 3", "methods.A must be a text as --algo takes it, got 3"),
+    "no baseline": ('baseline = "B"\n[methods]\nA = "fedavg"', "baseline must be one of A, got"),
+    "chosen by tests": (
+        '[methods]\nA = "fedavg(lr=0.1|1)"',
+        "methods.A has 2 settings to choose among, which validation clients do: run.split must",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_bad_files(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, message = BAD[case]
+    if "methods" not in text and case != "nothing":
+        text = f'{text}\n[methods]\nA = "fedavg"'
+    path, out = written(tmp_path, text), tmp_path / "out"
+    assert study.main([str(path), "--out", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"fedjax_sim.study: error: {path}: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "name a study file"),
+        ("none.toml", "none.toml: No such file"),
+        ("--resume none", "none has no study: it lacks study.toml"),
+        ("a.toml --distributed auto", "unrecognized arguments: --distributed"),
+        ("a.toml --no-checkpoints", "unrecognized arguments: --no-checkpoints"),
+        ("a.toml --rounds 3", "unrecognized arguments: --rounds"),
+        ("a.toml --out b --resume c", "--out is for a new study"),
+    ],
+)
+def test_bad_commands(
+    argv: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert study.main(argv.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+KEYS = st.sampled_from(
+    ["rounds", "seeds", "lr", "split", "folds", "emd", "partition", "clients", "mirror", "target",
+     "patience", "lr_schedule", "optimizer", "devices", "algo", "modle", "dataset", "epochs"]
+)  # fmt: skip
+VALUES = st.one_of(
+    st.integers(-2, 40),
+    st.floats(allow_nan=True),
+    st.booleans(),
+    st.sampled_from(
+        ["clients", "holdout", "digits", "dirichlet(0.1)", "adam", "cosine", "", "--x"]
+    ),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.dictionaries(st.text("ab", min_size=1), st.integers(), max_size=1),
+)
+METHODS = st.one_of(
+    st.sampled_from(
+        ["fedavg", "fedprox(mu=0.1|1)", "fedavg(lr=0.1|0.2)", "fedprox(mu=-1)", "radfed(", "x:y",
+         "fedavg(lr=nan)", "fedavg(epochs=1|1)"]
+    ),
+    st.text(max_size=6),
+    st.integers(),
+)  # fmt: skip
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.dictionaries(KEYS, VALUES, max_size=3),
+    st.dictionaries(KEYS, st.one_of(st.lists(VALUES, max_size=2), VALUES), max_size=2),
+    st.dictionaries(st.text(max_size=3), METHODS, max_size=3),
+)
+def test_any_file_is_a_study_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, run: Any, grid: Any, methods: Any
+) -> None:
+    tables = {"run": run, "grid": grid, "methods": methods}
+    text = "".join(
+        f"[{name}]\n" + "".join(f"{json.dumps(k)} = {as_toml(v)}\n" for k, v in table.items())
+        for name, table in tables.items()
+    )
+    path = written(tmp_path_factory.getbasetemp(), text)
+    try:
+        plan = read_study(path)
+    except ValueError as error:
+        if not str(error).startswith(f"{path}: "):
+            raise
+        return
+    assert len({cell.name for cell in plan.cells}) == len(plan.cells) > 0
+    assert set(plan.cells[0].config.algorithms) == {t for r in plan.rows.values() for t in r}
+
+
+KILLS = int(os.environ.get("KILLS", "3"))
+
+
+@pytest.mark.slow
+def test_a_study_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
+    """As often as KILLS says; its tables, records and weights are those of a run in peace."""
+    text = STUDY.replace("rounds = 2", "rounds = 4").replace("lr=0.001|0.1", "lr=0.001|0.01|0.1")
+    path = written(tmp_path, text)
+    program = [sys.executable, "-m", "fedjax_sim.study"]
+    more = ["--checkpoint-every", "0", "--devices", "2"]
+    began = time.monotonic()
+    whole = subprocess.run(
+        [*program, str(path), "--out", str(tmp_path / "whole"), *more],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert whole.returncode == 0, whole.stderr
+    length = time.monotonic() - began
+    rng, out, kills = random.Random(KILLS), tmp_path / "killed", 0
+    while True:
+        begun = (out / "study.toml").exists()
+        where = ["--resume", str(out)] if begun else [str(path), "--out", str(out)]
+        running = subprocess.Popen(
+            [*program, *where, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        wait = length * (0.2 + 0.6 * rng.random()) if kills < KILLS else None
+        try:
+            _, err = running.communicate(timeout=wait)
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGKILL)
+            running.communicate()
+            kills += 1
+            continue
+        assert running.returncode == 0, err
+        break
+    assert kills
+    for name in ("results.csv", "table.md", "table.tex", "study.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for cell in read_study(path).cells:
+        ours, theirs = (fs.load_run(f / "cells" / cell.name) for f in (out, tmp_path / "whole"))
+        assert ours.records == theirs.records
+        for label in ours.algorithms:
+            pair = (found.variables(label) for found in (ours, theirs))
+            assert jax.tree.all(jax.tree.map(np.array_equal, *pair))
