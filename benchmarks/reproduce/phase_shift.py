@@ -76,16 +76,18 @@ class Size(NamedTuple):
         seeds: repetitions.
         phases: numbers of phases n.
         epochs: E of Figure 4.2.
+        lr: learning rate; ten times the thesis' where there are a tenth of the steps or fewer.
     """
 
     samples: Mapping[str, int | None]
     seeds: int
     phases: tuple[int, ...]
     epochs: tuple[int, ...]
+    lr: float
 
 
-FULL = Size(dict.fromkeys(NETWORKS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16))
-SMALL = Size({"mnist": 2000, "fashion_mnist": 2000, "cifar10": 1000}, 4, (4, 20), (1, 4, 16))
+FULL = Size(dict.fromkeys(NETWORKS), 4, (2, 4, 5, 10, 20), (1, 2, 4, 8, 16), 0.001)
+SMALL = Size({"mnist": 2000, "fashion_mnist": 2000, "cifar10": 1000}, 4, (4, 20), (1, 4, 16), 0.01)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,7 +100,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
     reduced = (
         f"fewer training samples ({samples}), n in {SMALL.phases}, E of Figure 4.2 in "
-        f"{SMALL.epochs}; all else stays"
+        f"{SMALL.epochs}, learning rate {SMALL.lr}; all else stays"
     )
     return parse_sized(made, argv, FULL, SMALL, reduced)
 
@@ -235,7 +237,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     """One figure on one data set: runs, tables, record and pictures."""
     started, epochs = time.time(), FIGURES[figure]
     model = thesis_model(name, dataset)
-    local = thesis_update(model, 1, transforms=thesis_transforms(name))
+    local = thesis_update(model, 1, args.size.lr, thesis_transforms(name))
     if epochs is None:
         problem = dealt(dataset, "emd(1.0, in_turn, 1)", 20, args.seeds)
         arms = doubled(local, args.size)
@@ -248,7 +250,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     print(f"\n## Figure {figure}: {title}\n\n{markdown(rows)}\n")
     stem = args.out / f"{name}{'_small' if args.small else ''}_{figure.replace('.', '_')}"
     path = stem.with_suffix(".json")
-    write_curves(path, started, dataset, args, rows, curves, figure=figure)
+    write_curves(path, started, dataset, args, rows, curves, figure=figure, lr=args.size.lr)
     if epochs is None:
         draw_doubled(curves, title, stem.with_suffix(".png"))
     else:
