@@ -46,6 +46,7 @@ LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtu
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED = tests("tasks"), tests("checkpoints")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
+SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
@@ -884,6 +885,52 @@ MUTANTS = [
     Mutant("run/rounds.py", "collected = programs.finish(stage.run)", "return stage", STOP),
     Mutant("run/ledger.py", "np.all(stop.done", "np.any(stop.done", STOP),
     Mutant("run/result.py", "found <= value if", "found >= value if", STOP),
+    # sweeps and studies
+    Mutant(
+        "engine/chunks.py",
+        "return jax.lax.cond(whole, lambda _: plain",
+        "return (lambda *a: plain)(whole, lambda _: plain",
+        SWEPT,
+    ),
+    Mutant("run/varied.py", "point == i, own[name]", "point == 0, own[name]", SWEPT),
+    Mutant("run/points.py", "place * runs, (place + 1) * runs", "place, place + runs", SWEPT),
+    Mutant("run/points.py", "kinds, *sizes", "kinds", SWEPT),
+    Mutant("run/points.py", "(*fixed, _facts", "(_facts", SWEPT),
+    Mutant("run/swept.py", "-best if lowest else best", "best", SWEPT),
+    Mutant(
+        "cli/grouping.py",
+        "label if ends_early(config.ending)",
+        '"" if ends_early(config.ending)',
+        GRID,
+    ),
+    Mutant("cli/grouping.py", "tuple(what), rounds", "rounds", GRID),
+    Mutant("cli/loading.py", "place = group.index(algorithm)", "place = 0", GRID),
+    Mutant("cli/running.py", "folder is not None and name not in lost", "folder is not None", GRID),
+    Mutant(
+        "cli/report.py",
+        "np.fmin if result.lowest(score) else np.fmax\n        summary",
+        "np.fmin\n        summary",
+        GRID,
+    ),
+    Mutant("cli/studies/results.py", "sign = -1 if lowest else 1", "sign = 1", STUDY),
+    Mutant(
+        "cli/studies/results.py",
+        "return -math.inf if math.isnan(mean)",
+        "return mean if math.isnan(mean)",
+        STUDY,
+    ),
+    Mutant(
+        "cli/studies/results.py",
+        '"validated" if "score_validated_per_run" in found',
+        '"best" if found',
+        STUDY,
+    ),
+    Mutant(
+        "cli/studies/results.py", "np.nanargmin if inside[0].lowest", "np.nanargmin if False", STUDY
+    ),
+    Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
+    Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
+    Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),
     # checkpoints
     Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),
     Mutant("run/archive.py", "jax.random.wrap_key_data(put(array)) if", "put(array) if", SAVED),

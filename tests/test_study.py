@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,57 @@ def test_a_dry_run_tells_the_commands_and_runs_none(
     assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
 
 
+def test_settings_that_go_together(tmp_path: Path) -> None:
+    text = """
+    methods = ["fedavg"]
+    run = {rounds = 3}
+    grid = {lr = [0.1, 1]}
+    [[cells]]
+    dataset = "digits"
+    emd = 0.5
+    [[cells]]
+    dataset = "diabetes"
+    partition = "iid"
+    """
+    plan = read_study(written(tmp_path, text))
+    assert [cell.settings for cell in plan.cells] == [
+        {**one, "lr": lr}
+        for one in (
+            {"dataset": "digits", "emd": 0.5},
+            {"dataset": "diabetes", "partition": "iid"},
+        )
+        for lr in (0.1, 1)
+    ]
+    assert plan.columns == ("dataset", "emd", "lr", "partition")
+    assert plan.cells[2].config.experiment.partition == "iid"
+    assert {cell.config.experiment.rounds for cell in plan.cells} == {3}
+
+
+def test_scores_of_several_kinds_are_named(tmp_path: Path) -> None:
+    text = """
+    run = {rounds = 1, seeds = 2}
+    methods = ["fedavg", "fedavg(lr=0.001)"]
+    [[cells]]
+    dataset = "digits"
+    model = "logistic"
+    [[cells]]
+    dataset = "diabetes"
+    partition = "iid"
+    """
+    out = tmp_path / "out"
+    assert study.main([str(written(tmp_path, text)), "--out", str(out)]) == 0
+    table = (out / "table.md").read_text(encoding="utf-8")
+    assert table.count("(accuracy %)") == table.count("(mse)") == 2
+    losses = [
+        float(line["test"])
+        for line in lines_of(out)
+        if (line["dataset"], line["seed"]) == ("diabetes", "0")
+    ]
+    best = ("fedavg", "fedavg(lr=0.001)")[int(np.argmin(losses))]
+    (bold,) = (line for line in table.splitlines() if "diabetes" in line and "**" in line)
+    assert f"| {best} " in bold
+
+
 def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
     text = RUN + '[methods]\nmethods = "fedavg(lr=1e38)"\nother = "fedavg(lr=1e38|0.1)"'
     assert study.main([str(written(tmp_path, text)), "--out", str(tmp_path / "out")]) == 1
@@ -215,7 +267,18 @@ BAD = {
     "a list": ("[run]\nseeds = [1, 2]", "run.seeds must be a number or a text, got [1, 2]; sev"),
     "no list": ("[grid]\nrounds = 3", "grid.rounds must be a list of values, got 3"),
     "twice in a list": ("[grid]\nrounds = [3, 3]", "grid.rounds must have each value once"),
-    "twice": ("[run]\nrounds = 2\n[grid]\nrounds = [3]", "rounds stands in run and in grid"),
+    "twice": (
+        "[run]\nrounds = 2\n[grid]\nrounds = [3]",
+        "rounds stands in run and in grid: it can",
+    ),
+    "in a cell and the grid": (
+        "[grid]\nseeds = [2]\n[[cells]]\nseeds = 3",
+        "seeds stands in grid and",
+    ),
+    "unknown in a cell": ("[[cells]]\nseed = 3", "cells.seed is no setting; did you mean seeds?"),
+    "no cells": ("cells = 3", "cells must be an array of tables, [[cells]], got 3"),
+    "none of the cells": ("cells = []", "cells must have a table at least, or be left out"),
+    "equal cells": ("[[cells]]\nseeds = 3\n[[cells]]\nseeds = 3", "cells must differ from each"),
     "out of range": ("[run]\nrounds = 0", "--rounds: must be a whole number at least 1, got '0'"),
     "out of range in the grid": ("[grid]\nrounds = [2, 0]", "at rounds = 0: --rounds: must be"),
     "a switch": ("[run]\nmirror = 3", "run.mirror must be true or false, got 3"),
@@ -243,6 +306,16 @@ def test_bad_files(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert message in err
     assert err.count("\n") == 1
     assert not out.exists()
+
+
+def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    plan = read_study(written(tmp_path, shown))
+    assert str(plan) == "3 methods with 18 settings, 2 cells: 540 runs"
+    for path in sorted((root / "benchmarks" / "reproduce").glob("*.toml")):
+        assert read_study(path).cells
 
 
 @pytest.mark.parametrize(
@@ -310,15 +383,17 @@ def as_toml(value: Any) -> str:
     st.dictionaries(KEYS, VALUES, max_size=3),
     st.dictionaries(KEYS, st.one_of(st.lists(VALUES, max_size=2), VALUES), max_size=2),
     st.dictionaries(st.text(max_size=3), METHODS, max_size=3),
+    st.lists(st.dictionaries(KEYS, VALUES, max_size=2), max_size=2),
 )
 def test_any_file_is_a_study_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, run: Any, grid: Any, methods: Any
+    tmp_path_factory: pytest.TempPathFactory, run: Any, grid: Any, methods: Any, cells: Any
 ) -> None:
     tables = {"run": run, "grid": grid, "methods": methods}
     text = "".join(
         f"[{name}]\n" + "".join(f"{json.dumps(k)} = {as_toml(v)}\n" for k, v in table.items())
         for name, table in tables.items()
     )
+    text = f"cells = [{', '.join(map(as_toml, cells))}]\n{text}" if cells else text
     path = written(tmp_path_factory.getbasetemp(), text)
     try:
         plan = read_study(path)

@@ -20,6 +20,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.written import written
 
 TABLES = ("run", "grid", "methods")
+KEYS = (*TABLES, "cells", "baseline")
 MACHINE = frozenset(field.name for field in dataclasses.fields(Machine)) | {
     field.name for field in dataclasses.fields(Source) if field.metadata["setting"].place
 }
@@ -63,6 +64,11 @@ class Study(NamedTuple):
     baseline: str
     cells: tuple[Cell, ...]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The settings that set cells apart."""
+        return tuple(dict.fromkeys(key for cell in self.cells for key in cell.settings))
+
     def __str__(self) -> str:
         settings = sum(map(len, self.rows.values()))
         runs = sum(_runs(cell.config) * len(cell.config.algorithms) for cell in self.cells)
@@ -78,7 +84,8 @@ def read_study(path: Path) -> Study:
     Args:
         path: a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with
           a list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a
-          list of texts), and with ``baseline``, a row.
+          list of texts). With an array of tables ``cells`` (settings that go together) and
+          ``baseline``, a row.
 
     Returns:
         The study.
@@ -101,16 +108,21 @@ def read_study(path: Path) -> Study:
 
 
 def _study(given: Mapping[str, Any]) -> Study:
-    _check_keys("", given, (*TABLES, "baseline"))
+    _check_keys("", given, KEYS)
     for name in TABLES:
         listed = name == "methods" and isinstance(given.get(name), list)
         if not isinstance(given.get(name, {}), Mapping) and not listed:
             raise ValueError(f"{name} must be a table, [{name}], got {given[name]!r}")
-    run, grid = given.get("run", {}), given.get("grid", {})
-    for name, table in (("run", run), ("grid", grid)):
+    run, grid, cells = given.get("run", {}), given.get("grid", {}), given.get("cells", [{}])
+    if not isinstance(cells, list) or not all(isinstance(one, Mapping) for one in cells):
+        raise ValueError(f"cells must be an array of tables, [[cells]], got {cells!r}")
+    together = {key: value for one in cells for key, value in one.items()}
+    places = {"run": run, "grid": grid, "cells": together}
+    for name, table in places.items():
         _check_keys(f"{name}.", table, _KEYS)
-    if both := sorted(run.keys() & grid.keys()):
-        raise ValueError(f"{both[0]} stands in run and in grid; it can have one value or several")
+    for one, other in itertools.combinations(places, 2):
+        if both := sorted(places[one].keys() & places[other].keys()):
+            raise ValueError(f"{both[0]} stands in {one} and in {other}: it can stand in one")
     rows = _rows(given.get("methods", {}))
     baseline = given.get("baseline", next(iter(rows)))
     if not isinstance(baseline, str) or baseline not in rows:
@@ -118,20 +130,25 @@ def _study(given: Mapping[str, Any]) -> Study:
     texts = dict.fromkeys(text for labels in rows.values() for text in labels)
     algo, *others = texts
     methods = ["--algo", algo, "--compare", *(others or ["none"])]
-    cells = []
-    for settings in _combinations(grid):
+    found = []
+    for settings in ({**one, **point} for one in cells for point in _combinations(grid)):
         argv = [word for key, value in run.items() for word in _words("run", key, value)]
-        argv += [word for key, value in settings.items() for word in _words("grid", key, value)]
+        for key, value in settings.items():
+            argv += _words("grid" if key in grid else "cells", key, value)
         where = f"at {_told(settings)}: " if settings else ""
         try:
             config = parse([*argv, *methods])
         except ValueError as error:
             raise ValueError(where + str(error)) from error
         _check_choice(rows, config, where)
-        cells.append(Cell(_name(settings), settings, (*argv, *methods), config))
-    if len({cell.name for cell in cells}) < len(cells):  # they differ in signs that no name has
-        cells = [cell._replace(name=f"{i}-{cell.name}") for i, cell in enumerate(cells, 1)]
-    return Study(rows, baseline, tuple(cells))
+        found.append(Cell(_name(settings), settings, (*argv, *methods), config))
+    if not found:
+        raise ValueError("cells must have a table at least, or be left out")
+    if len({cell.argv for cell in found}) < len(found):
+        raise ValueError("cells must differ from each other")
+    if len({cell.name for cell in found}) < len(found):  # they differ in signs that no name has
+        found = [cell._replace(name=f"{i}-{cell.name}") for i, cell in enumerate(found, 1)]
+    return Study(rows, baseline, tuple(found))
 
 
 def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:

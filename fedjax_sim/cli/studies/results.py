@@ -29,8 +29,9 @@ class Row(NamedTuple):
         scores: test scores of the chosen setting, ``f64[R]``.
         validation: of the runs' best rounds, ``f64[R]``; None without validation clients.
         megabytes: up and down, of one run.
+        score: what it is.
         lowest: whether low scores are good.
-        percent: whether a score is a share.
+        percent: whether it is a share.
     """
 
     cell: str
@@ -41,6 +42,7 @@ class Row(NamedTuple):
     scores: NDArray[np.float64]
     validation: NDArray[np.float64] | None
     megabytes: float
+    score: str
     lowest: bool
     percent: bool
 
@@ -87,6 +89,7 @@ def rows_of(study: Study, cell: Cell, folder: Path) -> list[Row]:
                 np.array(found.get(f"score_{moment}_per_run", ()), np.float64),
                 None if validation is None else np.array(validation, np.float64),
                 (found.get("bytes_up", 0) + found.get("bytes_down", 0)) / 1e6,
+                config["score"],
                 lowest,
                 percent,
             )
@@ -150,7 +153,7 @@ def paired(differences: NDArray[np.float64]) -> Difference:
 
 def write_results(study: Study, rows: Sequence[Row], folder: Path) -> None:
     """Writes ``results.csv`` (a line for each run), ``table.md`` and ``table.tex``."""
-    keys = list(study.cells[0].settings)
+    keys = study.columns
     with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*keys, "method", "setting", "seed", "fold", "validation", "test"])
@@ -158,7 +161,13 @@ def write_results(study: Study, rows: Sequence[Row], folder: Path) -> None:
             for i, run in enumerate(row.runs if row.setting else ()):
                 validation = "" if row.validation is None else _number(row.validation[i])
                 place = [run["seed"], run.get("fold", "")]
-                told = [*row.settings.values(), row.method, row.setting, *place, validation]
+                told = [
+                    *(row.settings.get(key, "") for key in keys),
+                    row.method,
+                    row.setting,
+                    *place,
+                    validation,
+                ]
                 writer.writerow([*told, _number(row.scores[i])])
     (folder / "table.md").write_text(markdown(study, rows) + "\n", encoding="utf-8")
     (folder / "table.tex").write_text(latex(study, rows) + "\n", encoding="utf-8")
@@ -179,7 +188,7 @@ def latex(study: Study, rows: Sequence[Row]) -> str:
     """The same table for LaTeX with the package booktabs."""
     head, *lines = _lines(study, rows, bold=lambda text: f"\0{text}\1")
     body = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
-    layout = "l" * (len(study.cells[0].settings) + 2) + "r" * 4
+    layout = "l" * (len(study.columns) + 2) + "r" * 4
     return "\n".join(
         [
             rf"\begin{{tabular}}{{{layout}}}",
@@ -194,10 +203,9 @@ def latex(study: Study, rows: Sequence[Row]) -> str:
 
 
 def _lines(study: Study, rows: Sequence[Row], bold: Any) -> Iterable[list[str]]:
-    percent = bool(rows) and rows[0].percent
-    unit = " %" if percent else ""
-    yield [*study.cells[0].settings, "method", "setting", f"score{unit}", f"to {study.baseline}",
-           "p", "MB"]  # fmt: skip
+    scores = dict.fromkeys(_named(row) for row in rows)
+    head = next(iter(scores)) if len(scores) == 1 else "score"
+    yield [*study.columns, "method", "setting", head, f"to {study.baseline}", "p", "MB"]
     cells: dict[str, list[Row]] = {}
     for row in rows:
         cells.setdefault(row.cell, []).append(row)
@@ -208,13 +216,17 @@ def _lines(study: Study, rows: Sequence[Row], bold: Any) -> Iterable[list[str]]:
         if not np.isnan(means).all():
             best = int((np.nanargmin if inside[0].lowest else np.nanargmax)(means))
         for i, row in enumerate(inside):
-            told = [*map(str, row.settings.values()), row.method]
+            told = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
                 yield [*told, "-", "diverged", "-", "-", "-"]
                 continue
-            score = _score(row)
+            score = _score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
             yield [*told, row.setting, bold(score) if i == best else score,
                    *_compared(row, baseline), f"{row.megabytes:,.1f}"]  # fmt: skip
+
+
+def _named(row: Row) -> str:
+    return f"{row.score} %" if row.percent else row.score
 
 
 def _score(row: Row) -> str:
