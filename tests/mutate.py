@@ -903,7 +903,7 @@ MUTANTS = [
         '"" if ends_early(config.ending)',
         GRID,
     ),
-    Mutant("cli/grouping.py", "tuple(what), rounds", "rounds", GRID),
+    Mutant("cli/grouping.py", "tuple(what), own", "own", GRID),
     Mutant("cli/loading.py", "place = group.index(algorithm)", "place = 0", GRID),
     Mutant("cli/running.py", "folder is not None and name not in lost", "folder is not None", GRID),
     Mutant(

@@ -25,7 +25,7 @@ import fedjax_sim as fs
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, paired
+from fedjax_sim.cli.studies.results import best_setting, paired, rows_of
 
 RUN = """
 [run]
@@ -146,7 +146,7 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
 
 @pytest.mark.parametrize("lowest", [False, True])
 def test_the_best_setting(lowest: bool) -> None:
-    scores = {"a": [0.1, 0.3], "b": [0.3, 0.2], "c": [0.25, 0.25], "d": None, "e": [np.nan, 9.0]}
+    scores = {"e": [np.nan, 9.0], "a": [0.1, 0.3], "b": [0.3, 0.2], "c": [0.25, 0.25], "d": None}
     summaries = {
         name: {"diverged": "in round 1"} if found is None else {"validation_best_per_run": found}
         for name, found in scores.items()
@@ -154,6 +154,44 @@ def test_the_best_setting(lowest: bool) -> None:
     assert best_setting(summaries, lowest=lowest) == ("a" if lowest else "b")
     assert best_setting({"d": summaries["d"]}, lowest=lowest) is None
     assert best_setting({"d": summaries["d"], "D": summaries["d"]}, lowest=lowest) is None
+
+
+def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
+    plan = read_study(written(tmp_path, STUDY))
+    told = {"score": "accuracy", "lowest_is_best": False, "score_is_share": True}
+    found = {
+        "validation_best_per_run": [0.5] * 6,
+        "score_validated_per_run": [0.4] * 6,
+        "score_best_per_run": [0.9] * 6,
+        "score_last_per_run": [0.3] * 6,
+        "bytes_up": 10**6,
+        "bytes_down": 2 * 10**6,
+    }
+    texts = [text for row in plan.rows.values() for text in row]
+    (tmp_path / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    (tmp_path / "summary.json").write_text(
+        json.dumps(dict.fromkeys(texts, found)), encoding="utf-8"
+    )
+    for row in rows_of(plan, plan.cells[0], tmp_path):
+        np.testing.assert_array_equal(row.scores, [0.4] * 6)
+        assert row.megabytes == 3
+        assert row.setting == plan.rows[row.method][0]
+        assert [run["fold"] for run in row.runs] == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("mirror = true", []),
+        ("mirror = false\nfedaug = 0.5", ["--no-mirror", "--fedaug=0.5"]),
+        ("stop_at_target = false", []),
+        ("stop_at_target = true\ntarget = 0.5", ["--stop-at-target", "--target=0.5"]),
+        ("emd = 1", ["--emd=1"]),
+    ],
+)
+def test_settings_are_flags(given: str, words: list[str], tmp_path: Path) -> None:
+    (cell,) = read_study(written(tmp_path, f'methods = ["fedavg"]\n[run]\n{given}')).cells
+    assert [*cell.argv] == [*words, "--algo", "fedavg", "--compare", "none"]
 
 
 @settings(max_examples=20, deadline=None)

@@ -9,7 +9,6 @@ from typing import Any
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import ends_early
-from fedjax_sim.cli.local import rounds_of
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.run.points import Points, groups
 
@@ -22,9 +21,8 @@ def programs(config: Config, setup: Setup) -> list[list[str]]:
     alike: dict[Any, list[str]] = {}
     for label in config.algorithms:
         what = _settings(config, label)
-        rounds = rounds_of(setup.algorithms[label], config.experiment.rounds)
         own = label if ends_early(config.ending) else ""
-        alike.setdefault((name_of(label), tuple(what), rounds, own), []).append(label)
+        alike.setdefault((name_of(label), tuple(what), own), []).append(label)
     found = []
     for labels in alike.values():
         if len(labels) == 1:
