@@ -14,6 +14,7 @@ import jax
 from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
+from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import Machine
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 same += [problem.data, problem.test, problem.validation]
                 same += checkpoints_found(config)
                 groups = programs(config, setup)
+                if config.machine.dry_run:
+                    show_plan(config, setup, groups)
+                    return 0
                 folder = open_folder(config, setup, groups, command) if writes() else None
         except BrokenPipeError:
             raise

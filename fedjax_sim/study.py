@@ -24,7 +24,9 @@ from fedjax_sim.cli.studies.results import Row, markdown, rows_of, write_results
 
 PROGRAM = "fedjax_sim.study"
 FILE, CELLS = "study.toml", "cells"
-NOT_OF_A_STUDY = ("out", "resume", "distributed", "compile_for", "checkpoints")
+NOT_OF_A_STUDY = (
+    "out", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
+)  # fmt: skip
 
 
 class _Asked(NamedTuple):
@@ -127,8 +129,8 @@ def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The flags of the machine, for every run."""
     words = []
     for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
-        if given.get(name) is False:
-            words.append(flag(f"no_{name}"))
+        if given.get(name) in (True, False):
+            words.append(flag(name if given[name] else f"no_{name}"))
         elif name not in NOT_OF_A_STUDY and given.get(name) is not None:
             words.append(f"{flag(name)}={given[name]}")
     return tuple(words)

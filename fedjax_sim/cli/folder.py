@@ -190,9 +190,14 @@ def _plain(content: Any) -> Any:
     return content
 
 
+def as_json(content: Mapping[str, Any]) -> str:
+    """As text; null for NaN and infinity."""
+    return json.dumps(_plain(content), indent=2)
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
+    aside.write_text(as_json(content) + "\n", encoding="utf-8")
     aside.replace(path)
 
 

@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, Model, Variables
 from fedjax_sim.cli.build import Setup, build
@@ -17,7 +18,7 @@ from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.resuming import arguments, written
 from fedjax_sim.data import EvalSet
-from fedjax_sim.run.checkpoints import newest, server_of
+from fedjax_sim.run.checkpoints import newest, server_at, server_of
 from fedjax_sim.run.result import of_runs
 
 
@@ -67,13 +68,19 @@ class SavedRun:
         """What was scored."""
         return self._setup.problem.test
 
-    def variables(self, algorithm: str) -> Variables:
-        """The weights of the server after the last round that was saved, NumPy ``[R, *p]``.
+    def variables(self, algorithm: str, at: int | Literal["validated"] | None = None) -> Variables:
+        """The weights of the server, NumPy ``[R, *p]``.
 
         R is seeds, or seeds and folds, in the order of the records.
 
+        Args:
+            algorithm: its name.
+            at: a round that was evaluated, or "validated", of each run the round that is best on
+              its validation set, for runs with ``--keep-weights``; None: the last that was saved.
+
         Raises:
-            ValueError: if the run has no such algorithm, or nothing was saved of it.
+            ValueError: if the run has no such algorithm, nothing was saved of it, or not of that
+              round.
             CheckpointError: if none of its checkpoints is whole.
         """
         if algorithm not in self.algorithms:
@@ -86,13 +93,37 @@ class SavedRun:
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
-        variables: Variables = jax.tree.map(np.asarray, server_of(saved, shapes))
-        runs = len(self._setup.problem.runs)
-        if len(jax.tree.leaves(variables)[0]) == runs:
-            return variables
-        place = group.index(algorithm)
-        mine: Variables = of_runs(variables, slice(place * runs, (place + 1) * runs))
-        return mine
+        runs, place = len(self._setup.problem.runs), group.index(algorithm)
+
+        def mine(variables: Variables) -> Variables:
+            several = len(jax.tree.leaves(variables)[0]) > runs
+            rows = slice(place * runs, (place + 1) * runs) if several else slice(None)
+            found: Variables = of_runs(variables, rows)
+            return found
+
+        if at is None:
+            return mine(server_of(saved, shapes))
+        if at != "validated":
+            return mine(server_at(saved, shapes, at))
+        rounds, chosen = self._validated(algorithm)
+        kept = [mine(server_at(saved, shapes, int(r))) for r in rounds]
+        best: Variables = jax.tree.map(
+            lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *kept
+        )
+        return best
+
+    def _validated(self, algorithm: str) -> tuple[list[int], NDArray[np.int64]]:
+        """The rounds that were evaluated, and the place of each run's best among them."""
+        rows = [row for row in self.records if row["algorithm"] == algorithm]
+        rounds = list(dict.fromkeys(row["round"] for row in rows))
+        if not rows or "validation" not in rows[0]:
+            raise ValueError('at="validated" is for a run with validation clients: --split clients')
+        score = self.settings["score"]
+        told = [row["validation"] for row in rows]
+        found = [t[f"client_{score}"]["mean"] if f"client_{score}" in t else t[score] for t in told]
+        values = np.array(found, np.float64).reshape(len(rounds), -1)
+        sign = -1 if self.settings["lowest_is_best"] else 1
+        return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
 
 
 def load_run(folder: str | Path) -> SavedRun:

@@ -26,6 +26,9 @@ class Machine(Group):
         resume: the folder of a run that stopped; None to begin one.
         checkpoint_every: seconds.
         checkpoints: whether there are any.
+        keep_weights: whether they hold the server's model of every evaluation.
+        json: whether the summary is printed, in place of tables.
+        dry_run: whether it is only told what would run.
     """
 
     title: ClassVar[str] = "machine and output"
@@ -76,6 +79,16 @@ class Machine(Group):
     checkpoints: bool = setting(
         True, "save nothing: the run cannot be resumed nor its models loaded", place=True
     )
+    keep_weights: bool = setting(
+        False,
+        "checkpoints keep the server's model of every evaluation, not of the last alone: for "
+        "load_run(DIR).variables(NAME, at=...)",
+        place=True,
+    )
+    json: bool = setting(False, "print summary.json, not tables", place=True)
+    dry_run: bool = setting(
+        False, "say what would run: rounds, steps, bytes, programs; and end", place=True
+    )
     pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
     compile_for: str | None = setting(
         None,
@@ -90,3 +103,7 @@ class Machine(Group):
             raise ValueError("--distributed is for a run, not for --compile-for")
         if self.resume is not None and not self.checkpoints:
             raise ValueError("--no-checkpoints is for a new run, not for --resume")
+        if self.keep_weights and not self.checkpoints:
+            raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
+        if self.dry_run and self.compile_for is not None:
+            raise ValueError("--dry-run compiles nothing: leave out --compile-for")

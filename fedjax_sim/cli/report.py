@@ -198,7 +198,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
              f"{s['compile_seconds']:.1f}", f"{s['run_seconds']:.1f}", f"{s['utilisation']:.3f}",
              str(s["xla_programs"]), "-" if peak is None else f"{peak:,.0f}"]
         )  # fmt: skip
-    return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
+    return "\n\n".join(aligned(rows) for rows in (scores, speeds))
 
 
 def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
@@ -222,7 +222,8 @@ def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[st
     return told(known, 1 if runs > 1 else 0), told(traffic, places)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts: the first row is its head, the first column flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(cells: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, RunFolder, checkpoints_in, versions
+from fedjax_sim.cli.folder import CHECKPOINTS, RunFolder, as_json, checkpoints_in, versions
 from fedjax_sim.cli.grouping import points
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.report import digits
@@ -144,8 +144,11 @@ def run(
         if folder is not None:
             folder.write_summary({**in_order, **common}, results, score, head)
     if results and folder is not None:
-        show(config, setup, in_order)
-        print(f"\nrecords and pictures: {folder.path}")
+        if config.machine.json:
+            print(as_json({**in_order, **common, "folder": str(folder.path)}))
+        else:
+            show(config, setup, in_order)
+            print(f"\nrecords and pictures: {folder.path}")
     return lost
 
 
@@ -193,6 +196,7 @@ def run_group(
         "rounds": rounds,
         "on_compiled": ready,
         "checkpoints": checkpoints_of(first, config, folder),
+        "record": (lambda state: state.server) if config.machine.keep_weights else None,
     }
     with bar:
         algorithm, model, data, test = what_runs(first, setup)

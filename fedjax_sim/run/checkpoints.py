@@ -288,3 +288,21 @@ def server_of(saved: Saved, shapes: PyTree) -> PyTree:
     collected = any(name.startswith("collected") for name in saved.arrays)
     prefix = "collected.variables" if collected else "run.state.server"
     return unpacked(saved.arrays, prefix, shapes)
+
+
+def server_at(saved: Saved, shapes: PyTree, round: int) -> PyTree:
+    """The same after an earlier evaluation, if ``record`` was the server's model.
+
+    Raises:
+        ValueError: if there was no evaluation, or nothing was recorded there.
+    """
+    ends = [sum(saved.rounds[: i + 1]) for i in range(len(saved.rounds))]
+    if round not in ends:
+        known = ", ".join(map(str, ends))
+        raise ValueError(f"at must be a round that was evaluated, one of {known}, got {round!r}")
+    if round == ends[-1]:
+        return server_of(saved, shapes)
+    try:
+        return unpacked(saved.arrays, f"{ends.index(round)}.recorded", shapes)
+    except CheckpointError as error:
+        raise ValueError(f"the weights of round {round} were not kept: --keep-weights") from error

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, Model, Variables
+from fedjax_sim.base import Array, ClientData, FedState, Model, Variables
 from fedjax_sim.data import EvalSet
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import client_axes, first_run, repeated, set_axes
@@ -62,6 +62,7 @@ def run_points(
     rounds: int,
     seeds: Sequence[int] | NDArray[np.integer[Any]],
     initial: Variables | None = None,
+    record: Callable[[FedState], Any] | None = None,
     on_compiled: Callable[[int], None] | None = None,
     on_evaluation: Callable[[int, Evaluation], None] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
@@ -77,6 +78,7 @@ def run_points(
         rounds: local rounds.
         seeds: each point has a run for each.
         initial: as for :func:`fedjax_sim.simulate`.
+        record: as there.
         on_compiled: as there.
         on_evaluation: called for each point with its number.
         checkpoints: as there, of all points together.
@@ -111,6 +113,7 @@ def run_points(
         rounds,
         everyone,
         initial=initial,
+        record=record,
         on_compiled=on_compiled,
         on_evaluation=told,
         checkpoints=checkpoints,

@@ -1,0 +1,77 @@
+"""``--dry-run``: what would run, without running or compiling it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.report import aligned
+from fedjax_sim.cli.running import rounds_of, title
+from fedjax_sim.engine.memory import MB
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.axes import client_axes, first_run
+
+HEAD = (
+    "algorithm", "program", "rounds", "models", "steps a visit", "kB up", "kB down", "steps in all"
+)  # fmt: skip
+NOTE = (
+    "program: algorithms of one number are compiled once and run side by side; models: trained in "
+    "a round; kB: of a model and what goes with it; steps in all: of all runs, with mean clients"
+)
+
+
+def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> None:
+    """Prints data, model and a line for each algorithm."""
+    runs, devices = len(setup.problem.runs), setup.execution.devices
+    shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    sizes = _sizes(setup)
+    print(
+        f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
+        f"({setup.model_bytes / MB:,.2f} MB); {runs} runs on {len(devices)} x "
+        f"{devices[0].device_kind}\n{setup.problem.data.clients} clients train, with {sizes.min()} "
+        f"to {sizes.max()} samples; score: {setup.score}, {setup.problem.scored}\n"
+    )
+    places = {name: i for i, group in enumerate(groups, 1) for name in group}
+    rows = [[*HEAD]]
+    for name in config.algorithms:
+        algorithm, rounds = setup.algorithms[name], rounds_of(name, config, setup)
+        steps = _steps(algorithm, sizes)
+        up, down = _sent(algorithm, setup)
+        several = f" ({steps.min()} to {steps.max()})" if steps.min() < steps.max() else ""
+        total = rounds * algorithm.slots * steps.mean() * runs
+        rows.append(
+            [name, str(places[name]), str(rounds), str(algorithm.slots),
+             f"{steps.mean():.1f}{several}", f"{up / 1e3:,.1f}", f"{down / 1e3:,.1f}",
+             f"{total:,.0f}"]
+        )  # fmt: skip
+    print(f"{aligned(rows)}\n\n{NOTE}")
+
+
+def _sizes(setup: Setup) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Of the clients of all runs."""
+    data = setup.problem.data
+    given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
+    return given.reshape(-1)
+
+
+def _steps(
+    algorithm: Algorithm, sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Local steps of each client's visit."""
+    some, place = np.unique(sizes, return_inverse=True)
+    found = jax.vmap(algorithm.parts.local.steps)(jnp.asarray(some, jnp.int32))
+    return np.asarray(found)[place]
+
+
+def _sent(algorithm: Algorithm, setup: Setup) -> tuple[int, int]:
+    """Bytes of a model up and down, and of what goes with it."""
+    shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
+    data = setup.problem.data
+    traffic = algorithm.traffic(shapes, first_run(data, client_axes(data)))
+    return traffic.upload + traffic.message, traffic.download + traffic.shared_state

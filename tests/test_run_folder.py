@@ -1,0 +1,123 @@
+"""What is said before a run, printed for scripts, and kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim import bench
+
+FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3 --rounds 6"
+METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed"]
+TINY = [*FLAGS.split(), "--eval-every", "2", *METHODS]
+LABELS = ("fedavg(lr=0.1)", "fedavg(lr=0.5)", "radfed")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
+    out = tmp_path_factory.mktemp("kept") / "run"
+    assert bench.main([*TINY, "--keep-weights", "--out", str(out)]) == 0
+    return fs.load_run(out)
+
+
+def accuracy(run: Any, weights: fs.Variables, i: int) -> float:
+    """Of run i on its test clients, pooled."""
+    apply = jax.jit(lambda v, x: run.model.apply(v, x, train=False)[0])
+    rows = np.asarray(run.test.index)[i]
+    ends = np.asarray(run.test.start)[i]
+    rows = rows[ends[0] : ends[-1]]
+    logits = apply(jax.tree.map(lambda w: w[i], weights), run.test.x[rows])
+    return float(np.mean(np.argmax(logits, axis=1) == run.test.y[rows]))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_weights_of_each_evaluation_are_kept(kept: Any, label: str) -> None:
+    rows = [row for row in kept.records if row["algorithm"] == label]
+    for at in (2, 4, 6):
+        weights = kept.variables(label, at=at)
+        told = [row["accuracy"] for row in rows if row["round"] == at]
+        found = [accuracy(kept, weights, i) for i in range(6)]
+        np.testing.assert_allclose(found, told, atol=1e-6)
+    last = kept.variables(label)
+    assert jax.tree.all(jax.tree.map(np.array_equal, last, kept.variables(label, at=6)))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_the_validated_weights_are_those_of_each_runs_best_round(kept: Any, label: str) -> None:
+    weights = kept.variables(label, at="validated")
+    rows = [row for row in kept.records if row["algorithm"] == label]
+    for i in range(6):
+        mine = rows[i::6]
+        best = max(mine, key=lambda row: row["validation"]["client_accuracy"]["mean"])
+        assert accuracy(kept, weights, i) == pytest.approx(best["accuracy"], abs=1e-6)
+
+
+def test_what_was_not_kept(kept: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at must be a round that was evaluated, one of 2, 4, 6"):
+        kept.variables("radfed", at=3)
+    flags = "--clients 6 --seeds 1 --model logistic --rounds 2 --algo fedavg --compare none"
+    assert bench.main([*flags.split(), "--out", str(tmp_path / "run")]) == 0
+    plain = fs.load_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="the weights of round 1 were not kept: --keep-weights"):
+        plain.variables("fedavg", at=1)
+    with pytest.raises(ValueError, match="is for a run with validation clients"):
+        plain.variables("fedavg", at="validated")
+
+
+def test_scripts_are_told_what_the_summary_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    flags = "--clients 6 --seeds 1 --model logistic --rounds 1 --algo fedavg --compare none"
+    assert bench.main([*flags.split(), "--json", "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {**json.loads((out / "summary.json").read_text()), "folder": str(out)}
+
+
+def test_a_dry_run_runs_nothing_and_tells_what_would(
+    kept: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench.main([*TINY, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
+    assert "logistic of 650 weights" in out
+    assert "6 runs on" in out
+    rows = [line.split("  ") for line in out.splitlines() if line.startswith(LABELS)]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[:4] for row in cells] == [
+        [LABELS[0], "1", "6", "4"],
+        [LABELS[1], "1", "6", "4"],
+        [LABELS[2], "2", "6", "4"],
+    ]
+    for row in cells:
+        summary = kept.summary[row[0]]
+        up = 2.6 * 6 * 4  # kB of a model, rounds, models
+        if row[0] != "radfed":
+            assert row[5] == "2.6"
+            assert summary["bytes_up"] == pytest.approx(1e3 * up)
+    # All clients take part in every round, so that the mean is what is done.
+    steps = [int(row[-1].replace(",", "")) for row in cells]
+    data = kept.data
+    each = np.ceil(np.diff(np.asarray(data.start)) / 16).sum()
+    assert steps[0] == pytest.approx(2 * 6 * each, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--keep-weights --no-checkpoints", "--keep-weights is for runs with checkpoints"),
+        ("--dry-run --compile-for v5e:1x1", "--dry-run compiles nothing"),
+    ],
+)
+def test_flags_that_contradict(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(flags.split()) == 2
+    assert message in capsys.readouterr().err
