@@ -40,7 +40,9 @@ def open_folder(config: Config, setup: Setup, command: str) -> RunFolder:
     found = {
         "model": setup.model_name,
         "partition": setup.sampler,
+        "task": repr(setup.task),
         "score": setup.score,
+        "metric": setup.task.metrics[setup.score]._asdict(),
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
         "malicious": None if malicious is None else np.flatnonzero(malicious).tolist(),
