@@ -19,8 +19,8 @@ import fedjax_sim as fs
 from fedjax_sim.cli import partitioning, running
 from fedjax_sim.cli import report as run_report
 from fedjax_sim.cli.build import build
+from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.report import draw_curves
 from fedjax_sim.partition import draw_partition, draw_skew
 from fedjax_sim.partition.pictures import COLOURS, line_style, literal, picture
 from fedjax_sim.run import Result

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.cli.report import draw_curves
+from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread

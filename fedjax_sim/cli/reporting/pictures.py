@@ -1,0 +1,181 @@
+"""The pictures of a report: curves, the clients' scores, grids of settings."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.curves import Curve, draw_series
+from fedjax_sim.cli.report import digits
+from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
+from fedjax_sim.cli.reporting.read import Trial
+from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
+
+MOST = 12
+"""Methods in one picture: more cannot be told apart."""
+
+BINS = 20
+
+
+class Drawn(NamedTuple):
+    """A picture of a report, there as .svg and .pdf.
+
+    Attributes:
+        name: of its files, without their ends.
+        caption: what it shows.
+    """
+
+    name: str
+    caption: str
+
+
+def draw_group(
+    group: Group, folder: Path, mark: str, title: str
+) -> tuple[list[Drawn], list[Drawn]]:
+    """Draws the curves of a group, and the scores of its clients.
+
+    Args:
+        group: the trials of one problem.
+        folder: where to.
+        mark: at the end of the files' names.
+        title: of the problem.
+
+    Returns:
+        The pictures of curves, and those of clients.
+    """
+    curves, clients = [], []
+    for part, labels, trials in _parts(group):
+        name = f"curves{mark}{part}"
+        lines = [_curve(*each) for each in zip(labels, trials, strict=True)]
+        first = trials[0]
+        if any(len(line.rounds) for line in lines):
+            drawn = [line for line in lines if len(line.rounds)]
+            for kind in ("svg", "pdf"):
+                draw_series(drawn, folder / f"{name}.{kind}", first.score, first.metric, title)
+            curves.append(Drawn(name, "Score against rounds, bytes and samples; bands: ± std"))
+        shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
+        if shown:
+            name = f"clients{mark}{part}"
+            for kind in ("svg", "pdf"):
+                draw_clients(shown, folder / f"{name}.{kind}", title)
+            clients.append(Drawn(name, "Clients by their score after the last round"))
+    return curves, clients
+
+
+def _parts(group: Group) -> Iterator[tuple[str, Sequence[str], Sequence[Trial]]]:
+    """A group in pictures of which each can be read."""
+    for i in range(0, len(group.trials), MOST):
+        part = f"_{i // MOST + 1}" if len(group.trials) > MOST else ""
+        yield part, group.labels[i : i + MOST], group.trials[i : i + MOST]
+
+
+def _curve(label: str, trial: Trial) -> Curve:
+    final = over_runs(trial, "final")
+    samples, sent = trial.samples, trial.sent.sum(axis=0)
+    if samples.size:  # else it diverged in the first round
+        samples, sent = samples.mean(axis=1), sent.mean(axis=1)
+    return Curve(
+        label,
+        trial.rounds.tolist(),
+        sent,
+        trial.scores,
+        None if np.isnan(samples).any() else samples,
+        final.diverged if final is not None and final.diverged else None,
+    )
+
+
+def draw_clients(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
+    """Draws histograms of the clients' scores, all runs together, to one scale.
+
+    Args:
+        shown: the trials and their labels.
+        path: a .png, .pdf or .svg file.
+        title: above them.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    metric = shown[0][1].metric
+    scale = 100 if metric.percent else 1
+    values = [scale * _known(trial) for _, trial in shown]
+    edges = np.histogram_bin_edges(np.concatenate(values), BINS)
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    with picture(path, WIDTH, 0.9 + 1.5 * rows, title) as figure:
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axis in axes.flat[len(shown) :]:
+            axis.set_visible(False)
+        for axis, found, (label, trial) in zip(axes.flat, values, shown, strict=False):
+            axis.hist(found, edges, weights=np.full(len(found), 1 / len(found)), color=COLOURS[0])
+            worst = worst_tenth(trial)
+            if worst is not None:
+                axis.axvline(scale * worst.mean, color=COLOURS[2], linestyle="--", linewidth=1.2)
+            axis.set_title(textwrap.fill(literal(label), 34))
+            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axis.grid()
+        named = client_score(shown[0][1])
+        for axis in axes[:, 0]:
+            axis.set_ylabel("clients")
+        for axis in axes.flat[max(0, len(shown) - columns) : len(shown)]:
+            axis.tick_params(labelbottom=True)
+            axis.set_xlabel(named + " (%)" * metric.percent)
+
+
+def client_score(trial: Trial) -> str:
+    """What the clients' scores are.
+
+    Without test samples of their own: what the mix of their labels lets expect.
+    """
+    if trial.score.startswith("client_"):
+        return f"test {trial.score.removeprefix('client_')} of a client"
+    return "expected accuracy at a client"
+
+
+def _known(trial: Trial) -> Any:
+    values = np.concatenate(trial.by_client)
+    return values[~np.isnan(values)]
+
+
+def draw_grid(grid: Grid, path: Path, title: str) -> None:
+    """Draws a method's score by two settings; what diverged is blank, and says so.
+
+    Args:
+        grid: all combinations of their values.
+        path: a .png, .pdf or .svg file.
+        title: above it.
+    """
+    moment = decisive(grid.trials.values())
+    metric = next(iter(grid.trials.values())).metric
+    across, down = grid.values[1], grid.values[0]
+    cells = [[over_runs(grid.trials[a, b], moment) for b in across] for a in down]
+    means = np.array([[math.nan if c is None else c.mean for c in row] for row in cells])
+    means = 100 * means if metric.percent else means
+    width = min(WIDTH, 1.6 + 0.75 * len(across))
+    with picture(path, max(width, 3.2), 1.3 + 0.34 * len(down), title) as figure:
+        axis = figure.subplots()
+        image = axis.imshow(means, cmap="cividis", aspect="auto")
+        low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0, 0)
+        for i, j in np.ndindex(means.shape):
+            known = math.isfinite(means[i, j])
+            text = _short(float(means[i, j]), metric) if known else "diverged"
+            dark = known and means[i, j] < (low + high) / 2
+            axis.text(j, i, text, ha="center", va="center", fontsize=7,
+                      color="#f7f7f7" if dark else "#111111" if known else "#888888")  # fmt: skip
+        axis.set_xticks(range(len(across)), [literal(str(v)) for v in across])
+        axis.set_yticks(range(len(down)), [literal(str(v)) for v in down])
+        axis.set_xlabel(literal(grid.names[1]))
+        axis.set_ylabel(literal(grid.names[0]))
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+        if high > low:
+            bar = figure.colorbar(image, label=moment + " (%)" * metric.percent)
+            bar.outline.set_visible(False)
+
+
+def _short(value: float, metric: Metric) -> str:
+    return f"{value:.1f}" if metric.percent else digits(value)
