@@ -183,7 +183,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
             [name, *(cell(s, key) for key in columns.values()),
              *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
              f"{s['traffic_ratio']:.3f}",
-             *(cell for _ in aims for cell in _to_target(s, bytes_each, places))]
+             *(cell for _ in aims for cell in to_target(s, bytes_each, places))]
         )  # fmt: skip
         peak = s["peak_memory_mb"]
         speeds.append(
@@ -194,11 +194,11 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
 
 
-def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
+def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
     """Rounds and traffic of the runs that have reached the target, and how many have, if not all.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
-    >>> _to_target(found, 1e6, 1)
+    >>> to_target(found, 1e6, 1)
     ('4.0 (1 of 2)', '2.0 (1 of 2)')
     """
     rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))

@@ -42,11 +42,13 @@ class Difference(NamedTuple):
 
     Attributes:
         values: of each pair, ``f64[n]``.
+        equal: pairs without a difference.
         p: of Wilcoxon's signed-rank test, two-sided; None without a pair that differs.
         least: the smallest p that so many pairs can reach.
     """
 
     values: Floats
+    equal: int
     p: float | None
     least: float
 
@@ -65,6 +67,10 @@ class Group(NamedTuple):
     labels: tuple[str, ...]
     trials: tuple[Trial, ...]
     baseline: Trial | None
+
+    def label(self, trial: Trial) -> str:
+        """The one of a trial of it."""
+        return self.labels[self.trials.index(trial)]
 
 
 class Grid(NamedTuple):
@@ -150,11 +156,13 @@ def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
     ranked = np.round(values / max(float(np.abs(pairs).max(initial=0)), 1e-300), 12)
     ranked = ranked[ranked != 0]
     n = len(ranked)
+    equal = len(values) - n
     if n < 2:
-        return Difference(values, 1.0 if n else None, 1.0)
+        return Difference(values, equal, 1.0 if n else None, 1.0)
     # Exact with ties as well, as scipy's default is only in newer versions.
     method: Any = stats.PermutationMethod(n_resamples=2**13) if n <= 13 else "auto"
-    return Difference(values, float(stats.wilcoxon(ranked, method=method).pvalue), 2.0 ** (1 - n))
+    p = float(stats.wilcoxon(ranked, method=method).pvalue)
+    return Difference(values, equal, p, 2.0 ** (1 - n))
 
 
 def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:

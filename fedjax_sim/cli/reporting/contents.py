@@ -1,0 +1,242 @@
+"""What a report says, from top to bottom, whatever it is written in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.loading import SavedRun
+from fedjax_sim.cli.reporting.compare import (
+    Group,
+    decisive,
+    differing,
+    grids,
+    over_runs,
+    tuned,
+)
+from fedjax_sim.cli.reporting.pictures import Drawn, client_score, draw_grid, draw_group
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
+from fedjax_sim.cli.reporting.tables import (
+    Cell,
+    Table,
+    by_client,
+    compared,
+    differences,
+    scores,
+    targets,
+)
+from fedjax_sim.cli.summary import remarks
+
+
+class Embedded(NamedTuple):
+    """A picture that a run has left.
+
+    Attributes:
+        path: of the file.
+        caption: what it shows.
+    """
+
+    path: Path
+    caption: str
+
+
+class Section(NamedTuple):
+    """A part of a report.
+
+    Attributes:
+        title: of it.
+        level: 2 for a chapter, 3 for what is within one.
+        items: paragraphs, tables and pictures.
+    """
+
+    title: str
+    level: int
+    items: list[str | Table | Drawn | Embedded]
+
+
+def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Section]:
+    """All of a report; its pictures are drawn.
+
+    Args:
+        reading: what was read.
+        groups: its trials by problem.
+        folder: for the pictures.
+    """
+    found = [Section("What was run", 2, _opening(reading, groups))]
+    for i, group in enumerate(groups, 1):
+        found += _of_group(group, folder, f"_{i}" if len(groups) > 1 else "")
+    if crossed := _crossed(reading, folder):
+        found.append(Section("Two settings", 2, crossed))
+    found.append(Section("Partitions", 2, _partitions(reading)))
+    if len(reading.runs) > 1:
+        found.append(Section("Settings that differ", 2, [_settings(reading)]))
+    found.append(Section("How it was run", 2, _origin(reading)))
+    return found
+
+
+def title_of(group: Group) -> str:
+    """The data set, the partition, and what is scored of it."""
+    p = group.problem
+    of = f"{p.dataset}, {p.partition}, {p.clients:,} clients"
+    if p.folds is not None:
+        return f"{of}, {p.folds} folds of clients"
+    return of if p.test_fraction is None else f"{of}, {100 * p.test_fraction:g} % held out by each"
+
+
+def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
+    first = reading.trials[0]
+    plain = first.score.removeprefix("client_")
+    what = f"{plain} on the test set" if plain == first.score else f"mean {plain} over test clients"
+    best = f"the {first.metric.best} is the best, in bold"
+    lines: list[Any] = [
+        f"Score: {what}; {best}. Mean ± standard deviation over runs (of a population: divided by "
+        "their number)."
+    ]
+    moments = {decisive(group.trials) for group in groups}
+    if "validated" in moments:
+        lines.append(
+            "Final: after the last round. Validated: after the round that is best on the "
+            "validation clients, for each run its own; validation: their score there."
+        )
+    if "final" in moments:
+        lines.append(
+            "Scores are those after the last round: without validation clients no other round, "
+            "and no setting, can be chosen without the test set."
+        )
+    if reading.unfinished:
+        lines.append(f"Not finished: {'; '.join(reading.unfinished)}.")
+    return lines
+
+
+def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
+    title = title_of(group)
+    curves, clients = draw_group(group, folder, mark, title)
+    found = [Section(title, 2, [scores(group), *_remarks(group), *curves])]
+    if (chosen := tuned(group)) is not None:
+        told = "Of each method the settings that are best on the validation clients."
+        found.append(Section("Tuned", 3, [told, scores(group, chosen)] if chosen else [told]))
+    if group.baseline is not None and len(group.trials) > 1:
+        found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
+    fare = by_client(group)
+    if fare is not None:
+        told = (
+            f"{client_score(group.trials[0]).capitalize()}, after the last round. Worst tenth: the "
+            "mean over the tenth of the clients that fare worst, dashed in the picture."
+        )
+        found.append(Section("Clients", 3, [told, fare, *clients]))
+    reached = targets(group)
+    if reached is not None:
+        found.append(Section("Rounds and traffic to a target", 3, [reached]))
+    return found
+
+
+def _remarks(group: Group) -> list[str]:
+    lines = []
+    for label, trial in zip(group.labels, group.trials, strict=True):
+        if "diverged" in trial.summary:
+            lines.append(f"{label} diverged: {trial.summary['diverged']}.")
+            continue
+        lines += [f"{label}: {line}." for line in remarks(trial.summary)]
+    return lines
+
+
+def _on_differences(group: Group) -> list[str]:
+    assert group.baseline is not None
+    found = differences(group).values()
+    moment = decisive(group.trials)
+    lines = [
+        f"Each method minus {group.label(group.baseline)}, {moment} scores, in pairs of the same "
+        "seed, fold and partition. p: Wilcoxon's signed-rank test, two-sided; not corrected for "
+        f"the number of comparisons, {len(found)}."
+    ]
+    few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
+    if few:
+        told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
+        lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {told}.")
+    if group.problem.folds is not None:
+        lines.append(
+            "Folds of one seed share clients that train: their pairs are not independent, and p is "
+            "too small for that."
+        )
+    return lines
+
+
+def _crossed(reading: Reading, folder: Path) -> list[Any]:
+    items: list[Any] = []
+    found = grids(reading.trials)
+    for i, grid in enumerate(found, 1):
+        moment = decisive(grid.trials.values())
+        if all(math.isnan(o.mean) for t in grid.trials.values() if (o := over_runs(t, moment))):
+            items.append(f"{grid.method}: every combination diverged.")
+            continue
+        name = f"grid_{i}" if len(found) > 1 else "grid"
+        for kind in ("svg", "pdf"):
+            draw_grid(grid, folder / f"{name}.{kind}", grid.method)
+        of = f"{grid.method}: {moment} score by {grid.names[0]} and {grid.names[1]}"
+        items.append(Drawn(name, of))
+    return items
+
+
+def _partitions(reading: Reading) -> list[Any]:
+    """The hashes of each set of partitions, and the picture that a run has left of it."""
+    alike: dict[tuple[str, ...], list[SavedRun]] = {}
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, run in reading.runs.items():
+        hashes = tuple(run.settings["partition_hashes"])
+        alike.setdefault(hashes, []).append(run)
+        names.setdefault(hashes, []).append(name)
+    items: list[Any] = []
+    rows = []
+    for hashes, runs in alike.items():
+        settings, of = runs[0].settings, ", ".join(names[hashes])
+        seeds = [str(s) for s in settings["seeds"]] if len(hashes) > 1 else ["all"]
+        for seed, partition, sha in zip(seeds, settings["partitions"], hashes, strict=False):
+            rows.append(tuple(map(Cell, (of, seed, str(partition), sha))))
+        found = [p for run in runs for p in sorted(run.folder.glob("clients.[ps][nvd][gf]"))]
+        shown = next((path for path in found if path.suffix in (".png", ".svg")), None)
+        if shown is not None:
+            items.append(Embedded(shown, f"Clients and their samples: {of}"))
+        elif found:
+            items.append(f"The picture of the clients is {found[0]}, which a page cannot show.")
+    return [Table(("run", "seed", "partition", "sha256"), tuple(rows), words=True), *items]
+
+
+def _settings(reading: Reading) -> Table | str:
+    settings = {
+        name: {k: v for k, v in run.settings.items() if k not in NO_SETTINGS}
+        for name, run in reading.runs.items()
+    }
+    for name, run in reading.runs.items():
+        settings[name]["methods"] = ", ".join(run.algorithms)
+    names = differing([*settings.values()])
+    if not names:
+        return "None: the runs have the same settings."
+    rows = tuple(
+        (Cell(name), *(Cell(_shown(of.get(key))) for key in names)) for name, of in settings.items()
+    )
+    return Table(("run", *names), rows, words=True)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _origin(reading: Reading) -> list[Any]:
+    """Versions, devices and commands; of the versions a line if they are the same for all."""
+    versions = {
+        name: ", ".join(f"{k} {v}" for k, v in run.summary.get("versions", {}).items())
+        for name, run in reading.runs.items()
+    }
+    same = len({*versions.values()}) == 1
+    head = ["run", "devices", *([] if same else ["versions"]), "command"]
+    rows = []
+    for name, run in reading.runs.items():
+        devices = run.summary.get("devices", [])
+        told = [name, f"{len(devices)} x {devices[0]}" if devices else "-"]
+        rows.append([*told, *([] if same else [versions[name]]), run.settings["command"]])
+    table = Table(tuple(head), tuple(tuple(map(Cell, row)) for row in rows), words=True)
+    return [f"Versions: {next(iter(versions.values()))}.", table] if same else [table]
