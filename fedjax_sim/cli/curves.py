@@ -98,6 +98,7 @@ def draw_series(
     lines = math.ceil(len(curves) / columns)
     with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
         axes = figure.subplots(1, 2 + counted, sharey=True)
+        faint = 0.18 if len(curves) <= 4 else 0.09  # bands that lie on each other hide the lines
         for i, curve in enumerate(curves):
             values = scale * curve.scores
             mean = mean_known(values)
@@ -113,7 +114,7 @@ def draw_series(
             for axis, x in zip(axes, across, strict=True):
                 axis.plot(x, mean, marker="o", markersize=3, markevery=[-1], **look,
                           label=f"{literal(curve.name)}: {end}")  # fmt: skip
-                axis.fill_between(x, mean - std, mean + std, alpha=0.18, **band)
+                axis.fill_between(x, mean - std, mean + std, alpha=faint, **band)
         runs = max(curve.scores.shape[1] for curve in curves)
         plain = score.removeprefix("client_")
         told = f"test {plain}" + " (%)" * metric.percent

@@ -100,12 +100,8 @@ def over_runs(trial: Trial, moment: Moment) -> Over | None:
     Returns:
         The score over runs; None without a validation set.
     """
-    runs = max(len(trial.keys), 1)
     if trial.diverged:
-        rounds = sorted(set(trial.diverged.values()))
-        some = f" ({len(trial.diverged)} of {runs} runs)" if len(trial.diverged) < runs else ""
-        which = " to ".join(str(t) for t in dict.fromkeys([rounds[0], rounds[-1]]))
-        return Over(np.full(runs, math.nan), f"diverged at round {which}{some}")
+        return Over(np.full(trial.runs, math.nan), _diverged(trial))
     if moment == "final":
         return Over(trial.scores[-1])
     if trial.validation is None:
@@ -117,9 +113,25 @@ def over_runs(trial: Trial, moment: Moment) -> Over | None:
     return Over(np.take_along_axis(series, best[None], axis=0)[0])
 
 
+def _diverged(trial: Trial) -> str:
+    """When, in words.
+
+    A method whose loss is not finite in one run ends in all of them.
+    """
+    rounds = sorted({*trial.diverged.values()})
+    if rounds == [0]:
+        return "diverged"
+    told = (
+        f"diverged at round {' to '.join(str(t) for t in dict.fromkeys((rounds[0], rounds[-1])))}"
+    )
+    alone = "diverged" not in trial.summary and len(trial.diverged) < trial.runs
+    return told + f" ({len(trial.diverged)} of {trial.runs} runs)" * alone
+
+
 def decisive(trials: Iterable[Trial]) -> Moment:
     """The score that methods are compared by: never the best on the test set."""
-    return "validated" if all(t.validation is not None for t in trials) else "final"
+    scored = [trial for trial in trials if len(trial.rounds)]
+    return "validated" if all(t.validation is not None for t in scored) else "final"
 
 
 def worst_tenth(trial: Trial) -> Over | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.cli.reporting.compare import (
     Group,
     decisive,
@@ -135,11 +134,8 @@ def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
 def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
-        if "diverged" in trial.summary:
-            lines.append(f"{label} diverged: {trial.summary['diverged']}.")
-            continue
         lines += [f"{label}: {line}." for line in remarks(trial.summary)]
-    return lines
+    return [" ".join(lines)] if lines else []
 
 
 def _on_differences(group: Group) -> list[str]:
@@ -151,6 +147,11 @@ def _on_differences(group: Group) -> list[str]:
         "seed, fold and partition. p: Wilcoxon's signed-rank test, two-sided; not corrected for "
         f"the number of comparisons, {len(found)}."
     ]
+    if len({frozenset(t.keys) for t in group.trials if t.keys}) > 1:
+        lines.append(
+            "The runs are not the same for all: the means above are each method's own, the "
+            "differences are those of the runs that both have."
+        )
     few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
     if few:
         told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
@@ -180,27 +181,30 @@ def _crossed(reading: Reading, folder: Path) -> list[Any]:
 
 
 def _partitions(reading: Reading) -> list[Any]:
-    """The hashes of each set of partitions, and the picture that a run has left of it."""
-    alike: dict[tuple[str, ...], list[SavedRun]] = {}
-    names: dict[tuple[str, ...], list[str]] = {}
+    """The hash of each partition, and the pictures that runs have left of them."""
+    owners: dict[tuple[str, str, str], list[str]] = {}
+    drawn: dict[frozenset[str], list[tuple[str, Path]]] = {}
     for name, run in reading.runs.items():
-        hashes = tuple(run.settings["partition_hashes"])
-        alike.setdefault(hashes, []).append(run)
-        names.setdefault(hashes, []).append(name)
-    items: list[Any] = []
+        settings, hashes = run.settings, run.settings["partition_hashes"]
+        seeds = map(str, settings["seeds"]) if len(hashes) > 1 else ["all"]
+        for key in zip(seeds, map(str, settings["partitions"]), hashes, strict=False):
+            owners.setdefault(key, []).append(name)
+        found = sorted(run.folder.glob("clients.[ps][nvd][gf]"))
+        drawn.setdefault(frozenset(hashes), []).extend((name, path) for path in found)
     rows = []
-    for hashes, runs in alike.items():
-        settings, of = runs[0].settings, ", ".join(names[hashes])
-        seeds = [str(s) for s in settings["seeds"]] if len(hashes) > 1 else ["all"]
-        for seed, partition, sha in zip(seeds, settings["partitions"], hashes, strict=False):
-            rows.append(tuple(map(Cell, (of, seed, str(partition), sha))))
-        found = [p for run in runs for p in sorted(run.folder.glob("clients.[ps][nvd][gf]"))]
-        shown = next((path for path in found if path.suffix in (".png", ".svg")), None)
+    for key, names in owners.items():
+        of = "all" if 1 < len(names) == len(reading.runs) else ", ".join(names)
+        rows.append(tuple(map(Cell, (of, *key))))
+    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), tuple(rows), words=True)]
+    for hashes, pictures in drawn.items():
+        if any(hashes < others for others in drawn):
+            continue
+        shown = next((p for p in pictures if p[1].suffix in (".png", ".svg")), None)
         if shown is not None:
-            items.append(Embedded(shown, f"Clients and their samples: {of}"))
-        elif found:
-            items.append(f"The picture of the clients is {found[0]}, which a page cannot show.")
-    return [Table(("run", "seed", "partition", "sha256"), tuple(rows), words=True), *items]
+            items.append(Embedded(shown[1], f"Clients and their samples, of {shown[0]}"))
+        elif pictures:
+            items.append(f"Clients and their samples: {pictures[0][1]}, which a page cannot show.")
+    return items
 
 
 def _settings(reading: Reading) -> Table | str:

@@ -14,7 +14,7 @@ from fedjax_sim.cli.reporting.tables import MOMENTS, Cell, Table, differences, s
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
         one, tenth = found.get(trial), worst_tenth(trial)
         row: dict[str, Any] = {"method": label, "algorithm": trial.algorithm, "run": trial.run}
         row |= group.problem._asdict()
-        row |= {"score": trial.score, "own_models": trial.own, "runs": max(len(trial.keys), 1)}
+        row |= {"score": trial.score, "own_models": trial.own, "runs": trial.runs}
         for moment in MOMENTS:
             over = over_runs(trial, moment)
             row |= {f"{moment}_mean": None, f"{moment}_std": None}

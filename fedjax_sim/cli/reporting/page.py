@@ -35,7 +35,7 @@ thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weig
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1.25rem 0; break-inside: avoid; }
 figure svg { display: block; width: 100%; height: auto; color: var(--ink); fill: currentColor; }
-figure img { display: block; max-width: 100%; background: #fff; border-radius: 4px; }
+figure img { display: block; max-width: min(100%, 44rem); background: #fff; border-radius: 4px; }
 figcaption { color: var(--faint); font-size: 0.85rem; margin-top: 0.35rem; }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   .wide { overflow: visible; } tr { break-inside: avoid; } h2, h3 { break-after: avoid; }

@@ -50,6 +50,7 @@ def draw_group(
         The pictures of curves, and those of clients.
     """
     curves, clients = [], []
+    title = _fit(title, 100)
     for part, labels, trials in _parts(group):
         name = f"curves{mark}{part}"
         lines = [_curve(*each) for each in zip(labels, trials, strict=True)]
@@ -81,13 +82,18 @@ def _curve(label: str, trial: Trial) -> Curve:
     if samples.size:  # else it diverged in the first round
         samples, sent = samples.mean(axis=1), sent.mean(axis=1)
     return Curve(
-        label,
+        _fit(label, 60),
         trial.rounds.tolist(),
         sent,
         trial.scores,
         None if np.isnan(samples).any() else samples,
         final.diverged if final is not None and final.diverged else None,
     )
+
+
+def _fit(text: str, most: int) -> str:
+    """A text that is not too long for its place: without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
 
 
 def draw_clients(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
@@ -115,7 +121,7 @@ def draw_clients(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> 
             worst = worst_tenth(trial)
             if worst is not None:
                 axis.axvline(scale * worst.mean, color=COLOURS[2], linestyle="--", linewidth=1.2)
-            axis.set_title(textwrap.fill(literal(label), 34))
+            axis.set_title(textwrap.fill(literal(_fit(label, 90)), 34))
             axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             axis.grid()
         named = client_score(shown[0][1])
@@ -158,16 +164,19 @@ def draw_grid(grid: Grid, path: Path, title: str) -> None:
     width = min(WIDTH, 1.6 + 0.75 * len(across))
     with picture(path, max(width, 3.2), 1.3 + 0.34 * len(down), title) as figure:
         axis = figure.subplots()
+        lost = "diverged" if len(across) <= 8 else "div."
         image = axis.imshow(means, cmap="cividis", aspect="auto")
         low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0, 0)
         for i, j in np.ndindex(means.shape):
             known = math.isfinite(means[i, j])
-            text = _short(float(means[i, j]), metric) if known else "diverged"
+            text = _short(float(means[i, j]), metric) if known else lost
             dark = known and means[i, j] < (low + high) / 2
             axis.text(j, i, text, ha="center", va="center", fontsize=7,
                       color="#f7f7f7" if dark else "#111111" if known else "#888888")  # fmt: skip
-        axis.set_xticks(range(len(across)), [literal(str(v)) for v in across])
-        axis.set_yticks(range(len(down)), [literal(str(v)) for v in down])
+        names = [literal(_fit(str(v), 30)) for v in across]
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
+        axis.set_xticks(range(len(across)), names, **turned)
+        axis.set_yticks(range(len(down)), [literal(_fit(str(v), 30)) for v in down])
         axis.set_xlabel(literal(grid.names[1]))
         axis.set_ylabel(literal(grid.names[0]))
         for spine in axis.spines.values():

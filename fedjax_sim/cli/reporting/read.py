@@ -80,7 +80,8 @@ class Trial:
         sent: bytes up and down so far, ``f64[2, T, R]``.
         samples: visited so far, ``f64[T, R]``; NaN if they were not counted.
         by_client: of the last round, ``f64[K]`` for each run; empty if they were not kept.
-        diverged: the round in which each run diverged, by its place among the R.
+        diverged: the round in which each run diverged, by its place among the R; 0 if it is not
+            known. If the method ended there, all did.
         summary: of the method, as the command wrote it.
     """
 
@@ -100,6 +101,11 @@ class Trial:
     by_client: Sequence[Floats]
     diverged: Mapping[int, int]
     summary: Mapping[str, Any]
+
+    @property
+    def runs(self) -> int:
+        """R, also if none has come to an evaluation."""
+        return len(self.keys) or len(self.settings["seeds"]) * (self.problem.folds or 1)
 
     @property
     def method(self) -> str:
@@ -189,22 +195,14 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
     last = {(r["seed"], r.get("fold")): r for r in saved.clients if r["algorithm"] == algorithm}
     score = _score(saved)
     by_client = [score] if score.startswith("client_") else ["client_accuracy"]
-    lost = _column(rows, ["test_loss"])
-    diverged = {
-        int(r): rounds[int(np.argmax(np.isnan(lost[:, r])))]
-        for r in np.flatnonzero(np.isnan(lost).any(axis=0))
-    }
-    if "diverged" in summary:
-        told = re.search(r"in round (\d+)", summary["diverged"])
-        diverged = dict.fromkeys(range(max(len(rows), 1)), int(told[1]) if told else 0)
+    lost = np.logical_or.accumulate(np.isnan(_column(rows, ["test_loss"])), axis=0)
     whose = [False] * (not summary.get("own_leaves"))
     whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
     for own in whose:
         place = ["personal"] if own else []
         mean = [score, "mean"] if score.startswith("client_") else [score]
         scores = _column(rows, [*place, *mean])
-        for r, t in diverged.items():
-            scores[np.array(rounds) >= t, r] = np.nan
+        scores[lost] = np.nan
         validation = None if own else _column(rows, ["validation", *mean])
         yield Trial(
             run=name,
@@ -224,9 +222,25 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
             by_client=[
                 _numbers(_at(last[run], [*place, *by_client]) or []) for run in rows if run in last
             ],
-            diverged=diverged,
+            diverged=_diverged(lost, rounds, summary),
             summary=summary,
         )
+
+
+def _diverged(
+    lost: NDArray[np.bool_], rounds: Sequence[int], summary: Mapping[str, Any]
+) -> dict[int, int]:
+    """The round in which each run of a method diverged.
+
+    Args:
+        lost: whether its loss was not finite by then, ``bool[T, R]``.
+        rounds: of the T evaluations.
+        summary: of the method; if it ended there, it says so.
+    """
+    if "diverged" in summary:
+        told = re.search(r"in round (\d+)", summary["diverged"])
+        return dict.fromkeys(range(max(lost.shape[1], 1)), int(told[1]) if told else 0)
+    return {int(r): rounds[int(lost[:, r].argmax())] for r in np.flatnonzero(lost.any(axis=0))}
 
 
 def _rows(saved: SavedRun, algorithm: str) -> dict[tuple[int, int | None], list[dict[str, Any]]]:

@@ -100,7 +100,7 @@ def scores(group: Group, trials: Sequence[Trial] | None = None) -> Table:
         rows.append(
             (
                 Cell(group.label(trial)),
-                Cell(str(max(len(trial.keys), 1))),
+                Cell(str(trial.runs)),
                 *(Cell(told(overs[m][i], metric), i in best[m]) for m in moments),
                 Cell(str(trial.rounds[-1]) if len(trial.rounds) else "-"),
                 *(Cell(f"{b / unit:,.{places}f}" if len(trial.rounds) else "-") for b in sent[i]),
@@ -148,6 +148,10 @@ def compared(group: Group) -> Table:
         p = "-" if found.p is None else chance(found.p)
         least = "-" if found.p is None else chance(found.least)
         gain = "no pairs" if over is None else _signed(told(over, metric))
+        for one, whose in ((trial, ""), (group.baseline, "baseline ")):
+            if one is not None and one.diverged:
+                gain = whose + told(over_runs(one, "final"), metric)
+                break
         rows.append((group.label(trial), str(n), str(found.equal) if n else "-", gain, p, least))
     return Table(head, tuple(tuple(map(Cell, row)) for row in rows))
 
