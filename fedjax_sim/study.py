@@ -18,9 +18,11 @@ from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import check_free, versions
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.report import aligned
+from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.results import Row, markdown, rows_of, write_results
+from fedjax_sim.cli.studies.results import Row, rows_of, table, write_results
 
 PROGRAM = "fedjax_sim.study"
 FILE, CELLS = "study.toml", "cells"
@@ -83,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row for cell in done for row in rows_of(study, cell, _folder(asked, cell))]
     if rows:
         write_results(study, rows, asked.folder)
-        print(f"\n{markdown(study, rows)}\n\n{_explained(rows)}\ntables: {asked.folder}")
+        print(f"\n{_shown(table(study, rows))}\n\n{_explained(rows)}\ntables: {asked.folder}")
+        print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     if lacking := [cell.name for cell in study.cells if cell not in done]:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
     return max(statuses)
@@ -129,10 +132,11 @@ def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
     """The flags of the machine, for every run."""
     words = []
     for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
-        if given.get(name) in (True, False):
-            words.append(flag(name if given[name] else f"no_{name}"))
-        elif name not in NOT_OF_A_STUDY and given.get(name) is not None:
-            words.append(f"{flag(name)}={given[name]}")
+        value = None if name in NOT_OF_A_STUDY else given.get(name)
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif value is not None:
+            words.append(f"{flag(name)}={value}")
     return tuple(words)
 
 
@@ -186,9 +190,15 @@ def _show_plan(study: Study, asked: _Asked) -> None:
         print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
 
 
+def _shown(found: Table) -> str:
+    """The table for the terminal; * is the best."""
+    lines = [[cell.text + "*" * cell.best for cell in row] for row in found.rows]
+    return aligned([found.head, *lines])
+
+
 def _explained(rows: Sequence[Row]) -> str:
     runs = max(len(row.runs) for row in rows)
-    text = f"score: mean ± standard deviation over {runs} runs"
+    text = f"* best mean; mean ± standard deviation over {runs} runs"
     if rows[0].validation is not None:
         text += ", each at the round that is best on its validation clients"
     text += "; p: Wilcoxon's signed-rank test of the runs' differences, two-sided"

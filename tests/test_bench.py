@@ -141,11 +141,14 @@ def test_traffic_is_that_counted_by_hand(finished: Path) -> None:
 
 
 def test_one_line_for_each_evaluation_algorithm_and_seed(finished: Path) -> None:
+    labels = load_dataset("digits").train_y
+    sizes = [limit_label_emd(labels, 8, emd=0.9, seed=seed).sizes.sum() for seed in (0, 1)]
     found = [(r["algorithm"], r["round"], r["seed"]) for r in records(finished)]
     names = ("phase_shift", "fedavg")
     assert found == [(n, t, s) for n in names for t in range(1, 6) for s in (0, 1)]
     for r in records(finished):
         assert r["client_accuracy"].keys() == {"mean", "std", "min", "p10", "max"}
+        assert r["samples"] == r["round"] * 2 * sizes[r["seed"]]  # two epochs of all clients
         # In-flight models are collected at the very end, in phase shift only.
         in_flight = r["algorithm"] == "phase_shift" and r["round"] == 5
         assert ("accuracy_uncollected" in r) == in_flight
@@ -185,7 +188,8 @@ def test_pictures_can_be_read(finished: Path) -> None:
 
 def test_no_file_is_left_aside(finished: Path) -> None:
     assert {p.name for p in finished.iterdir()} == {
-        "config.json", "metrics.jsonl", "summary.json", "curves.png", "clients.png", "checkpoints"
+        "config.json", "metrics.jsonl", "clients.jsonl", "summary.json", "curves.png",
+        "clients.png", "checkpoints"
     }  # fmt: skip
     assert len(list(finished.rglob("checkpoints/*/*"))) == 2
     config = json.loads((finished / "config.json").read_text())

@@ -487,12 +487,44 @@ def test_a_run_is_loaded(finished: Path) -> None:
         logits, _ = loaded.model.apply(weights, loaded.test.x, train=False)
         hits = np.argmax(logits, axis=1) == loaded.test.y
         assert np.mean(hits[np.asarray(loaded.test.index)]) == pytest.approx(last[i], abs=1e-6)
+    of_clients = {(r["algorithm"], r["seed"]): r for r in loaded.clients}
+    for r in loaded.records:
+        if r["round"] == 6:
+            scores = of_clients.pop((r["algorithm"], r["seed"]))["client_accuracy"]
+            assert (np.mean(scores), min(scores)) == pytest.approx(
+                (r["client_accuracy"]["mean"], r["client_accuracy"]["min"])
+            )
+    assert not of_clients
     assert loaded.summary["fedavg"]["rounds"] == 6
     assert loaded.data.clients == 8
     with pytest.raises(ValueError, match="algorithm must be one of scaffold, fedavg, got 'x'"):
         loaded.variables("x")
     with pytest.raises(ValueError, match="has no run"):
         fs.load_run(finished / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "metrics.jsonl",
+            '{"round": 1}\n{"round": ',
+            "metrics.jsonl, line 2 is damaged",
+        ),
+        (
+            "clients.jsonl",
+            "[1]\n",
+            r"line 1 is damaged: it must be an object, got '\[",
+        ),
+        ("summary.json", "\xff", "summary.json cannot be read: 'utf-8'"),
+        ("config.json", "{", "config.json cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"command": "python -m fedjax_sim.bench"}')
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=told):
+        fs.load_run(tmp_path)
 
 
 KILLS = int(os.environ.get("KILLS", "3"))

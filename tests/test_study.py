@@ -25,7 +25,7 @@ import fedjax_sim as fs
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, paired, rows_of
+from fedjax_sim.cli.studies.results import best_setting, rows_of
 
 RUN = """
 [run]
@@ -119,9 +119,9 @@ def test_validation_clients_choose_and_test_clients_are_told(done: Path) -> None
 
 def test_tables_say_what_the_lines_say(done: Path) -> None:
     found = lines_of(done)
-    table = (done / "table.md").read_text(encoding="utf-8").splitlines()
+    shown = (done / "table.md").read_text(encoding="utf-8").replace("\\", "").splitlines()
     tex = (done / "table.tex").read_text(encoding="utf-8")
-    assert len(table) == 2 + 4
+    assert len(shown) == 2 + 4
     for emd in ("0.5", "1.4"):
         scores = {
             row: np.array(
@@ -130,7 +130,7 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
             for row in ROWS
         }
         away = scores[ROWS[0]] - scores["FedAvg"]
-        (line,) = (one for one in table if one.startswith(f"| {emd} ") and ROWS[0] in one)
+        (line,) = (one for one in shown if one.startswith(f"| {emd} ") and ROWS[0] in one)
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert cells[3].strip("*") == (
             f"{100 * scores[ROWS[0]].mean():.2f} ± {100 * scores[ROWS[0]].std():.2f}"
@@ -138,10 +138,9 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
         assert cells[4] == f"{100 * away.mean():+.2f}"
         assert cells[5] == f"{scipy.stats.wilcoxon(away).pvalue:.2g}"
         best = max(ROWS, key=lambda row: scores[row].mean())
-        assert sum("**" in one for one in table if f"| {emd} " in one and best in one) == 1
-    assert sum("**" in line for line in table) == tex.count(r"\textbf{") == 2
+        assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
+    assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2
     assert r"FedProx \& µ\_k" in tex
-    assert tex.count(r"\\") == 1 + 4
 
 
 @pytest.mark.parametrize("lowest", [False, True])
@@ -158,7 +157,7 @@ def test_the_best_setting(lowest: bool) -> None:
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, STUDY))
-    told = {"score": "accuracy", "lowest_is_best": False, "score_is_share": True}
+    told = {"score": "accuracy", "metric": {"best": "highest", "percent": True}}
     found = {
         "validation_best_per_run": [0.5] * 6,
         "score_validated_per_run": [0.4] * 6,
@@ -192,15 +191,6 @@ def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Pat
 def test_settings_are_flags(given: str, words: list[str], tmp_path: Path) -> None:
     (cell,) = read_study(written(tmp_path, f'methods = ["fedavg"]\n[run]\n{given}')).cells
     assert [*cell.argv] == [*words, "--algo", "fedavg", "--compare", "none"]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(-5, 5), min_size=2, max_size=12))
-def test_p_is_of_the_signed_ranks(values: list[int]) -> None:
-    found = paired(np.array(values, np.float64))
-    assert found.mean == pytest.approx(np.mean(values))
-    assert 0 < found.p <= 1
-    assert found.p == pytest.approx(paired(-np.array(values, np.float64)).p)
 
 
 def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +264,7 @@ def test_scores_of_several_kinds_are_named(tmp_path: Path) -> None:
     """
     out = tmp_path / "out"
     assert study.main([str(written(tmp_path, text)), "--out", str(out)]) == 0
-    table = (out / "table.md").read_text(encoding="utf-8")
+    table = (out / "table.md").read_text(encoding="utf-8").replace("\\", "")
     assert table.count("(accuracy %)") == table.count("(mse)") == 2
     losses = [
         float(line["test"])
@@ -290,8 +280,8 @@ def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
     text = RUN + '[methods]\nmethods = "fedavg(lr=1e38)"\nother = "fedavg(lr=1e38|0.1)"'
     assert study.main([str(written(tmp_path, text)), "--out", str(tmp_path / "out")]) == 1
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
-    assert "| methods | -              | diverged " in table
-    assert "| other   | fedavg(lr=0.1) | **" in table
+    assert "| methods | - | diverged |" in table
+    assert "| other | fedavg(lr=0.1) | **" in table
     assert "nan" not in table + (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.cli.report import draw_curves
+from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
 
-FILES = ("config.json", "metrics.jsonl", "summary.json")
+FILES = ("config.json", "metrics.jsonl", "clients.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
 CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints, within that of a run; one for each algorithm."""
@@ -56,6 +56,7 @@ class RunFolder:
         """Makes the folder and ``config.json``."""
         self.path, self.recorded, self._format = path, resumed, pictures
         self._metrics: TextIO | None = None
+        self._clients: dict[str, list[dict[str, Any]]] = {}
         try:
             if not resumed:
                 check_free(path)
@@ -91,31 +92,32 @@ class RunFolder:
             tables: samples per client and class, ``int64[N, M]``, one per seed.
             task: what is learnt.
         """
-        lines = []
+        lines, self._clients[algorithm] = [], []
         for i, run in enumerate(runs):
+            told = {"algorithm": algorithm, **run, "round": evaluation.round}
+            clients = _client_scores(evaluation, i, tables, task)
             record = {
-                "algorithm": algorithm,
-                **run,
-                "round": evaluation.round,
-                **_scores(evaluation.test, i),
+                **told,
+                **_pooled(evaluation.test, i),
+                **_spreads(clients),
                 "test_loss": evaluation.test_loss[i],
                 "train_loss": evaluation.train_loss[i],
                 "bytes_up": int(evaluation.bytes_up[i]),
                 "bytes_down": int(evaluation.bytes_down[i]),
+                "samples": int(evaluation.samples[i]),
                 "skipped": int(evaluation.skipped[i]),
             }
-            if evaluation.test.by_client is None and task.classes is not None:
-                # Nobody has test samples of its own: what their label mix lets expect.
-                correct, count = evaluation.correct[i], evaluation.total[i]
-                record["client_accuracy"] = spread(client_accuracy(correct, count, tables[i]))
-            if evaluation.validation is not None:
-                record["validation"] = _scores(evaluation.validation, i)
-            if evaluation.personal is not None:
-                record["personal"] = _scores(evaluation.personal, i)
+            for part in ("validation", "personal"):
+                scores: SetScores | None = getattr(evaluation, part)
+                if scores is not None:
+                    record[part] = _pooled(scores, i) | _spreads(_by_client(scores, i))
+            own = {} if evaluation.personal is None else _by_client(evaluation.personal, i)
+            if clients or own:
+                self._clients[algorithm].append(told | clients | ({"personal": own} if own else {}))
             record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
             if evaluation.uncollected is not None:
                 record[f"{task.score}_uncollected"] = evaluation.uncollected[i]
-            lines.append(json.dumps(_plain(record)) + "\n")
+            lines.append(_line(record))
         if self._metrics is None:  # not before: those of a run that goes on stand here until now
             self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
         self._metrics.writelines(lines)
@@ -129,10 +131,13 @@ class RunFolder:
         score: str,
         title: str = "",
     ) -> None:
-        """Writes ``summary.json``, and draws the curves of the algorithms that have finished.
+        """Writes ``summary.json``, ``clients.jsonl`` and the curves of what has finished.
 
         A server's model without the leaves that stay with the clients has no curve.
         """
+        rows = [_line(row) for name in results for row in self._clients.get(name, ())]
+        if rows:
+            _write(self.path / "clients.jsonl", "".join(rows))
         _write_json(self.path / "summary.json", summary)
         drawn = {
             name: result
@@ -170,19 +175,39 @@ def check_free(path: Path) -> None:
         raise ValueError(f"--out {path} is not empty; name a new folder")
 
 
-def _scores(scores: SetScores, run: int) -> dict[str, Any]:
-    """One run's scores on an evaluation set: pooled, and spread over its clients."""
-    found: dict[str, Any] = {m: scores.pooled[m][run] for m in scores.metrics}
-    if scores.by_client is not None:
-        for m in scores.metrics:
-            found[f"client_{m}"] = spread(scores.by_client[m][run])
-    return found
+def _client_scores(
+    evaluation: Evaluation, run: int, tables: Sequence[NDArray[np.int64]], task: Task
+) -> dict[str, NDArray[np.float64]]:
+    """What the server's model scores at each client in one run, ``f64[K]`` by name."""
+    if evaluation.test.by_client is not None or task.classes is None:
+        return _by_client(evaluation.test, run)
+    # Nobody has test samples of its own: what their label mix lets expect.
+    correct, count = evaluation.correct[run], evaluation.total[run]
+    return {"client_accuracy": client_accuracy(correct, count, tables[run])}
+
+
+def _pooled(scores: SetScores, run: int) -> dict[str, float]:
+    """One run's scores of all samples of an evaluation set."""
+    return {m: scores.pooled[m][run] for m in scores.metrics}
+
+
+def _by_client(scores: SetScores, run: int) -> dict[str, NDArray[np.float64]]:
+    """One run's scores of each client of an evaluation set, ``f64[K]``; nothing without clients."""
+    if scores.by_client is None:
+        return {}
+    return {f"client_{m}": scores.by_client[m][run] for m in scores.metrics}
+
+
+def _spreads(by_client: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, float]]:
+    return {name: spread(values) for name, values in by_client.items()}
 
 
 def _plain(content: Any) -> Any:
     """As JSON knows it: null for NaN, a score that does not exist, and for infinity."""
     if isinstance(content, Mapping):
         return {key: _plain(value) for key, value in content.items()}
+    if isinstance(content, np.ndarray):
+        content = content.tolist()
     if isinstance(content, list | tuple):
         return [_plain(value) for value in content]
     if isinstance(content, float):
@@ -195,9 +220,18 @@ def as_json(content: Mapping[str, Any]) -> str:
     return json.dumps(_plain(content), indent=2)
 
 
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(record)) + "\n"
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _write(path, as_json(content) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """As a whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(as_json(content) + "\n", encoding="utf-8")
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 
 

@@ -32,12 +32,15 @@ class SavedRun:
         summary: of each algorithm that has finished, ``summary.json``; empty before.
         records: a row for each algorithm, run and evaluation, ``metrics.jsonl``; what
           ``pandas.DataFrame`` takes.
+        clients: the last of these rows of each algorithm that has finished, with the scores of all
+          clients in lists, ``clients.jsonl``; null is a client without a score.
     """
 
     folder: Path
     settings: dict[str, Any]
     summary: dict[str, Any]
     records: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class SavedRun:
         told = [row["validation"] for row in rows]
         found = [t[f"client_{score}"]["mean"] if f"client_{score}" in t else t[score] for t in told]
         values = np.array(found, np.float64).reshape(len(rounds), -1)
-        sign = -1 if self.settings["lowest_is_best"] else 1
+        sign = -1 if self.settings["metric"]["best"] == "lowest" else 1
         return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
 
 
@@ -136,7 +139,7 @@ def load_run(folder: str | Path) -> SavedRun:
         Settings, scores, and on request the model, its weights and the data.
 
     Raises:
-        ValueError: if the folder has no run.
+        ValueError: if the folder has no run, or a file of it is damaged; names the file.
 
     Example:
         >>> import subprocess, sys, tempfile
@@ -153,7 +156,30 @@ def load_run(folder: str | Path) -> SavedRun:
         (5, 10)
     """
     folder = Path(folder)
-    settings, summary, records = written(folder), folder / "summary.json", folder / "metrics.jsonl"
-    lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
-    found = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return SavedRun(folder, settings, found, [json.loads(line) for line in lines])
+    settings, summary = written(folder), folder / "summary.json"
+    found = _parsed(summary, _text(summary)) if summary.exists() else {}
+    records, clients = (_rows(folder / f"{name}.jsonl") for name in ("metrics", "clients"))
+    return SavedRun(folder, settings, found, records, clients)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; none if there is no such file."""
+    lines = _text(path).splitlines() if path.exists() else []
+    return [_parsed(f"{path}, line {i}", line) for i, line in enumerate(lines, 1)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _parsed(where: str | Path, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} is damaged: it must be an object, got {text[:40]!r}")
+    return content

@@ -1,11 +1,10 @@
-"""The numbers of a run as a summary, as tables for the terminal and as a picture."""
+"""The numbers of a run as a summary, and as tables for the terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.tasks.sums import SHARE, mean_known
 
@@ -190,7 +188,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
             [name, *(cell(s, key) for key in columns.values()),
              *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
              f"{s['traffic_ratio']:.3f}",
-             *(cell for _ in aims for cell in _to_target(s, bytes_each, places))]
+             *(cell for _ in aims for cell in to_target(s, bytes_each, places))]
         )  # fmt: skip
         peak = s["peak_memory_mb"]
         speeds.append(
@@ -201,11 +199,11 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     return "\n\n".join(aligned(rows) for rows in (scores, speeds))
 
 
-def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
+def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
     """Rounds and traffic of the runs that have reached the target, and how many have, if not all.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
-    >>> _to_target(found, 1e6, 1)
+    >>> to_target(found, 1e6, 1)
     ('4.0 (1 of 2)', '2.0 (1 of 2)')
     """
     rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))
@@ -235,59 +233,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
     head, *body = map(line, rows)
     return "\n".join([head, "-" * len(head), *body])
-
-
-def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
-    """Draws a score against rounds and against bytes sent; bands are ± std over runs.
-
-    Runs whose score is not known are left out, as they are of the table. If the clients' own models
-    are scored, those are drawn, and the legend says so.
-
-    Args:
-        results: by algorithm, at least one.
-        path: a .png, .pdf or .svg file.
-        score: the one to draw.
-        title: above both panels, such as the data set and the sampler.
-
-    Raises:
-        ValueError: if the file's name says another format.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    first = next(iter(results.values()))
-    by_client = first.evaluations[-1].test.by_client is not None
-    percent = first.task.metrics[score].percent
-    scale = 100 if percent else 1
-    size, unit = byte_unit(bytes_sent(r.evaluations[-1]) for r in results.values())
-    columns = 2 if max(map(len, results)) <= 28 else 1
-    lines = math.ceil(len(results) / columns)
-    with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
-        for i, (name, result) in enumerate(results.items()):
-            own = result.evaluations[-1].personal is not None
-            part: Literal["test", "personal"] = "personal" if own else "test"
-            values = scale * result.series(score, by_client=by_client, part=part)
-            mean = mean_known(values)
-            std = np.sqrt(mean_known((values - mean[:, None]) ** 2))
-            rounds = [e.round for e in result.evaluations]
-            sent = [bytes_sent(e) / unit for e in result.evaluations]
-            last = f"{mean[-1]:.1f} %" if percent else digits(mean[-1])
-            label = f"{literal(name)}{', own models' * own}: {last}, {sent[-1]:,.1f} {size}"
-            # The one that was asked for lies on top.
-            look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
-            for axis, x in ((left, rounds), (right, sent)):
-                axis.plot(x, mean, label=label, marker="o", markersize=3, markevery=[-1], **look)
-                band = {"color": look["color"], "zorder": look["zorder"]}
-                axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **band)
-        runs = values.shape[1]
-        told = f"test {score}" + " (%)" * percent + (", mean over clients" if by_client else "")
-        left.set_ylabel(told + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
-        left.set_xlabel("rounds")
-        left.xaxis.set_major_locator(MaxNLocator(integer=True))
-        right.set_xlabel(f"{size} sent, up and down")
-        for axis in (left, right):
-            axis.grid()
-            axis.set_xlim(left=0)
-            axis.margins(y=0.03)
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=4)

@@ -29,7 +29,6 @@ from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
 from fedjax_sim.run.points import diverged, run_points
-from fedjax_sim.run.result import lowest
 from fedjax_sim.tasks.sums import mean_known
 
 
@@ -48,9 +47,9 @@ def open_folder(
     found = {
         "model": setup.model_name,
         "partition": setup.sampler,
+        "task": repr(setup.task),
         "score": setup.score,
-        "score_is_share": setup.task.metrics[setup.score].percent,
-        "lowest_is_best": lowest(setup.task, setup.score),
+        "metric": setup.task.metrics[setup.score]._asdict(),
         "clients": setup.clients,
         "clients_per_round": setup.clients_per_round,
         "malicious": None if malicious is None else np.flatnonzero(malicious).tolist(),

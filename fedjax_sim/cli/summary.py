@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -100,19 +100,8 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     if shared:
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
     for name, s in summaries.items():
-        if "epsilon" in s:
-            print(
-                f"\n{name}: a run is (ε, δ)-private for each client, ε = {s['epsilon']:.3g} at "
-                f"δ = {s['delta']:.3g} (1/N = {1 / setup.problem.data.clients:.3g})"
-            )
-        elif "epsilon_unknown" in s:
-            print(f"\n{name}: ε is not known: {s['epsilon_unknown']}")
-        if s.get("skipped"):
-            print(f"\n{name}: {s['skipped']} updates were not finite, and skipped (of all seeds)")
-        if "rounds_planned" in s:
-            print(f"\n{name}: ended after {s['rounds']} of {s['rounds_planned']} rounds")
-        if "mu_first" in s:
-            print(f"\n{name}: {_told_pull(s['mu_first'], s['mu_last'])}")
+        for line in remarks(s, setup.problem.data.clients):
+            print(f"\n{name}: {line}")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
@@ -121,6 +110,33 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
     if personal and config.scores.split != "holdout":
         print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
+
+
+def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
+    """What is to be said of one algorithm beside its numbers.
+
+    Args:
+        summary: see :func:`summarise`.
+        clients: those that train, which δ is set beside; None if that is not known.
+
+    Yields:
+        A line each.
+    """
+    s = summary
+    if "epsilon" in s:
+        beside = "" if clients is None else f" (1/N = {1 / clients:.3g})"
+        yield (
+            f"a run is (ε, δ)-private for each client, ε = {s['epsilon']:.3g} at "
+            f"δ = {s['delta']:.3g}{beside}"
+        )
+    elif "epsilon_unknown" in s:
+        yield f"ε is not known: {s['epsilon_unknown']}"
+    if s.get("skipped"):
+        yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
+    if "rounds_planned" in s:
+        yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
+    if "mu_first" in s:
+        yield _told_pull(s["mu_first"], s["mu_last"])
 
 
 def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:

@@ -135,6 +135,7 @@ class Ledger:
             train_loss=np.asarray(rows.loss[:, -1], np.float64),
             uploads=totals.uploads,
             downloads=totals.downloads,
+            samples=totals.samples,
             bytes_up=up,
             bytes_down=down,
             skipped=totals.skipped,

@@ -30,6 +30,7 @@ class Evaluation(NamedTuple):
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models sent by clients so far, or fragments of them.
         downloads: ``int64[R]``, models sent to clients so far.
+        samples: ``int64[R]``, training samples visited so far.
         bytes_up: ``int64[R]``, what clients have sent so far: models, compressed or not, and what
           a method sends besides, before the first round too. Not counted: how many samples each
           client has, and what makes the data (shared samples).
@@ -51,6 +52,7 @@ class Evaluation(NamedTuple):
     train_loss: NDArray[np.float64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
+    samples: NDArray[np.int64]
     bytes_up: NDArray[np.int64]
     bytes_down: NDArray[np.int64]
     skipped: NDArray[np.int64]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.report import digits
-from fedjax_sim.cli.studies.plan import Cell, Study
+from fedjax_sim.cli.reporting.compare import paired
+from fedjax_sim.cli.reporting.formats import latex, markdown
+from fedjax_sim.cli.reporting.tables import Cell, Table
+from fedjax_sim.cli.studies import plan
 
 
 class Row(NamedTuple):
@@ -47,19 +49,7 @@ class Row(NamedTuple):
     percent: bool
 
 
-class Difference(NamedTuple):
-    """Of a method to the baseline, run by run.
-
-    Attributes:
-        mean: of the differences.
-        p: of Wilcoxon's signed-rank test, two-sided; NaN for a single run.
-    """
-
-    mean: float
-    p: float
-
-
-def rows_of(study: Study, cell: Cell, folder: Path) -> list[Row]:
+def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
     """The methods of a cell that has run, each with the setting that validation clients chose.
 
     Args:
@@ -72,7 +62,7 @@ def rows_of(study: Study, cell: Cell, folder: Path) -> list[Row]:
     runs = [{"seed": seed} for seed in cell.config.experiment.seeds]
     if cell.config.scores.folds is not None:
         runs = [{**run, "fold": f} for run in runs for f in range(cell.config.scores.folds)]
-    lowest, percent = config["lowest_is_best"], config["score_is_share"]
+    lowest, percent = config["metric"]["best"] == "lowest", config["metric"]["percent"]
     rows = []
     for method, texts in study.rows.items():
         chosen = best_setting({text: summary[text] for text in texts}, lowest=lowest)
@@ -123,35 +113,7 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
     return max(finished, key=score, default=None)
 
 
-def difference(row: Row, baseline: Row) -> Difference | None:
-    """Of a method to the baseline in the same cell; None if one has diverged."""
-    if not (len(row.scores) and len(baseline.scores)):
-        return None
-    return paired(row.scores - baseline.scores)
-
-
-def paired(differences: NDArray[np.float64]) -> Difference:
-    """Mean and p of paired differences.
-
-    >>> paired(np.arange(1.0, 7.0))
-    Difference(mean=3.5, p=0.03125)
-    >>> paired(np.zeros(5))
-    Difference(mean=0.0, p=1.0)
-    """
-    known = differences[np.isfinite(differences)]
-    if len(known) < 2:
-        return Difference(float(np.mean(known)) if len(known) else math.nan, math.nan)
-    if not np.any(known):
-        return Difference(0.0, 1.0)
-    import scipy.stats  # half a second
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ties and zeros among few runs: it says how it takes them
-        p = float(scipy.stats.wilcoxon(known).pvalue)
-    return Difference(float(known.mean()), p)
-
-
-def write_results(study: Study, rows: Sequence[Row], folder: Path) -> None:
+def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> None:
     """Writes ``results.csv`` (a line for each run), ``table.md`` and ``table.tex``."""
     keys = study.columns
     with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
@@ -169,60 +131,40 @@ def write_results(study: Study, rows: Sequence[Row], folder: Path) -> None:
                     validation,
                 ]
                 writer.writerow([*told, _number(row.scores[i])])
-    (folder / "table.md").write_text(markdown(study, rows) + "\n", encoding="utf-8")
-    (folder / "table.tex").write_text(latex(study, rows) + "\n", encoding="utf-8")
+    found = table(study, rows)
+    (folder / "table.md").write_text(markdown(found) + "\n", encoding="utf-8")
+    (folder / "table.tex").write_text(latex({"": found}), encoding="utf-8")
 
 
-def markdown(study: Study, rows: Sequence[Row]) -> str:
-    """The table, a line for each method and cell; the best of each cell is bold."""
-    lines = list(_lines(study, rows, bold=lambda text: f"**{text}**"))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
-
-
-def latex(study: Study, rows: Sequence[Row]) -> str:
-    """The same table for LaTeX with the package booktabs."""
-    head, *lines = _lines(study, rows, bold=lambda text: f"\0{text}\1")
-    body = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
-    layout = "l" * (len(study.columns) + 2) + "r" * 4
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{{layout}}}",
-            r"\toprule",
-            " & ".join(map(_escaped, head)) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
-
-
-def _lines(study: Study, rows: Sequence[Row], bold: Any) -> Iterable[list[str]]:
-    scores = dict.fromkeys(_named(row) for row in rows)
-    head = next(iter(scores)) if len(scores) == 1 else "score"
-    yield [*study.columns, "method", "setting", head, f"to {study.baseline}", "p", "MB"]
+def table(study: plan.Study, rows: Sequence[Row]) -> Table:
+    """A line for each method and cell, the best of each cell marked."""
+    scores = dict.fromkeys(map(_named, rows))
+    name = next(iter(scores)) if len(scores) == 1 else "score"
+    head = (*study.columns, "method", "setting", name, f"to {study.baseline}", "p", "MB")
     cells: dict[str, list[Row]] = {}
     for row in rows:
         cells.setdefault(row.cell, []).append(row)
+    lines = []
     for inside in cells.values():
         (baseline,) = (row for row in inside if row.method == study.baseline)
-        means = [float(np.nanmean(row.scores)) if len(row.scores) else math.nan for row in inside]
-        best = None
-        if not np.isnan(means).all():
-            best = int((np.nanargmin if inside[0].lowest else np.nanargmax)(means))
-        for i, row in enumerate(inside):
+        best = _best(inside)
+        for row in inside:
             told = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
-                yield [*told, "-", "diverged", "-", "-", "-"]
+                lines.append((*map(Cell, told), *map(Cell, ("-", "diverged", "-", "-", "-"))))
                 continue
             score = _score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
-            yield [*told, row.setting, bold(score) if i == best else score,
-                   *_compared(row, baseline), f"{row.megabytes:,.1f}"]  # fmt: skip
+            numbers = *_compared(row, baseline), f"{row.megabytes:,.1f}"
+            named = map(Cell, (*told, row.setting))
+            lines.append((*named, Cell(score, row is best), *map(Cell, numbers)))
+    return Table(head, tuple(lines), words=True)
+
+
+def _best(rows: Sequence[Row]) -> Row | None:
+    """The best mean of a cell; the first of equals."""
+    sign = -1 if rows[0].lowest else 1
+    means = [float(sign * np.mean(row.scores)) if len(row.scores) else math.nan for row in rows]
+    return None if np.isnan(means).all() else rows[int(np.nanargmax(means))]
 
 
 def _named(row: Row) -> str:
@@ -240,21 +182,15 @@ def _score(row: Row) -> str:
 
 
 def _compared(row: Row, baseline: Row) -> tuple[str, str]:
-    found = None if row.method == baseline.method else difference(row, baseline)
-    if found is None or math.isnan(found.mean):
+    if row is baseline or baseline.setting is None:
         return "-", "-"
-    mean = f"{100 * found.mean:+.2f}" if row.percent else f"{found.mean:+.4g}"
-    return mean, "-" if math.isnan(found.p) else f"{found.p:.2g}"
+    found = paired(row.scores, baseline.scores)
+    if not len(found.values):
+        return "-", "-"
+    mean = float(found.values.mean())
+    told = f"{100 * mean:+.2f}" if row.percent else f"{mean:+.4g}"
+    return told, "-" if found.p is None else f"{found.p:.2g}"
 
 
 def _number(value: float) -> str:
     return repr(float(value)) if math.isfinite(value) else ""
-
-
-def _escaped(text: str) -> str:
-    signs = {
-        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-        "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-        "±": r"$\pm$", "\0": r"\textbf{", "\1": "}",
-    }  # fmt: skip
-    return "".join(signs.get(sign, sign) for sign in text)

@@ -1,0 +1,134 @@
+"""Scores against rounds, bytes sent and samples visited, as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.report import byte_unit, bytes_sent, digits
+from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
+from fedjax_sim.run import Result
+from fedjax_sim.tasks.sums import Floats, mean_known
+
+LEGEND = 28
+"""Characters of a name with which two stand side by side."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """One line: T evaluations of R runs.
+
+    Attributes:
+        name: in the legend.
+        rounds: done at each evaluation.
+        sent: bytes up and down by then, the mean over runs, ``f64[T]``.
+        scores: ``f64[T, R]``; the line stops where none is known.
+        samples: visited by then, the mean over runs, ``f64[T]``; None if it is not to be shown.
+        end: what the legend says instead of the last score.
+    """
+
+    name: str
+    rounds: Sequence[int]
+    sent: Floats
+    scores: Floats
+    samples: Floats | None = None
+    end: str | None = None
+
+
+def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
+    """Draws a score against rounds and against bytes sent; bands are ± std over runs.
+
+    Runs whose score is not known are left out, as they are of the table. If the clients' own models
+    are scored, those are drawn, and the legend says so.
+
+    Args:
+        results: by algorithm, at least one.
+        path: a .png, .pdf or .svg file.
+        score: the one to draw.
+        title: above both panels, such as the data set and the sampler.
+
+    Raises:
+        ValueError: if the file's name says another format.
+    """
+    first = next(iter(results.values()))
+    by_client = first.evaluations[-1].test.by_client is not None
+    curves = []
+    for name, result in results.items():
+        own = result.evaluations[-1].personal is not None
+        part: Literal["test", "personal"] = "personal" if own else "test"
+        curves.append(
+            Curve(
+                f"{name}{', own models' * own}",
+                [e.round for e in result.evaluations],
+                np.array([bytes_sent(e) for e in result.evaluations]),
+                result.series(score, by_client=by_client, part=part),
+            )
+        )
+    told = f"client_{score}" if by_client else score
+    draw_series(curves, path, told, first.task.metrics[score], title)
+
+
+def draw_series(
+    curves: Sequence[Curve], path: Path, score: str, metric: Metric, title: str = ""
+) -> None:
+    """Draws curves against rounds, bytes, and samples if all have them.
+
+    Args:
+        curves: at least one; the first lies on top.
+        path: a .png, .pdf or .svg file.
+        score: its key; "client_" stands for the mean over clients.
+        metric: how the score is read.
+        title: above the panels.
+
+    Raises:
+        ValueError: if the file's name says another format.
+    """
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    scale = 100 if metric.percent else 1
+    size, unit = byte_unit(curve.sent[-1] for curve in curves if len(curve.sent))
+    columns = 2 if max(len(curve.name) for curve in curves) <= LEGEND else 1
+    counted = all(curve.samples is not None for curve in curves)
+    lines = math.ceil(len(curves) / columns)
+    with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
+        axes = figure.subplots(1, 2 + counted, sharey=True)
+        faint = 0.18 if len(curves) <= 4 else 0.09  # bands that lie on each other hide the lines
+        for i, curve in enumerate(curves):
+            values = scale * curve.scores
+            mean = mean_known(values)
+            std = np.sqrt(mean_known((values - mean[:, None]) ** 2))
+            sent = curve.sent / unit
+            end = curve.end
+            if end is None:
+                last = f"{mean[-1]:.1f} %" if metric.percent else digits(mean[-1])
+                end = f"{last}, {sent[-1]:,.1f} {size}"
+            look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
+            band = {"color": look["color"], "zorder": look["zorder"], "linewidth": 0}
+            across = (curve.rounds, sent, *([curve.samples] if counted else []))
+            for axis, x in zip(axes, across, strict=True):
+                axis.plot(x, mean, marker="o", markersize=3, markevery=[-1], **look,
+                          label=f"{literal(curve.name)}: {end}")  # fmt: skip
+                axis.fill_between(x, mean - std, mean + std, alpha=faint, **band)
+        runs = max(curve.scores.shape[1] for curve in curves)
+        plain = score.removeprefix("client_")
+        told = f"test {plain}" + " (%)" * metric.percent
+        told += ", mean over clients" * (plain != score)
+        axes[0].set_ylabel(told + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
+        axes[0].set_xlabel("rounds")
+        axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[1].set_xlabel(f"{size} sent, up and down")
+        if counted:
+            axes[2].set_xlabel("training samples visited")
+            axes[2].xaxis.set_major_formatter(EngFormatter(sep=""))
+        for axis in axes:
+            axis.grid()
+            axis.set_xlim(left=0)
+            axis.margins(y=0.03)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=4)

@@ -1,0 +1,147 @@
+"""``python -m fedjax_sim.report``: the command, and the folder that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_sim.cli.commands import complain
+from fedjax_sim.cli.flags import Parser
+from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
+from fedjax_sim.cli.reporting.contents import sections, title_of
+from fedjax_sim.cli.reporting.formats import comma_separated, latex
+from fedjax_sim.cli.reporting.page import html, text
+from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.tables import combined
+
+PROGRAM = "fedjax_sim.report"
+LEDGER = "report.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: its arguments; None for those of this process.
+
+    Returns:
+        The exit status: 0, 2 for bad input, 130 for Ctrl-C.
+    """
+    try:
+        given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+        folders = [Path(text) for text in given.folders]
+        reading = read(folders)
+        groups = grouped(reading.trials, given.baseline)
+        out = folders[0] / "report" if given.out is None else Path(given.out)
+        earlier = own_files(out)
+        try:
+            write(reading, groups, out, earlier)
+        except OSError as error:
+            raise ValueError(f"--out {out}: {error.strerror or error}") from error
+    except (ValueError, OSError) as error:
+        return complain(PROGRAM, f"error: {error}", 2)
+    except KeyboardInterrupt:
+        return complain(PROGRAM, "stopped; nothing was written", 130)
+    print(f"{_title(reading)}: {out / 'report.html'}")
+    for what in reading.unfinished:
+        print(f"not finished: {what}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=f"python -m {PROGRAM}",
+        description="Sets runs side by side: report.html, one page that needs nothing else; "
+        "report.md, table.tex, table.csv, and the pictures as .svg and .pdf.",
+        epilog="Example: python -m fedjax_sim.report runs/a runs/b --baseline fedavg --out report",
+    )
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        metavar="DIR",
+        help="folder of a run of fedjax_sim.bench, or of a study: all its cells that are finished",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="folder of the report (default: report in the first DIR)"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="the method that the others are compared with (default: the first)",
+    )
+    return parser
+
+
+def own_files(out: Path) -> dict[str, str]:
+    """The files of an earlier report in a folder, and their hashes.
+
+    Raises:
+        ValueError: if the path is no folder.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    try:
+        found = json.loads((out / LEDGER).read_text(encoding="utf-8"))
+        return {str(name): str(sha) for name, sha in found["files"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"--out {out}: {LEDGER} is no list of a report's files") from error
+
+
+def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[str, str]) -> None:
+    """Writes the report: nothing before all of it is made.
+
+    Args:
+        reading: what was read.
+        groups: its trials by problem.
+        out: the folder.
+        earlier: the files of an earlier report there, which is replaced.
+
+    Raises:
+        ValueError: if the folder has a file of such a name that is another's, or was changed.
+    """
+    # On the same disk, so that files move there whole.
+    near = next(path for path in out.absolute().parents if path.exists())
+    with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
+        folder = Path(aside)
+        title, found = _title(reading), sections(reading, groups, folder)
+        texts = {
+            "report.html": html(title, found, folder),
+            "report.md": text(title, found),
+            "table.tex": latex({title_of(g.problem): combined(tuned(g) or g) for g in groups}),
+            "table.csv": comma_separated(groups),
+        }
+        for name, content in texts.items():
+            (folder / name).write_text(content, encoding="utf-8")
+        made = {path.name: _sha(path) for path in sorted(folder.iterdir())}
+        for name in made.keys() | earlier.keys():
+            there = out / name
+            if there.exists() and earlier.get(name) != _sha(there):
+                raise ValueError(
+                    f"--out {out}: {name} is no file of an earlier report, or was changed since; "
+                    "name another folder"
+                )
+        ledger = {"written by": PROGRAM, "files": made}
+        (folder / LEDGER).write_text(json.dumps(ledger, indent=2) + "\n", encoding="utf-8")
+        out.mkdir(parents=True, exist_ok=True)
+        for name in earlier.keys() - made.keys():
+            (out / name).unlink(missing_ok=True)
+        for name in (*made, LEDGER):
+            (folder / name).replace(out / name)
+
+
+def _sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _title(reading: Reading) -> str:
+    runs, methods = len(reading.runs), len({(t.run, t.algorithm) for t in reading.trials})
+    if runs == 1:
+        return f"Report of {next(iter(reading.runs))}"
+    return f"Report of {methods} methods in {runs} runs"

@@ -1,0 +1,308 @@
+"""What runs come to: scores over runs, paired differences, grids of settings, the worst tenth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.cli.reporting.read import Floats, Key, Problem, Trial
+from fedjax_sim.tasks.sums import mean_known
+
+Moment = Literal["final", "validated", "validation"]
+SEEDS = frozenset({"seeds"})
+
+
+class Over(NamedTuple):
+    """A number over runs.
+
+    Attributes:
+        values: of each run, ``f64[R]``; NaN if it is not known.
+        diverged: in words, if a run diverged; then there is no mean.
+    """
+
+    values: Floats
+    diverged: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Over the runs that have it; NaN without any, or if one diverged."""
+        return math.nan if self.diverged else float(mean_known(self.values))
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of a population."""
+        return math.nan if self.diverged else float(_std(self.values))
+
+
+class Difference(NamedTuple):
+    """A method minus the baseline, pair by pair: of the same seed, fold and partition.
+
+    Attributes:
+        values: of each pair, ``f64[n]``.
+        equal: pairs without a difference.
+        p: of Wilcoxon's signed-rank test, two-sided; None without a pair that differs.
+        least: the smallest p that so many pairs can reach.
+    """
+
+    values: Floats
+    equal: int
+    p: float | None
+    least: float
+
+
+class Group(NamedTuple):
+    """The trials of one problem.
+
+    Attributes:
+        problem: theirs.
+        labels: of each, in order.
+        trials: what is compared.
+        baseline: the one that the others are compared with; None if the group lacks it.
+    """
+
+    problem: Problem
+    labels: tuple[str, ...]
+    trials: tuple[Trial, ...]
+    baseline: Trial | None
+
+    def label(self, trial: Trial) -> str:
+        """The one of a trial of it."""
+        return self.labels[self.trials.index(trial)]
+
+
+class Grid(NamedTuple):
+    """A method under all values of two settings.
+
+    Attributes:
+        method: its name.
+        names: of the two settings.
+        values: of each.
+        trials: by both values.
+    """
+
+    method: str
+    names: tuple[str, str]
+    values: tuple[tuple[Any, ...], tuple[Any, ...]]
+    trials: Mapping[tuple[Any, Any], Trial]
+
+
+def over_runs(trial: Trial, moment: Moment) -> Over | None:
+    """A method's score.
+
+    Args:
+        trial: of R runs.
+        moment: after the last round ("final"), after each run's round that is best on the
+            validation set ("validated"), or there on that set ("validation").
+
+    Returns:
+        The score over runs; None without a validation set.
+    """
+    if trial.diverged:
+        return Over(np.full(trial.runs, math.nan), _diverged(trial))
+    if moment == "final":
+        return Over(trial.scores[-1])
+    if trial.validation is None:
+        return None
+    sign = -1 if trial.metric.best == "lowest" else 1
+    # The first of equals, as the command has it.
+    best = np.nan_to_num(sign * trial.validation, nan=-math.inf).argmax(axis=0)
+    series = trial.scores if moment == "validated" else trial.validation
+    return Over(np.take_along_axis(series, best[None], axis=0)[0])
+
+
+def _diverged(trial: Trial) -> str:
+    """When, in words.
+
+    A method whose loss is not finite in one run ends in all of them.
+    """
+    rounds = sorted({*trial.diverged.values()})
+    if rounds == [0]:
+        return "diverged"
+    told = (
+        f"diverged at round {' to '.join(str(t) for t in dict.fromkeys((rounds[0], rounds[-1])))}"
+    )
+    alone = "diverged" not in trial.summary and len(trial.diverged) < trial.runs
+    return told + f" ({len(trial.diverged)} of {trial.runs} runs)" * alone
+
+
+def decisive(trials: Iterable[Trial]) -> Moment:
+    """The score that methods are compared by: never the best on the test set."""
+    scored = [trial for trial in trials if len(trial.rounds)]
+    return "validated" if all(t.validation is not None for t in scored) else "final"
+
+
+def worst_tenth(trial: Trial) -> Over | None:
+    """The mean over the tenth of the clients, rounded up, whose scores are the worst."""
+    if trial.diverged or not trial.by_client:
+        return None
+    found = []
+    for values in trial.by_client:
+        known = np.sort(values[~np.isnan(values)])
+        if trial.metric.best == "lowest":
+            known = known[::-1]
+        found.append(known[: math.ceil(len(known) / 10)].mean() if len(known) else math.nan)
+    return Over(np.array(found))
+
+
+def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
+    """What a method gains on another, by :func:`paired`.
+
+    Args:
+        trial: the method.
+        baseline: the other one.
+        moment: of the scores.
+    """
+    ours, theirs = (_by_key(t, moment) for t in (trial, baseline))
+    pairs = np.array([(ours[k], theirs[k]) for k in ours if k in theirs]).reshape(-1, 2)
+    return paired(pairs[:, 0], pairs[:, 1])
+
+
+def paired(ours: Floats, theirs: Floats) -> Difference:
+    """What scores gain on others of the same runs, and how likely so much is by chance.
+
+    The test is Wilcoxon's signed-rank test of ``scipy.stats``, two-sided; pairs that are equal are
+    left out, as he does. n pairs can reach no smaller p than 2^(1 - n): five reach 0.0625.
+
+    >>> paired(np.arange(1.0, 7.0), np.zeros(6)).p
+    0.03125
+    """
+    from scipy import stats
+
+    pairs = np.stack([ours, theirs], axis=1)
+    pairs = pairs[~np.isnan(pairs).any(axis=1)]
+    values = pairs[:, 0] - pairs[:, 1]
+    # Shares of the same test set tie: rounding must not tell them apart.
+    ranked = np.round(values / max(float(np.abs(pairs).max(initial=0)), 1e-300), 12)
+    ranked = ranked[ranked != 0]
+    n = len(ranked)
+    equal = len(values) - n
+    if n < 2:
+        return Difference(values, equal, 1.0 if n else None, 1.0)
+    # Exact with ties as well, as scipy's default is only in newer versions.
+    method: Any = stats.PermutationMethod(n_resamples=2**13) if n <= 13 else "auto"
+    p = float(stats.wilcoxon(ranked, method=method).pvalue)
+    return Difference(values, equal, p, 2.0 ** (1 - n))
+
+
+def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
+    """The trials by problem, in order, each with a label of its own.
+
+    Args:
+        trials: of all folders.
+        baseline: a method's or trial's name; of several trials it is the one that is best on the
+            validation set. None for the first of each group.
+
+    Raises:
+        ValueError: if no group has the baseline, or one has several and no validation set.
+    """
+    groups = []
+    for problem in dict.fromkeys(trial.problem for trial in trials):
+        of = tuple(trial for trial in trials if trial.problem == problem)
+        plain = [f"{t.algorithm}{', own models' * t.own}" for t in of]
+        labels = tuple(
+            f"{label} [{t.run}]" if plain.count(label) > 1 else label
+            for t, label in zip(of, plain, strict=True)
+        )
+        # An exact name first: that of a method may be the name of several trials.
+        namings = (labels, plain, [t.algorithm for t in of], [t.method for t in of])
+        matches = ([i for i, name in enumerate(names) if name == baseline] for names in namings)
+        named = [0] if baseline is None else next(filter(None, matches), [])
+        if len(named) > 1:
+            best = _best([of[i] for i in named]) if decisive(of) == "validated" else None
+            if best is None:
+                several = ", ".join(repr(labels[i]) for i in named)
+                raise ValueError(f"--baseline {baseline} is several here: name one of {several}")
+            named = [of.index(best)]
+        groups.append(Group(problem, labels, of, of[named[0]] if named else None))
+    if all(group.baseline is None for group in groups):
+        known = ", ".join(dict.fromkeys(label for group in groups for label in group.labels))
+        raise ValueError(f"--baseline must be one of {known}, got {baseline!r}")
+    return groups
+
+
+def tuned(group: Group) -> Group | None:
+    """The best trial of each method on the validation set; None if no method has several.
+
+    A method whose every trial diverged has none. The baseline is that of the baseline's method.
+    """
+    methods: dict[tuple[str, bool], list[Trial]] = {}
+    for trial in group.trials:
+        methods.setdefault((trial.method, trial.own), []).append(trial)
+    if decisive(group.trials) != "validated" or all(len(of) == 1 for of in methods.values()):
+        return None
+    found = {of: best for of, trials in methods.items() if (best := _best(trials)) is not None}
+    if not found:
+        return None
+    given = group.baseline
+    baseline = None if given is None else found.get((given.method, given.own))
+    chosen = tuple(found.values())
+    return Group(group.problem, tuple(map(group.label, chosen)), chosen, baseline)
+
+
+def _best(trials: Sequence[Trial]) -> Trial | None:
+    """The trial that is best on the validation set; the first of equals."""
+    overs = {trial: over_runs(trial, "validation") for trial in trials}
+    means = {t: o.mean for t, o in overs.items() if o is not None and not math.isnan(o.mean)}
+    best = min if trials[0].metric.best == "lowest" else max
+    return best(means, key=means.__getitem__) if means else None
+
+
+def grids(trials: Sequence[Trial]) -> list[Grid]:
+    """The methods whose trials are all combinations of the values of exactly two settings.
+
+    If those of all problems together are not, those of each problem may be.
+    """
+    found = []
+    for method, own in dict.fromkeys((t.method, t.own) for t in trials):
+        of = [t for t in trials if (t.method, t.own) == (method, own)]
+        by_problem: dict[Problem, list[Trial]] = {}
+        for trial in of:
+            by_problem.setdefault(trial.problem, []).append(trial)
+        title = f"{method}{', own models' * own}"
+        whole = _grid(title, of)
+        parts = [whole] if whole else (_grid(title, part) for part in by_problem.values())
+        found += [grid for grid in parts if grid is not None]
+    return found
+
+
+def _grid(method: str, trials: Sequence[Trial]) -> Grid | None:
+    names = [name for name in differing([t.settings for t in trials]) if name not in SEEDS]
+    if len(names) != 2:
+        return None
+    at = {tuple(_hashable(t.settings.get(name)) for name in names): t for t in trials}
+    values = tuple(_in_order(key[i] for key in at) for i in (0, 1))
+    if not len(trials) == len(at) == len(values[0]) * len(values[1]):
+        return None
+    return Grid(method, (names[0], names[1]), (values[0], values[1]), at)
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that are not the same everywhere.
+
+    >>> differing([{"lr": 0.1, "epochs": 2, "mu": 1}, {"lr": 0.2, "epochs": 2}])
+    ['lr', 'mu']
+    """
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
+
+
+def _by_key(trial: Trial, moment: Moment) -> dict[Key, float]:
+    over = over_runs(trial, moment)
+    return {} if over is None else dict(zip(trial.keys, over.values.tolist(), strict=False))
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else repr(value)
+
+
+def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
+    distinct = dict.fromkeys(values)
+    plain = all(isinstance(value, int | float) for value in distinct)
+    return tuple(sorted(distinct) if plain else distinct)
+
+
+def _std(values: Floats) -> Floats:
+    return np.sqrt(mean_known((values - mean_known(values)) ** 2))

@@ -1,0 +1,269 @@
+"""What a report says, from top to bottom, whatever it is written in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.reporting.compare import (
+    Group,
+    decisive,
+    differing,
+    grids,
+    over_runs,
+    tuned,
+)
+from fedjax_sim.cli.reporting.pictures import (
+    Drawn,
+    client_score,
+    draw_clients,
+    draw_curves,
+    draw_grid,
+)
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Problem, Reading
+from fedjax_sim.cli.reporting.tables import (
+    Cell,
+    Table,
+    by_client,
+    compared,
+    differences,
+    scores,
+    targets,
+)
+from fedjax_sim.cli.summary import remarks
+
+
+class Embedded(NamedTuple):
+    """A picture that a run has left.
+
+    Attributes:
+        path: of the file.
+        caption: what it shows.
+    """
+
+    path: Path
+    caption: str
+
+
+class Section(NamedTuple):
+    """A part of a report.
+
+    Attributes:
+        title: of it.
+        level: 2 for a chapter, 3 for what is within one.
+        items: paragraphs, tables and pictures.
+    """
+
+    title: str
+    level: int
+    items: list[str | Table | Drawn | Embedded]
+
+
+def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Section]:
+    """All of a report; its pictures are drawn.
+
+    Args:
+        reading: what was read.
+        groups: its trials by problem.
+        folder: for the pictures.
+    """
+    found = [Section("What was run", 2, _opening(reading, groups))]
+    for i, group in enumerate(groups, 1):
+        found += _of_group(group, folder, f"_{i}" if len(groups) > 1 else "")
+    if crossed := _crossed(reading, folder):
+        found.append(Section("Two settings", 2, crossed))
+    found.append(Section("Partitions", 2, _partitions(reading)))
+    if len(reading.runs) > 1:
+        found.append(Section("Settings that differ", 2, [_settings(reading)]))
+    found.append(Section("How it was run", 2, _origin(reading)))
+    return found
+
+
+def title_of(p: Problem) -> str:
+    """The data set, the partition, and what is scored of it."""
+    of = f"{p.dataset}, {p.partition}, {p.clients:,} clients"
+    if p.folds is not None:
+        return f"{of}, {p.folds} folds of clients"
+    return of if p.test_fraction is None else f"{of}, {100 * p.test_fraction:g} % held out by each"
+
+
+def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
+    first = reading.trials[0]
+    plain = first.score.removeprefix("client_")
+    what = f"{plain} on the test set" if plain == first.score else f"mean {plain} over test clients"
+    best = f"the {first.metric.best} is the best, in bold"
+    lines: list[Any] = [
+        f"Score: {what}; {best}. Mean ± standard deviation over runs (of a population: divided by "
+        "their number)."
+    ]
+    moments = {decisive(group.trials) for group in groups}
+    if "validated" in moments:
+        lines.append(
+            "Final: after the last round. Validated: after the round that is best on the "
+            "validation clients, for each run its own; validation: their score there."
+        )
+    if "final" in moments:
+        lines.append(
+            "Scores are those after the last round: without validation clients no other round, "
+            "and no setting, can be chosen without the test set."
+        )
+    if reading.unfinished:
+        lines.append(f"Not finished: {'; '.join(reading.unfinished)}.")
+    return lines
+
+
+def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
+    """The chapter of a problem; if settings are tuned, it is of the best ones before all."""
+    title, whole = title_of(group.problem), group
+    items: list[Any] = []
+    if (chosen := tuned(whole)) is not None:
+        tried = Counter(trial.method for trial in whole.trials)
+        told = ", ".join(f"of {method} {n}" for method, n in tried.items())
+        items.append(
+            "Of each method the settings that are best on the validation clients. Settings that "
+            f"were tried: {told}."
+        )
+        group = chosen
+    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title)]
+    found = [Section(title, 2, items)]
+    if group.baseline is not None and len(group.trials) > 1:
+        found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
+    fare = by_client(group)
+    if fare is not None:
+        told = (
+            f"{client_score(group.trials[0]).capitalize()}, after the last round. Worst tenth: the "
+            "mean over the tenth of the clients that fare worst, dashed in the picture."
+        )
+        pictures = draw_clients(group, folder, mark, title)
+        found.append(Section("Clients", 3, [told, fare, *pictures]))
+    reached = targets(group)
+    if reached is not None:
+        found.append(Section("Rounds and traffic to a target", 3, [reached]))
+    if group is not whole:
+        curves = draw_curves(whole, folder, f"{mark}_all", title)
+        found.append(Section("All settings", 3, [scores(whole), *_remarks(whole), *curves]))
+    return found
+
+
+def _remarks(group: Group) -> list[str]:
+    lines = []
+    for label, trial in zip(group.labels, group.trials, strict=True):
+        summary = dict(trial.summary)
+        if "mu" in trial.settings and summary.get("mu_first") == summary.get("mu_last"):
+            summary.pop("mu_first", None)  # the label or the settings say it
+        lines += [f"{label}: {line}." for line in remarks(summary)]
+    return [" ".join(lines)] if lines else []
+
+
+def _on_differences(group: Group) -> list[str]:
+    assert group.baseline is not None
+    found = differences(group).values()
+    moment = decisive(group.trials)
+    lines = [
+        f"Each method minus {group.label(group.baseline)}, {moment} scores, in pairs of the same "
+        "seed, fold and partition. p: Wilcoxon's signed-rank test, two-sided; not corrected for "
+        f"the number of comparisons, {len(found)}."
+    ]
+    if len({frozenset(t.keys) for t in group.trials if t.keys}) > 1:
+        lines.append(
+            "The runs are not the same for all: the means above are each method's own, the "
+            "differences are those of the runs that both have."
+        )
+    few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
+    if few:
+        told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
+        lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {told}.")
+    if group.problem.folds is not None:
+        lines.append(
+            "Folds of one seed share clients that train: their pairs are not independent, and p is "
+            "too small for that."
+        )
+    return lines
+
+
+def _crossed(reading: Reading, folder: Path) -> list[Any]:
+    items: list[Any] = []
+    found = grids(reading.trials)
+    several = len({trial.problem for trial in reading.trials}) > 1
+    for i, grid in enumerate(found, 1):
+        trials = [*grid.trials.values()]
+        moment, one = decisive(trials), len({trial.problem for trial in trials}) == 1
+        title = f"{grid.method}, {title_of(trials[0].problem)}" if several and one else grid.method
+        if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
+            items.append(f"{title}: every combination diverged.")
+            continue
+        name = f"grid_{i}" if len(found) > 1 else "grid"
+        for kind in ("svg", "pdf"):
+            draw_grid(grid, folder / f"{name}.{kind}", title)
+        of = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
+        items.append(Drawn(name, of))
+    return items
+
+
+def _partitions(reading: Reading) -> list[Any]:
+    """The hash of each partition, and the pictures that runs have left of them."""
+    owners: dict[tuple[str, str, str], list[str]] = {}
+    drawn: dict[frozenset[str], list[tuple[str, Path]]] = {}
+    for name, run in reading.runs.items():
+        settings, hashes = run.settings, run.settings["partition_hashes"]
+        seeds = map(str, settings["seeds"]) if len(hashes) > 1 else ["all"]
+        for key in zip(seeds, map(str, settings["partitions"]), hashes, strict=False):
+            owners.setdefault(key, []).append(name)
+        found = sorted(run.folder.glob("clients.[ps][nvd][gf]"))
+        drawn.setdefault(frozenset(hashes), []).extend((name, path) for path in found)
+    rows = []
+    for key, names in owners.items():
+        of = "all" if 1 < len(names) == len(reading.runs) else ", ".join(names)
+        rows.append(tuple(map(Cell, (of, *key))))
+    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), tuple(rows), words=True)]
+    for hashes, pictures in drawn.items():
+        if any(hashes < others for others in drawn):
+            continue
+        shown = next((p for p in pictures if p[1].suffix in (".png", ".svg")), None)
+        if shown is not None:
+            items.append(Embedded(shown[1], f"Clients and their samples, of {shown[0]}"))
+        elif pictures:
+            items.append(f"Clients and their samples: {pictures[0][1]}, which a page cannot show.")
+    return items
+
+
+def _settings(reading: Reading) -> Table | str:
+    settings = {
+        name: {k: v for k, v in run.settings.items() if k not in NO_SETTINGS}
+        for name, run in reading.runs.items()
+    }
+    for name, run in reading.runs.items():
+        settings[name]["methods"] = ", ".join(run.algorithms)
+    names = differing([*settings.values()])
+    if not names:
+        return "None: the runs have the same settings."
+    rows = tuple(
+        (Cell(name), *(Cell(_shown(of.get(key))) for key in names)) for name, of in settings.items()
+    )
+    return Table(("run", *names), rows, words=True)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _origin(reading: Reading) -> list[Any]:
+    """Versions, devices and commands; of the versions a line if they are the same for all."""
+    versions = {
+        name: ", ".join(f"{k} {v}" for k, v in run.summary.get("versions", {}).items())
+        for name, run in reading.runs.items()
+    }
+    same = len({*versions.values()}) == 1
+    head = ["run", "devices", *([] if same else ["versions"]), "command"]
+    rows = []
+    for name, run in reading.runs.items():
+        devices = run.summary.get("devices", [])
+        told = [name, f"{len(devices)} x {devices[0]}" if devices else "-"]
+        rows.append([*told, *([] if same else [versions[name]]), run.settings["command"]])
+    table = Table(tuple(head), tuple(tuple(map(Cell, row)) for row in rows), words=True)
+    return [f"Versions: {next(iter(versions.values()))}.", table] if same else [table]

@@ -1,0 +1,177 @@
+"""A report as one HTML page: pictures inline, nothing from elsewhere; and as Markdown."""
+
+from __future__ import annotations
+
+import base64
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.cli.reporting.contents import Embedded, Section
+from fedjax_sim.cli.reporting.formats import markdown, plain
+from fedjax_sim.cli.reporting.pictures import Drawn
+from fedjax_sim.cli.reporting.tables import Table
+
+GENERATOR = "fedjax_sim.report"
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --faint: #5c6470; --rule: #d5d9de;
+  --band: #f4f6f8; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e4e6ea; --paper: #16181c; --faint: #a0a8b4; --rule: #3a3f47; --band: #1f2228; } }
+body { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; color: var(--ink);
+  background: var(--paper); font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 0.5rem; padding-top: 0.75rem;
+  border-top: 1px solid var(--rule); } h3 { font-size: 1.05rem; margin: 1.75rem 0 0.25rem; }
+h1, h2, h3, p, figcaption { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; margin: 0.75rem 0; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.5rem; text-align: right; vertical-align: top; white-space: nowrap; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
+th:first-child, td:first-child { padding-left: 0.25rem; white-space: normal; min-width: 8rem; }
+.said { white-space: normal; }
+.words td { white-space: normal; overflow-wrap: anywhere; }
+thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weight: 500; }
+tbody tr:nth-child(even) { background: var(--band); }
+figure { margin: 1.25rem 0; break-inside: avoid; }
+figure svg { display: block; width: 100%; height: auto; color: var(--ink); fill: currentColor; }
+figure img { display: block; max-width: min(100%, 44rem); background: #fff; border-radius: 4px; }
+figcaption { color: var(--faint); font-size: 0.85rem; margin-top: 0.35rem; }
+@media print { body { max-width: none; padding: 0; font-size: 10pt; }
+  .wide { overflow: visible; } tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  th, td { white-space: normal; } }
+"""
+MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+def html(title: str, sections: Sequence[Section], folder: Path) -> str:
+    """The page.
+
+    All text goes through a tree of elements, which escapes it.
+
+    Args:
+        title: at its top.
+        sections: what it says.
+        folder: of the pictures.
+    """
+    body = ET.Element("body")
+    _add(body, "h1", title)
+    for section in sections:
+        _add(body, f"h{section.level}", section.title)
+        for item in section.items:
+            body.append(_item(item, folder))
+    page = ET.Element("html", lang="en")
+    head = _add(page, "head")
+    _add(head, "meta", charset="utf-8")
+    _add(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    _add(head, "meta", name="generator", content=GENERATOR)
+    _add(head, "title", title)
+    _add(head, "style", STYLE)
+    page.append(body)
+    ET.indent(page)
+    return "<!DOCTYPE html>\n" + ET.tostring(page, encoding="unicode", method="html") + "\n"
+
+
+def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Element:
+    element = ET.SubElement(to, tag, attributes)
+    element.text = _visible(text)
+    return element
+
+
+def _visible(text: str) -> str:
+    """Without the control characters that no page may have."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text)
+
+
+def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
+    if isinstance(item, str):
+        paragraph = ET.Element("p")
+        paragraph.text = _visible(item)
+        return paragraph
+    if isinstance(item, Table):
+        return _table(item)
+    figure = ET.Element("figure")
+    if isinstance(item, Drawn):
+        figure.append(_inline((folder / f"{item.name}.svg").read_bytes(), item.name, item.caption))
+    else:
+        kind = MEDIA[item.path.suffix]
+        content = base64.b64encode(item.path.read_bytes()).decode("ascii")
+        _add(figure, "img", src=f"data:{kind};base64,{content}", alt=_visible(item.caption))
+    _add(figure, "figcaption", item.caption)
+    return figure
+
+
+def _table(table: Table) -> ET.Element:
+    around = ET.Element("div", {"class": "wide"})
+    element = ET.SubElement(around, "table", {"class": "words"} if table.words else {})
+    row = _add(_add(element, "thead"), "tr")
+    for title in table.head:
+        _add(row, "th", title, scope="col")
+    rows = _add(element, "tbody")
+    for cells in table.rows:
+        row = _add(rows, "tr")
+        for cell in cells:
+            said = cell is not cells[0] and cell.text[:1].isalpha()  # words need not be in a line
+            within = _add(
+                row, "td", "" if cell.best else cell.text, **({"class": "said"} if said else {})
+            )
+            if cell.best:
+                _add(within, "strong", cell.text)
+    return around
+
+
+def _inline(content: bytes, name: str, caption: str) -> ET.Element:
+    """A picture of matplotlib's as an element of a page, in the page's own ink.
+
+    Its ids get a prefix, as those of two pictures may be the same.
+    """
+    picture = ET.fromstring(content)
+    for parent in picture.iter():
+        for child in [c for c in parent if c.tag.endswith("}metadata")]:
+            parent.remove(child)
+    for element in picture.iter():
+        element.tag = _local(element.tag)
+        attributes = {_local(k): v for k, v in element.attrib.items()}
+        element.attrib.clear()
+        for key, value in attributes.items():
+            if key == "id":
+                value = f"{name}-{value}"
+            elif key == "href" and value.startswith("#"):
+                value = f"#{name}-{value[1:]}"
+            value = re.sub(r"url\(#", f"url(#{name}-", value)
+            # White is the paper, and black the ink.
+            value = re.sub(r"(fill|stroke): #ffffff", r"\1: none", value)
+            element.set(key, re.sub(r"#000000", "currentColor", value))
+        if element.tag == "style":
+            element.text = ""
+    width = picture.attrib.pop("width")
+    for key in ("height", "version"):
+        picture.attrib.pop(key, None)
+    picture.set("style", f"max-width: calc(1.35 * {width}); stroke-linejoin: round")
+    picture.set("role", "img")
+    picture.set("aria-label", _visible(caption))
+    return picture
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def text(title: str, sections: Sequence[Section]) -> str:
+    """The same in Markdown; its pictures are files beside it."""
+    lines = [f"# {plain(title)}"]
+    for section in sections:
+        lines.append(f"{'#' * section.level} {plain(section.title)}")
+        lines += [_markdown(item) for item in section.items]
+    return "\n\n".join(lines) + "\n"
+
+
+def _markdown(item: Any) -> str:
+    if isinstance(item, str):
+        return plain(item)
+    if isinstance(item, Table):
+        return markdown(item)
+    if isinstance(item, Drawn):
+        return f"![{plain(item.caption)}]({item.name}.svg)"
+    return plain(f"{item.caption}: {item.path}")

@@ -1,0 +1,197 @@
+"""The pictures of a report: curves, the clients' scores, grids of settings."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.curves import Curve, draw_series
+from fedjax_sim.cli.report import digits
+from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
+from fedjax_sim.cli.reporting.read import Trial
+from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
+
+MOST = 12
+"""Methods in one picture: more cannot be told apart."""
+
+BINS = 20
+
+POINTS = 500
+"""Evaluations that a curve shows at most, evenly spread."""
+
+
+class Drawn(NamedTuple):
+    """A picture of a report, there as .svg and .pdf.
+
+    Attributes:
+        name: of its files, without their ends.
+        caption: what it shows.
+    """
+
+    name: str
+    caption: str
+
+
+def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+    """Draws the curves of a group.
+
+    Args:
+        group: the trials of one problem.
+        folder: where to.
+        mark: at the end of the files' names.
+        title: of the problem.
+    """
+    drawn = []
+    for part, labels, trials in _parts(group):
+        lines = [_curve(*each) for each in zip(labels, trials, strict=True)]
+        lines = [line for line in lines if len(line.rounds)]
+        name = f"curves{mark}{part}"
+        for kind in ("svg", "pdf") if lines else ():
+            path, first = folder / f"{name}.{kind}", trials[0]
+            draw_series(lines, path, first.score, first.metric, _fit(title, 100))
+        drawn += [Drawn(name, "Score against rounds, bytes and samples; bands: ± std")] * bool(
+            lines
+        )
+    return drawn
+
+
+def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+    """Draws the scores of a group's clients; the arguments are those of :func:`draw_curves`."""
+    drawn = []
+    for part, labels, trials in _parts(group):
+        shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
+        name = f"clients{mark}{part}"
+        for kind in ("svg", "pdf") if shown else ():
+            draw_histograms(shown, folder / f"{name}.{kind}", _fit(title, 100))
+        drawn += [Drawn(name, "Clients by their score after the last round")] * bool(shown)
+    return drawn
+
+
+def _parts(group: Group) -> Iterator[tuple[str, Sequence[str], Sequence[Trial]]]:
+    """A group in pictures of which each can be read."""
+    for i in range(0, len(group.trials), MOST):
+        part = f"_{i // MOST + 1}" if len(group.trials) > MOST else ""
+        yield part, group.labels[i : i + MOST], group.trials[i : i + MOST]
+
+
+def _curve(label: str, trial: Trial) -> Curve:
+    final = over_runs(trial, "final")
+    steps = len(trial.rounds)
+    # Each point weighs on the page nine times: a line and both edges of a band, in three panels.
+    at = np.unique(np.linspace(0, steps - 1, min(steps, POINTS)).round().astype(int))
+    samples, sent = trial.samples, trial.sent.sum(axis=0)
+    if steps:  # else it diverged in the first round
+        samples, sent = samples[at].mean(axis=1), sent[at].mean(axis=1)
+    return Curve(
+        _fit(label, 60),
+        trial.rounds[at].tolist(),
+        sent,
+        trial.scores[at],
+        None if np.isnan(samples).any() else samples,
+        final.diverged if final is not None and final.diverged else None,
+    )
+
+
+def _fit(text: str, most: int) -> str:
+    """A text that is not too long for its place: without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
+
+
+def draw_histograms(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
+    """Draws histograms of the clients' scores, all runs together, to one scale.
+
+    Args:
+        shown: the trials and their labels.
+        path: a .png, .pdf or .svg file.
+        title: above them.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    metric = shown[0][1].metric
+    scale = 100 if metric.percent else 1
+    values = [scale * _known(trial) for _, trial in shown]
+    edges = np.histogram_bin_edges(np.concatenate(values), BINS)
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    with picture(path, WIDTH, 0.9 + 1.5 * rows, title) as figure:
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axis in axes.flat[len(shown) :]:
+            axis.set_visible(False)
+        for axis, found, (label, trial) in zip(axes.flat, values, shown, strict=False):
+            axis.hist(found, edges, weights=np.full(len(found), 1 / len(found)), color=COLOURS[0])
+            worst = worst_tenth(trial)
+            if worst is not None:
+                axis.axvline(scale * worst.mean, color=COLOURS[2], linestyle="--", linewidth=1.2)
+            axis.set_title(textwrap.fill(literal(_fit(label, 90)), 34))
+            axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+            axis.grid()
+        named = client_score(shown[0][1])
+        for axis in axes[:, 0]:
+            axis.set_ylabel("clients")
+        for axis in axes.flat[max(0, len(shown) - columns) : len(shown)]:
+            axis.tick_params(labelbottom=True)
+            axis.set_xlabel(named + " (%)" * metric.percent)
+
+
+def client_score(trial: Trial) -> str:
+    """What the clients' scores are.
+
+    Without test samples of their own: what the mix of their labels lets expect.
+    """
+    if trial.score.startswith("client_"):
+        return f"test {trial.score.removeprefix('client_')} of a client"
+    return "expected accuracy at a client"
+
+
+def _known(trial: Trial) -> Any:
+    values = np.concatenate(trial.by_client)
+    return values[~np.isnan(values)]
+
+
+def draw_grid(grid: Grid, path: Path, title: str) -> None:
+    """Draws a method's score by two settings; what diverged is blank, and says so.
+
+    Args:
+        grid: all combinations of their values.
+        path: a .png, .pdf or .svg file.
+        title: above it.
+    """
+    moment = decisive(grid.trials.values())
+    metric = next(iter(grid.trials.values())).metric
+    across, down = grid.values[1], grid.values[0]
+    cells = [[over_runs(grid.trials[a, b], moment) for b in across] for a in down]
+    means = np.array([[math.nan if c is None else c.mean for c in row] for row in cells])
+    means = 100 * means if metric.percent else means
+    width = min(WIDTH, 1.6 + 0.75 * len(across))
+    with picture(path, max(width, 3.2), 1.3 + 0.34 * len(down), title) as figure:
+        axis = figure.subplots()
+        lost = "diverged" if len(across) <= 8 else "div."
+        image = axis.imshow(means, cmap="cividis", aspect="auto")
+        low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0, 0)
+        for i, j in np.ndindex(means.shape):
+            known = math.isfinite(means[i, j])
+            text = _short(float(means[i, j]), metric) if known else lost
+            dark = known and means[i, j] < (low + high) / 2
+            axis.text(j, i, text, ha="center", va="center", fontsize=7,
+                      color="#f7f7f7" if dark else "#111111" if known else "#888888")  # fmt: skip
+        names = [literal(_fit(str(v), 30)) for v in across]
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
+        axis.set_xticks(range(len(across)), names, **turned)
+        axis.set_yticks(range(len(down)), [literal(_fit(str(v), 30)) for v in down])
+        axis.set_xlabel(literal(grid.names[1]))
+        axis.set_ylabel(literal(grid.names[0]))
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+        if high > low:
+            bar = figure.colorbar(image, label=moment + " (%)" * metric.percent)
+            bar.outline.set_visible(False)
+
+
+def _short(value: float, metric: Metric) -> str:
+    return f"{value:.1f}" if metric.percent else digits(value)

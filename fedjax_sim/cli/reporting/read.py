@@ -1,0 +1,309 @@
+"""What runs have left in their folders: the series of each method, and what else is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.loading import SavedRun, load_run
+from fedjax_sim.cli.resuming import HARMLESS
+
+Floats = NDArray[np.float64]
+STUDY, CELLS = "study.json", "cells"
+
+NO_SETTINGS = frozenset(
+    {"algo", "compare", "options", "command", "partition_hashes", "partitions", "initial_sha256"}
+    | {"malicious", "metric"}
+    | HARMLESS
+)
+"""What ``config.json`` has that nobody has set, or that changes no result."""
+
+
+class Key(NamedTuple):
+    """What sets one run of a method apart: equal keys are the same clients and test samples.
+
+    Attributes:
+        seed: of the run.
+        fold: None without folds.
+        partition: the hash of who has which sample.
+    """
+
+    seed: int
+    fold: int | None
+    partition: str
+
+
+class Problem(NamedTuple):
+    """What a method is scored on; scores of different problems are never compared.
+
+    Attributes:
+        dataset: as the command names it.
+        partition: the sampler.
+        clients: N.
+        split: what is scored.
+        folds: of clients, or None.
+        test_fraction: that each client keeps, or None.
+    """
+
+    dataset: str
+    partition: str
+    clients: int
+    split: str
+    folds: int | None
+    test_fraction: float | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trial:
+    """One method in one folder: T evaluations of R runs; NaN is a score that is not known.
+
+    Attributes:
+        run: the name of its folder.
+        algorithm: as the command names it.
+        own: whether the scores are those of the clients' own models.
+        problem: what it is scored on.
+        settings: all of them, its own ones too.
+        score: the key of the score; it begins with "client_" if it is the mean over clients.
+        metric: how the score is read.
+        keys: what sets the R runs apart.
+        rounds: done at each evaluation, ``int64[T]``.
+        scores: on the test set, ``f64[T, R]``; NaN from the round on in which a run diverged.
+        validation: on the validation set; None without one.
+        sent: bytes up and down so far, ``f64[2, T, R]``.
+        samples: visited so far, ``f64[T, R]``; NaN if they were not counted.
+        by_client: of the last round, ``f64[K]`` for each run; empty if they were not kept.
+        diverged: the round in which each run diverged, by its place among the R; 0 if it is not
+            known. If the method ended there, all did.
+        summary: of the method, as the command wrote it.
+    """
+
+    run: str
+    algorithm: str
+    own: bool
+    problem: Problem
+    settings: Mapping[str, Any]
+    score: str
+    metric: Metric
+    keys: tuple[Key, ...]
+    rounds: NDArray[np.int64]
+    scores: Floats
+    validation: Floats | None
+    sent: Floats
+    samples: Floats
+    by_client: Sequence[Floats]
+    diverged: Mapping[int, int]
+    summary: Mapping[str, Any]
+
+    @property
+    def runs(self) -> int:
+        """R, also if none has come to an evaluation."""
+        return len(self.keys) or len(self.settings["seeds"]) * (self.problem.folds or 1)
+
+    @property
+    def method(self) -> str:
+        """The algorithm without its settings."""
+        return self.algorithm.partition("(")[0]
+
+
+class Reading(NamedTuple):
+    """All that is reported.
+
+    Attributes:
+        runs: the folders that have a result, by name.
+        trials: what they did, in their order.
+        unfinished: what has no result yet, in words.
+    """
+
+    runs: dict[str, SavedRun]
+    trials: list[Trial]
+    unfinished: list[str]
+
+
+def read(folders: Sequence[Path]) -> Reading:
+    """Reads run folders, and the cells of study folders.
+
+    Raises:
+        ValueError: if a folder has no run or is damaged, nothing is finished, or scores are of
+            different tasks.
+    """
+    runs: dict[str, SavedRun] = {}
+    trials: list[Trial] = []
+    unfinished: list[str] = []
+    for name, (folder, cell) in _named(folders).items():
+        if cell and not (folder / "summary.json").exists():
+            unfinished.append(name)
+            continue
+        saved = load_run(folder)
+        unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
+        finished = [a for a in saved.algorithms if a in saved.summary]
+        if not finished:
+            continue
+        runs[name] = saved
+        try:
+            trials += [trial for a in finished for trial in _trials(name, saved, a)]
+        except KeyError as error:
+            raise ValueError(
+                f"{folder} is damaged, or of another version: it lacks {error}"
+            ) from error
+        except (TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{folder} is damaged: {error}") from error
+    if not trials:
+        raise ValueError(f"nothing is finished in {', '.join(map(str, folders))}")
+    _check_alike(runs)
+    return Reading(runs, trials, unfinished)
+
+
+def _named(folders: Sequence[Path]) -> dict[str, tuple[Path, bool]]:
+    """Run folders by their shortest names, and whether each is a cell of a study."""
+    found: dict[Path, tuple[str, ...]] = {}
+    cells = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder")
+        whole = folder.resolve()
+        if not (folder / STUDY).exists():
+            found[folder] = whole.parts
+            continue
+        inside = sorted(path for path in (folder / CELLS).glob("*") if path.is_dir())
+        found |= {path: (*whole.parts, path.name) for path in inside}
+        cells |= {*inside}
+    distinct = {parts: folder for folder, parts in found.items()}  # one that is given twice is one
+    names = {}
+    for parts, folder in distinct.items():
+        for length in range(1, len(parts) + 1):
+            if sum(other[-length:] == parts[-length:] for other in distinct) == 1:
+                break
+        names["/".join(parts[-length:])] = folder, folder in cells
+    return names
+
+
+def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
+    """A method's series: of the server's model, and of the clients' own models if it has any."""
+    settings, summary = saved.settings, saved.summary[algorithm]
+    rows = _rows(saved, algorithm)
+    rounds = [row["round"] for row in next(iter(rows.values()), [])]
+    hashes, seeds = settings["partition_hashes"], settings["seeds"]
+    by_seed = dict(zip(seeds, hashes * len(seeds) if len(hashes) == 1 else hashes, strict=False))
+    last = {(r["seed"], r.get("fold")): r for r in saved.clients if r["algorithm"] == algorithm}
+    score = _score(saved)
+    by_client = [score] if score.startswith("client_") else ["client_accuracy"]
+    lost = np.logical_or.accumulate(np.isnan(_column(rows, ["test_loss"])), axis=0)
+    own_settings = dict(settings["options"].get(algorithm, {}))
+    others = settings.keys() - NO_SETTINGS - own_settings.keys()
+    whose = [False] * (not summary.get("own_leaves"))
+    whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
+    for own in whose:
+        place = ["personal"] if own else []
+        mean = [score, "mean"] if score.startswith("client_") else [score]
+        scores = _column(rows, [*place, *mean])
+        scores[lost] = np.nan
+        validation = None if own else _column(rows, ["validation", *mean])
+        yield Trial(
+            run=name,
+            algorithm=algorithm,
+            own=own,
+            problem=_problem(settings),
+            settings=own_settings | {k: v for k, v in settings.items() if k in others},
+            score=score,
+            metric=Metric(**settings["metric"]),
+            keys=tuple(Key(seed, fold, by_seed[seed]) for seed, fold in rows),
+            rounds=np.array(rounds, np.int64),
+            scores=scores,
+            validation=None if validation is None or np.isnan(validation).all() else validation,
+            sent=np.stack([_column(rows, [way]) for way in ("bytes_up", "bytes_down")]),
+            samples=_column(rows, ["samples"]),
+            by_client=[
+                _numbers(_at(last[run], [*place, *by_client]) or []) for run in rows if run in last
+            ],
+            diverged=_diverged(lost, rounds, summary),
+            summary=summary,
+        )
+
+
+def _diverged(
+    lost: NDArray[np.bool_], rounds: Sequence[int], summary: Mapping[str, Any]
+) -> dict[int, int]:
+    """The round in which each run of a method diverged.
+
+    Args:
+        lost: whether its loss was not finite by then, ``bool[T, R]``.
+        rounds: of the T evaluations.
+        summary: of the method; if it ended there, it says so.
+    """
+    if "diverged" in summary:
+        told = re.search(r"in round (\d+)", summary["diverged"])
+        return dict.fromkeys(range(max(lost.shape[1], 1)), int(told[1]) if told else 0)
+    return {int(r): rounds[int(lost[:, r].argmax())] for r in np.flatnonzero(lost.any(axis=0))}
+
+
+def _rows(saved: SavedRun, algorithm: str) -> dict[tuple[int, int | None], list[dict[str, Any]]]:
+    """A method's records, by seed and fold; all runs have the same rounds."""
+    found: dict[tuple[int, int | None], list[dict[str, Any]]] = {}
+    for row in saved.records:
+        if row["algorithm"] == algorithm:
+            found.setdefault((row["seed"], row.get("fold")), []).append(row)
+    rounds = {tuple(row["round"] for row in of) for of in found.values()}
+    where, summary = saved.folder / "metrics.jsonl", saved.summary[algorithm]
+    if len(rounds) > 1:
+        raise ValueError(f"{where} is damaged: runs of {algorithm} have other rounds than others")
+    if "diverged" not in summary and not any(of[-1:] == (summary["rounds"],) for of in rounds):
+        raise ValueError(f"{where} is damaged: it lacks the last round of {algorithm}")
+    return found
+
+
+def _column(rows: Mapping[Any, Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> Floats:
+    """One number of each record, ``f64[T, R]``; NaN where there is none."""
+    runs = [_numbers([_at(row, keys) for row in of]) for of in rows.values()]
+    return np.stack(runs, axis=1) if runs else np.zeros((0, 0))
+
+
+def _at(row: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        row = None if row is None else row.get(key)
+    return row
+
+
+def _numbers(values: Sequence[Any]) -> Floats:
+    for value in values:
+        if not isinstance(value, int | float | None):
+            raise TypeError(f"{value!r} is no number")
+    return np.array([math.nan if v is None else float(v) for v in values], np.float64)
+
+
+def _score(saved: SavedRun) -> str:
+    """The key of the score: as the summary has it, or the settings if nothing has come so far."""
+    for algorithm in saved.algorithms:
+        if "score" in saved.summary.get(algorithm, {}):
+            return str(saved.summary[algorithm]["score"])
+    settings = saved.settings
+    return f"{'' if settings['split'] == 'official' else 'client_'}{settings['score']}"
+
+
+def _problem(settings: Mapping[str, Any]) -> Problem:
+    asked = settings["partition"]
+    partition = settings["partitions"][0] or asked if asked.endswith(".npz") else asked
+    others = (settings[name] for name in ("clients", "split", "folds", "test_fraction"))
+    return Problem(settings["dataset"], partition, *others)
+
+
+def _check_alike(runs: Mapping[str, SavedRun]) -> None:
+    """Refuses scores that cannot stand side by side; names the two runs."""
+    (first, one), *others = runs.items()
+    for name, other in others:
+        ours, theirs = (
+            f"{saved.settings['task'].partition('(')[0]} by {_score(saved)}"
+            for saved in (one, other)
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"{first} is {ours}, and {name} is {theirs}: they must be of one score, each in a "
+                "report of its own"
+            )
