@@ -104,6 +104,8 @@ class RunFolder:
                 "bytes_down": int(evaluation.bytes_down[i]),
                 "skipped": int(evaluation.skipped[i]),
             }
+            if evaluation.seconds is not None:
+                record["seconds"] = float(evaluation.seconds[i])
             if evaluation.test.by_client is None and task.classes is not None:
                 # Nobody has test samples of its own: what their label mix lets expect.
                 correct, count = evaluation.correct[i], evaluation.total[i]

@@ -140,7 +140,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     with the clients ("own_leaves") it is the only score: nobody has trained the server's. An
     algorithm whose summary says "diverged" has no numbers; one at least must have. A peak that is
     not known is "-". Where there is a target, the last columns have the rounds and the traffic of
-    the runs that reached it: "not reached" is no number.
+    the runs that reached it: "not reached" is no number. With a clock there are seconds too.
 
     Args:
         summaries: by algorithm, see :func:`measurements`.
@@ -171,8 +171,10 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     places = 0 if size == "B" else 1
     aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
     aim = [f"{100 * a:g} %" if metric.percent else digits(a) for a in aims]
-    to = [f"{what} to {text}" for text in aim for what in ("rounds", size)]
-    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg", *to]]
+    timed = any("seconds" in s for s in finished.values())
+    to = [f"{what} to {text}" for text in aim for what in ("rounds", size, *["seconds"] * timed)]
+    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg",
+               *["seconds"] * timed, *to]]  # fmt: skip
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
@@ -184,7 +186,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
         scores.append(
             [name, *(cell(s, key) for key in columns.values()),
              *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
-             f"{s['traffic_ratio']:.3f}",
+             f"{s['traffic_ratio']:.3f}", *[digits(s["seconds"]) for _ in range(timed)],
              *(cell for _ in aims for cell in _to_target(s, bytes_each, places))]
         )  # fmt: skip
         peak = s["peak_memory_mb"]
@@ -196,17 +198,18 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     return "\n\n".join(_aligned(rows) for rows in (scores, speeds))
 
 
-def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
-    """Rounds and traffic of the runs that have reached the target, and how many have, if not all.
+def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, ...]:
+    """Rounds, traffic and seconds of the runs that have reached the target, and how many have.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
     >>> _to_target(found, 1e6, 1)
     ('4.0 (1 of 2)', '2.0 (1 of 2)')
     """
     rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))
+    seconds = summary.get("target_seconds_per_run")
     runs, known = len(rounds), [r for r in rounds if r is not None]
     if not known:
-        return "not reached", "not reached"
+        return ("not reached",) * (2 if seconds is None else 3)
     some = f" ({len(known)} of {runs})" if len(known) < runs else ""
     traffic = np.array([b for b in sent if b is not None]) / unit
 
@@ -214,7 +217,8 @@ def _to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[st
         spread = f" ± {np.std(values):,.{digits}f}" if len(values) > 1 else ""
         return f"{np.mean(values):,.{digits}f}{spread}{some}"
 
-    return told(known, 1 if runs > 1 else 0), told(traffic, places)
+    cells = told(known, 1 if runs > 1 else 0), told(traffic, places)
+    return cells if seconds is None else (*cells, told([s for s in seconds if s is not None], 1))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -232,7 +236,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
-    """Draws a score against rounds and against bytes sent; bands are ± std over runs.
+    """Draws a score against rounds, bytes sent and simulated seconds; bands are ± std over runs.
 
     Runs whose score is not known are left out, as they are of the table. If the clients' own models
     are scored, those are drawn, and the legend says so.
@@ -241,7 +245,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
         results: by algorithm, at least one.
         path: a .png, .pdf or .svg file.
         score: the one to draw.
-        title: above both panels, such as the data set and the sampler.
+        title: above the panels, such as the data set and the sampler.
 
     Raises:
         ValueError: if the file's name says another format.
@@ -255,8 +259,10 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
     size, unit = byte_unit(bytes_sent(r.evaluations[-1]) for r in results.values())
     columns = 2 if max(map(len, results)) <= 28 else 1
     lines = math.ceil(len(results) / columns)
-    with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
+    timed = first.evaluations[-1].seconds is not None  # then all are
+    with picture(path, WIDTH * (1.5 if timed else 1), 3.0 + 0.16 * lines, title) as figure:
+        axes = figure.subplots(1, 3 if timed else 2, sharey=True)
+        left, right = axes[:2]
         for i, (name, result) in enumerate(results.items()):
             own = result.evaluations[-1].personal is not None
             part: Literal["test", "personal"] = "personal" if own else "test"
@@ -269,7 +275,8 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
             label = f"{literal(name)}{', own models' * own}: {last}, {sent[-1]:,.1f} {size}"
             # The one that was asked for lies on top.
             look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
-            for axis, x in ((left, rounds), (right, sent)):
+            times = [result.seconds.mean(axis=1).tolist()] if timed else []
+            for axis, x in zip(axes, (rounds, sent, *times), strict=True):
                 axis.plot(x, mean, label=label, marker="o", markersize=3, markevery=[-1], **look)
                 band = {"color": look["color"], "zorder": look["zorder"]}
                 axis.fill_between(x, mean - std, mean + std, alpha=0.18, linewidth=0, **band)
@@ -279,7 +286,9 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
         left.set_xlabel("rounds")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xlabel(f"{size} sent, up and down")
-        for axis in (left, right):
+        if timed:
+            axes[2].set_xlabel("simulated seconds")
+        for axis in axes:
             axis.grid()
             axis.set_xlim(left=0)
             axis.margins(y=0.03)
