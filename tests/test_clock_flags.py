@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedjax_sim import bench
@@ -83,7 +84,7 @@ def test_the_command_tells_the_seconds(
     curves = [figure for figure in drawn if len(figure.axes) == 3]
     assert [axis.get_xlabel() for axis in curves[0].axes][2] == "simulated seconds"
     lines = curves[0].axes[2].get_lines()
-    assert lines[0].get_xdata().tolist() == [seconds[t] for t in (1, 2, 3)]
+    assert np.asarray(lines[0].get_xdata()).tolist() == [seconds[t] for t in (1, 2, 3)]
     assert bench.main(["--resume", str(out), "--deadline", "1"]) == 2
     assert "--deadline is 1.0, and None in the run in" in capsys.readouterr().err
     argv[argv.index(str(out))] = str(tmp_path / "late")

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -597,6 +598,17 @@ def score(variables: Variables, client: ClientView) -> jax.Array:
     return client.size.astype(jnp.float32)
 
 
+def traced() -> base.Clock:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.npz"
+        ones = np.ones(N)
+        np.savez(
+            file, client=np.arange(N), seconds_per_step=ones,
+            up_bytes_per_second=ones, down_bytes_per_second=ones,
+        )  # fmt: skip
+        return fs.clock.traced(file)
+
+
 Make = Callable[[], Any]
 PARTS: dict[str, dict[str, Make]] = {
     "Task": {
@@ -798,6 +810,7 @@ PARTS: dict[str, dict[str, Make]] = {
             0.5, available=fs.clock.bernoulli(0.5), failures=0.2, deadline=3.0
         ),
         "synchronous, partial": lambda: fs.clock.synchronous(0.5, deadline=1.7, late="partial"),
+        "traced": traced,
         "synchronous, first": lambda: fs.clock.synchronous(fs.clock.tiers(1, 2, 10), first=2),
     },
     "Personal": {
@@ -840,7 +853,14 @@ def test_no_part_is_left_out(kind: str) -> None:
                 and inspect.signature(value).return_annotation == kind
             ):
                 found.add(name)
-    found -= {"wrap", "in_floats", "needing", "scoring", "colluding"}  # which make one of another
+    found -= {
+        "wrap",
+        "in_floats",
+        "needing",
+        "scoring",
+        "colluding",
+        "as_law",
+    }  # which make one of another
     assert found <= {name.partition(",")[0] for name in PARTS[kind]}
 
 

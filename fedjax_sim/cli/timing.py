@@ -17,6 +17,7 @@ from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.plan import clock
+from fedjax_sim.plan.traces import ENDINGS
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
@@ -68,6 +69,17 @@ def _written(forms: Mapping[str, Form]) -> Callable[[str], str]:
     return convert
 
 
+def _devices(text: str) -> str:
+    """An argparse type: a law, or the file of a trace."""
+    if not text.endswith(ENDINGS):
+        return _written(LAWS)(text)
+    try:
+        clock.traced(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing(Group):
     """How long a round takes; the same devices for all algorithms.
@@ -86,11 +98,11 @@ class Timing(Group):
 
     clock: str | None = setting(
         None,
-        f"seconds of a local step by device, {', '.join(form.text for form in LAWS.values())}: "
-        "rounds last as long as their slowest client",
+        f"seconds of a local step by device, {', '.join(form.text for form in LAWS.values())}, or "
+        "a trace, see fs.clock.traced (.csv, .npz): rounds last as long as their slowest client",
         shown="no clock",
         metavar="TEXT",
-        convert=_written(LAWS),
+        convert=_devices,
     )
     bandwidth: str | None = setting(
         None,
@@ -132,6 +144,11 @@ class Timing(Group):
         for field in dataclasses.fields(self):
             if self.clock is None and getattr(self, field.name) is not None:
                 raise ValueError(f"{flag(field.name)} is for --clock")
+        for name in ("bandwidth", "availability"):
+            if (self.clock or "").endswith(ENDINGS) and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{flag(name)} is for a --clock that is no trace, which has its own"
+                )
         if self.late is not None and self.deadline is None:
             raise ValueError("--late is for --deadline")
 
@@ -148,15 +165,12 @@ def made(timing: Timing) -> Clock | None:
     def part(forms: Mapping[str, Form], text: str | None) -> Any:
         return None if text is None else _read(forms, text)[2]
 
-    return clock.synchronous(
-        part(LAWS, timing.clock),
-        part(LINKS, timing.bandwidth),
-        part(PRESENCE, timing.availability),
-        failures=timing.failures or 0.0,
-        deadline=timing.deadline,
-        late=timing.late or "drop",
-        watts=timing.watts,
-    )
+    rules = {name: getattr(timing, name) for name in ("failures", "deadline", "late", "watts")}
+    rules = {name: value for name, value in rules.items() if value is not None}
+    if timing.clock.endswith(ENDINGS):
+        return clock.traced(timing.clock, **rules)
+    parts = (LAWS, timing.clock), (LINKS, timing.bandwidth), (PRESENCE, timing.availability)
+    return clock.synchronous(*(part(*each) for each in parts), **rules)
 
 
 def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
