@@ -99,6 +99,24 @@ def test_links_take_the_bytes_of_models_and_messages() -> None:
     np.testing.assert_allclose(known(result.metrics.time).seconds, expected, rtol=1e-6)
 
 
+def test_fragments_take_the_bytes_of_their_turn() -> None:
+    """The bias and the kernel in turn, up; down goes what came up the round before."""
+    bias = fs.leaves.named("*/bias")
+    made = fs.compose(
+        local(),
+        selection=fs.selection.uniform(sticky=True),
+        schedule=fs.schedule.permanent(4),
+        exchange=fs.exchange.fragments(bias, fs.leaves.all_but(bias)),
+        clock=clock.synchronous(1e-9, clock.bandwidth(10.0, 40.0)),
+        execution=fs.make_execution(devices=1),
+    )
+    small, large = 4 * 3, 4 * 6 * 3
+    expected = [SIZE / 40 + small / 10, small / 40 + large / 10, large / 40 + small / 10,
+                small / 40 + large / 10]  # fmt: skip
+    times = known(run(made).metrics.time)
+    np.testing.assert_allclose(times.seconds, [expected, expected], rtol=1e-5)
+
+
 def test_phases_share_an_uplink() -> None:
     """All four of FedAvg have a quarter of it, the two of a phase a half."""
     link = clock.bandwidth(10.0, 1e9, shared=True)

@@ -107,8 +107,9 @@ def synchronous(
     Raises:
         ValueError: if a number is out of range, or there is nothing that ``late`` is for.
 
-    Source: Bonawitz et al. 2019 <https://arxiv.org/abs/1902.01046>, section 2.2, for deadlines and
-    over-selection; Li et al. 2020 <https://arxiv.org/abs/1812.06127>, section 3, for partial work.
+    Source: Bonawitz et al. 2019 <https://arxiv.org/abs/1902.01046>, section 2.2, where a server
+    waits for enough devices or a time and ignores the others; Li et al. 2020
+    <https://arxiv.org/abs/1812.06127>, for partial work.
 
     Example:
         >>> import fedjax_sim as fs
