@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -340,6 +341,45 @@ def test_a_lost_client_keeps_what_it_had() -> None:
         np.testing.assert_allclose(common[0], own[0].mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+def test_what_a_lost_client_sends() -> None:
+    """Neither its model nor its message; both are of one size here."""
+    made = fs.algorithms.scaffold(local(), clients_per_round=4)
+    result = run(made.replace(clock=clock.synchronous(1.0, failures=0.5)))
+    time, last = known(result.metrics.time), result.evaluations[-1]
+    assert 0 < time.lost.sum() < result.metrics.visits.sum()
+    assert (result.metrics.uploads + time.lost).tolist() == result.metrics.visits.tolist()
+    assert last.bytes_up.tolist() == (2 * SIZE * last.uploads).tolist()
+    assert last.bytes_down.tolist() == (2 * SIZE * result.metrics.visits.sum(axis=1)).tolist()
+
+
+def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
+    """The mean of the due slots that came; the others' models are as before the visit."""
+    law = clock.tiers(1, 2, 10)
+    timed = method("phases", clock=clock.synchronous(law, deadline=17.0))
+    out = play(timed, net(), federation().data, 6)
+    step, sizes = drawn(law, Device.COMPUTE), np.array(SIZES)
+    server = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    slots, kept = None, 0
+    for t, (state, metrics) in enumerate(zip(out.states, out.metrics, strict=True)):
+        due = {2 * (t % 2), 2 * (t % 2) + 1}
+        fresh = {0, 1, 2, 3} if t == 0 else {0, 1, 2, 3} - due
+        came = [s for s, k in enumerate(metrics.client.tolist()) if STEPS[k] * step[k] <= 17]
+        for slot in {0, 1, 2, 3} - {*came}:
+            old = server if slot in fresh else jax.tree.map(lambda a, s=slot: a[s], known(slots))
+            assert_trees(jax.tree.map(lambda a, s=slot: a[s], state.slots.variables), old)
+            kept += 1
+        counted = [s for s in came if s in due]
+        if counted:
+            n = sizes[metrics.client[np.array(counted)]]
+            server = jax.tree.map(
+                lambda a, c=counted, n=n: np.average(np.asarray(a)[c], axis=0, weights=n),
+                state.slots.variables,
+            )
+        assert_trees(state.server, server, rtol=1e-5, atol=1e-6)
+        server, slots = state.server, state.slots.variables
+    assert 0 < kept < 24
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -474,6 +514,23 @@ def test_a_round_is_no_larger_for_many_clients() -> None:
         text = str(jax.make_jaxpr(algorithm.step)(jax.random.key(0), state, crowd))
         sizes.append(text.count("[100000") + text.count(",100000"))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_knows_the_time(tmp_path: Path) -> None:
+    made = method("fedavg", clock=clock.synchronous(1.5, available=clock.diurnal(0.5, 64)))
+    data, test = federation().data, federation().test
+
+    def until(rounds: int, **settings: Any) -> fs.Result:
+        return fs.simulate(
+            made, net(), data, test, rounds=rounds, classes=3, seeds=(0, 1), **settings
+        )
+
+    until(3, checkpoints=tmp_path)
+    again, whole = until(6, checkpoints=tmp_path), until(6)
+    assert_trees(again.variables, whole.variables)
+    assert again.seconds.tolist() == whole.seconds.tolist()
+    assert_trees(again.metrics.time, whole.metrics.time)
 
 
 # ---- the laws ----
