@@ -39,7 +39,7 @@ from fedjax_sim.engine import optimizers, tree
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.models import leaves, load_weights, save_weights
-from fedjax_sim.plan import exchange, redistribution, schedule, selection
+from fedjax_sim.plan import clock, exchange, redistribution, schedule, selection
 from fedjax_sim.round import Algorithm, cite, compose
 from fedjax_sim.run import (
     CheckpointError,
@@ -92,6 +92,7 @@ __all__ = [
     "broadcast",
     "cite",
     "client_data",
+    "clock",
     "clustering",
     "compose",
     "compression",

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -291,6 +292,22 @@ SIGNATURES: dict[str, Signature] = {
         "(key: Array, slots: int) -> Gather",
         "(key: Array, slots: int) -> Array",
     ),
+    # The clock.
+    "Law": Signature(
+        "clock._replace(compute=f)",
+        "(key: Array, k: Array, now: Now) -> Array",
+        "(key: Array, k: Array) -> Array",
+    ),
+    "Law/link": Signature(
+        "Link(up=f, down=f)",
+        "(key: Array, k: Array, now: Now) -> Array",
+        "(key: Array, k: Array, now: Now) -> float",
+    ),
+    "Availability": Signature(
+        "clock._replace(available=f)",
+        "(keys: Array, k: Array, now: Now) -> Array",
+        "(k: Array, now: Now) -> Array",
+    ),
     # The server.
     "PartInit": Signature(
         "preaggregation._replace(init=f)",
@@ -488,6 +505,7 @@ preaggregation: PreAggregation
 server: Server
 diagnostic: Diagnostic
 finish: Finish
+clock: Clock
 compressor: Compressor
 """
 
@@ -578,6 +596,17 @@ def companion() -> base.Companion:
 
 def score(variables: Variables, client: ClientView) -> jax.Array:
     return client.size.astype(jnp.float32)
+
+
+def traced() -> base.Clock:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.npz"
+        ones = np.ones(N)
+        np.savez(
+            file, client=np.arange(N), seconds_per_step=ones,
+            up_bytes_per_second=ones, down_bytes_per_second=ones,
+        )  # fmt: skip
+        return fs.clock.traced(file)
 
 
 Make = Callable[[], Any]
@@ -761,6 +790,29 @@ PARTS: dict[str, dict[str, Make]] = {
     "Finish": {
         "calibrated": lambda: fs.finish.calibrated(net(), LABELS, samples=3, steps=2),
     },
+    "Law": {
+        "constant": lambda: fs.clock.constant(2.0),
+        "lognormal": lambda: fs.clock.lognormal(0.1, 1.0),
+        "pareto": lambda: fs.clock.pareto(0.1, 1.5),
+        "tiers": lambda: fs.clock.tiers(1, 2, 10),
+    },
+    "Availability": {
+        "bernoulli": lambda: fs.clock.bernoulli(0.5),
+        "diurnal": lambda: fs.clock.diurnal(0.5),
+    },
+    "Link": {
+        "bandwidth": lambda: fs.clock.bandwidth(1e6, fs.clock.tiers(1e6, 2e6)),
+        "bandwidth, shared": lambda: fs.clock.bandwidth(1e6, 2e6, shared=True),
+    },
+    "Clock": {
+        "synchronous": lambda: fs.clock.synchronous(0.5),
+        "synchronous, deadline": lambda: fs.clock.synchronous(
+            0.5, available=fs.clock.bernoulli(0.5), failures=0.2, deadline=3.0
+        ),
+        "synchronous, partial": lambda: fs.clock.synchronous(0.5, deadline=1.7, late="partial"),
+        "traced": traced,
+        "synchronous, first": lambda: fs.clock.synchronous(fs.clock.tiers(1, 2, 10), first=2),
+    },
     "Personal": {
         "as_received": fs.personal.as_received,
         "fine_tuned": lambda: fs.personal.fine_tuned(update()),
@@ -801,7 +853,14 @@ def test_no_part_is_left_out(kind: str) -> None:
                 and inspect.signature(value).return_annotation == kind
             ):
                 found.add(name)
-    found -= {"wrap", "in_floats", "needing", "scoring", "colluding"}  # which make one of another
+    found -= {
+        "wrap",
+        "in_floats",
+        "needing",
+        "scoring",
+        "colluding",
+        "as_law",
+    }  # which make one of another
     assert found <= {name.partition(",")[0] for name in PARTS[kind]}
 
 
@@ -854,6 +913,50 @@ def cohort_of(
     received = jax.tree.map(lambda w: w[None], server)
     ages = jnp.array([0, 1, 1, 0, 1, 0], jnp.int32) if tag is None else tag
     return Cohort(server, received, VISITED, VISITED < N, samples, info, ages, data)
+
+
+# -- the clock --
+
+NOON = base.Now(jnp.int32(43_200), jnp.float32(0.5))
+
+
+@cases("Law")
+def test_law(make: Make, run: Any) -> None:
+    """Of each client alone: whoever else is asked."""
+    law = make()
+    client = jnp.array([5, 0, N, 3], jnp.int32)
+    numbers = run(law)(KEY, client, NOON)
+    chex.assert_shape(numbers, (4,))
+    chex.assert_type(numbers, jnp.float32)
+    assert (numbers > 0).all()
+    assert run(law)(KEY, client[::-1], NOON).tolist() == numbers[::-1].tolist()
+    assert run(law)(KEY, client[1:2], NOON).tolist() == numbers[1:2].tolist()
+
+
+@cases("Availability")
+def test_availability(make: Make, run: Any) -> None:
+    client = jnp.arange(N, dtype=jnp.int32)
+    awake = run(make())(jax.random.split(KEY, N), client, NOON)
+    chex.assert_shape(awake, (N,))
+    chex.assert_type(awake, bool)
+
+
+@cases("Link")
+def test_link(make: Make, run: Any) -> None:
+    link = make()
+    for law in (link.up, link.down):
+        chex.assert_shape(run(law)(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
+
+
+@cases("Clock")
+def test_clock(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+    algorithm = composed(clock=make())
+    before = algorithm.init(KEY, start, crowd)
+    after, metrics = run(algorithm.step)(KEY, before, crowd)
+    same_form(after, before)
+    chex.assert_shape(jax.tree.leaves(metrics.time), ())
+    chex.assert_type(list(metrics.time), [float] * 3 + [int] * 4)
+    assert int(after.clock.seconds) == int(metrics.time.seconds)
 
 
 # -- the plan --
@@ -1535,6 +1638,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "evaluated": (
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
     ),
+    "clock": (
+        {"clock": fs.clock.synchronous}, "clock must be a Clock, got <function synchronous",
+    ),
     "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
@@ -1752,6 +1858,8 @@ STREAMS = {
         "SERVER": 4,
         "PERSONAL": 5,
         "DIAGNOSTIC": 6,
+        "AWAKE": 2**30 - 4,
+        "LOST": 2**30 - 3,
         "FINISH": 2**30 - 2,
         "COIN": 2**30 - 1,
         "DEAL": 2**30,
@@ -1766,6 +1874,7 @@ STREAMS = {
         "WHOLE_GRADIENT": 2**31 - 2,
         "BROADCAST": 2**31 - 1,
     },
+    "Device": {"COMPUTE": 0, "UP": 1, "DOWN": 2},
     "Epoch": {"STEP": 1},
     "Step": {"TRANSFORM": 1, "ADAPTATION": 2**31 - 2, "NOISE": 2**31 - 1},
 }

@@ -126,7 +126,7 @@ def test_bytes_are_those_of_the_fragment_whose_turn_it_is(net: fs.Model) -> None
     # Rounds 2, 3 and 4 of one run: two slots stay, one is new in round 3.
     rows: Any = SimpleNamespace(
         uploads=np.array([[3, 3, 3]]), downloads=np.array([[0, 1, 0]]),
-        fragments=np.array([[3, 2, 3]]), visits=np.array([[3, 3, 3]]),
+        fragments=np.array([[3, 2, 3]]), visits=np.array([[3, 3, 3]]), time=None,
     )  # fmt: skip
     up, down = sent_bytes(found._replace(message=1, shared_state=10), rows, 5)
     assert up.tolist() == [3 * (2 * BODY + HEAD) + 9]

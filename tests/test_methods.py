@@ -251,6 +251,36 @@ def start(model: fs.Model) -> fs.Variables:
     return jax.jit(model.init)(jax.random.key(0))
 
 
+UNTIMED = {"gossip": "redistribution", "fedasync": "broadcast"}
+"""Methods whose rounds are no rounds of a clock, and the part by which."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_a_clock_of_equal_devices_changes_nothing(name: str, digits: Any) -> None:
+    """The same weights to the bit, and seconds that grow; or one line that names both parts."""
+    model, (data, test) = networks()["mlp"], digits
+    plain = make(name, model, 1)
+    link = fs.clock.bandwidth(1e4, 4e4)
+    if name in UNTIMED:
+        with pytest.raises(ValueError, match=f"clock synchronous.*{UNTIMED[name]} is ") as caught:
+            plain.replace(clock=fs.clock.synchronous(0.5, link))
+        assert len(str(caught.value).splitlines()) == 1
+        return
+    timed = plain.replace(clock=fs.clock.synchronous(0.5, link))
+    execution = fs.make_execution(devices=1)
+    before, after = (
+        fs.simulate(
+            algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=(3,),
+            initial=start(model), execution=execution,
+        )
+        for algorithm in (plain, timed)
+    )  # fmt: skip
+    assert_trees(before.variables, after.variables)
+    assert_trees(before.metrics, after.metrics._replace(time=None))
+    assert (np.diff(after.seconds[:, 0], prepend=0) > 0).all()
+
+
 def test_the_table_is_complete() -> None:
     assert set(METHODS) == set(ALGORITHMS)
 

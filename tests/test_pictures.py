@@ -40,6 +40,7 @@ def fake_result(scores: np.ndarray, own: np.ndarray | None = None) -> Result:
             bytes_down=np.full(scores.shape[1], t + 1.0),
             test=SimpleNamespace(by_client=None),
             personal=own,
+            seconds=None,
         )
         for t in range(len(scores))
     ]

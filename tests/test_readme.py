@@ -241,7 +241,7 @@ def test_every_role_is_explained(page: str) -> None:
 def test_the_table_of_parts_says_where_they_are() -> None:
     """A choice in the third column is a name of the module in the second."""
     rows = re.findall(r"^\| [^|]+ \| `fs\.(\w+)` \| ([^|]+) \|", text_of("README.md"), re.MULTILINE)
-    assert len(rows) == 16 + 3  # a row for each role, and three for what is inside a local update
+    assert len(rows) == 17 + 3  # a row for each role, and three for what is inside a local update
     for where, choices in rows:
         module = getattr(fs, where)
         if isinstance(module, ModuleType):

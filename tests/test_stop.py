@@ -132,7 +132,7 @@ def test_a_run_goes_on_until_all_seeds_are_done() -> None:
     best = float(values.max())
     some = whole.reached("accuracy", best).rounds
     assert sorted(r is None for r in some) == [False, True]
-    assert whole.reached("accuracy", 1.1) == ([None, None], [None, None])
+    assert whole.reached("accuracy", 1.1) == ([None, None], [None, None], None)
     # The lowest is the best of a loss.
     assert whole.reached("loss", float(whole.evaluations[2].test_loss.max())).rounds != [1, 1]
 

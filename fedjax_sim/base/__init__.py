@@ -24,6 +24,7 @@ from fedjax_sim.base.client import (
     Trained,
     wrap,
 )
+from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
 from fedjax_sim.base.data import Batch, ClientData, ClientView, MissingRootError, Transform
 from fedjax_sim.base.exchange import Exchange
@@ -117,6 +118,7 @@ __all__ = [
     "Answers",
     "Array",
     "Ask",
+    "Availability",
     "Batch",
     "Broadcast",
     "BroadcastSend",
@@ -125,6 +127,7 @@ __all__ = [
     "CheckTargets",
     "ClientData",
     "ClientView",
+    "Clock",
     "Cohort",
     "Companion",
     "CompanionInit",
@@ -142,6 +145,7 @@ __all__ = [
     "DownloadBytes",
     "DrawnSteps",
     "Due",
+    "Elapsed",
     "Exchange",
     "FedState",
     "Finish",
@@ -150,7 +154,9 @@ __all__ = [
     "Follow",
     "Fragment",
     "Gathered",
+    "Law",
     "Leaves",
+    "Link",
     "LocalInfo",
     "LocalUpdate",
     "LossFn",
@@ -167,6 +173,7 @@ __all__ = [
     "ModelInit",
     "Moves",
     "Need",
+    "Now",
     "Objective",
     "Offered",
     "Origin",

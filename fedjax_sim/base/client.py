@@ -170,6 +170,7 @@ class LocalUpdate:
         response: how far it moves a weight under a constant gradient, from a fresh state; None: not
           known.
         fresh: whether every visit begins with a fresh state of the optimiser.
+        stops: whether ``train`` heeds ``ClientView.limit``.
         setup_traffic: what travels before the first round; None: nothing.
         follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
         survey: what clients say before they train, and are told of it; None: nothing.
@@ -189,6 +190,7 @@ class LocalUpdate:
     corrections: tuple[Correction, ...] = ()
     response: Response | None = None
     fresh: bool = True
+    stops: bool = False
     setup_traffic: SetupTrafficOf | None = None
     follow: Follow | None = None
     survey: Survey | None = None

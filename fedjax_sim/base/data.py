@@ -90,6 +90,7 @@ class ClientView:
         differentiable: see :class:`ClientData` (static).
         round: ``int32[]``, the number of the round, from 0; None at the server.
         coin: the key that all clients of a round have in common; None outside of its training.
+        limit: ``int32[]``, the most steps that it may take; None for any number.
     """
 
     x: Array
@@ -106,6 +107,7 @@ class ClientView:
     relabels: Array | None = None
     round: Array | None = None
     coin: Array | None = None
+    limit: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.clock import Elapsed
 from fedjax_sim.base.cohort import LocalInfo
 from fedjax_sim.base.model import Variables
 
@@ -49,6 +50,7 @@ class FedState(NamedTuple):
         broadcast: the state of the broadcast.
         preaggregation: the states of the pre-aggregations.
         diagnostics: the states of the diagnostics.
+        clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
     """
 
     round: Array
@@ -64,6 +66,7 @@ class FedState(NamedTuple):
     broadcast: PyTree
     preaggregation: PyTree
     diagnostics: PyTree
+    clock: PyTree = ()
 
 
 class Fragment(NamedTuple):
@@ -118,6 +121,7 @@ class Metrics(NamedTuple):
         client: ``int32[S]``, the client that trained each slot's model; N for an idle slot.
         source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
+        time: what the clock says of it; None without one.
     """
 
     loss: Array
@@ -132,3 +136,4 @@ class Metrics(NamedTuple):
     client: Array
     source: Array
     diagnostics: dict[str, Array]
+    time: Elapsed | None = None

@@ -22,7 +22,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking
+from fedjax_sim.cli import adapting, attacking, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged
@@ -248,6 +248,7 @@ def make_algorithm(
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, data.clients)
         made = screened(made, config.ending)
+        made = timing.timed(made, config.timing)
         if check:
             check_parts(made, task)
             trace_round(made, model, data)

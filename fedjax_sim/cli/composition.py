@@ -33,6 +33,7 @@ NAMESPACES = {
     "update": "server",
     "tree": "aggregators",
     "mediators": "selection",
+    "devices": "clock",
 }
 """Where users find the parts of a module, if it is not the module's own name."""
 

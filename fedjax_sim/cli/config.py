@@ -15,6 +15,7 @@ from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.settings import Group, Instead, setting
+from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
 from fedjax_sim.partition.samplers import SAMPLERS, form_of
 
@@ -217,6 +218,7 @@ class Config:
         scores: what is scored.
         training: the local update.
         ending: what ends it before the last round.
+        timing: how long its rounds take.
         weights: what models start from, and adapters.
         attack: which clients attack, and how.
         machine: devices and output.
@@ -231,6 +233,7 @@ class Config:
     scores: Scores
     training: Training
     ending: Ending
+    timing: Timing
     weights: Weights
     attack: Attack
     machine: Machine
@@ -300,6 +303,7 @@ GROUPS: Mapping[str, type[Group]] = {
     "scores": Scores,
     "training": Training,
     "ending": Ending,
+    "timing": Timing,
     "weights": Weights,
     "attack": Attack,
     "machine": Machine,

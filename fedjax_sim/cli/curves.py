@@ -42,7 +42,7 @@ class Curve:
 
 
 def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
-    """Draws a score against rounds and against bytes sent; bands are ± std over runs.
+    """Draws a score against rounds, bytes sent and simulated seconds; bands are ± std over runs.
 
     Runs whose score is not known are left out, as they are of the table. If the clients' own models
     are scored, those are drawn, and the legend says so.
@@ -51,13 +51,14 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
         results: by algorithm, at least one.
         path: a .png, .pdf or .svg file.
         score: the one to draw.
-        title: above both panels, such as the data set and the sampler.
+        title: above the panels, such as the data set and the sampler.
 
     Raises:
         ValueError: if the file's name says another format.
     """
     first = next(iter(results.values()))
     by_client = first.evaluations[-1].test.by_client is not None
+    timed = first.evaluations[-1].seconds is not None  # then all are
     curves = []
     for name, result in results.items():
         own = result.evaluations[-1].personal is not None
@@ -68,6 +69,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
                 [e.round for e in result.evaluations],
                 np.array([bytes_sent(e) for e in result.evaluations]),
                 result.series(score, by_client=by_client, part=part),
+                {"simulated seconds": result.seconds.mean(axis=1)} if timed else {},
             )
         )
     told = f"client_{score}" if by_client else score

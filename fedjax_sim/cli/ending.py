@@ -128,12 +128,13 @@ def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
 def measured(
     ending: Ending, result: run.Result, score: str, algorithm: Algorithm
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of the target: rounds and bytes of each run, null for "never"."""
+    """What ``summary.json`` says of the target: rounds, bytes, seconds by run, null for "never"."""
     if ending.target is None:
         return {}
     found = result.reached(score, ending.target, part=scored_set(algorithm))
-    return {
+    told = {
         "target": ending.target,
         "target_rounds_per_run": found.rounds,
         "target_bytes_per_run": found.bytes,
     }
+    return told if found.seconds is None else told | {"target_seconds_per_run": found.seconds}

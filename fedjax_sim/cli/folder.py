@@ -107,6 +107,8 @@ class RunFolder:
                 "samples": int(evaluation.samples[i]),
                 "skipped": int(evaluation.skipped[i]),
             }
+            if evaluation.seconds is not None:
+                record["seconds"] = float(evaluation.seconds[i])
             for part in ("validation", "personal"):
                 scores: SetScores | None = getattr(evaluation, part)
                 if scores is not None:

@@ -143,7 +143,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     with the clients ("own_leaves") it is the only score: nobody has trained the server's. An
     algorithm whose summary says "diverged" has no numbers; one at least must have. A peak that is
     not known is "-". Where there is a target, the last columns have the rounds and the traffic of
-    the runs that reached it: "not reached" is no number.
+    the runs that reached it: "not reached" is no number. With a clock there are seconds too.
 
     Args:
         summaries: by algorithm, see :func:`measurements`.
@@ -174,8 +174,10 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     places = 0 if size == "B" else 1
     aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
     aim = [f"{100 * a:g} %" if metric.percent else digits(a) for a in aims]
-    to = [f"{what} to {text}" for text in aim for what in ("rounds", size)]
-    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg", *to]]
+    timed = any("seconds" in s for s in finished.values())
+    to = [f"{what} to {text}" for text in aim for what in ("rounds", size, *["seconds"] * timed)]
+    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg",
+               *["seconds"] * timed, *to]]  # fmt: skip
     speeds = [
         ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
          "peak MB"]
@@ -187,7 +189,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
         scores.append(
             [name, *(cell(s, key) for key in columns.values()),
              *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
-             f"{s['traffic_ratio']:.3f}",
+             f"{s['traffic_ratio']:.3f}", *[digits(s["seconds"]) for _ in range(timed)],
              *(cell for _ in aims for cell in to_target(s, bytes_each, places))]
         )  # fmt: skip
         peak = s["peak_memory_mb"]
@@ -199,17 +201,18 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     return "\n\n".join(aligned(rows) for rows in (scores, speeds))
 
 
-def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, str]:
-    """Rounds and traffic of the runs that have reached the target, and how many have, if not all.
+def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, ...]:
+    """Rounds, traffic and seconds of the runs that have reached the target, and how many have.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
     >>> to_target(found, 1e6, 1)
     ('4.0 (1 of 2)', '2.0 (1 of 2)')
     """
     rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))
+    seconds = summary.get("target_seconds_per_run")
     runs, known = len(rounds), [r for r in rounds if r is not None]
     if not known:
-        return "not reached", "not reached"
+        return ("not reached",) * (2 if seconds is None else 3)
     some = f" ({len(known)} of {runs})" if len(known) < runs else ""
     traffic = np.array([b for b in sent if b is not None]) / unit
 
@@ -217,7 +220,8 @@ def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str
         spread = f" ± {np.std(values):,.{digits}f}" if len(values) > 1 else ""
         return f"{np.mean(values):,.{digits}f}{spread}{some}"
 
-    return told(known, 1 if runs > 1 else 0), told(traffic, places)
+    cells = told(known, 1 if runs > 1 else 0), told(traffic, places)
+    return cells if seconds is None else (*cells, told([s for s in seconds if s is not None], 1))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim import privacy
 from fedjax_sim.base import FedState, origins
-from fedjax_sim.cli import adapting, attacking, ending
+from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
 from fedjax_sim.cli.local import rounds_of
@@ -47,6 +47,7 @@ def summarise(
     if setup.algorithms[name].parts.exchange.own is not None:
         summary["own_leaves"] = True
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
+    summary |= timing.measured(result, config.timing)
     summary["skipped"] = int(result.evaluations[-1].skipped.sum())
     planned = rounds_of(setup.algorithms[name], experiment.rounds)
     if summary["rounds"] < planned:
@@ -133,6 +134,8 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         yield f"ε is not known: {s['epsilon_unknown']}"
     if s.get("skipped"):
         yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
+    if "seconds" in s:
+        yield timing.told(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
     if "mu_first" in s:

@@ -87,6 +87,7 @@ class SGD:
             corrections=self.corrections,
             response=functools.partial(response, self.optimizer),
             fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
+            stops=True,
             survey=survey_of(self.corrections, self._whole),
             follow=self.follow if any(d.follow for d in self.corrections) else None,
             needs=tuple(need for d in self.corrections for need in d.needs),
@@ -170,6 +171,8 @@ class SGD:
         else:
             total, limit = self.steps.draw(coin_of_round(client)), self.steps.most
             epochs = limit  # of one minibatch
+        if client.limit is not None:
+            total = jnp.minimum(total, client.limit)
         most: int = min(self.batches(client.capacity), limit or client.capacity)
         kept, common = Kept(*client_state), Common(*shared_state)
         received, states = variables.params, (kept.corrections, common.corrections)

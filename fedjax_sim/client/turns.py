@@ -86,6 +86,9 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
                 own_key = stream(key, Client.TURN, i) if i else key
                 visits.append(local.train(own_key, variables, client, own, common))
                 variables = visits[-1].variables
+                if client.limit is not None:
+                    left = client.limit - visits[-1].info.steps
+                    client = dataclasses.replace(client, limit=left)
             return Trained(
                 variables,
                 tuple(visit.client_state for visit in visits),
@@ -120,6 +123,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
             corrections=tuple(term for local in locals_ for term in local.corrections),
             response=locals_[0].response if len(locals_) == 1 else None,
             fresh=all(local.fresh for local in locals_),
+            stops=all(local.stops for local in locals_),
             needs=tuple(need for local in locals_ for need in local.needs),
         )
 

@@ -71,6 +71,7 @@ class Visits(NamedTuple):
         data: ClientData,
         round: Array | None = None,
         coin: Array | None = None,
+        limit: Array | None = None,
     ) -> ClientView:
         """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
         return ClientView(
@@ -86,6 +87,7 @@ class Visits(NamedTuple):
             relabels=self.relabels,
             round=round,
             coin=coin,
+            limit=limit,
             differentiable=data.differentiable,
         )
 

@@ -41,6 +41,8 @@ class Round(enum.IntEnum):
     SERVER = 4
     PERSONAL = 5
     DIAGNOSTIC = 6
+    AWAKE = 2**30 - 4
+    LOST = 2**30 - 3
     FINISH = 2**30 - 2
     COIN = 2**30 - 1
     DEAL = 2**30
@@ -57,6 +59,14 @@ class Client(enum.IntEnum):
     COMPRESSION = 2**31 - 3
     WHOLE_GRADIENT = 2**31 - 2
     BROADCAST = 2**31 - 1
+
+
+class Device(enum.IntEnum):
+    """Of the key of a clock's devices, which is no run's."""
+
+    COMPUTE = 0
+    UP = 1
+    DOWN = 2
 
 
 class Epoch(enum.IntEnum):

@@ -1,7 +1,8 @@
 """One round of every method: where the parts meet.
 
 ``algorithm`` is the round itself; ``placement`` gives slots their clients and rows, ``training`` is
-what the clients do, ``collecting`` what the server does, ``traffic`` counts bytes, ``start`` makes
+what the clients do, ``timing`` how long it
+takes, ``collecting`` what the server does, ``traffic`` counts bytes, ``start`` makes
 the first state, ``own_models`` scores personal models, ``citation`` finds the papers.
 """
 

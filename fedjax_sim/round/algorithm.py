@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Array,
     Broadcast,
     ClientData,
+    Clock,
     Diagnostic,
     Exchange,
     FedState,
@@ -40,7 +41,7 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import collecting, finishing, measuring, placement, traffic, training
+from fedjax_sim.round import collecting, finishing, measuring, placement, timing, traffic, training
 from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
@@ -69,6 +70,7 @@ def compose(
     finish: Finish | None = None,
     personal: Personal | None = None,
     evaluated: Evaluated = "server",
+    clock: Clock | None = None,
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""One local round of every federated algorithm.
@@ -100,6 +102,7 @@ def compose(
         finish: what clients and server do once more after the last round; None: nothing.
         personal: the model that a client itself uses; None: the evaluated one, with own leaves.
         evaluated: the "server"'s model, or the aggregate of those "in_flight", which is newer.
+        clock: how long a round takes, and which clients are there; None: it takes no time.
         execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
 
     Returns:
@@ -147,6 +150,7 @@ def compose(
             finish,
             personal,
             evaluated,
+            clock,
             execution or make_execution(),
         )
     )
@@ -227,63 +231,69 @@ class Algorithm:
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         parts = self.parts
         placed, draw = placement.place(parts, key, state, data)
-        fresh, visited = placed.fresh, placed.slots.client < data.clients
         due = placed.slot < self.slots
         if not parts.exchange.fragments:  # of which all slots hand over one
             due = parts.schedule.due(state.round)[placed.slot] & due
         state = training.surveyed(parts, key, state, data, placed)
-        trained, mine, placed, start = training.train(parts, key, state, data, placed, due)
+        trips = traffic.trips(parts, state, placed, due, data.clients)
+        legs = timing.legs(parts, state, data, placed, trips)
+        limit = timing.limits(parts, legs)
+        trained, mine, placed, start = training.train(parts, key, state, data, placed, due, limit)
+        info = trained.info
+        asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
+        came = timing.outcome(parts, key, legs, limit, info.steps, placed, trips.visited, asleep)
+        placed, trained = timing.taken(parts, data, placed, trained, start, came.arrived)
         trained, sending, sent = sendings.send(
             parts, key, state, data, placed.slots, trained, start, due
         )
-        skipped = sendings.skipped(parts, visited, sent)
+        skipped = sendings.skipped(parts, came.arrived, sent)
         trained, mine = sendings.undone(parts, state, placed.slots.client, skipped, trained, mine)
         client_state, own, shared_state = training.client_states(
             parts, state, data, placed, trained, mine
         )
-        placed = training.moved_on(parts, placed, trained, visited)
+        placed = training.moved_on(parts, placed, trained, came.arrived)
         cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
-        # A model in flight is due whether or not a client trained it in this round.
-        met, updates = (due, None) if parts.in_flight else (due & sent, trained.variables)
+        # A model in flight is due whether or not a client trained it in this round, if it is not
+        # at a client that is not there.
+        here = due & came.arrived if parts.loses and parts.selection.sticky else due
+        met, updates = (here, None) if parts.in_flight else (due & sent, trained.variables)
         updates, step = (updates, None) if parts.holds_updates else (None, updates)
         reduced = state._replace(shared_state=shared_state)
         new = collecting.absorb(parts, key, reduced, placed.slots, cohort, met, updates, step)
         measured, diagnostics = measuring.measure(
             parts, key, state, new, placed.slots, updates, cohort
         )
-        moved = visited & (not parts.selection.sticky)
-        sent_down = visited & (fresh | moved | parts.refresh.downloads)
-        choice = parts.broadcast.offered
-        offered = 1 if choice is None else jnp.where(fresh, choice(state.broadcast), 1)
-        in_part = visited & ~sent_down if parts.exchange.fragments else jnp.bool(False)
         samples = jnp.where(skipped, 0, trained.info.samples).astype(jnp.float32)
         # If every last batch is dropped, no sample is visited: that is no divergence.
         loss = jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1)
         nobody = jnp.any(skipped) & (jnp.sum(samples) == 0)
         metrics = Metrics(
             loss=jnp.where(nobody, jnp.nan, loss),
-            samples=jnp.sum(trained.info.samples),
-            steps=jnp.sum(trained.info.steps),
-            executed=jnp.sum(parts.execution.executed(trained.info.steps)),
+            samples=jnp.sum(info.samples),
+            steps=jnp.sum(info.steps),
+            executed=jnp.sum(parts.execution.executed(info.steps)),
             # From client to client: up for the one, down for the other.
-            uploads=jnp.sum(sent & (due | moved), dtype=jnp.int32) + draw.exchanged,
-            downloads=jnp.sum(jnp.where(sent_down, offered, 0), dtype=jnp.int32) + draw.exchanged,
-            fragments=jnp.sum(in_part, dtype=jnp.int32),
-            visits=jnp.sum(visited, dtype=jnp.int32),
+            uploads=jnp.sum((sent | came.dropped) & trips.uploads, dtype=jnp.int32)
+            + draw.exchanged,
+            downloads=jnp.sum(trips.downloads, dtype=jnp.int32) + draw.exchanged,
+            fragments=jnp.sum(trips.fragments, dtype=jnp.int32),
+            visits=jnp.sum(trips.visited, dtype=jnp.int32),
             skipped=jnp.sum(skipped, dtype=jnp.int32),
             client=draw.client,
             source=draw.source,
             diagnostics=measured,
+            time=came.elapsed,
         )
         new = new._replace(
             round=state.round + 1,
-            slots=placement.to_slots(parts, placed) if parts.in_flight else None,
+            slots=placement.to_slots(parts, placed, draw) if parts.in_flight else None,
             selection=parts.selection.update(draw.selection, placed.slots.client, trained.info),
             client_state=client_state,
             own=own,
             sending=sending,
             shared_state=shared_state if parts.local.follow is None else new.shared_state,
             diagnostics=diagnostics,
+            clock=timing.later(state.clock, came.elapsed),
         )
         return new, metrics
 

@@ -23,7 +23,7 @@ from fedjax_sim.engine.vmapped import everywhere
 from fedjax_sim.round.exchanging import fragments, returned, travels
 from fedjax_sim.round.parts import Parts
 
-CLIENTS = ("selection", "client_state", "own", "sending", "shared_state", "diagnostics")
+CLIENTS = ("selection", "client_state", "own", "sending", "shared_state", "diagnostics", "clock")
 """What of a state the server does not move, unless ``follow`` of a local update says how."""
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from fedjax_sim.base import (
     Broadcast,
+    Clock,
     Diagnostic,
     Exchange,
     Finish,
     LocalUpdate,
+    Now,
     PreAggregation,
     Refresh,
     Schedule,
@@ -58,6 +60,8 @@ def check_parts(parts: Any) -> None:
     _check_effect(parts)
     _check_weighting(parts.weighting)
     _check_redistribution(parts.redistribution, parts.slots)
+    if parts.clock is not None:
+        _check_laws(parts.clock)
 
 
 def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
@@ -76,6 +80,8 @@ def _check_kinds(parts: Any) -> None:
         _check(f"{role} must be {article}", kind, getattr(parts, role))
     if parts.finish is not None:
         _check("finish must be a", Finish, parts.finish)
+    if parts.clock is not None:
+        _check("clock must be a", Clock, parts.clock)
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
             _check(f"{role} must be a sequence of", kind, part)
@@ -150,4 +156,21 @@ def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
             raise ValueError(
                 f"redistribution must give each of the {slots} slots one of 0..{slots - 1}, "
                 f"{shown(redistribute)} gave {found.tolist()}"
+            )
+
+
+def _check_laws(clock: Clock) -> None:
+    """Tries each on three clients at the start."""
+    laws = {"compute": clock.compute}
+    if clock.link is not None:
+        laws |= {"link.up": clock.link.up, "link.down": clock.link.down}
+    for name, law in laws.items():
+        with jax.ensure_compile_time_eval():
+            client = jnp.arange(min(3, clock.clients or 3), dtype=jnp.int32)
+            given = law(jax.random.key(clock.seed), client, Now(jnp.int32(0), jnp.float32(0)))
+        found = np.asarray(given)
+        if found.shape != client.shape or not (np.isfinite(found) & (found > 0)).all():
+            raise ValueError(
+                f"clock must give each client a positive finite number, {name}={shown(law)} gave "
+                f"{found.tolist()}"
             )

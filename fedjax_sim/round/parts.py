@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedjax_sim.base import (
     Aggregator,
     Broadcast,
+    Clock,
     Diagnostic,
     Exchange,
     Finish,
@@ -44,6 +45,7 @@ _PLAIN = {
     "diagnostics": "{}",
     "finish": "None",
     "personal": "None",
+    "clock": "None",
     "evaluated": "'server'",
 }
 
@@ -69,6 +71,7 @@ class Parts:
         finish: what is done after the last round; None: nothing.
         personal: the model that a client itself uses; None: the one evaluated for all.
         evaluated: the model that is evaluated for all.
+        clock: how long a round takes, and who is there; None: it takes no time.
         execution: devices and chunks.
     """
 
@@ -88,6 +91,7 @@ class Parts:
     finish: Finish | None
     personal: Personal | None
     evaluated: Evaluated
+    clock: Clock | None
     execution: Execution
 
     def __post_init__(self) -> None:
@@ -127,7 +131,13 @@ class Parts:
         """Whether the updates of a cohort are held together; else they are summed one by one."""
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)
         reads = self.server.reads_updates or self.broadcast.reads_updates or self.local.follow
-        return any(several) or bool(reads) or self.in_flight or self.aggregator is not tree.mean
+        held = any(several) or bool(reads) or self.in_flight or self.aggregator is not tree.mean
+        return held or self.loses
+
+    @property
+    def loses(self) -> bool:
+        """Whether a visit may come to nothing, which is known after it."""
+        return self.clock is not None and self.clock.loses
 
     @property
     def models_travel(self) -> bool:

@@ -43,12 +43,14 @@ class Draw(NamedTuple):
         selection: the state of the selection.
         exchanged: ``int32[]``, models that went from client to client between the rounds.
         client: ``int32[S]``, the client of each slot; N for none.
+        assigned: ``int32[S]``, the same with those that are asleep.
         source: ``int32[S]``, the slot whose model each slot took over.
     """
 
     selection: PyTree
     exchanged: Array
     client: Array
+    assigned: Array
     source: Array
 
 
@@ -78,7 +80,8 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
         fresh if parts.selection.sticky else jnp.ones(count, bool),
         jnp.where(fresh, 0, visits),
     )
-    clients = by_number = _met(parts, key, clients, fresh, none)
+    assigned = _met(parts, key, clients, fresh, none)
+    clients = by_number = _awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients)
     row = by_slot if parts.execution.rows_are_tasks else parts.execution.deal(samples)
     if flying is None:
@@ -91,7 +94,7 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
     )
     row, clients, fresh, samples = parts.execution.replicate((row, clients, fresh[row], samples))
     placed = Placed(carry._replace(client=clients), row, fresh, samples)
-    return placed, Draw(chosen, exchanged, by_number, source)
+    return placed, Draw(chosen, exchanged, by_number, assigned, source)
 
 
 def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:
@@ -110,13 +113,23 @@ def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> A
     return clients.at[slots].set(clients[jnp.lexsort((clients, group))])
 
 
-def to_slots(parts: Parts, placed: Placed) -> Slots:
+def _awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
+    """The cohort ``int32[S]`` without those that are asleep: their slots are idle."""
+    if parts.clock is None or parts.clock.available is None:
+        return clients
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.AWAKE), clients)
+    return jnp.where(parts.clock.available(keys, clients, state.clock), clients, none)
+
+
+def to_slots(parts: Parts, placed: Placed, draw: Draw) -> Slots:
     """The slots in the order of their numbers, ``[S]``."""
-    if parts.execution.rows_are_tasks:
-        return placed.slots
-    here = jnp.arange(len(placed.slot), dtype=jnp.int32)
-    row = jnp.zeros(parts.slots, jnp.int32).at[placed.slot].set(here, mode="drop")
-    slots: Slots = tree.take(placed.slots, row)
+    slots = placed.slots
+    if not parts.execution.rows_are_tasks:
+        here = jnp.arange(len(placed.slot), dtype=jnp.int32)
+        row = jnp.zeros(parts.slots, jnp.int32).at[placed.slot].set(here, mode="drop")
+        slots = tree.take(slots, row)
+    if parts.loses and parts.selection.sticky:  # a slot keeps a client that was not there
+        slots = slots._replace(client=draw.assigned)
     return slots
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import ClientData, FedState, PyTree, Variables, shown
+from fedjax_sim.base import ClientData, FedState, Now, PyTree, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
@@ -20,7 +20,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
 
     Raises:
         ValueError: if there are fewer clients than slots, and the selection has no use for idle
-            ones; or more, and it leaves none out.
+            ones; or more, and it leaves none out. If the clock does not know all of them.
     """
     if data.clients < parts.slots and not parts.selection.may_idle:
         raise ValueError(
@@ -30,6 +30,11 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         raise ValueError(
             f"clients_per_round must be all {data.clients} clients for selection "
             f"{shown(parts.selection)}, got {parts.slots}"
+        )
+    known = None if parts.clock is None else parts.clock.clients
+    if known is not None and data.clients > known:
+        raise ValueError(
+            f"clock {shown(parts.clock)} must know the {data.clients} clients, it has {known}"
         )
     state = FedState(
         round=jnp.int32(0),
@@ -48,6 +53,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         broadcast=parts.broadcast.init(variables),
         preaggregation=tuple(part.init(variables, data) for part in parts.preaggregation),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
+        clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
     )
     _check_reports(parts, state, data)
     if not parts.in_flight:

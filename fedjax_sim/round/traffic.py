@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_sim.base import ClientData, Fragment, PyTree, SetupTraffic, Traffic, Variables
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    FedState,
+    Fragment,
+    PyTree,
+    SetupTraffic,
+    Traffic,
+    Variables,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.round.exchanging import fragments, frozen, travelling
 from fedjax_sim.round.finishing import told_bytes as told_at_the_end
 from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.placement import Placed
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.training import first_visit
 
@@ -32,6 +44,47 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
         fragment_bytes(parts, variables),
         told_at_the_end(parts, variables, data),
     )
+
+
+class Trips(NamedTuple):
+    """Which models travel in a round, if nothing happens to them; ``[P]`` each.
+
+    Attributes:
+        visited: ``bool[P]``, the rows whose clients are there.
+        uploads: ``bool[P]``, the rows whose model, or fragment of it, is sent.
+        downloads: ``int32[P]``, the models sent to each client.
+        fragments: ``bool[P]``, the rows that take a fragment instead.
+    """
+
+    visited: Array
+    uploads: Array
+    downloads: Array
+    fragments: Array
+
+
+def trips(parts: Parts, state: FedState, placed: Placed, due: Array, clients: int) -> Trips:
+    """Of the rows ``placed``, of which ``due bool[P]`` are collected; ``clients`` is N."""
+    visited = placed.slots.client < clients
+    moved = visited & (not parts.selection.sticky)
+    # A model that no client has trained has not been sent to one that slept.
+    new = placed.fresh | (placed.slots.visits == 0)
+    down = visited & (new | moved | parts.refresh.downloads)
+    choice = parts.broadcast.offered
+    offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
+    in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)
+    return Trips(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
+
+
+def by_row(parts: Parts, state: FedState, data: ClientData, trips: Trips) -> tuple[Array, Array]:
+    """Bytes up and down of each row, ``f32[P]``."""
+    size = sizes(parts, state.server, data)
+    pieces = size.fragments or (Fragment(size.upload, 0),)
+    piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))
+    turn = state.round
+    visited, uploads, downloads, fragments = (a.astype(jnp.float32) for a in trips)
+    up = uploads * piece_up[turn % len(pieces)] + visited * float(size.message)
+    whole = downloads * float(size.download) + visited * float(size.shared_state)
+    return up, whole + fragments * piece_down[(turn - 1) % len(pieces)]
 
 
 def upload_bytes(parts: Parts, variables: Variables) -> int:

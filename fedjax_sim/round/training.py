@@ -47,6 +47,7 @@ class _Task(NamedTuple):
     fresh: Array
     tag: PyTree
     share: PyTree
+    limit: PyTree
 
 
 class _Arrived(NamedTuple):
@@ -71,7 +72,7 @@ def _arrived(
     parts: Parts, data: ClientData, pixels: PyTree, common: _Common, own: _Own, task: _Task
 ) -> _Arrived:
     """What a row's client has before it trains."""
-    client = task.visit.view(pixels, data, common.round, common.coin)
+    client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
     send_key = stream(task.key, Client.BROADCAST)
     received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)
     origin = received if parts.remembers else ()
@@ -91,14 +92,20 @@ def _arrived(
 
 
 def _work(
-    parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed, share: PyTree = ()
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    data: ClientData,
+    placed: Placed,
+    share: PyTree = (),
+    limit: Array | None = None,
 ) -> tuple[_Common, _Own, _Task]:
     """Of all rows; ``share f32[P]`` is that of their updates if these are summed."""
     slots = placed.slots
     local_key = stream(key, Round.CLIENTS)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
     visited = visits(data, slots.client, peers=parts.local.peers)
-    tasks = _Task(keys, visited, placed.fresh, slots.tag, share)
+    tasks = _Task(keys, visited, placed.fresh, slots.tag, share, limit)
     rest = state.shared_state, state.round, stream(key, Round.COIN)
     common = _Common(state.server, state.server_samples, state.broadcast, *rest)
     kept = tree.take((state.client_state, state.own), slots.client)
@@ -128,7 +135,13 @@ def surveyed(
 
 
 def train(
-    parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed, due: Array
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    data: ClientData,
+    placed: Placed,
+    due: Array,
+    limit: Array | None = None,
 ) -> tuple[Trained, PyTree, Placed, PyTree]:
     """One local update per row, ``[P]``.
 
@@ -139,6 +152,7 @@ def train(
         data: the clients.
         placed: the rows.
         due: ``bool[P]``, the rows that the server collects.
+        limit: ``int32[P]``, the most steps of each; None for any number.
 
     Returns:
         What the clients give: their models if any stays in flight, else their updates (a difference
@@ -155,7 +169,8 @@ def train(
         mine = own_leaves(parts, trained.variables)
         model = returned(parts, trained.variables, received)
         given = model if parts.in_flight else tree.subtract(model, received)
-        start = received if parts.sending and parts.models_travel else ()
+        asked = (parts.sending and parts.models_travel) or (parts.in_flight and parts.loses)
+        start = received if asked else ()
         if not summed:
             return trained._replace(variables=given), mine, tag, origin, start
         nothing: PyTree = ()
@@ -168,7 +183,7 @@ def train(
         counted = due & (slots.client < data.clients)
         weights = weights_of(parts, placed.samples, placed.samples, counted)
         share = weights / jnp.sum(weights)
-    work = _work(parts, key, state, data, placed, share)
+    work = _work(parts, key, state, data, placed, share, limit)
     out = parts.execution.run(visit, samples_of(data), *work, summed=summed)
     out, total = out if summed else (out, None)
     trained, mine, tag, received, start = out

@@ -38,7 +38,8 @@ def sent_bytes(traffic: Traffic, rows: Metrics, done: int) -> NDArray[np.int64]:
     pieces = traffic.fragments or (Fragment(traffic.upload, 0),)
     turn = np.arange(done - uploads.shape[1], done)
     piece_up, piece_down = np.array(pieces, np.int64).T
-    up = uploads * piece_up[turn % len(pieces)] + visits * traffic.message
+    heard = visits if rows.time is None else visits - rows.time.silent
+    up = uploads * piece_up[turn % len(pieces)] + heard * traffic.message
     down = downloads * traffic.download + parts * piece_down[(turn - 1) % len(pieces)]
     return np.array([up.sum(axis=1), (down + visits * traffic.shared_state).sum(axis=1)])
 
@@ -68,6 +69,7 @@ class Ledger:
         self.evaluations: list[Evaluation] = []
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
         self._programs, self._bytes = programs, setup.copy()
+        self._seconds = np.zeros(setup.shape[1])
         self._rows: list[Metrics] = []
 
     def result(self, began: float, xla_programs: int) -> Result:
@@ -99,6 +101,8 @@ class Ledger:
         self._rows.append(stage.metrics)
         self.totals = self.totals.plus(stage.metrics)
         self._bytes += sent_bytes(self._programs.traffic, stage.metrics, done)
+        if stage.metrics.time is not None:
+            self._seconds += stage.metrics.time.seconds.sum(axis=1, dtype=np.float64)
         evaluation = self._evaluation(done, stage.scored, stage)
         return evaluation if stage.collected is None else self.ended(evaluation, stage)
 
@@ -139,6 +143,7 @@ class Ledger:
             bytes_up=up,
             bytes_down=down,
             skipped=totals.skipped,
+            seconds=None if rows.time is None else self._seconds.copy(),
             recorded=stage.recorded,
             diagnostics={n: np.asarray(a[:, -1], np.float64) for n, a in rows.diagnostics.items()},
         )

@@ -40,6 +40,8 @@ class Evaluation(NamedTuple):
         diagnostics: those of the last round, ``f64[R]`` by name.
         uncollected: the task's leading score ``f64[R]`` before the models still in flight were
           collected and the algorithm finished, at the end of a run that has any such; else None.
+        seconds: ``f64[R]``, simulated so far; None without a clock. What travels before the first
+          round and after the last takes none.
         recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
         before: all of this as it was before then; None where ``uncollected`` is.
     """
@@ -58,6 +60,7 @@ class Evaluation(NamedTuple):
     skipped: NDArray[np.int64]
     diagnostics: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
+    seconds: NDArray[np.float64] | None = None
     recorded: Any = None
     before: Evaluation | None = None
 
@@ -88,10 +91,12 @@ class Reached(NamedTuple):
     Attributes:
         rounds: done at the first evaluation that has it.
         bytes: sent by then, up and down.
+        seconds: simulated by then; None without a clock.
     """
 
     rounds: list[int | None]
     bytes: list[int | None]
+    seconds: list[float | None] | None = None
 
 
 @dataclasses.dataclass
@@ -102,7 +107,8 @@ class Result:
         task: what was learnt.
         evaluations: in order of rounds.
         metrics: what each round reported, NumPy ``[R, rounds, ...]``: who took part (``client``, by
-            slot), which model went where (``source``), losses, bytes' counts, diagnostics.
+            slot), which model went where (``source``), losses, bytes' counts, diagnostics; what the
+            clock says (``time``, see :class:`fedjax_sim.base.Elapsed`), None without one.
         variables: ``[R, *p]``, the final models.
         state: ``[R, ...]`` but for its ``round``, after the last round: clusters (``broadcast``),
             own models and control variates (``client_state``), what is shared, models in flight
@@ -140,6 +146,18 @@ class Result:
     def score(self) -> NDArray[np.float64]:
         """``f64[evaluations, R]``, the task's leading score, pooled over the test set."""
         return self.series(self.task.score, by_client=False)
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """``f64[evaluations, R]``, simulated so far.
+
+        Raises:
+            ValueError: if the run had no clock.
+        """
+        found = [e.seconds for e in self.evaluations if e.seconds is not None]
+        if not found:
+            raise ValueError("the run has no seconds: compose it with a clock, see fs.clock")
+        return np.stack(found)
 
     def series(
         self,
@@ -221,11 +239,15 @@ class Result:
         ever = np.any(good, axis=0).tolist(), np.argmax(good, axis=0).tolist()
         first = [i if g else None for g, i in zip(*ever, strict=True)]
 
-        def of(values: Sequence[Any]) -> list[int | None]:
-            return [None if i is None else int(values[i][r]) for r, i in enumerate(first)]
+        def of(values: Sequence[Any], kind: type[Any] = int) -> list[Any]:
+            return [None if i is None else kind(values[i][r]) for r, i in enumerate(first)]
 
-        runs = len(first)
-        return Reached(of([[e.round] * runs for e in every]), of([*map(sent, every)]))
+        timed = every[0].seconds is not None
+        return Reached(
+            of([[e.round] * len(first) for e in every]),
+            of([*map(sent, every)]),
+            of([e.seconds for e in every], float) if timed else None,
+        )
 
 
 def of_runs(values: PyTree, runs: slice) -> Any:

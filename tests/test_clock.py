@@ -1,0 +1,654 @@
+"""The simulated clock: seconds, and what becomes of clients that sleep, are lost or come late."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import SIZES, altered_data, assert_trees, known, make_federation, play
+
+import fedjax_sim as fs
+from fedjax_sim.base import Now
+from fedjax_sim.engine.streams import Device, Round, Seed, stream
+
+N, B, EPOCHS = len(SIZES), 4, 2
+STEPS = [EPOCHS * -(-n // B) for n in SIZES]
+clock = fs.clock
+
+
+@functools.cache
+def net() -> fs.Model:
+    return fs.models.logistic((6,), 3)
+
+
+@functools.cache
+def federation() -> Any:
+    return make_federation()
+
+
+SIZE = 4 * (6 * 3 + 3)  # of the model, in bytes
+
+
+def local(**settings: Any) -> fs.LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(net()), optax.sgd(0.1), B, EPOCHS, **settings)
+
+
+def method(name: str, slots: int = 4, devices: int = 1, **parts: Any) -> fs.Algorithm:
+    """FedAvg, two phases of phase shift (or without its downloads), or RADFed with two rounds."""
+    execution = fs.make_execution(devices=devices)
+    if name == "phases":
+        name, parts = "phase_shift", {"refresh": fs.refresh.nothing(), **parts}
+    options: dict[str, Any] = {"phase_shift": {"phases": 2}, "radfed": {"redistribution_rounds": 2}}
+    made = fs.ALGORITHMS[name](
+        local(), clients_per_round=slots, execution=execution, **options.get(name, {})
+    )
+    return made.replace(**parts) if parts else made
+
+
+def run(algorithm: fs.Algorithm, rounds: int = 4, seeds: tuple[int, ...] = (0, 1)) -> fs.Result:
+    data, test, execution = federation().data, federation().test, algorithm.parts.execution
+    return fs.simulate(
+        algorithm, net(), data, test, rounds=rounds, classes=3, seeds=seeds, execution=execution
+    )
+
+
+def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
+    """A law's number of every client."""
+    key = stream(jax.random.key(seed), which)
+    start = Now(jnp.int32(0), jnp.float32(0))
+    return np.asarray(law(key, jnp.arange(N, dtype=jnp.int32), start), np.float64)
+
+
+# ---- a clock that only counts ----
+
+
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed"])
+def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
+    plain, timed = run(method(name)), run(method(name, clock=clock.synchronous(0.25)))
+    assert_trees(plain.variables, timed.variables)
+    assert_trees(plain.metrics, timed.metrics._replace(time=None))
+    assert plain.metrics.time is None
+    with pytest.raises(ValueError, match="the run has no seconds: compose it with a clock"):
+        _ = plain.seconds
+    most = np.array([[max(STEPS[k] for k in row) for row in of_run] for of_run in
+                     plain.metrics.client])  # fmt: skip
+    time = known(timed.metrics.time)
+    assert time.seconds.tolist() == (0.25 * most).tolist()
+    assert timed.seconds.tolist() == np.cumsum(0.25 * most, axis=1).T.tolist()
+    total = np.array([[sum(STEPS[k] for k in row) for row in of_run] for of_run in
+                      plain.metrics.client])  # fmt: skip
+    assert time.computing.tolist() == (0.25 * total).tolist()
+    assert time.waiting.tolist() == (0.25 * (4 * most - total)).tolist()
+    for count in (time.asleep, time.lost, time.late, time.silent):
+        assert not count.any()
+
+
+def test_links_take_the_bytes_of_models_and_messages() -> None:
+    """SCAFFOLD's variates are as large as the model; both travel both ways."""
+    made = fs.algorithms.scaffold(local(), clients_per_round=4)
+    link = clock.bandwidth(10.0, clock.constant(40.0))
+    result = run(made.replace(clock=clock.synchronous(0.5, link)))
+    most = [[max(STEPS[k] for k in row) for row in of_run] for of_run in result.metrics.client]
+    expected = 2 * SIZE / 40 + 0.5 * np.array(most) + 2 * SIZE / 10
+    np.testing.assert_allclose(known(result.metrics.time).seconds, expected, rtol=1e-6)
+
+
+def test_fragments_take_the_bytes_of_their_turn() -> None:
+    """The bias and the kernel in turn, up; down goes what came up the round before."""
+    bias = fs.leaves.named("*/bias")
+    made = fs.compose(
+        local(),
+        selection=fs.selection.uniform(sticky=True),
+        schedule=fs.schedule.permanent(4),
+        exchange=fs.exchange.fragments(bias, fs.leaves.all_but(bias)),
+        clock=clock.synchronous(1e-9, clock.bandwidth(10.0, 40.0)),
+        execution=fs.make_execution(devices=1),
+    )
+    small, large = 4 * 3, 4 * 6 * 3
+    expected = [SIZE / 40 + small / 10, small / 40 + large / 10, large / 40 + small / 10,
+                small / 40 + large / 10]  # fmt: skip
+    times = known(run(made).metrics.time)
+    np.testing.assert_allclose(times.seconds, [expected, expected], rtol=1e-5)
+
+
+def test_phases_share_an_uplink() -> None:
+    """All four of FedAvg have a quarter of it, the two of a phase a half."""
+    link = clock.bandwidth(10.0, 1e9, shared=True)
+    for name, users in (("fedavg", 4), ("phase_shift", 2)):
+        times = known(run(method(name, clock=clock.synchronous(1e-9, link))).metrics.time)
+        np.testing.assert_allclose(times.seconds, users * SIZE / 10, rtol=1e-5)
+
+
+def test_seconds_to_a_target() -> None:
+    result = run(method("fedavg", clock=clock.synchronous(0.25)))
+    aim = float(result.accuracy[2].min())
+    found = result.reached("accuracy", aim)
+    assert found.rounds != [None, None]
+    assert found.seconds == [
+        float(result.seconds[known(r) - 1, i]) for i, r in enumerate(found.rounds)
+    ]
+
+
+def test_a_long_run_keeps_its_seconds() -> None:
+    """In float32, 2 to the 24 seconds and one more are as many."""
+    algorithm = method("fedavg", clock=clock.synchronous(1.0))
+    data = jax.device_put(federation().data)
+    state = algorithm.init(jax.random.key(0), net().init(jax.random.key(0)), data)
+    late = state._replace(clock=Now(jnp.int32(2**24), jnp.float32(0.5)))
+    new, metrics = jax.jit(algorithm.step)(jax.random.key(0), late, data)
+    assert int(new.clock.seconds) == 2**24 + int(metrics.time.seconds)
+    assert float(new.clock.fraction) == 0.5
+
+
+# ---- against a plain program ----
+
+
+PLAIN = (5, 8)
+"""Worlds of the plain suite: not all laws and rules are in two of them."""
+
+
+def world(i: int) -> tuple[str, dict[str, Any]]:
+    """A method, and settings of a clock."""
+    rng = np.random.default_rng(i)
+    name = str(rng.choice(["fedavg", "phases", "phase_shift", "radfed"]))
+    name = "fedavg" if i % 5 == 0 else name
+    laws = [clock.constant(1.0), clock.lognormal(1.0, 1.0), clock.pareto(0.5, 1.2),
+            clock.tiers(1, 2, 10)]  # fmt: skip
+    settings: dict[str, Any] = {"compute": laws[rng.integers(4)], "seed": int(rng.integers(100))}
+    if rng.random() < 0.8:
+        shared = bool(rng.random() < 0.4)
+        up = 20.0 if shared or rng.random() < 0.5 else clock.tiers(10, 50)
+        settings["link"] = clock.bandwidth(up, clock.lognormal(30.0, 0.5), shared=shared)
+    if rng.random() < 0.7:
+        kinds = [clock.bernoulli(0.6), clock.diurnal(0.5, 64, seed=i)]
+        settings["available"] = kinds[rng.integers(2)]
+    if rng.random() < 0.6:
+        settings["failures"] = float(rng.uniform(0.1, 0.6))
+    if rng.random() < 0.7:
+        settings["deadline"] = float(rng.uniform(3, 25))
+        settings["late"] = str(rng.choice(["drop", "partial"]))
+    if name == "fedavg" and i % 5 == 0:
+        settings["first"] = int(rng.integers(1, 5))
+    return name, settings | {"idle": 7.5}
+
+
+def replayed(name: str, given: dict[str, Any], cohorts: np.ndarray, seed: int) -> dict[str, Any]:
+    """One run, client by client: ``cohorts int[rounds, S]`` are those that were drawn."""
+    seconds, seen, bytes_up, bytes_down = 0.0, 0, 0, 0
+    out: dict[str, Any] = {n: [] for n in ("seconds", "asleep", "lost", "late", "waiting")}
+    step = drawn(given["compute"], Device.COMPUTE, given["seed"])
+    link, deadline = given.get("link"), given.get("deadline", math.inf)
+    if link is not None:
+        up_rate = drawn(link.up, Device.UP, given["seed"])
+        down_rate = drawn(link.down, Device.DOWN, given["seed"])
+    trained: dict[int, bool] = {}  # of a slot: whether a client has, since it left the server
+    for t, cohort in enumerate(cohorts):
+        key = jax.random.fold_in(stream(jax.random.key(seed), Seed.ROUNDS), t)
+        fresh, due = {0, 1, 2, 3}, {0, 1, 2, 3}
+        phased = name in ("phases", "phase_shift")
+        if phased:
+            due = {0, 1} if t % 2 == 0 else {2, 3}
+            fresh = {0, 1, 2, 3} if t == 0 else {0, 1, 2, 3} - due
+        for slot in fresh:
+            trained[slot] = False
+        there = []
+        for slot, k in enumerate(cohort):
+            own = jax.random.fold_in(stream(key, Round.AWAKE), k)[None]
+            now = Now(jnp.int32(math.floor(seconds)), jnp.float32(seconds % 1))
+            part = given.get("available")
+            if part is None or bool(part(own, jnp.array([k]), now)[0]):
+                there.append(slot)
+        sends = [s for s in there if not phased or s in due]
+        down = {s: 0 if name == "phases" and trained[s] else SIZE for s in there}
+        visits = []
+        lost, late, arrived = set(), set(), set()
+        for s in there:
+            k, steps = cohort[s], STEPS[cohort[s]]
+            before = after = 0.0
+            if link is not None:
+                users = max(1, len(sends)) if link.shared else 1
+                before = down[s] / down_rate[k]
+                after = SIZE * users / up_rate[k] if s in sends else 0.0
+            if given.get("late") == "partial":
+                left = math.floor((deadline - before - after) / step[k])
+                if left < 1:
+                    late.add(s)
+                steps = max(0, min(steps, left))
+            end = before + steps * step[k] + after
+            own = jax.random.fold_in(stream(key, Round.LOST), k)
+            coin, where = np.asarray(jax.random.uniform(own, (2,)), np.float64)
+            if coin < given.get("failures", 0.0):
+                lost.add(s)
+                late.discard(s)
+                end = where * end
+            elif given.get("late") == "drop" and end > deadline:
+                late.add(s)
+            visits.append((end, k, s))
+            if s not in lost | late:
+                arrived.add(s)
+        nothing = late.copy() if given.get("late") == "partial" else set()
+        length = min(max((v[0] for v in visits), default=0.0), deadline)
+        queue = sorted(v for v in visits if v[2] in arrived)
+        if (count := given.get("first")) is not None and len(queue) >= count:
+            length = queue[count - 1][0]
+            late |= {v[2] for v in queue[count:]}
+            arrived -= late
+        length = length if there else given["idle"]
+        for s in arrived:
+            trained[s] = True
+        bytes_up += SIZE * len([s for s in sends if s not in lost | nothing])
+        bytes_down += sum(down.values())
+        seconds += length
+        seen += len(there)
+        out["seconds"].append(length)
+        out["asleep"].append(len(cohort) - len(there))
+        out["lost"].append(len(lost))
+        out["late"].append(len(late))
+        out["waiting"].append(sum(max(0.0, length - v[0]) for v in visits))
+    return out | {"bytes_up": [bytes_up], "bytes_down": [bytes_down], "visits": [seen]}
+
+
+@pytest.mark.parametrize(
+    "i", [i if i in PLAIN else pytest.param(i, marks=pytest.mark.slow) for i in range(30)]
+)
+def test_worlds_against_a_plain_program(i: int) -> None:
+    """Eight rounds each, of two seeds."""
+    name, settings = world(i)
+    plain = cohorts_of(name)
+    result = run(method(name, clock=clock.synchronous(**settings)))
+    time, last = known(result.metrics.time), result.evaluations[-1]
+    last = last.before or last
+    for r, seed in enumerate((0, 1)):
+        expected = replayed(name, settings, plain[r], seed)
+        for field in ("seconds", "waiting"):
+            found = getattr(time, field)[r]
+            np.testing.assert_allclose(found, expected[field], rtol=1e-5, atol=1e-4)
+        for field in ("asleep", "lost", "late"):
+            assert getattr(time, field)[r].tolist() == expected[field], field
+        assert result.metrics.visits[r].sum() == expected["visits"][0]
+        assert last.bytes_up[r] == expected["bytes_up"][0]
+        assert last.bytes_down[r] == expected["bytes_down"][0]
+
+
+@functools.cache
+def cohorts_of(name: str) -> np.ndarray:
+    return np.asarray(run(method(name)).metrics.client)
+
+
+# ---- what is taken ----
+
+
+def given_cohorts(cohorts: Any) -> fs.base.Selection:
+    """Draws these in turn: ``int[rounds, S]``, N for an idle slot."""
+    table = jnp.asarray(cohorts, jnp.int32)
+
+    def draw(key: Any, state: Any, data: Any, clients: Any, free: Any, visits: Any) -> Any:
+        return table[state], state + 1
+
+    return fs.base.Selection(
+        init=lambda variables, data, execution: jnp.int32(0), draw=draw, sticky=False
+    )
+
+
+def arrivals(name: str, **settings: Any) -> tuple[fs.Result, np.ndarray]:
+    """A run whose redistribution is left out, and the clients whose visits counted, by slot."""
+    part: dict[str, Any] = {"redistribution": fs.redistribution.keep} if name == "radfed" else {}
+    result = run(method(name, clock=clock.synchronous(**settings), **part), seeds=(0,))
+    step = drawn(settings["compute"], Device.COMPUTE)
+    clients, late = result.metrics.client[0], settings["deadline"]
+    return result, np.array(
+        [[k if STEPS[k] * step[k] <= late else N for k in row] for row in clients]
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "radfed"])
+def test_a_late_client_is_as_one_that_was_not_chosen(name: str) -> None:
+    late, taken = arrivals(name, compute=clock.tiers(1, 2, 10), deadline=17.0)
+    assert 0 < (taken == N).sum() < taken.size
+    part: dict[str, Any] = {"redistribution": fs.redistribution.keep} if name == "radfed" else {}
+    other = run(method(name, selection=given_cohorts(taken), **part), seeds=(0,))
+    assert_trees(late.variables, other.variables, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(late.metrics.loss, other.metrics.loss, rtol=1e-5)
+    # It has sent what nobody takes.
+    assert late.metrics.uploads.tolist() == [[4, 4, 4, 4]]
+    assert late.metrics.downloads.tolist() == [[4, 4, 4, 4]]
+
+
+def test_a_lost_client_keeps_what_it_had() -> None:
+    """Control variates too, its own and the common one."""
+    made = fs.algorithms.scaffold(local(optimizer_state="keep"), clients_per_round=4)
+    law = clock.tiers(1, 2, 10)
+    result = run(made.replace(clock=clock.synchronous(law, deadline=17.0)), seeds=(0,))
+    step = drawn(law, Device.COMPUTE)
+    slow = {k for k in range(N) if STEPS[k] * step[k] > 17}
+    seen = set(result.metrics.client.ravel().tolist())
+    assert seen & slow
+    assert seen - slow
+    state = known(result.state)
+    for k in range(N):
+        kept = [np.asarray(leaf)[0, k] for leaf in jax.tree.leaves(state.client_state)]
+        assert any(leaf.any() for leaf in kept) == (k in seen - slow)
+    # c is the sum of the changes of all c_k over N, and the c_k were 0.
+    commons, owns = state.shared_state.corrections, state.client_state.corrections
+    for common, own in zip(jax.tree.leaves(commons), jax.tree.leaves(owns), strict=True):
+        np.testing.assert_allclose(common[0], own[0].mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_lost_client_sends() -> None:
+    """Neither its model nor its message; both are of one size here."""
+    made = fs.algorithms.scaffold(local(), clients_per_round=4)
+    result = run(made.replace(clock=clock.synchronous(1.0, failures=0.5)))
+    time, last = known(result.metrics.time), result.evaluations[-1]
+    assert 0 < time.lost.sum() < result.metrics.visits.sum()
+    assert (result.metrics.uploads + time.lost).tolist() == result.metrics.visits.tolist()
+    assert last.bytes_up.tolist() == (2 * SIZE * last.uploads).tolist()
+    assert last.bytes_down.tolist() == (2 * SIZE * result.metrics.visits.sum(axis=1)).tolist()
+
+
+def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
+    """The mean of the due slots that came; the others' models are as before the visit."""
+    law = clock.tiers(1, 2, 10)
+    timed = method("phases", clock=clock.synchronous(law, deadline=17.0))
+    out = play(timed, net(), federation().data, 6)
+    step, sizes = drawn(law, Device.COMPUTE), np.array(SIZES)
+    server = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    slots, kept = None, 0
+    for t, (state, metrics) in enumerate(zip(out.states, out.metrics, strict=True)):
+        due = {2 * (t % 2), 2 * (t % 2) + 1}
+        fresh = {0, 1, 2, 3} if t == 0 else {0, 1, 2, 3} - due
+        came = [s for s, k in enumerate(metrics.client.tolist()) if STEPS[k] * step[k] <= 17]
+        for slot in {0, 1, 2, 3} - {*came}:
+            old = server if slot in fresh else jax.tree.map(lambda a, s=slot: a[s], known(slots))
+            assert_trees(jax.tree.map(lambda a, s=slot: a[s], state.slots.variables), old)
+            kept += 1
+        counted = [s for s in came if s in due]
+        if counted:
+            n = sizes[metrics.client[np.array(counted)]]
+            server = jax.tree.map(
+                lambda a, c=counted, n=n: np.average(np.asarray(a)[c], axis=0, weights=n),
+                state.slots.variables,
+            )
+        assert_trees(state.server, server, rtol=1e-5, atol=1e-6)
+        server, slots = state.server, state.slots.variables
+    assert 0 < kept < 24
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("fedavg", "asleep"),
+        ("phase_shift", "late"),
+        ("radfed", "late"),
+        pytest.param("fedavg", "late", marks=pytest.mark.slow),
+        pytest.param("phase_shift", "asleep", marks=pytest.mark.slow),
+        pytest.param("radfed", "asleep", marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None:
+    """It lasts until the deadline, or the time that is given for it."""
+    given: dict[str, Any] = {"deadline": 0.5}
+    if why == "asleep":
+        given = {"available": clock.bernoulli(0.0), "idle": 3.0}
+    algorithm = method(name, clock=clock.synchronous(1.0, **given))
+    out = play(algorithm, net(), federation().data, 3)
+    begin = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    for server in (*out.servers, out.final):
+        assert_trees(server, begin)
+    assert [float(m.time.seconds) for m in out.metrics] == [3.0 if why == "asleep" else 0.5] * 3
+    if why == "asleep":
+        assert [int(m.uploads) + int(m.downloads) + int(m.visits) for m in out.metrics] == [0] * 3
+        assert [int(m.time.asleep) for m in out.metrics] == [4] * 3
+
+
+def test_a_slot_keeps_a_client_that_sleeps() -> None:
+    """Of phase shift: it comes back to the same model, until that is due."""
+    plain = cohorts_of("phase_shift")[0]
+    timed = method("phase_shift", clock=clock.synchronous(1.0, available=clock.bernoulli(0.5)))
+    seen = run(timed, seeds=(0,)).metrics.client[0]
+    assert (seen == N).any()
+    assert (seen[seen < N] == plain[seen < N]).all()
+
+
+def test_the_first_uploads_count() -> None:
+    """Of equal clients the first by number; the server does not wait for the others."""
+    sizes = [8] * N
+    data = make_federation(sizes)
+    fed = fs.fedavg(local(), clients_per_round=4)
+    timed = fed.replace(clock=clock.synchronous(1.0, first=2))
+    result = fs.simulate(timed, net(), data.data, data.test, rounds=3, classes=3)
+    taken = [[*sorted(row)[:2], N, N] for row in result.metrics.client[0].tolist()]
+    other = fed.replace(selection=given_cohorts(taken))
+    expected = fs.simulate(other, net(), data.data, data.test, rounds=3, classes=3)
+    assert_trees(result.variables, expected.variables, rtol=1e-5, atol=1e-6)
+    time = known(result.metrics.time)
+    assert time.late.tolist() == [[2, 2, 2]]
+    assert time.waiting.tolist() == [[0, 0, 0]]
+
+
+# ---- partial work ----
+
+
+def test_partial_work_is_what_the_deadline_leaves() -> None:
+    """Every client takes as many steps as fit, as with max_steps."""
+    law = clock.constant(1.0)
+    link = clock.bandwidth(SIZE / 1.25, SIZE / 0.5)
+    timed = method("fedavg", clock=clock.synchronous(law, link, deadline=9.9, late="partial"))
+    result = run(timed)
+    expected = run(timed.replace(clock=None, local=local(max_steps=8)))
+    assert_trees(result.variables, expected.variables, rtol=1e-5, atol=1e-6)
+    steps = [[sum(min(8, STEPS[k]) for k in row) for row in c] for c in result.metrics.client]
+    assert result.metrics.steps.tolist() == steps
+    assert known(result.metrics.time).seconds.max() <= 9.9
+
+
+@pytest.mark.slow
+def test_partial_work_tells_fedavg_from_fednova() -> None:
+    """Which are the same as long as all clients take equally many steps."""
+    data = make_federation([8] * N)
+
+    def trained(name: str, timed: fs.base.Clock | None) -> Any:
+        own: dict[str, Any] = {"lr": 0.1, "momentum": 0.0} if name == "fednova" else {}
+        made = fs.ALGORITHMS[name](local(), clients_per_round=4, **own).replace(clock=timed)
+        return fs.simulate(made, net(), data.data, data.test, rounds=2, classes=3).variables
+
+    partial = clock.synchronous(clock.tiers(1, 2), deadline=3.0, late="partial")
+    assert_trees(trained("fedavg", None), trained("fednova", None), rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):
+        assert_trees(trained("fedavg", partial), trained("fednova", partial), rtol=1e-3)
+
+
+def test_two_local_updates_share_the_steps_that_are_left() -> None:
+    both = fs.local.in_turn(local(), local())
+    timed = clock.synchronous(1.0, deadline=5.0, late="partial")
+    algorithm = fs.fedavg(both, clients_per_round=4).replace(clock=timed)
+    result = run(algorithm)
+    steps = [[sum(min(5, 2 * STEPS[k]) for k in row) for row in c] for c in result.metrics.client]
+    assert result.metrics.steps.tolist() == steps
+
+
+# ---- where and how it runs ----
+
+
+@pytest.mark.parametrize(
+    ("devices", "chunk"),
+    [
+        (3, 1),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(4, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_devices_and_chunks_tell_the_same_time(devices: int, chunk: int) -> None:
+    settings = clock.synchronous(
+        clock.lognormal(1.0, 1.0), clock.bandwidth(20.0, 30.0, shared=True),
+        clock.bernoulli(0.8), failures=0.2, deadline=20.0,
+    )  # fmt: skip
+    one = method("radfed", clock=settings)
+    other = one.replace(execution=fs.make_execution(devices=devices, chunk=chunk))
+    a, b = run(one), run(other)
+    assert_trees(a.metrics.time, b.metrics.time)
+    assert_trees(a.variables, b.variables, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_is_no_larger_for_many_clients() -> None:
+    """No array has an axis of all clients but the lists of their samples."""
+    many = 10**5
+    data = federation().data
+    start = jnp.zeros(many + 1, jnp.int32)
+    crowd = jax.tree.map(jnp.asarray, altered_data(data, start=start))
+    settings = clock.synchronous(
+        clock.pareto(1.0, 1.5), clock.bandwidth(clock.tiers(1, 2), 30.0),
+        clock.diurnal(0.5), failures=0.2, deadline=20.0, first=2,
+    )  # fmt: skip
+    plain = method("fedavg")
+    sizes = []
+    for algorithm in (plain, plain.replace(clock=settings)):
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), net().init(jax.random.key(0)),
+                               crowd)  # fmt: skip
+        text = str(jax.make_jaxpr(algorithm.step)(jax.random.key(0), state, crowd))
+        sizes.append(text.count("[100000") + text.count(",100000"))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_knows_the_time(tmp_path: Path) -> None:
+    made = method("fedavg", clock=clock.synchronous(1.5, available=clock.diurnal(0.5, 64)))
+    data, test = federation().data, federation().test
+
+    def until(rounds: int, **settings: Any) -> fs.Result:
+        return fs.simulate(
+            made, net(), data, test, rounds=rounds, classes=3, seeds=(0, 1), **settings
+        )
+
+    until(3, checkpoints=tmp_path)
+    again, whole = until(6, checkpoints=tmp_path), until(6)
+    assert_trees(again.variables, whole.variables)
+    assert again.seconds.tolist() == whole.seconds.tolist()
+    assert_trees(again.metrics.time, whole.metrics.time)
+
+
+# ---- the laws ----
+
+
+def test_laws_have_their_quantiles() -> None:
+    key, start = jax.random.key(0), Now(jnp.int32(0), jnp.float32(0))
+    client = jnp.arange(20_000, dtype=jnp.int32)
+
+    def quantiles(law: fs.base.Law) -> list[float]:
+        return np.quantile(np.asarray(law(key, client, start)), [0.25, 0.5, 0.9]).tolist()
+
+    normal = [math.exp(0.5 * z) for z in (-0.6745, 0, 1.2816)]
+    assert quantiles(clock.lognormal(3.0, 0.5)) == pytest.approx([3 * q for q in normal], rel=0.03)
+    tail = [2 * (1 - q) ** (-1 / 1.5) for q in (0.25, 0.5, 0.9)]
+    assert quantiles(clock.pareto(2.0, 1.5)) == pytest.approx(tail, rel=0.03)
+    thirds = np.asarray(clock.tiers(1, 2, 10)(key, client, start))
+    for value in (1, 2, 10):
+        assert (thirds == value).mean() == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_devices_differ_by_the_seed_alone() -> None:
+    a = drawn(clock.lognormal(1.0, 1.0), Device.COMPUTE, seed=0)
+    assert (a == drawn(clock.lognormal(1.0, 1.0), Device.COMPUTE, seed=0)).all()
+    assert (a != drawn(clock.lognormal(1.0, 1.0), Device.COMPUTE, seed=1)).all()
+    assert (a != drawn(clock.lognormal(1.0, 1.0), Device.UP, seed=0)).all()
+
+
+def test_days_go_by() -> None:
+    """Each client is awake for its part of a day, and the day comes back."""
+    part = clock.diurnal(0.25, 1000)
+    client = jnp.arange(200, dtype=jnp.int32)
+    keys = jax.random.split(jax.random.key(0), len(client))
+
+    def awake(second: int) -> np.ndarray:
+        return np.asarray(part(keys, client, Now(jnp.int32(second), jnp.float32(0))))
+
+    days = np.stack([awake(s) for s in range(0, 1000, 50)])
+    assert (days.sum(axis=0) == 5).mean() > 0.9  # of 20; a border may fall on a sample
+    assert (awake(130) == awake(10**9 + 130)).all()
+    assert 0.15 < awake(0).mean() < 0.35
+
+
+# ---- what is refused ----
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no seconds": (lambda: clock.synchronous(0), "compute must be positive and finite, got 0"),
+    "NaN": (lambda: clock.constant(math.nan), "value must be positive and finite, got nan"),
+    "negative": (lambda: clock.tiers(1, -2), "values must be positive and finite, got -2"),
+    "none": (clock.tiers, "tiers needs at least one value"),
+    "median": (lambda: clock.lognormal(math.inf, 1), "median must be positive and finite, got inf"),
+    "sigma": (lambda: clock.lognormal(1, -1), r"sigma must be in \[0, 10\], got -1"),
+    "least": (lambda: clock.pareto(0, 1), "least must be positive and finite, got 0"),
+    "alpha": (lambda: clock.pareto(1, 0.1), "alpha must be at least 0.5 and finite, got 0.1"),
+    "up": (lambda: clock.bandwidth(-1, 1), "up must be positive and finite, got -1"),
+    "down": (lambda: clock.bandwidth(1, math.nan), "down must be positive and finite, got nan"),
+    "shared": (
+        lambda: clock.bandwidth(clock.tiers(1, 2), 1, shared=True),
+        "up must be a number for a shared uplink",
+    ),
+    "p": (lambda: clock.bernoulli(1.5), r"p must be in \[0, 1\], got 1.5"),
+    "share": (lambda: clock.diurnal(-0.5), r"share must be in \[0, 1\], got -0.5"),
+    "period": (lambda: clock.diurnal(0.5, 0.5), "period must be a whole number of seconds from 1"),
+    "failures": (lambda: clock.synchronous(1, failures=1), r"failures must be in \[0, 1\), got 1"),
+    "deadline": (lambda: clock.synchronous(1, deadline=0), "deadline must be positive and finite"),
+    "idle": (lambda: clock.synchronous(1, idle=0), "idle must be positive and finite, got 0"),
+    "watts": (lambda: clock.synchronous(1, watts=-5), "watts must be positive and finite, got -5"),
+    "late": (
+        lambda: clock.synchronous(1, late="wait"),  # type: ignore[arg-type]
+        "late must be 'drop' or 'partial', got 'wait'",
+    ),
+    "late alone": (
+        lambda: clock.synchronous(1, late="partial"), "late='partial' needs a deadline",
+    ),
+    "first": (lambda: clock.synchronous(1, first=0), "first must be at least 1, got 0"),
+    # With other parts.
+    "law": (
+        lambda: method("fedavg", clock=clock.synchronous(lambda key, k, now: k.astype(float))),
+        r"clock must give each client a positive finite number, compute=<lambda> gave \[0.0, 1.0",
+    ),
+    "gossip": (
+        lambda: fs.algorithms.gossip(local(), clients_per_round=4).replace(
+            clock=clock.synchronous(1)
+        ),
+        r"clock synchronous\(1\) needs models that clients send to the server, and not to one "
+        r"another, redistribution is matchings",
+    ),
+    "fedasync": (
+        lambda: fs.algorithms.fedasync(local(), clients_per_round=1).replace(
+            clock=clock.synchronous(1)
+        ),
+        r"clock synchronous\(1\) needs models whose staleness is not drawn: .*, broadcast is stale",
+    ),
+    "fragments": (
+        lambda: fs.algorithms.streaming_diloco(local(), fragments=1, clients_per_round=4).replace(
+            clock=clock.synchronous(1, deadline=3)
+        ),
+        r"clock synchronous\(1, deadline=3\) needs models without fragments, .*, exchange is frag",
+    ),
+    "first of a chain": (
+        lambda: method("radfed", clock=clock.synchronous(1, first=2)),
+        r"clock synchronous\(1, first=2\) needs models that return in the round in which they left",
+    ),
+    "first of too few": (
+        lambda: method("fedavg", clock=clock.synchronous(1, first=5)),
+        r"clock synchronous\(1, first=5\) needs at least 5 clients to wait for, schedule is every",
+    ),
+    "an update that cannot stop": (
+        lambda: method("fedavg", local=local().replace(stops=False),
+                       clock=clock.synchronous(1, deadline=3, late="partial")),
+        r"needs an update that can stop early, local is local_sgd",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(case: str) -> None:
+    make, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert len(str(caught.value).splitlines()) == 1
