@@ -194,8 +194,10 @@ def targets(group: Group) -> Table | None:
             aim = trial.summary["target"]
             text = f"{100 * aim:g} %" if metric.percent else digits(aim)
             reached = to_target(trial.summary, unit, 0 if size == "B" else 1)
-            rows.append(tuple(map(Cell, (group.label(trial), text, *reached))))
-    return Table(("method", "target", "rounds", size), tuple(rows)) if rows else None
+            rows.append((group.label(trial), text, *reached))
+    head = ("method", "target", "rounds", size, "seconds")[: max(map(len, rows), default=0)]
+    told = (map(Cell, (*row, *["-"] * (len(head) - len(row)))) for row in rows)
+    return Table(head, tuple(map(tuple, told))) if rows else None
 
 
 def combined(group: Group) -> Table:
