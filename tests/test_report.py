@@ -1,0 +1,435 @@
+"""`python -m fedjax_sim.report`: its numbers, its files, and what it says to bad input."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import known
+from scipy import stats
+
+from fedjax_sim import bench
+from fedjax_sim.cli.reporting.command import main
+from fedjax_sim.cli.reporting.compare import (
+    decisive,
+    difference,
+    grids,
+    grouped,
+    over_runs,
+    tuned,
+    worst_tenth,
+)
+from fedjax_sim.cli.reporting.formats import escaped, plain
+from fedjax_sim.cli.reporting.read import read
+
+FILES = {"report.html", "report.md", "report.json", "table.csv", "table.tex",
+         "curves.svg", "curves.pdf", "clients.svg", "clients.pdf"}  # fmt: skip
+HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(1)>&amp; $x_1$ %_{|}~^\\# \x07"""
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the command."""
+    folder = tmp_path_factory.mktemp("report") / "real"
+    flags = "--algo fedavg --compare scaffold --rounds 2 --clients 12 --seeds 3 --model logistic"
+    others = ["--emd", "1.2", "--no-cache", "--no-checkpoints", "--out", str(folder)]
+    assert bench.main([*flags.split(), *others]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reported(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its report."""
+    out = tmp_path_factory.mktemp("reported") / "new" / "out"
+    assert main([str(real), "--out", str(out)]) == 0
+    return out
+
+
+Scores = Mapping[str, Sequence[Sequence[float | None]]]
+
+
+@pytest.fixture
+def make(real: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a folder as the command would, of scores that are given."""
+
+    def write(
+        name: str,
+        scores: Scores,
+        *,
+        validation: Scores | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+        summary: Mapping[str, Mapping[str, Any]] | None = None,
+        folds: int = 1,
+        **settings: Any,
+    ) -> Path:
+        """``scores`` are ``[T][R]`` by method; None is a loss that is not finite."""
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        algo, *compare = scores
+        runs = len(scores[algo][0])
+        seeds = [*range(runs // folds)]
+        config = json.loads((real / "config.json").read_text())
+        config |= {"algo": algo, "compare": compare, "options": {n: {} for n in scores}}
+        config |= {"seeds": seeds, "partition_hashes": [f"{seed:064x}" for seed in seeds]}
+        config |= {"partitions": ["emd(1.2)"] * len(seeds)}
+        if validation is not None:
+            config |= {"split": "clients", "folds": folds}
+        config |= settings
+        for method, given in (own or {}).items():
+            config["options"][method] = dict(given)
+        rows, told = [], dict[str, Any]()
+        for method, series in scores.items():
+            for t, at in enumerate(series, 1):
+                for r, value in enumerate(at):
+                    row = {
+                        "algorithm": method,
+                        "seed": seeds[r // folds],
+                        **({"fold": r % folds} if folds > 1 else {}),
+                        "round": t,
+                        "accuracy": value,
+                        "client_accuracy": {"mean": value},
+                        "test_loss": None if value is None else 1.0,
+                        "bytes_up": 1000 * t,
+                        "bytes_down": 2000 * t,
+                        "samples": 100 * t,
+                    }
+                    if validation is not None:
+                        row["validation"] = {
+                            "client_accuracy": {"mean": validation[method][t - 1][r]}
+                        }
+                    rows.append(row)
+            headline = "accuracy" if config["split"] == "official" else "client_accuracy"
+            told[method] = {"score": headline, "rounds": len(series), "traffic_ratio": 1.0}
+            told[method] |= (summary or {}).get(method, {})
+        told |= {"versions": {"jax": "1"}, "devices": ["cpu"], "command": config["command"]}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "summary.json").write_text(json.dumps(told))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return folder
+
+    return write
+
+
+def rows_of(out: Path) -> dict[str, dict[str, str]]:
+    with (out / "table.csv").open(newline="") as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Page(HTMLParser):
+    """What a page has; its elements must be closed in order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_the_table_is_that_counted_by_hand(real: Path, reported: Path) -> None:
+    found = rows_of(reported)
+    records, clients = lines(real / "metrics.jsonl"), lines(real / "clients.jsonl")
+    assert [*found] == ["fedavg", "scaffold"]
+    last = {n: [r for r in records if (r["algorithm"], r["round"]) == (n, 2)] for n in found}
+    for name, row in found.items():
+        scores = [r["accuracy"] for r in last[name]]
+        assert [r["seed"] for r in last[name]] == [0, 1, 2]
+        assert float(row["final_mean"]) == pytest.approx(np.mean(scores), abs=1e-12)
+        assert float(row["final_std"]) == pytest.approx(np.std(scores), abs=1e-12)
+        for column in ("bytes_up", "bytes_down", "samples"):
+            assert float(row[column]) == np.mean([r[column] for r in last[name]])
+        tenths = [
+            np.mean(sorted(r["client_accuracy"])[:2]) for r in clients if r["algorithm"] == name
+        ]  # of 12 clients, rounded up
+        assert float(row["worst_tenth_mean"]) == pytest.approx(np.mean(tenths))
+        assert float(row["worst_tenth_std"]) == pytest.approx(np.std(tenths))
+        assert (row["runs"], row["rounds"], row["validated_mean"]) == ("3", "2", "")
+    ours, theirs = ([r["accuracy"] for r in last[name]] for name in ("scaffold", "fedavg"))
+    row, gains = found["scaffold"], np.subtract(ours, theirs)
+    assert (row["baseline"], row["pairs"]) == ("fedavg", "3")
+    assert float(row["difference_mean"]) == pytest.approx(gains.mean())
+    assert float(row["difference_std"]) == pytest.approx(gains.std())
+    assert float(row["p"]) == pytest.approx(stats.wilcoxon(ours, theirs).pvalue)
+    assert float(row["least_p"]) == 0.25
+
+
+def test_all_files_are_there_and_nothing_else(reported: Path) -> None:
+    assert {path.name for path in reported.iterdir()} == FILES
+    assert [*reported.parent.iterdir()] == [reported]
+    for path in reported.glob("*.pdf"):
+        assert path.read_bytes().startswith(b"%PDF-")
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(real: Path, reported: Path) -> None:
+    page = Page(reported / "report.html")
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "link", "iframe", "object", "base", "metadata"}
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in {"src", "href", "srcset", "data"} and tag != "a":
+                assert known(value).startswith(("data:image/png;base64,", "#"))
+            assert all(url.startswith("url(#") for url in re.findall(r"url\([^)]", value or ""))
+    assert "@import" not in page.text
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len({*ids})
+    ends = [known(a["href"])[1:] for tag, a in page.elements if tag == "use"]
+    assert ends
+    assert {*ends} <= {*ids}
+    assert len(page.all("svg")) == 2
+    (clients,) = page.all("img")
+    assert clients["alt"] == "Clients and their samples, of real"
+    config = json.loads((real / "config.json").read_text())
+    for told in (config["command"], *config["partition_hashes"], "digits, emd(1.2), 12 clients"):
+        assert told in page.text
+
+
+def test_the_page_is_for_light_dark_and_paper(reported: Path) -> None:
+    text = (reported / "report.html").read_text()
+    assert "prefers-color-scheme: dark" in text
+    assert "@media print" in text
+    assert "fill: #ffffff" not in text  # pictures lie on the page's own ground
+    assert "#000000" not in text
+
+
+def test_markdown_has_the_same_tables(reported: Path) -> None:
+    text, row = (reported / "report.md").read_text(), rows_of(reported)["fedavg"]
+    mean, std = (100 * float(row[f"final_{name}"]) for name in ("mean", "std"))
+    assert f"{mean:.2f} ± {std:.2f}" in text
+    assert "![" in text
+    assert "](curves.svg)" in text
+    assert "Fewer than 6 pairs that differ cannot reach p = 0.05: 3 no less than 0.25." in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def check_latex(text: str) -> list[str]:
+    """The rows of a table, which must be whole."""
+    head, *body = text.splitlines()
+    assert head == r"% \usepackage{booktabs}"
+    columns = len(known(re.fullmatch(r"\\begin\{tabular\}\{(lr+)\}", body[0]))[1])
+    assert (body[1], body[-2], body[-1]) == (r"\toprule", r"\bottomrule", r"\end{tabular}")
+    rows = [line for line in body[2:-2] if line != r"\midrule"]
+    for row in rows:
+        assert row.endswith(r" \\")
+        bare = re.sub(r"\\(textbackslash|textasciitilde|textasciicircum|text\w+)\{\}", "", row[:-3])
+        bare = re.sub(r"\\[&%$#_{}]", "", bare).replace(r"$\pm$", "").replace("$-$", "")
+        assert bare.count("{") == bare.count("}")
+        assert not re.search(r"[%$#_~^<>|]", bare)
+        if "multicolumn" not in bare:
+            assert bare.count("&") == columns - 1
+    return rows
+
+
+def test_latex_is_a_table_of_booktabs_with_the_best_in_bold(make: Callable[..., Path]) -> None:
+    better = {"fedavg": [[0.5, 0.6]], "scaffold": [[0.7, 0.8]]}
+    run = make("run", better)
+    assert main([str(run)]) == 0
+    head, fedavg, scaffold = check_latex((run / "report" / "table.tex").read_text())
+    assert head.startswith(r"method & runs & final \% & difference & p & rounds & ")
+    assert fedavg.startswith(r"fedavg & 2 & 55.00 $\pm$ 5.00 & - & - & 1 & 1.0 & 2.0 & ")
+    assert scaffold.startswith(
+        r"scaffold & 2 & \textbf{75.00 $\pm$ 5.00} & +20.00 $\pm$ 0.00 & 0.5"
+    )
+
+
+@pytest.mark.parametrize("pairs", [3, 5, 6, 8, 15, 60])
+def test_p_is_that_of_scipy(pairs: int, make: Callable[..., Path]) -> None:
+    rng = np.random.default_rng(pairs)
+    theirs = rng.uniform(0.2, 0.8, pairs)
+    ours = theirs + rng.normal(0.05, 0.1, pairs)
+    run = make("run", {"a": [theirs.tolist()], "b": [ours.tolist()]})
+    (group,) = grouped(read([run]).trials, None)
+    found = difference(group.trials[1], known(group.baseline), "final")
+    assert known(found.p) == pytest.approx(stats.wilcoxon(ours, theirs).pvalue, rel=1e-9)
+    np.testing.assert_allclose(found.values, ours - theirs)
+    if pairs <= 8:  # the smallest p that scipy gives to so many
+        first = stats.wilcoxon(np.arange(1.0, pairs + 1)).pvalue
+        assert found.least == pytest.approx(first)
+    assert (found.least < 0.05) == (pairs >= 6)
+
+
+def test_equal_pairs_do_not_count(make: Callable[..., Path]) -> None:
+    # 0.3 - 0.2 and 0.7 - 0.6 differ in the last bit: they are one rank.
+    run = make(
+        "run",
+        {"a": [[0.2, 0.6, 0.5, 0.1]], "b": [[0.3, 0.7, 0.5, 0.0]], "c": [[0.2, 0.6, 0.5, 0.1]]},
+    )
+    (group,) = grouped(read([run]).trials, None)
+    _, b, c = (difference(t, known(group.baseline), "final") for t in group.trials)
+    assert (len(b.values), b.equal, b.least) == (4, 1, 0.25)
+    exact = stats.wilcoxon([1, 1, -1], method=stats.PermutationMethod()).pvalue
+    assert known(b.p) == pytest.approx(exact)
+    assert (c.equal, c.p) == (4, None)
+
+
+def test_pairs_are_of_the_same_seed_fold_and_partition(make: Callable[..., Path]) -> None:
+    ours = make("ours", {"a": [[0.1, 0.2, 0.3]]})
+    more = make("more", {"b": [[0.4, 0.5, 0.6, 0.7]]})
+    other = make("other", {"c": [[0.9, 0.9]]}, partition_hashes=["f" * 64, f"{1:064x}"])
+    apart = make("apart", {"d": [[0.9]]}, dataset="mnist")
+    first, second = grouped(read([ours, more, other, apart]).trials, "a")
+    a, b, c = first.trials
+    np.testing.assert_allclose(difference(b, a, "final").values, [0.3, 0.3, 0.3])
+    np.testing.assert_allclose(difference(c, a, "final").values, [0.9 - 0.2])
+    assert (second.labels, second.baseline) == (("d",), None)
+
+
+def test_the_round_is_chosen_on_the_validation_set_alone(make: Callable[..., Path]) -> None:
+    test = {"a": [[0.9, 0.1], [0.4, 0.5], [0.6, 0.9]], "b": [[0.2, 0.2]] * 3}
+    held = {"a": [[0.1, 0.1], [0.8, 0.7], [0.8, None]], "b": [[0.2, 0.2]] * 3}
+    run = make("run", test, validation=held, folds=2)
+    (group,) = grouped(read([run]).trials, None)
+    a = group.trials[0]
+    assert decisive(group.trials) == "validated"
+    assert known(over_runs(a, "validated")).values.tolist() == [0.4, 0.5]  # the first of equals
+    assert known(over_runs(a, "validation")).values.tolist() == [0.8, 0.7]
+    assert known(over_runs(a, "final")).values.tolist() == [0.6, 0.9]
+    without = make("without", test)
+    (group,) = grouped(read([without]).trials, None)
+    assert decisive(group.trials) == "final"
+    assert over_runs(group.trials[0], "validated") is None
+
+
+@pytest.mark.parametrize("best", ["highest", "lowest"])
+def test_settings_are_tuned_on_the_validation_set_alone(
+    best: str, make: Callable[..., Path]
+) -> None:
+    test = {"p(mu=1)": [[0.1, 0.1]], "p(mu=2)": [[0.9, 0.9]], "a": [[0.5, 0.5]]}
+    held = {"p(mu=1)": [[0.8, 0.7]], "p(mu=2)": [[0.2, 0.3]], "a": [[0.5, 0.5]]}
+    metric = {"best": best, "percent": best == "highest"}
+    run = make("run", test, validation=held, folds=2, metric=metric)
+    (group,) = grouped(read([run]).trials, "a")
+    chosen = [trial.algorithm for trial in known(tuned(group))]
+    assert chosen == ["p(mu=1)" if best == "highest" else "p(mu=2)", "a"]
+    (group,) = grouped(read([make("without", test)]).trials, "a")
+    assert tuned(group) is None
+
+
+def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[..., Path]) -> None:
+    run = make("run", {"a": [[0.5]]}, metric={"best": "lowest", "percent": False})
+    values = [*np.linspace(0, 1, 21), None]
+    row = {"algorithm": "a", "seed": 0, "round": 1, "client_accuracy": values}
+    (run / "clients.jsonl").write_text(json.dumps(row))
+    (trial,) = read([run]).trials
+    assert known(worst_tenth(trial)).mean == pytest.approx(np.mean([1, 0.95, 0.9]))
+
+
+def test_a_grid_of_two_settings_is_a_heat_map(make: Callable[..., Path]) -> None:
+    points = {
+        f"p(mu={mu}, lr={lr})": {"mu": mu, "lr": lr} for mu in (1, 0.1, 0.01) for lr in (2, 3)
+    }
+    scores = {name: [[given["mu"] / 2]] for name, given in points.items()}
+    run = make("run", {**scores, "a": [[0.5]]}, own=points)
+    (grid,) = grids(read([run]).trials)
+    assert (grid.method, grid.names) == ("p", ("mu", "lr"))
+    assert grid.values == ((0.01, 0.1, 1), (2, 3))
+    assert all(trial.settings["mu"] == mu for (mu, _), trial in grid.trials.items())
+    assert main([str(run)]) == 0
+    assert (run / "report" / "grid.pdf").exists()
+    lacking = make("lacking", {name: scores[name] for name in [*scores][1:]}, own={
+        name: points[name] for name in [*scores][1:]})  # fmt: skip
+    assert grids(read([lacking]).trials) == []
+    three = {name: given | {"b": i} for i, (name, given) in enumerate(points.items())}
+    assert grids(read([make("three", scores, own=three)]).trials) == []
+
+
+def test_a_grid_may_lie_in_several_folders(make: Callable[..., Path]) -> None:
+    folders = [
+        make(f"{lr}-{alpha}", {"a": [[lr]]}, lr=lr, partition=f"dirichlet({alpha})")
+        for lr in (0.1, 0.2)
+        for alpha in (1, 2)
+    ]
+    reading = read(folders)
+    (grid,) = grids(reading.trials)
+    assert grid.names == ("partition", "lr")
+    assert [group.labels for group in grouped(reading.trials, None)] == [
+        ("a [0.1-1]", "a [0.2-1]"), ("a [0.1-2]", "a [0.2-2]")
+    ]  # fmt: skip
+
+
+def test_what_diverged_has_no_number(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"a": [[0.5, 0.5], [0.6, 0.6], [0.7, 0.7]], "b": [[0.4, 0.4], [0.5, None], [0.6, None]],
+            "c": [[0.4, 0.4]], "d": []}  # fmt: skip
+    why = "the loss became nan in round {} (seed 0): lower the learning rate"
+    told = {"c": {"diverged": why.format(2)}, "d": {"diverged": why.format(1)}}
+    run = make("run", lost, summary=told)
+    assert main([str(run)]) == 0
+    found = rows_of(run / "report")
+    assert [found[name]["diverged_round"] for name in "abcd"] == ["", "2", "2", "1"]
+    assert [found[name]["final_mean"] == "" for name in "abcd"] == [False, True, True, True]
+    text = (run / "report" / "report.md").read_text()
+    assert "| b | 2 | diverged at round 2 (1 of 2 runs) |" in text
+    assert "| c | 2 | diverged at round 2 |" in text
+    assert "| d | 2 | diverged at round 1 |" in text
+    check_latex((run / "report" / "table.tex").read_text())
+    for name in ("report.md", "report.html", "table.tex", "table.csv"):
+        assert not re.search(r"\bnan\b|\binf\b", (run / "report" / name).read_text(), re.I)
+    # All of it, and as the baseline.
+    assert main([str(run), "--baseline", "d"]) == 0
+    text = (run / "report" / "report.md").read_text()
+    assert "| a | 0 | - | baseline diverged at round 1 | - | - |" in text
+    gone = make("gone", {"d": []}, summary=told)
+    assert main([str(gone)]) == 0
+    assert "diverged at round 1" in (gone / "report" / "report.md").read_text()
+
+
+def test_a_score_that_is_not_known_is_no_number(make: Callable[..., Path]) -> None:
+    run = make("run", {"a": [[0.5, 0.7]]})
+    rows = lines(run / "metrics.jsonl")
+    rows[0]["accuracy"] = None  # its loss is finite
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(run)]) == 0
+    assert "| a | 2 | 70.00 ± 0.00 (1 of 2 runs) |" in (run / "report" / "report.md").read_text()
+
+
+def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None:
+    run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, split="holdout", test_fraction=0.2,
+               summary={"b": {"own_leaves": True}})  # fmt: skip
+    rows = lines(run / "metrics.jsonl")
+    for row in rows:
+        row["personal"] = {"client_accuracy": {"mean": row["accuracy"] + 0.2}}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (group,) = grouped(read([run]).trials, None)
+    assert group.labels == ("a", "a, own models", "b, own models")
+    finals = [known(over_runs(trial, "final")).mean for trial in group.trials]
+    assert finals == pytest.approx([0.55, 0.75, 0.3])
+    assert grouped(read([run]).trials, "a")[0].baseline is group.trials[0]
