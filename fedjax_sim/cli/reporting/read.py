@@ -196,6 +196,8 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
     score = _score(saved)
     by_client = [score] if score.startswith("client_") else ["client_accuracy"]
     lost = np.logical_or.accumulate(np.isnan(_column(rows, ["test_loss"])), axis=0)
+    own_settings = dict(settings["options"].get(algorithm, {}))
+    others = settings.keys() - NO_SETTINGS - own_settings.keys()
     whose = [False] * (not summary.get("own_leaves"))
     whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
     for own in whose:
@@ -209,8 +211,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
             algorithm=algorithm,
             own=own,
             problem=_problem(settings),
-            settings={k: v for k, v in settings.items() if k not in NO_SETTINGS}
-            | settings["options"].get(algorithm, {}),
+            settings=own_settings | {k: v for k, v in settings.items() if k in others},
             score=score,
             metric=Metric(**settings["metric"]),
             keys=tuple(Key(seed, fold, by_seed[seed]) for seed, fold in rows),
