@@ -333,10 +333,29 @@ def test_settings_are_tuned_on_the_validation_set_alone(
     metric = {"best": best, "percent": best == "highest"}
     run = make("run", test, validation=held, folds=2, metric=metric)
     (group,) = grouped(read([run]).trials, "a")
-    chosen = [trial.algorithm for trial in known(tuned(group))]
-    assert chosen == ["p(mu=1)" if best == "highest" else "p(mu=2)", "a"]
+    chosen = known(tuned(group))
+    assert chosen.baseline is chosen.trials[1]
+    assert [trial.algorithm for trial in chosen.trials] == [
+        "p(mu=1)" if best == "highest" else "p(mu=2)",
+        "a",
+    ]
     (group,) = grouped(read([make("without", test)]).trials, "a")
     assert tuned(group) is None
+
+
+def test_a_tuned_method_may_be_the_baseline(make: Callable[..., Path]) -> None:
+    test = {"a": [[0.5, 0.5]], "p(mu=1)": [[0.6, 0.6]], "p(mu=2)": [[0.9, 0.9]]}
+    held = {"a": [[0.5, 0.5]], "p(mu=1)": [[0.8, 0.7]], "p(mu=2)": [[0.2, 0.3]]}
+    run = make("run", test, validation=held, folds=2)
+    assert main([str(run), "--baseline", "p"]) == 0
+    found = rows_of(run / "report")
+    assert [row["tuned"] for row in found.values()] == ["True", "True", "False"]
+    assert {row["baseline"] for row in found.values()} == {"p(mu=1)"}
+    assert float(found["a"]["difference_mean"]) == pytest.approx(-0.1)
+    a, p = check_latex((run / "report" / "table.tex").read_text())[1:]
+    assert (a[:3], p[:9]) == ("a &", "p(mu=1) &")
+    text = (run / "report" / "report.md").read_text()
+    assert text.index("### Differences") < text.index("### All settings") < text.index("p(mu=2)")
 
 
 def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[..., Path]) -> None:

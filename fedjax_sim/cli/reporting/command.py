@@ -111,16 +111,12 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
     with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
         folder = Path(aside)
         title, found = _title(reading), sections(reading, groups, folder)
-        named = {title_of(group): combined(group) for group in groups}
-        chosen = {title_of(group): combined(group, t) for group in groups if (t := tuned(group))}
         texts = {
             "report.html": html(title, found, folder),
             "report.md": text(title, found),
-            "table.tex": latex(named),
+            "table.tex": latex({title_of(g.problem): combined(tuned(g) or g) for g in groups}),
             "table.csv": comma_separated(groups),
         }
-        if chosen:
-            texts["tuned.tex"] = latex(chosen)
         for name, content in texts.items():
             (folder / name).write_text(content, encoding="utf-8")
         made = {path.name: _sha(path) for path in sorted(folder.iterdir())}

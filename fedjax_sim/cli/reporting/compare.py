@@ -182,10 +182,11 @@ def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
 
     Args:
         trials: of all folders.
-        baseline: a method's or trial's name; None for the first of each group.
+        baseline: a method's or trial's name; of several trials it is the one that is best on the
+            validation set. None for the first of each group.
 
     Raises:
-        ValueError: if no group has the baseline, or one has several of that name.
+        ValueError: if no group has the baseline, or one has several and no validation set.
     """
     groups = []
     for problem in dict.fromkeys(trial.problem for trial in trials):
@@ -196,12 +197,15 @@ def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
             for t, label in zip(of, plain, strict=True)
         )
         # An exact name first: that of a method may be the name of several trials.
-        namings = (labels, plain, [t.algorithm for t in of])
+        namings = (labels, plain, [t.algorithm for t in of], [t.method for t in of])
         matches = ([i for i, name in enumerate(names) if name == baseline] for names in namings)
         named = [0] if baseline is None else next(filter(None, matches), [])
         if len(named) > 1:
-            several = ", ".join(repr(labels[i]) for i in named)
-            raise ValueError(f"--baseline {baseline} is several here: name one of {several}")
+            best = _best([of[i] for i in named]) if decisive(of) == "validated" else None
+            if best is None:
+                several = ", ".join(repr(labels[i]) for i in named)
+                raise ValueError(f"--baseline {baseline} is several here: name one of {several}")
+            named = [of.index(best)]
         groups.append(Group(problem, labels, of, of[named[0]] if named else None))
     if all(group.baseline is None for group in groups):
         known = ", ".join(dict.fromkeys(label for group in groups for label in group.labels))
@@ -209,40 +213,60 @@ def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
     return groups
 
 
-def tuned(group: Group) -> list[Trial] | None:
-    """The trial of each method that is best on the validation set; None if none has several.
+def tuned(group: Group) -> Group | None:
+    """The best trial of each method on the validation set; None if no method has several.
 
-    A method whose every trial diverged has none.
+    A method whose every trial diverged has none. The baseline is that of the baseline's method.
     """
     methods: dict[tuple[str, bool], list[Trial]] = {}
     for trial in group.trials:
         methods.setdefault((trial.method, trial.own), []).append(trial)
     if decisive(group.trials) != "validated" or all(len(of) == 1 for of in methods.values()):
         return None
-    chosen = []
-    for of in methods.values():
-        found = {t: over_runs(t, "validation") for t in of}
-        means = {t: over.mean for t, over in found.items() if over and not math.isnan(over.mean)}
-        if means:
-            best = min if of[0].metric.best == "lowest" else max
-            chosen.append(best(means, key=means.__getitem__))
-    return chosen
+    found = {of: best for of, trials in methods.items() if (best := _best(trials)) is not None}
+    if not found:
+        return None
+    given = group.baseline
+    baseline = None if given is None else found.get((given.method, given.own))
+    chosen = tuple(found.values())
+    return Group(group.problem, tuple(map(group.label, chosen)), chosen, baseline)
+
+
+def _best(trials: Sequence[Trial]) -> Trial | None:
+    """The trial that is best on the validation set; the first of equals."""
+    overs = {trial: over_runs(trial, "validation") for trial in trials}
+    means = {t: o.mean for t, o in overs.items() if o is not None and not math.isnan(o.mean)}
+    best = min if trials[0].metric.best == "lowest" else max
+    return best(means, key=means.__getitem__) if means else None
 
 
 def grids(trials: Sequence[Trial]) -> list[Grid]:
-    """The methods whose trials are all combinations of the values of exactly two settings."""
+    """The methods whose trials are all combinations of the values of exactly two settings.
+
+    If those of all problems together are not, those of each problem may be.
+    """
     found = []
     for method, own in dict.fromkeys((t.method, t.own) for t in trials):
         of = [t for t in trials if (t.method, t.own) == (method, own)]
-        names = [name for name in differing([t.settings for t in of]) if name not in SEEDS]
-        if len(names) != 2:
-            continue
-        at = {tuple(_hashable(t.settings.get(name)) for name in names): t for t in of}
-        values = tuple(_in_order(key[i] for key in at) for i in (0, 1))
-        if len(of) == len(at) == len(values[0]) * len(values[1]):
-            title = f"{method}{', own models' * own}"
-            found.append(Grid(title, (names[0], names[1]), (values[0], values[1]), at))
+        by_problem: dict[Problem, list[Trial]] = {}
+        for trial in of:
+            by_problem.setdefault(trial.problem, []).append(trial)
+        title = f"{method}{', own models' * own}"
+        whole = _grid(title, of)
+        parts = [whole] if whole else (_grid(title, part) for part in by_problem.values())
+        found += [grid for grid in parts if grid is not None]
     return found
+
+
+def _grid(method: str, trials: Sequence[Trial]) -> Grid | None:
+    names = [name for name in differing([t.settings for t in trials]) if name not in SEEDS]
+    if len(names) != 2:
+        return None
+    at = {tuple(_hashable(t.settings.get(name)) for name in names): t for t in trials}
+    values = tuple(_in_order(key[i] for key in at) for i in (0, 1))
+    if not len(trials) == len(at) == len(values[0]) * len(values[1]):
+        return None
+    return Grid(method, (names[0], names[1]), (values[0], values[1]), at)
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -15,8 +15,14 @@ from fedjax_sim.cli.reporting.compare import (
     over_runs,
     tuned,
 )
-from fedjax_sim.cli.reporting.pictures import Drawn, client_score, draw_grid, draw_group
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
+from fedjax_sim.cli.reporting.pictures import (
+    Drawn,
+    client_score,
+    draw_clients,
+    draw_curves,
+    draw_grid,
+)
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Problem, Reading
 from fedjax_sim.cli.reporting.tables import (
     Cell,
     Table,
@@ -75,9 +81,8 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
     return found
 
 
-def title_of(group: Group) -> str:
+def title_of(p: Problem) -> str:
     """The data set, the partition, and what is scored of it."""
-    p = group.problem
     of = f"{p.dataset}, {p.partition}, {p.clients:,} clients"
     if p.folds is not None:
         return f"{of}, {p.folds} folds of clients"
@@ -110,12 +115,14 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
 
 
 def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
-    title = title_of(group)
-    curves, clients = draw_group(group, folder, mark, title)
-    found = [Section(title, 2, [scores(group), *_remarks(group), *curves])]
-    if (chosen := tuned(group)) is not None:
-        told = "Of each method the settings that are best on the validation clients."
-        found.append(Section("Tuned", 3, [told, scores(group, chosen)] if chosen else [told]))
+    """The chapter of a problem; if settings are tuned, it is of the best ones before all."""
+    title, whole = title_of(group.problem), group
+    items: list[Any] = []
+    if (chosen := tuned(whole)) is not None:
+        items.append("Of each method the settings that are best on the validation clients.")
+        group = chosen
+    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title)]
+    found = [Section(title, 2, items)]
     if group.baseline is not None and len(group.trials) > 1:
         found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
     fare = by_client(group)
@@ -124,10 +131,14 @@ def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
             f"{client_score(group.trials[0]).capitalize()}, after the last round. Worst tenth: the "
             "mean over the tenth of the clients that fare worst, dashed in the picture."
         )
-        found.append(Section("Clients", 3, [told, fare, *clients]))
+        pictures = draw_clients(group, folder, mark, title)
+        found.append(Section("Clients", 3, [told, fare, *pictures]))
     reached = targets(group)
     if reached is not None:
         found.append(Section("Rounds and traffic to a target", 3, [reached]))
+    if group is not whole:
+        curves = draw_curves(whole, folder, f"{mark}_all", title)
+        found.append(Section("All settings", 3, [scores(whole), *_remarks(whole), *curves]))
     return found
 
 
@@ -167,15 +178,18 @@ def _on_differences(group: Group) -> list[str]:
 def _crossed(reading: Reading, folder: Path) -> list[Any]:
     items: list[Any] = []
     found = grids(reading.trials)
+    several = len({trial.problem for trial in reading.trials}) > 1
     for i, grid in enumerate(found, 1):
-        moment = decisive(grid.trials.values())
-        if all(math.isnan(o.mean) for t in grid.trials.values() if (o := over_runs(t, moment))):
-            items.append(f"{grid.method}: every combination diverged.")
+        trials = [*grid.trials.values()]
+        moment, one = decisive(trials), len({trial.problem for trial in trials}) == 1
+        title = f"{grid.method}, {title_of(trials[0].problem)}" if several and one else grid.method
+        if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
+            items.append(f"{title}: every combination diverged.")
             continue
         name = f"grid_{i}" if len(found) > 1 else "grid"
         for kind in ("svg", "pdf"):
-            draw_grid(grid, folder / f"{name}.{kind}", grid.method)
-        of = f"{grid.method}: {moment} score by {grid.names[0]} and {grid.names[1]}"
+            draw_grid(grid, folder / f"{name}.{kind}", title)
+        of = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
         items.append(Drawn(name, of))
     return items
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, worst_tenth
+from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, worst_tenth
 from fedjax_sim.cli.reporting.tables import MOMENTS, Cell, Table, differences, sent_bytes
 
 LATEX = {
@@ -86,7 +86,7 @@ def comma_separated(groups: Sequence[Group]) -> str:
 
 
 def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
-    found, baseline = differences(group), group.baseline
+    found, baseline, chosen = differences(group), group.baseline, tuned(group)
     for label, trial in zip(group.labels, group.trials, strict=True):
         one, tenth = found.get(trial), worst_tenth(trial)
         row: dict[str, Any] = {"method": label, "algorithm": trial.algorithm, "run": trial.run}
@@ -97,6 +97,7 @@ def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
             row |= {f"{moment}_mean": None, f"{moment}_std": None}
             if over is not None:
                 row |= {f"{moment}_mean": over.mean, f"{moment}_std": over.std}
+        row["tuned"] = None if chosen is None else trial in chosen.trials
         row["diverged_round"] = min(trial.diverged.values()) if trial.diverged else None
         row["worst_tenth_mean"] = None if tenth is None else tenth.mean
         row["worst_tenth_std"] = None if tenth is None else tenth.std

@@ -20,16 +20,17 @@ STYLE = """
   --band: #f4f6f8; }
 @media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e4e6ea; --paper: #16181c; --faint: #a0a8b4; --rule: #3a3f47; --band: #1f2228; } }
-body { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; color: var(--ink);
+body { max-width: 66rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; color: var(--ink);
   background: var(--paper); font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 0.5rem; padding-top: 0.75rem;
   border-top: 1px solid var(--rule); } h3 { font-size: 1.05rem; margin: 1.75rem 0 0.25rem; }
 h1, h2, h3, p, figcaption { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; margin: 0.75rem 0; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.25rem 0.75rem; text-align: right; vertical-align: top; white-space: nowrap; }
+th, td { padding: 0.25rem 0.5rem; text-align: right; vertical-align: top; white-space: nowrap; }
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 th:first-child, td:first-child { padding-left: 0.25rem; white-space: normal; min-width: 8rem; }
+.said { white-space: normal; }
 .words td { white-space: normal; overflow-wrap: anywhere; }
 thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weight: 500; }
 tbody tr:nth-child(even) { background: var(--band); }
@@ -111,7 +112,10 @@ def _table(table: Table) -> ET.Element:
     for cells in table.rows:
         row = _add(rows, "tr")
         for cell in cells:
-            within = _add(row, "td", "" if cell.best else cell.text)
+            said = cell is not cells[0] and cell.text[:1].isalpha()  # words need not be in a line
+            within = _add(
+                row, "td", "" if cell.best else cell.text, **({"class": "said"} if said else {})
+            )
             if cell.best:
                 _add(within, "strong", cell.text)
     return around

@@ -22,6 +22,9 @@ MOST = 12
 
 BINS = 20
 
+POINTS = 500
+"""Evaluations that a curve shows at most, evenly spread."""
+
 
 class Drawn(NamedTuple):
     """A picture of a report, there as .svg and .pdf.
@@ -35,38 +38,39 @@ class Drawn(NamedTuple):
     caption: str
 
 
-def draw_group(
-    group: Group, folder: Path, mark: str, title: str
-) -> tuple[list[Drawn], list[Drawn]]:
-    """Draws the curves of a group, and the scores of its clients.
+def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+    """Draws the curves of a group.
 
     Args:
         group: the trials of one problem.
         folder: where to.
         mark: at the end of the files' names.
         title: of the problem.
-
-    Returns:
-        The pictures of curves, and those of clients.
     """
-    curves, clients = [], []
-    title = _fit(title, 100)
+    drawn = []
     for part, labels, trials in _parts(group):
-        name = f"curves{mark}{part}"
         lines = [_curve(*each) for each in zip(labels, trials, strict=True)]
-        first = trials[0]
-        if any(len(line.rounds) for line in lines):
-            drawn = [line for line in lines if len(line.rounds)]
-            for kind in ("svg", "pdf"):
-                draw_series(drawn, folder / f"{name}.{kind}", first.score, first.metric, title)
-            curves.append(Drawn(name, "Score against rounds, bytes and samples; bands: ± std"))
+        lines = [line for line in lines if len(line.rounds)]
+        name = f"curves{mark}{part}"
+        for kind in ("svg", "pdf") if lines else ():
+            path, first = folder / f"{name}.{kind}", trials[0]
+            draw_series(lines, path, first.score, first.metric, _fit(title, 100))
+        drawn += [Drawn(name, "Score against rounds, bytes and samples; bands: ± std")] * bool(
+            lines
+        )
+    return drawn
+
+
+def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+    """Draws the scores of a group's clients; the arguments are those of :func:`draw_curves`."""
+    drawn = []
+    for part, labels, trials in _parts(group):
         shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
-        if shown:
-            name = f"clients{mark}{part}"
-            for kind in ("svg", "pdf"):
-                draw_clients(shown, folder / f"{name}.{kind}", title)
-            clients.append(Drawn(name, "Clients by their score after the last round"))
-    return curves, clients
+        name = f"clients{mark}{part}"
+        for kind in ("svg", "pdf") if shown else ():
+            draw_histograms(shown, folder / f"{name}.{kind}", _fit(title, 100))
+        drawn += [Drawn(name, "Clients by their score after the last round")] * bool(shown)
+    return drawn
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Sequence[str], Sequence[Trial]]]:
@@ -78,14 +82,17 @@ def _parts(group: Group) -> Iterator[tuple[str, Sequence[str], Sequence[Trial]]]
 
 def _curve(label: str, trial: Trial) -> Curve:
     final = over_runs(trial, "final")
+    steps = len(trial.rounds)
+    # Each point weighs on the page nine times: a line and both edges of a band, in three panels.
+    at = np.unique(np.linspace(0, steps - 1, min(steps, POINTS)).round().astype(int))
     samples, sent = trial.samples, trial.sent.sum(axis=0)
-    if samples.size:  # else it diverged in the first round
-        samples, sent = samples.mean(axis=1), sent.mean(axis=1)
+    if steps:  # else it diverged in the first round
+        samples, sent = samples[at].mean(axis=1), sent[at].mean(axis=1)
     return Curve(
         _fit(label, 60),
-        trial.rounds.tolist(),
+        trial.rounds[at].tolist(),
         sent,
-        trial.scores,
+        trial.scores[at],
         None if np.isnan(samples).any() else samples,
         final.diverged if final is not None and final.diverged else None,
     )
@@ -96,7 +103,7 @@ def _fit(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
 
 
-def draw_clients(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
+def draw_histograms(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
     """Draws histograms of the clients' scores, all runs together, to one scale.
 
     Args:

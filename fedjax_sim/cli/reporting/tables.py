@@ -76,14 +76,9 @@ def told(over: Over | None, metric: Metric) -> str:
     return number(over.mean, metric) + spread + some
 
 
-def scores(group: Group, trials: Sequence[Trial] | None = None) -> Table:
-    """Scores and traffic of a group's methods.
-
-    Args:
-        group: the trials of one problem.
-        trials: those of them that stand in the table; None for all.
-    """
-    trials = group.trials if trials is None else trials
+def scores(group: Group) -> Table:
+    """Scores and traffic of a group's methods."""
+    trials = group.trials
     metric = trials[0].metric
     overs = {m: [over_runs(t, m) for t in trials] for m in MOMENTS}
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
@@ -203,19 +198,14 @@ def targets(group: Group) -> Table | None:
     return Table(("method", "target", "rounds", size), tuple(rows)) if rows else None
 
 
-def combined(group: Group, trials: Sequence[Trial] | None = None) -> Table:
-    """Scores with the differences beside them, for a paper.
-
-    Args:
-        group: the trials of one problem.
-        trials: those of them that stand in the table; None for all.
-    """
-    table, found = scores(group, trials), differences(group)
+def combined(group: Group) -> Table:
+    """Scores with the differences beside them, for a paper."""
+    table, found = scores(group), differences(group)
     metric = group.trials[0].metric
     n = len(table.head)
     head = (*table.head[: n - 4], "difference", "p", *table.head[n - 4 :])
     rows = []
-    for trial, row in zip(group.trials if trials is None else trials, table.rows, strict=True):
+    for trial, row in zip(group.trials, table.rows, strict=True):
         one = found.get(trial)
         gain, p = "-", "-"
         if one is not None and len(one.values):
