@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import xml.etree.ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import fedjax_sim as fs
 from fedjax_sim.cli import partitioning, running
 from fedjax_sim.cli import report as run_report
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.curves import draw_curves
+from fedjax_sim.cli.curves import Curve, draw_curves, draw_series
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.partition import draw_partition, draw_skew
 from fedjax_sim.partition.pictures import COLOURS, line_style, literal, picture
@@ -202,6 +203,26 @@ def test_own_models_are_drawn_where_clients_have_them(tmp_path: Path, figures: l
         "fedavg: 30.0 %, 4.0 B",
         "fedper, own models: 60.0 %, 4.0 B",
     ]
+
+
+def test_curves_are_drawn_against_samples_if_all_have_them(
+    tmp_path: Path, figures: list[Any]
+) -> None:
+    scores = np.array([[0.1, 0.3], [0.4, 0.6], [np.nan, np.nan]])
+    sent, samples = np.array([1e6, 2e6, 3e6]), np.array([10.0, 20, 30])
+    lost = Curve("a", [1, 2, 3], sent, scores, samples, "diverged at round 3")
+    for curves in ([lost, replace(lost, samples=None)], [lost]):
+        draw_series(curves, tmp_path / "p.svg", "client_f1", fs.tasks.Metric(percent=True))
+    two, three = figures
+    assert (len(two.axes), len(three.axes)) == (2, 3)
+    rounds = np.array([1.0, 2, 3])
+    for axis, x in zip(three.axes, (rounds, rounds, samples), strict=True):
+        (line,) = axis.lines
+        np.testing.assert_allclose(line.get_xdata(), x)
+        np.testing.assert_allclose(line.get_ydata(), [20, 50, np.nan])  # the line ends there
+    assert three.axes[0].get_ylabel().startswith("test f1 (%), mean over clients")
+    (legend,) = three.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a: diverged at round 3"]
 
 
 def test_names_are_taken_literally() -> None:

@@ -355,6 +355,7 @@ def test_a_tuned_method_may_be_the_baseline(make: Callable[..., Path]) -> None:
     a, p = check_latex((run / "report" / "table.tex").read_text())[1:]
     assert (a[:3], p[:9]) == ("a &", "p(mu=1) &")
     text = (run / "report" / "report.md").read_text()
+    assert "Settings that were tried: of a 1, of p 2." in text
     assert text.index("### Differences") < text.index("### All settings") < text.index("p(mu=2)")
 
 

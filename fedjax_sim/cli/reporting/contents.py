@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +120,12 @@ def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
     title, whole = title_of(group.problem), group
     items: list[Any] = []
     if (chosen := tuned(whole)) is not None:
-        items.append("Of each method the settings that are best on the validation clients.")
+        tried = Counter(trial.method for trial in whole.trials)
+        told = ", ".join(f"of {method} {n}" for method, n in tried.items())
+        items.append(
+            "Of each method the settings that are best on the validation clients. Settings that "
+            f"were tried: {told}."
+        )
         group = chosen
     items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title)]
     found = [Section(title, 2, items)]
@@ -145,7 +151,10 @@ def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
 def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
-        lines += [f"{label}: {line}." for line in remarks(trial.summary)]
+        summary = dict(trial.summary)
+        if "mu" in trial.settings and summary.get("mu_first") == summary.get("mu_last"):
+            summary.pop("mu_first", None)  # the label or the settings say it
+        lines += [f"{label}: {line}." for line in remarks(summary)]
     return [" ".join(lines)] if lines else []
 
 
