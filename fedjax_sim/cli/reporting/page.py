@@ -40,7 +40,7 @@ figure img { display: block; max-width: min(100%, 44rem); background: #fff; bord
 figcaption { color: var(--faint); font-size: 0.85rem; margin-top: 0.35rem; }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   .wide { overflow: visible; } tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  th, td { white-space: normal; } }
+  table { font-size: 8pt; } th { white-space: normal; } th, td { padding: 0.15rem 0.3rem; } }
 """
 MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 
