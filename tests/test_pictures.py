@@ -205,13 +205,11 @@ def test_own_models_are_drawn_where_clients_have_them(tmp_path: Path, figures: l
     ]
 
 
-def test_curves_are_drawn_against_samples_if_all_have_them(
-    tmp_path: Path, figures: list[Any]
-) -> None:
+def test_curves_are_drawn_against_what_all_of_them_have(tmp_path: Path, figures: list[Any]) -> None:
     scores = np.array([[0.1, 0.3], [0.4, 0.6], [np.nan, np.nan]])
     sent, samples = np.array([1e6, 2e6, 3e6]), np.array([10.0, 20, 30])
-    lost = Curve("a", [1, 2, 3], sent, scores, samples, "diverged at round 3")
-    for curves in ([lost, replace(lost, samples=None)], [lost]):
+    lost = Curve("a", [1, 2, 3], sent, scores, {"samples": samples}, "diverged at round 3")
+    for curves in ([lost, replace(lost, across={})], [lost]):
         draw_series(curves, tmp_path / "p.svg", "client_f1", fs.tasks.Metric(percent=True))
     two, three = figures
     assert (len(two.axes), len(three.axes)) == (2, 3)
@@ -220,6 +218,7 @@ def test_curves_are_drawn_against_samples_if_all_have_them(
         (line,) = axis.lines
         np.testing.assert_allclose(line.get_xdata(), x)
         np.testing.assert_allclose(line.get_ydata(), [20, 50, np.nan])  # the line ends there
+    assert three.axes[2].get_xlabel() == "samples"
     assert three.axes[0].get_ylabel().startswith("test f1 (%), mean over clients")
     (legend,) = three.legends
     assert [text.get_text() for text in legend.get_texts()] == ["a: diverged at round 3"]

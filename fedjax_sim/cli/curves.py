@@ -29,7 +29,7 @@ class Curve:
         rounds: done at each evaluation.
         sent: bytes up and down by then, the mean over runs, ``f64[T]``.
         scores: ``f64[T, R]``; the line stops where none is known.
-        samples: visited by then, the mean over runs, ``f64[T]``; None if it is not to be shown.
+        across: more of what it is drawn against, ``f64[T]`` by the title of the axis.
         end: what the legend says instead of the last score.
     """
 
@@ -37,7 +37,7 @@ class Curve:
     rounds: Sequence[int]
     sent: Floats
     scores: Floats
-    samples: Floats | None = None
+    across: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
     end: str | None = None
 
 
@@ -77,7 +77,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
 def draw_series(
     curves: Sequence[Curve], path: Path, score: str, metric: Metric, title: str = ""
 ) -> None:
-    """Draws curves against rounds, bytes, and samples if all have them.
+    """Draws curves against rounds, bytes, and what else all of them have.
 
     Args:
         curves: at least one; the first lies on top.
@@ -94,10 +94,11 @@ def draw_series(
     scale = 100 if metric.percent else 1
     size, unit = byte_unit(curve.sent[-1] for curve in curves if len(curve.sent))
     columns = 2 if max(len(curve.name) for curve in curves) <= LEGEND else 1
-    counted = all(curve.samples is not None for curve in curves)
+    others = [name for name in curves[0].across if all(name in curve.across for curve in curves)]
+    panels = 2 + len(others)
     lines = math.ceil(len(curves) / columns)
-    with picture(path, WIDTH, 3.0 + 0.16 * lines, title) as figure:
-        axes = figure.subplots(1, 2 + counted, sharey=True)
+    with picture(path, WIDTH * max(1, panels / 3), 3.0 + 0.16 * lines, title) as figure:
+        axes = figure.subplots(1, panels, sharey=True)
         faint = 0.18 if len(curves) <= 4 else 0.09  # bands that lie on each other hide the lines
         for i, curve in enumerate(curves):
             values = scale * curve.scores
@@ -110,7 +111,7 @@ def draw_series(
                 end = f"{last}, {sent[-1]:,.1f} {size}"
             look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
             band = {"color": look["color"], "zorder": look["zorder"], "linewidth": 0}
-            across = (curve.rounds, sent, *([curve.samples] if counted else []))
+            across = (curve.rounds, sent, *(curve.across[name] for name in others))
             for axis, x in zip(axes, across, strict=True):
                 axis.plot(x, mean, marker="o", markersize=3, markevery=[-1], **look,
                           label=f"{literal(curve.name)}: {end}")  # fmt: skip
@@ -123,9 +124,9 @@ def draw_series(
         axes[0].set_xlabel("rounds")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[1].set_xlabel(f"{size} sent, up and down")
-        if counted:
-            axes[2].set_xlabel("training samples visited")
-            axes[2].xaxis.set_major_formatter(EngFormatter(sep=""))
+        for axis, name in zip(axes[2:], others, strict=True):
+            axis.set_xlabel(name)
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         for axis in axes:
             axis.grid()
             axis.set_xlim(left=0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, worst_tenth
+from fedjax_sim.cli.reporting.read import ACROSS
 from fedjax_sim.cli.reporting.tables import MOMENTS, Cell, Table, differences, sent_bytes
 
 LATEX = {
@@ -86,9 +87,9 @@ def comma_separated(groups: Sequence[Group]) -> str:
 
 
 def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
-    found, baseline, chosen = differences(group), group.baseline, tuned(group)
+    gains, baseline, chosen = differences(group), group.baseline, tuned(group)
     for label, trial in zip(group.labels, group.trials, strict=True):
-        one, tenth = found.get(trial), worst_tenth(trial)
+        one, tenth = gains.get(trial), worst_tenth(trial)
         row: dict[str, Any] = {"method": label, "algorithm": trial.algorithm, "run": trial.run}
         row |= group.problem._asdict()
         row |= {"score": trial.score, "own_models": trial.own, "runs": trial.runs}
@@ -104,7 +105,9 @@ def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
         row["rounds"] = int(trial.rounds[-1]) if len(trial.rounds) else None
         up, down = sent_bytes(trial) if len(trial.rounds) else (None, None)
         row |= {"bytes_up": up, "bytes_down": down}
-        row["samples"] = float(trial.samples[-1].mean()) if len(trial.rounds) else None
+        for key in ACROSS:
+            found = trial.across.get(key)
+            row[key] = float(found[-1].mean()) if found is not None and len(found) else None
         row["baseline"] = None if baseline is None else group.label(baseline)
         n = 0 if one is None else len(one.values)
         over = Over(one.values) if one is not None and n else None

@@ -14,7 +14,7 @@ from fedjax_sim.base import Metric
 from fedjax_sim.cli.curves import Curve, draw_series
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
-from fedjax_sim.cli.reporting.read import Trial
+from fedjax_sim.cli.reporting.read import ACROSS, Trial
 from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
 
 MOST = 12
@@ -55,7 +55,7 @@ def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn
         for kind in ("svg", "pdf") if lines else ():
             path, first = folder / f"{name}.{kind}", trials[0]
             draw_series(lines, path, first.score, first.metric, _fit(title, 100))
-        drawn += [Drawn(name, "Score against rounds, bytes and samples; bands: ± std")] * bool(
+        drawn += [Drawn(name, "The score by rounds and by what they cost; bands: ± std")] * bool(
             lines
         )
     return drawn
@@ -85,15 +85,16 @@ def _curve(label: str, trial: Trial) -> Curve:
     steps = len(trial.rounds)
     # Each point weighs on the page nine times: a line and both edges of a band, in three panels.
     at = np.unique(np.linspace(0, steps - 1, min(steps, POINTS)).round().astype(int))
-    samples, sent = trial.samples, trial.sent.sum(axis=0)
+    sent, across = trial.sent.sum(axis=0), trial.across
     if steps:  # else it diverged in the first round
-        samples, sent = samples[at].mean(axis=1), sent[at].mean(axis=1)
+        sent = sent[at].mean(axis=1)
+        across = {ACROSS[key]: found[at].mean(axis=1) for key, found in across.items()}
     return Curve(
         _fit(label, 60),
         trial.rounds[at].tolist(),
         sent,
         trial.scores[at],
-        None if np.isnan(samples).any() else samples,
+        across,
         final.diverged if final is not None and final.diverged else None,
     )
 

@@ -19,6 +19,9 @@ from fedjax_sim.cli.resuming import HARMLESS
 Floats = NDArray[np.float64]
 STUDY, CELLS = "study.json", "cells"
 
+ACROSS = {"samples": "training samples visited"}
+"""What records may count, beside rounds and bytes, and the title of its axis."""
+
 NO_SETTINGS = frozenset(
     {"algo", "compare", "options", "command", "partition_hashes", "partitions", "initial_sha256"}
     | {"malicious", "metric"}
@@ -78,7 +81,7 @@ class Trial:
         scores: on the test set, ``f64[T, R]``; NaN from the round on in which a run diverged.
         validation: on the validation set; None without one.
         sent: bytes up and down so far, ``f64[2, T, R]``.
-        samples: visited so far, ``f64[T, R]``; NaN if they were not counted.
+        across: what else was counted by then, ``f64[T, R]`` by its key in the records.
         by_client: of the last round, ``f64[K]`` for each run; empty if they were not kept.
         diverged: the round in which each run diverged, by its place among the R; 0 if it is not
             known. If the method ended there, all did.
@@ -97,7 +100,7 @@ class Trial:
     scores: Floats
     validation: Floats | None
     sent: Floats
-    samples: Floats
+    across: Mapping[str, Floats]
     by_client: Sequence[Floats]
     diverged: Mapping[int, int]
     summary: Mapping[str, Any]
@@ -198,6 +201,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
     lost = np.logical_or.accumulate(np.isnan(_column(rows, ["test_loss"])), axis=0)
     own_settings = dict(settings["options"].get(algorithm, {}))
     others = settings.keys() - NO_SETTINGS - own_settings.keys()
+    counted = {key: _column(rows, [key]) for key in ACROSS}
     whose = [False] * (not summary.get("own_leaves"))
     whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
     for own in whose:
@@ -219,7 +223,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
             scores=scores,
             validation=None if validation is None or np.isnan(validation).all() else validation,
             sent=np.stack([_column(rows, [way]) for way in ("bytes_up", "bytes_down")]),
-            samples=_column(rows, ["samples"]),
+            across={key: found for key, found in counted.items() if not np.isnan(found).any()},
             by_client=[
                 _numbers(_at(last[run], [*place, *by_client]) or []) for run in rows if run in last
             ],
