@@ -7,7 +7,8 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from conftest import known
 from scipy import stats
 
 from fedjax_sim import bench
+from fedjax_sim.cli.reporting import pictures
 from fedjax_sim.cli.reporting.command import main
 from fedjax_sim.cli.reporting.compare import (
     decisive,
@@ -385,6 +387,87 @@ def test_a_grid_of_two_settings_is_a_heat_map(make: Callable[..., Path]) -> None
     assert grids(read([lacking]).trials) == []
     three = {name: given | {"b": i} for i, (name, given) in enumerate(points.items())}
     assert grids(read([make("three", scores, own=three)]).trials) == []
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are drawn; nothing is written."""
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+
+    @contextmanager
+    def picture(path: Path, width: float, height: float, title: str) -> Iterator[Any]:
+        drawn.append(Figure(figsize=(width, height), layout="constrained"))
+        yield drawn[-1]
+
+    monkeypatch.setattr(pictures, "picture", picture)
+    return drawn
+
+
+@pytest.mark.parametrize("best", ["highest", "lowest"])
+def test_a_heat_map_shows_the_scores(
+    best: str, make: Callable[..., Path], figures: list[Any]
+) -> None:
+    given = {"p(1)": (1, "x"), "p(2)": (1, "y"), "p(3)": (2, "x"), "p(4)": (2, "y")}
+    run = make(
+        "run",
+        {name: [[i / 10, i / 10 + 0.02]] for i, name in enumerate(given)},
+        own={name: {"mu": mu, "rule": rule} for name, (mu, rule) in given.items()},
+        summary={"p(4)": {"diverged": "the loss became nan in round 2 (seed 0)"}},
+        metric={"best": best, "percent": best == "highest"},
+    )
+    (grid,) = grids(read([run]).trials)
+    pictures.draw_grid(grid, run / "g.svg", "p")
+    axis = figures[0].axes[0]
+    scale = 100 if best == "highest" else 1
+    np.testing.assert_allclose(
+        np.ma.filled(axis.images[0].get_array(), np.nan),
+        scale * np.array([[0.01, 0.11], [0.21, np.nan]]),
+    )
+    told = ["1.0", "11.0", "21.0"] if best == "highest" else ["0.01000", "0.1100", "0.2100"]
+    assert [text.get_text() for text in axis.texts] == [*told, "diverged"]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["x", "y"]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["1", "2"]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("rule", "mu")
+
+
+def test_histograms_are_of_all_clients_of_all_runs(
+    make: Callable[..., Path], figures: list[Any]
+) -> None:
+    run = make("run", {"a": [[0.5, 0.5]], "b": [[0.5, 0.5]]})
+    values = {("a", 0): [0.0, 0.5, None], ("a", 1): [0.5, 1.0], ("b", 0): [1], ("b", 1): [1]}
+    rows = [
+        {"algorithm": name, "seed": seed, "client_accuracy": of}
+        for (name, seed), of in values.items()
+    ]
+    (run / "clients.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (group,) = grouped(read([run]).trials, None)
+    pictures.draw_histograms([*zip(group.labels, group.trials, strict=True)], run / "p.svg", "t")
+    a, b = figures[0].axes
+    assert a.get_xlim() == b.get_xlim()
+    heights = [[bar.get_height() for bar in axis.patches] for axis in (a, b)]
+    assert (heights[0][0], heights[0][10], heights[0][-1]) == (0.25, 0.5, 0.25)
+    assert (sum(heights[0]), heights[1][-1]) == (1, 1)
+    (worst,) = a.lines
+    assert worst.get_xdata()[0] == pytest.approx(25)  # of 0 and 50 %, the worst of each run
+    assert [axis.get_title() for axis in (a, b)] == ["a", "b"]
+
+
+def test_a_long_curve_keeps_its_ends(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(pictures, "draw_series", lambda curves, *_: drawn.extend(curves))
+    run = make("run", {"a": [[t / 2000] for t in range(1201)], "b": [[0.5]]})
+    (group,) = grouped(read([run]).trials, None)
+    pictures.draw_curves(group, tmp_path, "", "title")
+    a, b = drawn[:2]
+    assert (len(a.rounds), a.rounds[0], a.rounds[-1]) == (pictures.POINTS, 1, 1201)
+    np.testing.assert_allclose(a.scores[:, 0], (np.array(a.rounds) - 1) / 2000)
+    np.testing.assert_allclose(a.sent, 3000 * np.array(a.rounds))
+    np.testing.assert_allclose(a.across["training samples visited"], 100 * np.array(a.rounds))
+    assert b.rounds == [1]
 
 
 def test_a_grid_may_lie_in_several_folders(make: Callable[..., Path]) -> None:
