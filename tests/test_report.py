@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -507,7 +508,8 @@ def test_what_diverged_has_no_number(
     assert main([str(run), "--baseline", "d"]) == 0
     text = (run / "report" / "report.md").read_text()
     assert "| a | 0 | - | baseline diverged at round 1 | - | - |" in text
-    gone = make("gone", {"d": [[]]}, summary=told)
+    one = {"seeds": [0], "partitions": ["iid"], "partition_hashes": ["0"]}
+    gone = make("gone", {"d": [[]]}, summary=told, **one)
     assert main([str(gone)]) == 0
     assert "diverged at round 1" in (gone / "report" / "report.md").read_text()
 
@@ -658,7 +660,8 @@ def nothing(run: Path) -> None:
     """Leaves the run as it is."""
 
 
-WORD = {"algorithm": "a", "seed": 0, "round": 1, "accuracy": "good", "test_loss": 1}
+WORD = {"algorithm": "a", "seed": 0, "round": 1, "accuracy": "good", "test_loss": 1,
+        "bytes_up": 1, "bytes_down": 1}  # fmt: skip
 BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no folder": (nothing, "absent", "absent is no folder"),
     "no run": (remove("config.json"), "run", "has no run: it lacks config.json"),
@@ -676,15 +679,26 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
         damage("metrics.jsonl", '{"round": 1}\n{"rou'), "run",
         "run/metrics.jsonl, line 2 is damaged",
     ),
-    "a record of nothing": (damage("metrics.jsonl", "{}"), "run", "it lacks 'algorithm'"),
+    "a record of nothing": (
+        damage("metrics.jsonl", "{}"), "run",
+        "line 1 is damaged, or of another version: it lacks algorithm",
+    ),
     "a word for a score": (
-        damage("metrics.jsonl", json.dumps(WORD)), "run", "run is damaged: 'good' is no number"
+        damage("metrics.jsonl", json.dumps(WORD)), "run",
+        "the records of run are damaged: 'good' is no number",
     ),
     "a lost record": (shorten, "run", "metrics.jsonl is damaged: it lacks the last round of b"),
     "a damaged summary": (damage("summary.json", "{"), "run", "run/summary.json is damaged"),
     "an older version": (
         damage("config.json", '{"algo": "a", "compare": ["b"], "command": ""}'), "run",
-        "run is damaged, or of another version: it lacks 'partition_hashes'",
+        "run/config.json is damaged, or of another version: it lacks options",
+    ),
+    "another kind of setting": (
+        settings(clients="12"), "run", "run/config.json is damaged: clients cannot be '12'"
+    ),
+    "half of a summary": (
+        damage("summary.json", '{"a": {"score": "accuracy", "rounds": 1, "mu_last": 1}}'), "run",
+        "run/summary.json, a is damaged: it lacks mu_first",
     ),
     "an unknown baseline": (
         nothing, "run --baseline c", "--baseline must be one of a, b, got 'c'"
@@ -723,6 +737,56 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert told in err
     assert err.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+ODD = [None, -1, 0, 1e400, "x", [], {}, [1], {"a": 1}, True, "nan", [None]]
+
+
+def altered(found: Any, rng: random.Random) -> None:
+    """Takes one entry away, wherever it is, or gives it another value."""
+    keys = [*found] if isinstance(found, dict) else [*range(len(found))]
+    key = rng.choice(keys)
+    if isinstance(found[key], dict | list) and found[key] and rng.random() < 0.6:
+        altered(found[key], rng)
+    elif isinstance(found, dict) and rng.random() < 0.4:
+        del found[key]
+    else:
+        found[key] = rng.choice(ODD)
+
+
+@pytest.mark.parametrize("name", ["clients.jsonl", "config.json", "metrics.jsonl", "summary.json"])
+def test_an_altered_file_is_read_or_refused_in_a_line(
+    name: str,
+    real: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def draw(*given: Any) -> None:
+        (path,) = (each for each in given if isinstance(each, Path))
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="1pt"/>')
+
+    monkeypatch.setattr(pictures, "draw_series", draw)
+    monkeypatch.setattr(pictures, "draw_histograms", draw)
+    rng, before = random.Random(0), (real / name).read_text()
+    lines = [before] if name.endswith(".json") else before.splitlines()
+    run, refused = tmp_path / "run", 0
+    run.mkdir()
+    for file in real.glob("*.json*"):
+        shutil.copy(file, run)
+    for i in range(40):
+        others, place = lines.copy(), rng.randrange(len(lines))
+        found = json.loads(others[place])
+        altered(found, rng)
+        others[place] = json.dumps(found)
+        (run / name).write_text("\n".join(others))
+        status = main([str(run), "--out", str(tmp_path / f"{i}")])
+        err = capsys.readouterr().err
+        assert (status, err.count("\n")) in [(0, 0), (2, 1)]
+        refused += status == 2
+        for path in (tmp_path / f"{i}").glob("table.*"):
+            assert not re.search(r"\b(nan|inf)\b", path.read_text(), re.I)
+    assert refused
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
+from fedjax_sim.cli.reporting.schema import check_run
 from fedjax_sim.cli.resuming import HARMLESS
 
 Floats = NDArray[np.float64]
@@ -145,19 +146,17 @@ def read(folders: Sequence[Path]) -> Reading:
             unfinished.append(name)
             continue
         saved = load_run(folder)
+        check_run(saved)
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
-        if not finished:
-            continue
-        runs[name] = saved
         try:
             trials += [trial for a in finished for trial in _trials(name, saved, a)]
         except KeyError as error:
-            raise ValueError(
-                f"{folder} is damaged, or of another version: it lacks {error}"
-            ) from error
+            raise ValueError(f"the records of {folder} are damaged: they lack {error}") from error
         except (TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{folder} is damaged: {error}") from error
+            raise ValueError(f"the records of {folder} are damaged: {error}") from error
+        if finished:
+            runs[name] = saved
     if not trials:
         raise ValueError(f"nothing is finished in {', '.join(map(str, folders))}")
     _check_alike(runs)
@@ -279,7 +278,8 @@ def _numbers(values: Sequence[Any]) -> Floats:
     for value in values:
         if not isinstance(value, int | float | None):
             raise TypeError(f"{value!r} is no number")
-    return np.array([math.nan if v is None else float(v) for v in values], np.float64)
+    found = np.array([math.nan if value is None else value for value in values], np.float64)
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _score(saved: SavedRun) -> str:
