@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import random
 import re
@@ -20,7 +21,7 @@ from conftest import known
 from scipy import stats
 
 from fedjax_sim import bench
-from fedjax_sim.cli.reporting import pictures
+from fedjax_sim.cli.reporting import contents, pictures
 from fedjax_sim.cli.reporting.command import main
 from fedjax_sim.cli.reporting.compare import (
     decisive,
@@ -604,8 +605,21 @@ def test_names_do_nothing_but_be_read(make: Callable[..., Path], tmp_path: Path)
         assert {row["algorithm"] for row in csv.DictReader(file)} == {label, "b"}
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take their time: they are empty."""
+
+    def draw(*given: Any) -> None:
+        (path,) = (each for each in given if isinstance(each, Path))
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="1pt"/>')
+
+    monkeypatch.setattr(pictures, "draw_series", draw)
+    monkeypatch.setattr(pictures, "draw_histograms", draw)
+    monkeypatch.setattr(contents, "draw_grid", draw)
+
+
 def test_a_report_replaces_an_earlier_one_and_nothing_else(
-    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Path], undrawn: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {f"p(mu={mu}, lr={lr})": {"mu": mu, "lr": lr} for mu in (1, 2) for lr in (2, 3)}
     grid = make("grid", {name: [[0.5]] for name in points}, own=points)
@@ -618,6 +632,11 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert main([str(run), "--out", str(out)]) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before  # no date in it
+    outside, listed = out.parent / "config.json", json.loads((out / "report.json").read_text())
+    listed["files"]["../config.json"] = hashlib.sha256(outside.read_bytes()).hexdigest()
+    (out / "report.json").write_text(json.dumps(listed))
+    assert main([str(run), "--out", str(out)]) == 0
+    assert outside.exists()
     capsys.readouterr()
     (out / "table.tex").write_text("mine")
     assert main([str(run), "--out", str(out)]) == 2
@@ -759,15 +778,9 @@ def test_an_altered_file_is_read_or_refused_in_a_line(
     name: str,
     real: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    undrawn: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def draw(*given: Any) -> None:
-        (path,) = (each for each in given if isinstance(each, Path))
-        path.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="1pt"/>')
-
-    monkeypatch.setattr(pictures, "draw_series", draw)
-    monkeypatch.setattr(pictures, "draw_histograms", draw)
     rng, before = random.Random(0), (real / name).read_text()
     lines = [before] if name.endswith(".json") else before.splitlines()
     run, refused = tmp_path / "run", 0

@@ -87,7 +87,8 @@ def own_files(out: Path) -> dict[str, str]:
         raise ValueError(f"--out {out} is a file; name a folder")
     try:
         found = json.loads((out / LEDGER).read_text(encoding="utf-8"))
-        return {str(name): str(sha) for name, sha in found["files"].items()}
+        # Names alone: what is not of the next report is taken away.
+        return {Path(name).name: str(sha) for name, sha in found["files"].items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
