@@ -69,7 +69,9 @@ def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
 # ---- a clock that only counts ----
 
 
-@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "phase_shift", pytest.param("radfed", marks=pytest.mark.slow)]
+)
 def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
     plain, timed = run(method(name)), run(method(name, clock=clock.synchronous(0.25)))
     assert_trees(plain.variables, timed.variables)
@@ -476,14 +478,8 @@ def test_two_local_updates_share_the_steps_that_are_left() -> None:
 # ---- where and how it runs ----
 
 
-@pytest.mark.parametrize(
-    ("devices", "chunk"),
-    [
-        (3, 1),
-        pytest.param(1, 2, marks=pytest.mark.slow),
-        pytest.param(4, 0, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "chunk"), [(3, 1), (1, 2), (4, 0)])
 def test_devices_and_chunks_tell_the_same_time(devices: int, chunk: int) -> None:
     settings = clock.synchronous(
         clock.lognormal(1.0, 1.0), clock.bandwidth(20.0, 30.0, shared=True),

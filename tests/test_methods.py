@@ -281,6 +281,31 @@ def test_a_clock_of_equal_devices_changes_nothing(name: str, digits: Any) -> Non
     assert (np.diff(after.seconds[:, 0], prepend=0) > 0).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*METHODS} - {*UNTIMED}))
+def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
+    """Asleep, lost or late: weights and states stay finite."""
+    model, (data, test) = networks()["mlp"], digits
+    plain = make(name, model, 1)
+    some = fs.clock.synchronous(
+        fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
+    )
+    if name == "streaming_diloco":
+        with pytest.raises(ValueError, match="needs models without fragments"):
+            plain.replace(clock=some)
+        return
+    settings: Any = {"rounds": ROUNDS, "classes": 10, "initial": start(model)}
+    settings["execution"] = fs.make_execution(devices=1)
+    found = fs.simulate(plain.replace(clock=some), model, data, test, seeds=(3, 4), **settings)
+    known: Any = found.state
+    kept = known._replace(diagnostics=())
+    floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
+    assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(found.variables)))
+    time = found.metrics.time
+    assert time is not None
+    assert min(time.asleep.sum(), time.lost.sum(), time.late.sum()) > 0
+
+
 def test_the_table_is_complete() -> None:
     assert set(METHODS) == set(ALGORITHMS)
 

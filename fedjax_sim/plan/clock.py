@@ -87,7 +87,7 @@ def synchronous(
     before the first round and after the last takes no time.
 
     Args:
-        compute: c_k, the seconds of a local step; a number for all.
+        compute: c_k, the seconds of each local step that a client reports; a number for all.
         link: see :func:`bandwidth`; None: bytes travel in no time.
         available: who is awake when the round begins; None: everyone.
         failures: the probability that a client is lost in the middle of its visit.
