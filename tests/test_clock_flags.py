@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.reporting.command import main as report
 
 BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--seeds", "2"]
 
@@ -85,6 +87,11 @@ def test_the_command_tells_the_seconds(
     assert [axis.get_xlabel() for axis in curves[0].axes][2] == "simulated seconds"
     lines = curves[0].axes[2].get_lines()
     assert np.asarray(lines[0].get_xdata()).tolist() == [seconds[t] for t in (1, 2, 3)]
+    assert report([str(out)]) == 0
+    page = (out / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| method | target | rounds | kB | seconds |" in page
+    (table,) = csv.DictReader((out / "report" / "table.csv").read_text().splitlines())
+    assert float(table["seconds"]) == seconds[3]
     assert bench.main(["--resume", str(out), "--deadline", "1"]) == 2
     assert "--deadline is 1.0, and None in the run in" in capsys.readouterr().err
     argv[argv.index(str(out))] = str(tmp_path / "late")

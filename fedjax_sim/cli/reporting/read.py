@@ -20,7 +20,7 @@ from fedjax_sim.cli.resuming import HARMLESS
 Floats = NDArray[np.float64]
 STUDY, CELLS = "study.json", "cells"
 
-ACROSS = {"samples": "training samples visited"}
+ACROSS = {"samples": "training samples visited", "seconds": "simulated seconds"}
 """What records may count, beside rounds and bytes, and the title of its axis."""
 
 NO_SETTINGS = frozenset(

@@ -86,6 +86,13 @@ METHOD: Mapping[str, Check] = {
     "delta": number,
     "mu_first": number,
     "mu_last": number,
+    "seconds": number,
+    "idle_share": number,
+    "asleep": number,
+    "lost": number,
+    "late": number,
+    "watt_hours": number,
+    "target_seconds_per_run": many(maybe(number)),
 }
 """Of a method in ``summary.json``; what is not there is not told."""
 
@@ -107,6 +114,7 @@ TOGETHER = (
     {"epsilon", "delta"},
     {"mu_first", "mu_last"},
     {"rounds", "score"},
+    {"seconds", "idle_share", "asleep", "lost", "late"},
 )
 """What a method's summary has all of, or nothing."""
 
