@@ -443,8 +443,10 @@ def test_the_command_refuses_another_run(
     [
         (None, "has no run: it lacks config.json"),
         ("{", "config.json cannot be read: "),
-        ("{}", "config.json lacks the command of the run"),
-        (json.dumps({"command": "python -m fedjax_sim.bench --lr no"}), "--lr"),
+        ("{}", "config.json is of format None, and this version of fedjax_sim reads 1"),
+        ("[1]", "config.json is of format None, and this version of fedjax_sim reads 1"),
+        ('{"format": 1}', "config.json lacks the command of the run"),
+        ('{"format": 1, "command": "python -m fedjax_sim.bench --lr no"}', "--lr"),
     ],
 )
 def test_the_command_refuses_what_is_no_run(
@@ -521,7 +523,7 @@ def test_a_run_is_loaded(finished: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"command": "python -m fedjax_sim.bench"}')
+    (tmp_path / "config.json").write_text('{"format": 1, "command": "python -m fedjax_sim.bench"}')
     (tmp_path / name).write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=told):
         fs.load_run(tmp_path)

@@ -709,7 +709,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a lost record": (shorten, "run", "metrics.jsonl is damaged: it lacks the last round of b"),
     "a damaged summary": (damage("summary.json", "{"), "run", "run/summary.json is damaged"),
     "an older version": (
-        damage("config.json", '{"algo": "a", "compare": ["b"], "command": ""}'), "run",
+        damage("config.json", '{"format": 1, "algo": "a", "compare": ["b"], "command": ""}'), "run",
         "run/config.json is damaged, or of another version: it lacks options",
     ),
     "another kind of setting": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import fedjax_sim as fs
 from fedjax_sim import bench
+from fedjax_sim.cli.config import GROUPS
 
 FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3 --rounds 6"
 METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed"]
@@ -121,3 +124,39 @@ def test_flags_that_contradict(
 ) -> None:
     assert bench.main(flags.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def keys_of(page: str, chapter: str) -> set[str]:
+    """What stands in the first column of a chapter's table."""
+    (text,) = re.findall(
+        rf"^## {re.escape(chapter)}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE
+    )
+    first = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return {key for cell in first for key in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_key_is_documented(kept: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "run_folder.md").read_text()
+    flags = {field.name for group in GROUPS.values() for field in dataclasses.fields(group)}
+    assert set(kept.settings) - flags - {"algo", "compare", "options"} <= keys_of(
+        page, "config.json"
+    )
+    assert f"of format {kept.settings['format']} " in page
+    argv = "--clients 6 --seeds 1 --rounds 2 --model logistic --algo fedprox --compare none"
+    clock = "--clock constant(1) --watts 2 --target 0.99 --budget-mb 0.001"
+    assert bench.main([*argv.split(), *clock.split(), "--out", str(tmp_path / "run")]) == 0
+    timed = fs.load_run(tmp_path / "run")
+    told = keys_of(page, "metrics.jsonl, clients.jsonl")
+    for row in (*kept.records, *kept.clients, *timed.records, *timed.clients):
+        assert {re.sub("_uncollected$", "", key) for key in row} <= told | {"client_f1"}
+    told = keys_of(page, "summary.json")
+    for summary in (kept.summary["radfed"], kept.summary[LABELS[0]], timed.summary["fedprox"]):
+        scores = re.compile(r"(client_|personal_)?(accuracy|f1)_(last|best|mean|validated)(_std)?")
+        assert {key for key in summary if not scores.fullmatch(key)} <= told
+
+
+def test_a_folder_of_another_format_is_refused(kept: Any, tmp_path: Path) -> None:
+    settings = {**kept.settings, "format": 2}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="is of format 2, and this version of fedjax_sim reads 1"):
+        fs.load_run(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import Parser, flag
+from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.rates import changes_with
 
@@ -31,6 +32,11 @@ def written(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no run: it lacks config.json") from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    its = found.get("format") if isinstance(found, dict) else None
+    if its != FORMAT:
+        raise ValueError(
+            f"{path} is of format {its}, and this version of fedjax_sim reads {FORMAT}"
+        )
     if "command" not in found:
         raise ValueError(f"{path} lacks the command of the run")
     return found

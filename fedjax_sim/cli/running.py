@@ -16,7 +16,7 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, RunFolder, as_json, checkpoints_in, versions
+from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
 from fedjax_sim.cli.grouping import points
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.report import digits
@@ -67,7 +67,7 @@ def open_folder(
         command = begun["command"]
         if begun["rounds"] != config.experiment.rounds:
             command += f" --rounds {config.experiment.rounds}"
-    told = {**config.record(), **found, "command": command}
+    told = {"format": FORMAT, **config.record(), **found, "command": command}
     return RunFolder(path, told, config.machine.pictures, resumed=resume is not None)
 
 
