@@ -46,6 +46,7 @@ LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtu
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED = tests("tasks"), tests("checkpoints")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
+CLOCK = tests("clock")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
@@ -537,14 +538,14 @@ MUTANTS = [
     ),
     Mutant(
         "round/algorithm.py",
-        "uploads=jnp.sum(sent & (due | moved)",
-        "uploads=jnp.sum(visited & (due | moved)",
+        "(sent | came.dropped) & trips.uploads",
+        "trips.uploads",
         SENDING,
     ),
     Mutant(
-        "round/algorithm.py",
-        "sent_down = visited & (fresh | moved",
-        "sent_down = visited & (moved",
+        "round/traffic.py",
+        "down = visited & (new | moved",
+        "down = visited & (moved",
         tests("frame", "oracle", "methods"),
     ),
     Mutant(
@@ -885,6 +886,18 @@ MUTANTS = [
     Mutant("run/rounds.py", "collected = programs.finish(stage.run)", "return stage", STOP),
     Mutant("run/ledger.py", "np.all(stop.done", "np.any(stop.done", STOP),
     Mutant("run/result.py", "found <= value if", "found >= value if", STOP),
+    # the clock
+    Mutant("round/timing.py", "end > clock.deadline", "end >= clock.deadline", CLOCK),
+    Mutant("round/timing.py", "jnp.sum(trips.uploads), 1)", "len(up), 1)", CLOCK),
+    Mutant(
+        "round/timing.py", "clock.deadline - legs.down - legs.up", "clock.deadline - legs.up", CLOCK
+    ),
+    Mutant("round/timing.py", "visited & ~lost & ~late", "visited & ~late", CLOCK),
+    Mutant("round/timing.py", "jnp.minimum(seconds, clock.deadline)", "seconds", CLOCK),
+    Mutant("round/timing.py", "tree.select_rows(arrived, models, start)", "models", CLOCK),
+    Mutant("round/timing.py", "total - whole)", "total)", CLOCK),
+    Mutant("round/timing.py", "dropped | over", "dropped", CLOCK),
+    Mutant("round/timing.py", "luck[:, 1] * end", "end", CLOCK),
     # sweeps and studies
     Mutant(
         "engine/chunks.py",
@@ -904,7 +917,7 @@ MUTANTS = [
         GRID,
     ),
     Mutant("cli/grouping.py", "tuple(what), own", "own", GRID),
-    Mutant("cli/loading.py", "place = group.index(algorithm)", "place = 0", GRID),
+    Mutant("cli/loading.py", "group.index(algorithm)", "0", GRID),
     Mutant("cli/running.py", "folder is not None and name not in lost", "folder is not None", GRID),
     Mutant(
         "cli/report.py",
@@ -925,9 +938,7 @@ MUTANTS = [
         '"best" if found',
         STUDY,
     ),
-    Mutant(
-        "cli/studies/results.py", "np.nanargmin if inside[0].lowest", "np.nanargmin if False", STUDY
-    ),
+    Mutant("cli/studies/results.py", "sign = -1 if rows[0].lowest else 1", "sign = 1", STUDY),
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),

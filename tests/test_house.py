@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from pathlib import Path
 
+import mutate
 import pytest
 
 import fedjax_sim
@@ -44,3 +45,13 @@ def test_no_function_hides_a_module(name: str) -> None:
         or inspect.isclass(getattr(package, module, None))
     ]
     assert hidden == []
+
+
+def test_every_mutant_has_its_place() -> None:
+    """`python tests/mutate.py` would stop at one that has none."""
+    wrong = {
+        (mutant.file, mutant.old): count
+        for mutant in mutate.MUTANTS
+        if (count := (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old)) != 1
+    }
+    assert wrong == {}
