@@ -89,11 +89,6 @@ def _line(row: Row, papers: dict[str, Paper]) -> str:
 
 
 def _places(sections: list[str]) -> str:
-    """Sections as a reader looks them up.
-
-    >>> _places(["3.2", "Table 3.1"])
-    '§3.2, Table 3.1'
-    """
     return ", ".join(text if text.startswith("Table") else f"§{text}" for text in sections)
 
 
