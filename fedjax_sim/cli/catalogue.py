@@ -45,10 +45,7 @@ A method's command takes its options as flags, which hold for the methods beside
 own: `--algo "fedprox(mu=0.1)"`. In Python,
 `fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
 
-Of what the five papers name, these are not included: SkewScout, FAVOR, TiFL, FedCS, Hybrid-FL,
-adaptive local steps under a budget, CMFL, LoAdaBoost, XOR mixup, FedMD and other
-distillation than FedDF, augmentation by GANs, CBFL, FetchSGD, FedZip, Zeno, multi-task learning
-(MOCHA), data set distillation and online learning.
+What [the five papers](papers.md) name has a page of its own, with what is not included.
 
 | method | what it does | paper |
 | --- | --- | --- |"""

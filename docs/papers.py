@@ -1,0 +1,102 @@
+"""Writes docs/papers.md, what the five papers name: ``python docs/papers.py > docs/papers.md``.
+
+What it says is in docs/papers.toml, which tests hold to the code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).with_name("papers.toml")
+HEAD = """\
+# What the papers name
+
+Generated from docs/papers.toml by `python docs/papers.py > docs/papers.md`.
+
+Here is every method and system that five papers on federated learning from non-IID data name, in
+the papers' order, with the main sections. Of {all}, {here} are there: by flags of
+`python -m fedjax_sim.bench`, which without `--algo` hold for any method, or in Python (`fs` is
+`import fedjax_sim as fs`). The others are planned, or could be but are not written, or are outside
+what this simulator is for; the table says why. Data sets, networks and surveys are left out, and so
+are the other papers that the web page of RADFed v1 links to."""
+
+
+class Paper(NamedTuple):
+    """One of the five.
+
+    Attributes:
+        key: its name in ``Row.named``.
+        short: what the table calls it.
+        title: authors, title, year.
+        sections: those that name something, in the paper's order.
+        url: where it is; "" if it is not published.
+    """
+
+    key: str
+    short: str
+    title: str
+    sections: list[str]
+    url: str = ""
+
+    def __str__(self) -> str:
+        return f"[{self.title}]({self.url})" if self.url else self.title
+
+
+class Row(NamedTuple):
+    """A method or system; it has a command, or Python, or why it is not here.
+
+    Attributes:
+        name: what the papers call it, or its authors.
+        named: by paper, the sections that name it.
+        command: flags of ``python -m fedjax_sim.bench``.
+        python: a public name.
+        note: what else should be known of the command.
+        why: why it is not here.
+    """
+
+    name: str
+    named: dict[str, list[str]]
+    command: str = ""
+    python: str = ""
+    note: str = ""
+    why: str = ""
+
+
+def read() -> tuple[dict[str, Paper], list[Row]]:
+    """The papers by key, and the rows, as docs/papers.toml has them."""
+    data = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
+    papers = [Paper(**paper) for paper in data["papers"]]
+    return {paper.key: paper for paper in papers}, [Row(**row) for row in data["rows"]]
+
+
+def page() -> str:
+    """The page: a table for what each paper is the first to name."""
+    papers, rows = read()
+    lines = [HEAD.format(all=len(rows), here=sum(not row.why for row in rows))]
+    for key, paper in papers.items():
+        lines += ["", f"## {paper.short}", "", f"{paper}.", ""]
+        lines += ["| method or system | named in | here |", "| --- | --- | --- |"]
+        lines += [_line(row, papers) for row in rows if next(iter(row.named)) == key]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, papers: dict[str, Paper]) -> str:
+    places = (f"{papers[key].short} {_places(found)}" for key, found in row.named.items())
+    cells = row.name, "; ".join(places), _here(row)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _places(sections: list[str]) -> str:
+    return ", ".join(text if text.startswith("Table") else f"§{text}" for text in sections)
+
+
+def _here(row: Row) -> str:
+    if row.why:
+        return row.why
+    return f"`{row.command or row.python}`" + (f"; {row.note}" if row.note else "")
+
+
+if __name__ == "__main__":
+    print(page(), end="")
