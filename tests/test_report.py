@@ -686,13 +686,9 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no run": (remove("config.json"), "run", "has no run: it lacks config.json"),
     "an empty study": (damage("study.json", "{}"), "run", "nothing is finished in run"),
     "not finished": (remove("summary.json"), "run", "nothing is finished in run"),
-    "another score": (
-        nothing, "run other",
-        "run is classification by accuracy, and other is classification by client_accuracy",
-    ),
     "another task": (
         settings(task="next_token(4)"), "run other",
-        "run is next_token by accuracy, and other is classification by accuracy",
+        "run is next_token, and other is classification",
     ),
     "a damaged line": (
         damage("metrics.jsonl", '{"round": 1}\n{"rou'), "run",
@@ -745,7 +741,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     change, argv, told = BAD[case]
     run = make("run", {"a": [[0.5]], "b": [[0.5]]})
-    make("other", {"a": [[0.5]]}, split="clients" if case == "another score" else "official")
+    make("other", {"a": [[0.5]]}, split="official")
     change(run)
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -827,3 +823,20 @@ def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
     dom = browse("--dump-dom")
     assert dom.count("<svg") == 2
     assert dom.count("<h2>") == (reported / "report.html").read_text().count("<h2>")
+
+
+def test_scores_of_several_kinds_have_chapters_of_their_own(make: Callable[..., Path]) -> None:
+    """And data that are standardised otherwise: no method is tuned or compared across them."""
+    make("run", {"a": [[0.5, 0.6]], "b": [[0.7, 0.7]]})
+    make("other", {"a": [[0.1, 0.2]]}, split="clients")
+    out = make("local", {"a": [[0.3, 0.3]]}, standardise="local").parent
+    assert main([str(out / name) for name in ("run", "other", "local")]) == 0
+    page = (out / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    chapters = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert sum("accuracy on the test set" in title for title in chapters) == 2
+    assert sum("mean accuracy over test clients" in title for title in chapters) == 1
+    assert sum("standardised by each client" in title for title in chapters) == 1
+    rows = list(csv.DictReader((out / "run" / "report" / "table.csv").read_text().splitlines()))
+    assert [(row["method"], row["pairs"]) for row in rows] == [
+        ("a", ""), ("b", "2"), ("a", ""), ("a", "")
+    ]  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
-from fedjax_sim.cli.reporting.contents import sections, title_of
+from fedjax_sim.cli.reporting.contents import sections, titles
 from fedjax_sim.cli.reporting.formats import comma_separated, latex
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, read
@@ -112,10 +112,11 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
     with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
         folder = Path(aside)
         title, found = _title(reading), sections(reading, groups, folder)
+        tables = [combined(tuned(group) or group) for group in groups]
         texts = {
             "report.html": html(title, found, folder),
             "report.md": text(title, found),
-            "table.tex": latex({title_of(g.problem): combined(tuned(g) or g) for g in groups}),
+            "table.tex": latex(dict(zip(titles(groups), tables, strict=True))),
             "table.csv": comma_separated(groups),
         }
         for name, content in texts.items():

@@ -23,7 +23,7 @@ from fedjax_sim.cli.reporting.pictures import (
     draw_curves,
     draw_grid,
 )
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Problem, Reading
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, told_score
 from fedjax_sim.cli.reporting.tables import (
     Cell,
     Table,
@@ -71,8 +71,8 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
         folder: for the pictures.
     """
     found = [Section("What was run", 2, _opening(reading, groups))]
-    for i, group in enumerate(groups, 1):
-        found += _of_group(group, folder, f"_{i}" if len(groups) > 1 else "")
+    for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
+        found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "")
     if crossed := _crossed(reading, folder):
         found.append(Section("Two settings", 2, crossed))
     found.append(Section("Partitions", 2, _partitions(reading)))
@@ -82,23 +82,21 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
     return found
 
 
-def title_of(p: Problem) -> str:
-    """The data set, the partition, and what is scored of it."""
-    of = f"{p.dataset}, {p.partition}, {p.clients:,} clients"
-    if p.folds is not None:
-        return f"{of}, {p.folds} folds of clients"
-    return of if p.test_fraction is None else f"{of}, {100 * p.test_fraction:g} % held out by each"
+def titles(groups: Sequence[Group]) -> list[str]:
+    """Of the chapters: each says its score, if they have several."""
+    scored = len({group.problem.score for group in groups}) > 1
+    return [group.problem.title(scored=scored) for group in groups]
 
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
-    first = reading.trials[0]
-    plain = first.score.removeprefix("client_")
-    what = f"{plain} on the test set" if plain == first.score else f"mean {plain} over test clients"
-    best = f"the {first.metric.best} is the best, in bold"
+    told = dict.fromkeys(
+        f"Score: {told_score(trial.score)}; the {trial.metric.best} is the best, in bold."
+        for trial in reading.trials
+    )
     lines: list[Any] = [
-        f"Score: {what}; {best}. Mean ± standard deviation over runs (of a population: divided by "
-        "their number)."
-    ]
+        " ".join([*told, "Mean ± standard deviation over runs (of a population: divided by their "
+                  "number)."])
+    ]  # fmt: skip
     moments = {decisive(group.trials) for group in groups}
     if "validated" in moments:
         lines.append(
@@ -115,9 +113,9 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     return lines
 
 
-def _of_group(group: Group, folder: Path, mark: str) -> list[Section]:
+def _of_group(whole: Group, title: str, folder: Path, mark: str) -> list[Section]:
     """The chapter of a problem; if settings are tuned, it is of the best ones before all."""
-    title, whole = title_of(group.problem), group
+    group = whole
     items: list[Any] = []
     if (chosen := tuned(whole)) is not None:
         tried = Counter(trial.method for trial in whole.trials)
@@ -191,7 +189,11 @@ def _crossed(reading: Reading, folder: Path) -> list[Any]:
     for i, grid in enumerate(found, 1):
         trials = [*grid.trials.values()]
         moment, one = decisive(trials), len({trial.problem for trial in trials}) == 1
-        title = f"{grid.method}, {title_of(trials[0].problem)}" if several and one else grid.method
+        title = (
+            f"{grid.method}, {trials[0].problem.title(scored=False)}"
+            if several and one
+            else grid.method
+        )
         if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
             items.append(f"{title}: every combination diverged.")
             continue

@@ -55,6 +55,8 @@ class Problem(NamedTuple):
         split: what is scored.
         folds: of clients, or None.
         test_fraction: that each client keeps, or None.
+        standardise: of a table's columns, or None.
+        score: its key.
     """
 
     dataset: str
@@ -63,6 +65,19 @@ class Problem(NamedTuple):
     split: str
     folds: int | None
     test_fraction: float | None
+    standardise: str | None
+    score: str
+
+    def title(self, *, scored: bool) -> str:
+        """The data set, the partition, and what is scored of it; by which score, if asked for."""
+        told = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
+        if self.folds is not None:
+            told += f", {self.folds} folds of clients"
+        elif self.test_fraction is not None:
+            told += f", {100 * self.test_fraction:g} % held out by each"
+        if self.standardise == "local":
+            told += ", standardised by each client"
+        return f"{told}; {told_score(self.score)}" if scored else told
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,8 +150,8 @@ def read(folders: Sequence[Path]) -> Reading:
     """Reads run folders, and the cells of study folders.
 
     Raises:
-        ValueError: if a folder has no run or is damaged, nothing is finished, or scores are of
-            different tasks.
+        ValueError: if a folder has no run or is damaged, nothing is finished, or tasks
+            differ.
     """
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
@@ -213,7 +228,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
             run=name,
             algorithm=algorithm,
             own=own,
-            problem=_problem(settings),
+            problem=_problem(settings, score),
             settings=own_settings | {k: v for k, v in settings.items() if k in others},
             score=score,
             metric=Metric(**settings["metric"]),
@@ -291,23 +306,30 @@ def _score(saved: SavedRun) -> str:
     return f"{'' if settings['split'] == 'official' else 'client_'}{settings['score']}"
 
 
-def _problem(settings: Mapping[str, Any]) -> Problem:
+def told_score(key: str) -> str:
+    """A score in words, by its key.
+
+    >>> told_score("accuracy"), told_score("client_auc")
+    ('accuracy on the test set', 'mean auc over test clients')
+    """
+    plain = key.removeprefix("client_")
+    return f"{plain} on the test set" if plain == key else f"mean {plain} over test clients"
+
+
+def _problem(settings: Mapping[str, Any], score: str) -> Problem:
     asked = settings["partition"]
     partition = settings["partitions"][0] or asked if asked.endswith(".npz") else asked
-    others = (settings[name] for name in ("clients", "split", "folds", "test_fraction"))
-    return Problem(settings["dataset"], partition, *others)
+    own = {"partition": partition, "score": score}
+    return Problem(**{name: settings[name] for name in Problem._fields} | own)
 
 
 def _check_alike(runs: Mapping[str, SavedRun]) -> None:
-    """Refuses scores that cannot stand side by side; names the two runs."""
+    """Refuses tasks that cannot stand side by side; names the two runs."""
     (first, one), *others = runs.items()
     for name, other in others:
-        ours, theirs = (
-            f"{saved.settings['task'].partition('(')[0]} by {_score(saved)}"
-            for saved in (one, other)
-        )
+        ours, theirs = (saved.settings["task"].partition("(")[0] for saved in (one, other))
         if ours != theirs:
             raise ValueError(
-                f"{first} is {ours}, and {name} is {theirs}: they must be of one score, each in a "
+                f"{first} is {ours}, and {name} is {theirs}: they must be of one task, each in a "
                 "report of its own"
             )

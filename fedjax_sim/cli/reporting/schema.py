@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, Check] = {
     "split": text,
     "folds": maybe(whole),
     "test_fraction": maybe(number),
+    "standardise": maybe(text),
     "seeds": many(whole),
     "partitions": many(maybe(text)),
     "partition_hashes": many(text),
