@@ -943,6 +943,7 @@ MUTANTS = [
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),
     # checkpoints
+    Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),
     Mutant("run/archive.py", "jax.random.wrap_key_data(put(array)) if", "put(array) if", SAVED),
     Mutant("run/archive.py", "aside = path.with_name", "aside = path or path.with_name", SAVED),

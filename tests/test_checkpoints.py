@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -140,6 +141,26 @@ def test_the_newest_files_stay(tmp_path: Path) -> None:
     assert sorted(names) == ["00000004.npz", "00000006.npz"]
     run(algorithm("fedavg"), tmp_path / "seldom")  # in no minute
     assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"]
+
+
+def test_what_is_written_late_is_what_was_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on while a slow disk takes its time."""
+    later = threading.Event()
+
+    def slowly(path: Path, about: Any, arrays: Any) -> None:
+        later.wait(60)
+        archive.write(path, about, arrays)
+
+    monkeypatch.setattr(checkpoints, "write", slowly)
+    tell = lambda evaluation: later.set() if evaluation.round == 6 else None  # noqa: E731
+    whole = run(
+        algorithm("fedavg"), fs.Checkpoints(tmp_path, seconds=0, keep=9), on_evaluation=tell
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002.npz", "00000006.npz"]
+    stopped_after(tmp_path, 2)
+    assert bits(run(algorithm("fedavg"), tmp_path)) == bits(whole)
 
 
 def test_an_exception_is_saved_before(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class Saver:
         told = {
             "version": VERSION,
             "done": done,
-            "rounds": self._of_stages,
+            "rounds": [*self._of_stages],  # a copy: it grows while this is written
             "seconds": time.perf_counter() - self._began,
             "identity": self._identity,
         }
