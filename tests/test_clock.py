@@ -432,6 +432,18 @@ def test_the_first_uploads_count() -> None:
     time = known(result.metrics.time)
     assert time.late.tolist() == [[2, 2, 2]]
     assert time.waiting.tolist() == [[0, 0, 0]]
+    # Those that the server does not wait for have sent theirs all the same.
+    assert result.metrics.uploads.tolist() == [[4, 4, 4]]
+
+
+def test_who_ends_with_the_deadline_is_in_time() -> None:
+    """Of clients with one step of a second."""
+    data = make_federation([8] * N)
+    fed = fs.fedavg(local(max_steps=1), clients_per_round=4)
+    for deadline, late in ((1.0, 0), (0.999, 4)):
+        timed = fed.replace(clock=clock.synchronous(1.0, deadline=deadline))
+        result = fs.simulate(timed, net(), data.data, data.test, rounds=2, classes=3)
+        assert known(result.metrics.time).late.tolist() == [[late, late]]
 
 
 # ---- partial work ----
