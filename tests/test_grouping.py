@@ -91,6 +91,13 @@ def test_what_is_one_program(algo: str, flags: str, found: list[list[int]]) -> N
     assert programs(config, build(config)) == labels
 
 
+def test_methods_with_other_settings_of_their_own_are_other_programs() -> None:
+    several = ["fedprox(lr=0.1)", "fedprox(mu=0.1)", "fedavg(lr=0.1)", "fedprox(lr=0.2)"]
+    config = parse([*TINY, "--algo", several[0], "--compare", *several[1:]])
+    found = [[several[0], several[3]], [several[1]], [several[2]]]
+    assert programs(config, build(config)) == found
+
+
 def test_a_setting_that_diverges_takes_no_other_along(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
