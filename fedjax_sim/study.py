@@ -16,13 +16,14 @@ from fedjax_sim import bench
 from fedjax_sim.cli.commands import complain, enter
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import check_free, versions
+from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
-from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.results import Row, rows_of, table, write_results
+from fedjax_sim.cli.studies.plan import Cell, Study, counted, read_study
+from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 
 PROGRAM = "fedjax_sim.study"
 FILE, CELLS = "study.toml", "cells"
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = asked.folder / FILE if asked.file is None else asked.file
         study = read_study(file)
         if asked.dry_run:
-            _show_plan(study, asked)
+            _show_plan(study)
             return 0
         _open(study, asked, file)
     except (ValueError, OSError) as error:
@@ -84,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     done = [cell for cell, status in zip(study.cells, statuses, strict=True) if status < 2]
     rows = [row for cell in done for row in rows_of(study, cell, _folder(asked, cell))]
     if rows:
-        write_results(study, rows, asked.folder)
-        print(f"\n{_shown(table(study, rows))}\n\n{_explained(rows)}\ntables: {asked.folder}")
+        found = write_results(study, rows, asked.folder)
+        print(f"\n{_shown(found)}\n\n{_explained(rows)}\ntables: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     if lacking := [cell.name for cell in study.cells if cell not in done]:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
@@ -168,9 +169,7 @@ def _run(cell: Cell, asked: _Asked) -> int:
     folder = _folder(asked, cell)
     if not (folder / "config.json").exists():
         return bench.main([*cell.argv, *asked.machine, "--out", str(folder)])
-    summary = folder / "summary.json"
-    found = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    rounds = written(folder)["rounds"]
+    found, rounds = read_summary(folder), written(folder)["rounds"]
     if rounds == cell.config.experiment.rounds and {*cell.config.algorithms} <= found.keys():
         print(f"done before: {folder}")
         return int(any("diverged" in found[name] for name in cell.config.algorithms))
@@ -181,11 +180,11 @@ def _folder(asked: _Asked, cell: Cell) -> Path:
     return asked.folder / CELLS / cell.name
 
 
-def _show_plan(study: Study, asked: _Asked) -> None:
+def _show_plan(study: Study) -> None:
     print(study)
     for row, texts in study.rows.items():
         several = f", of which validation clients choose one: {' '.join(texts)}"
-        print(f"  {row}: {len(texts)} setting{'' if len(texts) == 1 else f's{several}'}")
+        print(f"  {row}: {counted(len(texts), 'setting')}{several * (len(texts) > 1)}")
     for cell in study.cells:
         print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
 

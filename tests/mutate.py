@@ -938,7 +938,12 @@ MUTANTS = [
         '"best" if found',
         STUDY,
     ),
-    Mutant("cli/studies/results.py", "sign = -1 if rows[0].lowest else 1", "sign = 1", STUDY),
+    Mutant(
+        "cli/studies/results.py",
+        'sign = -1 if rows[0].metric.best == "lowest" else 1',
+        "sign = 1",
+        STUDY,
+    ),
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),

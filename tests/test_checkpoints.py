@@ -154,7 +154,11 @@ def test_what_is_written_late_is_what_was_then(
         archive.write(path, about, arrays)
 
     monkeypatch.setattr(checkpoints, "write", slowly)
-    tell = lambda evaluation: later.set() if evaluation.round == 6 else None  # noqa: E731
+
+    def tell(evaluation: fs.Evaluation) -> None:
+        if evaluation.round == 6:
+            later.set()
+
     whole = run(
         algorithm("fedavg"), fs.Checkpoints(tmp_path, seconds=0, keep=9), on_evaluation=tell
     )

@@ -157,7 +157,12 @@ def test_the_best_setting(lowest: bool) -> None:
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, STUDY))
-    told = {"score": "accuracy", "metric": {"best": "highest", "percent": True}}
+    told = {
+        "format": 1,
+        "command": "",
+        "score": "accuracy",
+        "metric": {"best": "highest", "percent": True},
+    }
     found = {
         "validation_best_per_run": [0.5] * 6,
         "score_validated_per_run": [0.4] * 6,

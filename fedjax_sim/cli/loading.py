@@ -156,10 +156,19 @@ def load_run(folder: str | Path) -> SavedRun:
         (5, 10)
     """
     folder = Path(folder)
-    settings, summary = written(folder), folder / "summary.json"
-    found = _parsed(summary, _text(summary)) if summary.exists() else {}
+    settings, summary = written(folder), read_summary(folder)
     records, clients = (_rows(folder / f"{name}.jsonl") for name in ("metrics", "clients"))
-    return SavedRun(folder, settings, found, records, clients)
+    return SavedRun(folder, settings, summary, records, clients)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """``summary.json``; empty if no algorithm has finished.
+
+    Raises:
+        ValueError: if it is damaged; names the file.
+    """
+    path = folder / "summary.json"
+    return _parsed(path, _text(path)) if path.exists() else {}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

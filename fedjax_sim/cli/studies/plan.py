@@ -73,8 +73,8 @@ class Study(NamedTuple):
         settings = sum(map(len, self.rows.values()))
         runs = sum(_runs(cell.config) * len(cell.config.algorithms) for cell in self.cells)
         return (
-            f"{_count(len(self.rows), 'method')} with {_count(settings, 'setting')}, "
-            f"{_count(len(self.cells), 'cell')}: {_count(runs, 'run')}"
+            f"{counted(len(self.rows), 'method')} with {counted(settings, 'setting')}, "
+            f"{counted(len(self.cells), 'cell')}: {counted(runs, 'run')}"
         )
 
 
@@ -230,5 +230,10 @@ def _runs(config: Config) -> int:
     return len(config.experiment.seeds) * (config.scores.folds or 1)
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.cli.report import digits
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.reporting.compare import paired
 from fedjax_sim.cli.reporting.formats import latex, markdown
-from fedjax_sim.cli.reporting.tables import Cell, Table
+from fedjax_sim.cli.reporting.tables import Cell, Table, number
+from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies import plan
 
 
@@ -32,8 +33,7 @@ class Row(NamedTuple):
         validation: of the runs' best rounds, ``f64[R]``; None without validation clients.
         megabytes: up and down, of one run.
         score: what it is.
-        lowest: whether low scores are good.
-        percent: whether it is a share.
+        metric: how it is read.
     """
 
     cell: str
@@ -45,8 +45,7 @@ class Row(NamedTuple):
     validation: NDArray[np.float64] | None
     megabytes: float
     score: str
-    lowest: bool
-    percent: bool
+    metric: Metric
 
 
 def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
@@ -57,15 +56,16 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
         cell: the cell.
         folder: of its run.
     """
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    summary, config = read_summary(folder), written(folder)
     runs = [{"seed": seed} for seed in cell.config.experiment.seeds]
     if cell.config.scores.folds is not None:
         runs = [{**run, "fold": f} for run in runs for f in range(cell.config.scores.folds)]
-    lowest, percent = config["metric"]["best"] == "lowest", config["metric"]["percent"]
+    metric = Metric(**config["metric"])
     rows = []
     for method, texts in study.rows.items():
-        chosen = best_setting({text: summary[text] for text in texts}, lowest=lowest)
+        chosen = best_setting(
+            {text: summary[text] for text in texts}, lowest=metric.best == "lowest"
+        )
         found = summary[chosen] if chosen else {}
         moment = "validated" if "score_validated_per_run" in found else "last"
         validation = found.get("validation_best_per_run")
@@ -80,8 +80,7 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
                 None if validation is None else np.array(validation, np.float64),
                 (found.get("bytes_up", 0) + found.get("bytes_down", 0)) / 1e6,
                 config["score"],
-                lowest,
-                percent,
+                metric,
             )
         )
     return rows
@@ -113,8 +112,8 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
     return max(finished, key=score, default=None)
 
 
-def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> None:
-    """Writes ``results.csv`` (a line for each run), ``table.md`` and ``table.tex``."""
+def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> Table:
+    """Writes ``results.csv`` (a line for each run), and as ``.md`` and ``.tex`` the table."""
     keys = study.columns
     with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -134,6 +133,7 @@ def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> None:
     found = table(study, rows)
     (folder / "table.md").write_text(markdown(found) + "\n", encoding="utf-8")
     (folder / "table.tex").write_text(latex({"": found}), encoding="utf-8")
+    return found
 
 
 def table(study: plan.Study, rows: Sequence[Row]) -> Table:
@@ -162,13 +162,13 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
 
 def _best(rows: Sequence[Row]) -> Row | None:
     """The best mean of a cell; the first of equals."""
-    sign = -1 if rows[0].lowest else 1
+    sign = -1 if rows[0].metric.best == "lowest" else 1
     means = [float(sign * np.mean(row.scores)) if len(row.scores) else math.nan for row in rows]
     return None if np.isnan(means).all() else rows[int(np.nanargmax(means))]
 
 
 def _named(row: Row) -> str:
-    return f"{row.score} %" if row.percent else row.score
+    return f"{row.score} %" if row.metric.percent else row.score
 
 
 def _score(row: Row) -> str:
@@ -176,9 +176,7 @@ def _score(row: Row) -> str:
     if not len(known):
         return "-"
     mean, std = float(known.mean()), float(known.std())
-    if row.percent:
-        return f"{100 * mean:.2f} ± {100 * std:.2f}"
-    return f"{digits(mean)} ± {digits(std, mean)}"
+    return f"{number(mean, row.metric)} ± {number(std, row.metric, mean)}"
 
 
 def _compared(row: Row, baseline: Row) -> tuple[str, str]:
@@ -188,7 +186,7 @@ def _compared(row: Row, baseline: Row) -> tuple[str, str]:
     if not len(found.values):
         return "-", "-"
     mean = float(found.values.mean())
-    told = f"{100 * mean:+.2f}" if row.percent else f"{mean:+.4g}"
+    told = f"{100 * mean:+.2f}" if row.metric.percent else f"{mean:+.4g}"
     return told, "-" if found.p is None else f"{found.p:.2g}"
 
 
