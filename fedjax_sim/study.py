@@ -149,6 +149,7 @@ def _open(study: Study, asked: _Asked, file: Path) -> None:
             folder = _folder(asked, cell)
             if (folder / "config.json").exists():
                 parse([*cell.argv, "--resume", str(folder)])
+                read_summary(folder)  # before anything runs, if it is damaged
             elif folder.exists():
                 shutil.rmtree(folder)  # killed before it began
     else:

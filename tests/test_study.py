@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,18 @@ def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count("done before") == 2
     assert before == {p: p.stat().st_mtime_ns for p in (done / "cells").rglob("*") if p.is_file()}
     assert table == (done / "table.md").read_bytes()
+
+
+def test_a_damaged_cell_is_named_before_anything_runs(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(done, tmp_path / "copy")
+    (copy / "cells" / "emd=1.4" / "summary.json").write_text("{")
+    assert study.main(["--resume", str(copy)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "emd=1.4/summary.json is damaged" in err
+    assert err.count("\n") == 1
 
 
 def test_another_study_is_refused(

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
+from fedjax_sim.base import ClientData
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.report import aligned
@@ -30,11 +32,12 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     runs, devices = len(setup.problem.runs), setup.execution.devices
     shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
     weights = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    sizes = _sizes(setup)
+    data = setup.problem.data
+    clients, sizes = first_run(data, client_axes(data)), _sizes(data)
     print(
         f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
         f"({setup.model_bytes / MB:,.2f} MB); {runs} runs on {len(devices)} x "
-        f"{devices[0].device_kind}\n{setup.problem.data.clients} clients train, with {sizes.min()} "
+        f"{devices[0].device_kind}\n{data.clients} clients train, with {sizes.min()} "
         f"to {sizes.max()} samples; score: {setup.score}, {setup.problem.scored}\n"
     )
     places = {name: i for i, group in enumerate(groups, 1) for name in group}
@@ -42,7 +45,8 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     for name in config.algorithms:
         algorithm, rounds = setup.algorithms[name], rounds_of(name, config, setup)
         steps = _steps(algorithm, sizes)
-        up, down = _sent(algorithm, setup)
+        traffic = algorithm.traffic(shapes, clients)
+        up, down = traffic.upload + traffic.message, traffic.download + traffic.shared_state
         several = f" ({steps.min()} to {steps.max()})" if steps.min() < steps.max() else ""
         total = rounds * algorithm.slots * steps.mean() * runs
         rows.append(
@@ -53,25 +57,14 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     print(f"{aligned(rows)}\n\n{NOTE}")
 
 
-def _sizes(setup: Setup) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _sizes(data: ClientData) -> NDArray[np.int64]:
     """Of the clients of all runs."""
-    data = setup.problem.data
     given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
     return given.reshape(-1)
 
 
-def _steps(
-    algorithm: Algorithm, sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Local steps of each client's visit."""
     some, place = np.unique(sizes, return_inverse=True)
     found = jax.vmap(algorithm.parts.local.steps)(jnp.asarray(some, jnp.int32))
     return np.asarray(found)[place]
-
-
-def _sent(algorithm: Algorithm, setup: Setup) -> tuple[int, int]:
-    """Bytes of a model up and down, and of what goes with it."""
-    shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
-    data = setup.problem.data
-    traffic = algorithm.traffic(shapes, first_run(data, client_axes(data)))
-    return traffic.upload + traffic.message, traffic.download + traffic.shared_state

@@ -28,23 +28,17 @@ def programs(config: Config, setup: Setup) -> list[list[str]]:
         if len(labels) == 1:
             found.append(labels)
             continue
-        grouped = groups(
-            functools.partial(setup.varied, labels[0]),
-            [_settings(config, label) for label in labels],
-            [setup.algorithms[label] for label in labels],
-            setup.model,
-            setup.problem.data,
-        )
+        grouped = groups(points(labels, config, setup), setup.model, setup.problem.data)
         found += [[labels[i] for i in group] for group in grouped]
     return sorted(found, key=lambda group: config.algorithms.index(group[0]))
 
 
 def points(labels: Sequence[str], config: Config, setup: Setup) -> Points:
-    """What :func:`fedjax_sim.run.points.run_points` takes of a group."""
+    """Algorithms of one method with the same settings by name."""
     return Points(
         functools.partial(setup.varied, labels[0]),
         [_settings(config, label) for label in labels],
-        setup.algorithms[labels[0]],
+        [setup.algorithms[label] for label in labels],
     )
 
 

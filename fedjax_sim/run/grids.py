@@ -103,7 +103,8 @@ def sweep(
     made = [_made(make, point) for point in points]
     for algorithm in made:
         check_kinds(algorithm, model, data)
-    grouped = groups(make, points, made, model, data)
+    every = Points(make, points, made)
+    grouped = groups(every, model, data)
     plan = Plan(tuple(tuple(points[i] for i in group) for group in grouped), len(seeds))
     if on_plan is not None:
         on_plan(plan)
@@ -112,7 +113,7 @@ def sweep(
     results: dict[int, Result] = {}
     for number, group in enumerate(grouped):
         found = run_points(
-            Points(make, [points[i] for i in group], made[group[0]]),
+            every.some(group),
             model,
             data,
             sets,

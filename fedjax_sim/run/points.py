@@ -33,13 +33,21 @@ class Points(NamedTuple):
 
     Attributes:
         make: an algorithm of settings by name, which may be traced.
-        settings: of each.
-        first: the algorithm of the first, which was checked.
+        settings: of each, by the same names.
+        algorithms: of each, checked.
     """
 
     make: Make
     settings: Sequence[Settings]
-    first: Algorithm
+    algorithms: Sequence[Algorithm]
+
+    def some(self, places: Sequence[int]) -> Points:
+        """Those at some places."""
+        return Points(
+            self.make,
+            [self.settings[i] for i in places],
+            [self.algorithms[i] for i in places],
+        )
 
     def varied(self, runs: int) -> Varied | None:
         """What makes the algorithm of each run, if every point has so many."""
@@ -94,7 +102,7 @@ def run_points(
 
     def programs() -> Experiment:
         return experiment(
-            points.first,
+            points.algorithms[0],
             model,
             repeated(data, client_axes(data), size),
             **ours,
@@ -122,37 +130,30 @@ def run_points(
     return [result.of_runs(mine) for mine in slices]
 
 
-def groups(
-    make: Make,
-    points: Sequence[Settings],
-    made: Sequence[Algorithm],
-    model: Model,
-    data: ClientData,
-) -> list[list[int]]:
+def groups(points: Points, model: Model, data: ClientData) -> list[list[int]]:
     """The points by their programs: those that differ in what can be traced alone.
 
     Args:
-        make: an algorithm of settings by name, which may be traced.
-        points: settings of the same names.
-        made: the algorithm of each.
+        points: what may be one program, or several.
         model: what is trained.
         data: the clients.
 
     Returns:
-        Places in ``points``, each once.
+        Places among the points, each once.
     """
+    make, settings = points.make, points.settings
     candidates = [
         name
-        for name in points[0]
-        if len({repr(p[name]) for p in points}) > 1
-        and all(isinstance(p[name], float) for p in points)
+        for name in settings[0]
+        if len({repr(p[name]) for p in settings}) > 1
+        and all(isinstance(p[name], float) for p in settings)
     ]
-    if not traces(make, points[0], candidates, model, data):
-        candidates = [n for n in candidates if traces(make, points[0], [n], model, data)]
-        if not traces(make, points[0], candidates, model, data):
+    if not traces(make, settings[0], candidates, model, data):
+        candidates = [n for n in candidates if traces(make, settings[0], [n], model, data)]
+        if not traces(make, settings[0], candidates, model, data):
             candidates = []
     found: dict[Any, list[int]] = {}
-    for i, (point, algorithm) in enumerate(zip(points, made, strict=True)):
+    for i, (point, algorithm) in enumerate(zip(settings, points.algorithms, strict=True)):
         fixed = [repr(value) for name, value in point.items() if name not in candidates]
         # What is counted on the host is counted by one algorithm of the group.
         found.setdefault((*fixed, _facts(algorithm, model, data)), []).append(i)
