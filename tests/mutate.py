@@ -47,6 +47,7 @@ SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED = tests("tasks"), tests("checkpoints")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
+ARRIVALS = tests("arrivals")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
@@ -372,7 +373,7 @@ MUTANTS = [
     Mutant("server/preaggregation/_staleness.py", "(d + 1) ** -a", "d**-a", SERVER),
     Mutant(
         "server/preaggregation/_staleness.py",
-        "part * (update + behind) - behind",
+        "part * (update + behind)",
         "part * update",
         SERVER,
     ),
@@ -611,8 +612,8 @@ MUTANTS = [
     ),
     Mutant(
         "algorithms/_fedasync.py",
-        "schedule.every_round(buffer_size)",
-        "schedule.every_round(1)",
+        "schedule.every_round(buffer_size), broadcast",
+        "schedule.every_round(1), broadcast",
         named("fedasync"),
     ),
     Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
@@ -895,9 +896,43 @@ MUTANTS = [
     Mutant("round/timing.py", "visited & ~lost & ~late", "visited & ~late", CLOCK),
     Mutant("round/timing.py", "jnp.minimum(seconds, clock.deadline)", "seconds", CLOCK),
     Mutant("round/timing.py", "tree.select_rows(arrived, models, start)", "models", CLOCK),
-    Mutant("round/timing.py", "total - whole)", "total)", CLOCK),
+    Mutant("engine/moments.py", "total - whole)", "total)", CLOCK),
     Mutant("round/timing.py", "dropped | over", "dropped", CLOCK),
     Mutant("round/timing.py", "luck[:, 1] * end", "end", CLOCK),
+    Mutant("round/arrivals.py", "& ~here", "", ARRIVALS),
+    Mutant("round/arrivals.py", "luck[1] * length", "length", ARRIVALS),
+    Mutant("round/arrivals.py", "length - before, 0", "length, 0", ARRIVALS),
+    Mutant(
+        "round/arrivals.py",
+        "at.back.seconds, at.back.fraction, at.client",
+        "at.back.seconds, at.client",
+        ARRIVALS,
+    ),
+    Mutant("round/arrivals.py", "(asks & alone)", "asks", ARRIVALS),
+    Mutant("round/arrivals.py", "freed = freed.at", "freed = (~at.idle & False).at", ARRIVALS),
+    Mutant("round/arrivals.py", "state.round - taken.update[order]", "0 * order", ARRIVALS),
+    Mutant("round/arrivals.py", "row=self.row,", "row=0 * self.row,", ARRIVALS),
+    Mutant(
+        "round/arrivals.py", "sends = sends & same(taken.now, self.state.clock)", "pass", ARRIVALS
+    ),
+    Mutant(
+        "round/arrivals.py", "jnp.concatenate([at.client, taken.client])", "at.client", ARRIVALS
+    ),
+    Mutant("round/placement.py", "tag=back.age[here]", "tag=0 * here", ARRIVALS),
+    Mutant("round/training.py", "received, tag = own.model, task.tag", "tag = task.tag", ARRIVALS),
+    Mutant(
+        "round/parts.py",
+        "self.broadcast.several or self.asynchronous",
+        "self.broadcast.several",
+        ARRIVALS,
+    ),
+    Mutant(
+        "server/preaggregation/_staleness.py",
+        "update, behind) - behind",
+        "update, behind)",
+        ARRIVALS,
+    ),
+    Mutant("engine/draws.py", "free_below <= given", "free_below < given", ARRIVALS),
     # sweeps and studies
     Mutant(
         "engine/chunks.py",

@@ -73,7 +73,7 @@ def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
     "name", ["fedavg", "phase_shift", pytest.param("radfed", marks=pytest.mark.slow)]
 )
 def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
-    plain, timed = run(method(name)), run(method(name, clock=clock.synchronous(0.25)))
+    plain, timed = run(method(name)), run(method(name, clock=clock.simulated(0.25)))
     assert_trees(plain.variables, timed.variables)
     assert_trees(plain.metrics, timed.metrics._replace(time=None))
     assert plain.metrics.time is None
@@ -96,7 +96,7 @@ def test_links_take_the_bytes_of_models_and_messages() -> None:
     """SCAFFOLD's variates are as large as the model; both travel both ways."""
     made = fs.algorithms.scaffold(local(), clients_per_round=4)
     link = clock.bandwidth(10.0, clock.constant(40.0))
-    result = run(made.replace(clock=clock.synchronous(0.5, link)))
+    result = run(made.replace(clock=clock.simulated(0.5, link)))
     most = [[max(STEPS[k] for k in row) for row in of_run] for of_run in result.metrics.client]
     expected = 2 * SIZE / 40 + 0.5 * np.array(most) + 2 * SIZE / 10
     np.testing.assert_allclose(known(result.metrics.time).seconds, expected, rtol=1e-6)
@@ -110,7 +110,7 @@ def test_fragments_take_the_bytes_of_their_turn() -> None:
         selection=fs.selection.uniform(sticky=True),
         schedule=fs.schedule.permanent(4),
         exchange=fs.exchange.fragments(bias, fs.leaves.all_but(bias)),
-        clock=clock.synchronous(1e-9, clock.bandwidth(10.0, 40.0)),
+        clock=clock.simulated(1e-9, clock.bandwidth(10.0, 40.0)),
         execution=fs.make_execution(devices=1),
     )
     small, large = 4 * 3, 4 * 6 * 3
@@ -124,12 +124,12 @@ def test_phases_share_an_uplink() -> None:
     """All four of FedAvg have a quarter of it, the two of a phase a half."""
     link = clock.bandwidth(10.0, 1e9, shared=True)
     for name, users in (("fedavg", 4), ("phase_shift", 2)):
-        times = known(run(method(name, clock=clock.synchronous(1e-9, link))).metrics.time)
+        times = known(run(method(name, clock=clock.simulated(1e-9, link))).metrics.time)
         np.testing.assert_allclose(times.seconds, users * SIZE / 10, rtol=1e-5)
 
 
 def test_seconds_to_a_target() -> None:
-    result = run(method("fedavg", clock=clock.synchronous(0.25)))
+    result = run(method("fedavg", clock=clock.simulated(0.25)))
     aim = float(result.accuracy[2].min())
     found = result.reached("accuracy", aim)
     assert found.rounds != [None, None]
@@ -140,7 +140,7 @@ def test_seconds_to_a_target() -> None:
 
 def test_a_long_run_keeps_its_seconds() -> None:
     """In float32, 2 to the 24 seconds and one more are as many."""
-    algorithm = method("fedavg", clock=clock.synchronous(1.0))
+    algorithm = method("fedavg", clock=clock.simulated(1.0))
     data = jax.device_put(federation().data)
     state = algorithm.init(jax.random.key(0), net().init(jax.random.key(0)), data)
     late = state._replace(clock=Now(jnp.int32(2**24), jnp.float32(0.5)))
@@ -264,7 +264,7 @@ def test_worlds_against_a_plain_program(i: int) -> None:
     """Eight rounds each, of two seeds."""
     name, settings = world(i)
     plain = cohorts_of(name)
-    result = run(method(name, clock=clock.synchronous(**settings)))
+    result = run(method(name, clock=clock.simulated(**settings)))
     time, last = known(result.metrics.time), result.evaluations[-1]
     last = last.before or last
     for r, seed in enumerate((0, 1)):
@@ -302,7 +302,7 @@ def given_cohorts(cohorts: Any) -> fs.base.Selection:
 def arrivals(name: str, **settings: Any) -> tuple[fs.Result, np.ndarray]:
     """A run whose redistribution is left out, and the clients whose visits counted, by slot."""
     part: dict[str, Any] = {"redistribution": fs.redistribution.keep} if name == "radfed" else {}
-    result = run(method(name, clock=clock.synchronous(**settings), **part), seeds=(0,))
+    result = run(method(name, clock=clock.simulated(**settings), **part), seeds=(0,))
     step = drawn(settings["compute"], Device.COMPUTE)
     clients, late = result.metrics.client[0], settings["deadline"]
     return result, np.array(
@@ -327,7 +327,7 @@ def test_a_lost_client_keeps_what_it_had() -> None:
     """Control variates too, its own and the common one."""
     made = fs.algorithms.scaffold(local(optimizer_state="keep"), clients_per_round=4)
     law = clock.tiers(1, 2, 10)
-    result = run(made.replace(clock=clock.synchronous(law, deadline=17.0)), seeds=(0,))
+    result = run(made.replace(clock=clock.simulated(law, deadline=17.0)), seeds=(0,))
     step = drawn(law, Device.COMPUTE)
     slow = {k for k in range(N) if STEPS[k] * step[k] > 17}
     seen = set(result.metrics.client.ravel().tolist())
@@ -346,7 +346,7 @@ def test_a_lost_client_keeps_what_it_had() -> None:
 def test_what_a_lost_client_sends() -> None:
     """Neither its model nor its message; both are of one size here."""
     made = fs.algorithms.scaffold(local(), clients_per_round=4)
-    result = run(made.replace(clock=clock.synchronous(1.0, failures=0.5)))
+    result = run(made.replace(clock=clock.simulated(1.0, failures=0.5)))
     time, last = known(result.metrics.time), result.evaluations[-1]
     assert 0 < time.lost.sum() < result.metrics.visits.sum()
     assert (result.metrics.uploads + time.lost).tolist() == result.metrics.visits.tolist()
@@ -357,7 +357,7 @@ def test_what_a_lost_client_sends() -> None:
 def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
     """The mean of the due slots that came; the others' models are as before the visit."""
     law = clock.tiers(1, 2, 10)
-    timed = method("phases", clock=clock.synchronous(law, deadline=17.0))
+    timed = method("phases", clock=clock.simulated(law, deadline=17.0))
     out = play(timed, net(), federation().data, 6)
     step, sizes = drawn(law, Device.COMPUTE), np.array(SIZES)
     server = net().init(jax.random.fold_in(jax.random.key(0), 0))
@@ -398,7 +398,7 @@ def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None
     given: dict[str, Any] = {"deadline": 0.5}
     if why == "asleep":
         given = {"available": clock.bernoulli(0.0), "idle": 3.0}
-    algorithm = method(name, clock=clock.synchronous(1.0, **given))
+    algorithm = method(name, clock=clock.simulated(1.0, **given))
     out = play(algorithm, net(), federation().data, 3)
     begin = net().init(jax.random.fold_in(jax.random.key(0), 0))
     for server in (*out.servers, out.final):
@@ -412,7 +412,7 @@ def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None
 def test_a_slot_keeps_a_client_that_sleeps() -> None:
     """Of phase shift: it comes back to the same model, until that is due."""
     plain = cohorts_of("phase_shift")[0]
-    timed = method("phase_shift", clock=clock.synchronous(1.0, available=clock.bernoulli(0.5)))
+    timed = method("phase_shift", clock=clock.simulated(1.0, available=clock.bernoulli(0.5)))
     seen = run(timed, seeds=(0,)).metrics.client[0]
     assert (seen == N).any()
     assert (seen[seen < N] == plain[seen < N]).all()
@@ -423,7 +423,7 @@ def test_the_first_uploads_count() -> None:
     sizes = [8] * N
     data = make_federation(sizes)
     fed = fs.fedavg(local(), clients_per_round=4)
-    timed = fed.replace(clock=clock.synchronous(1.0, first=2))
+    timed = fed.replace(clock=clock.simulated(1.0, first=2))
     result = fs.simulate(timed, net(), data.data, data.test, rounds=3, classes=3)
     taken = [[*sorted(row)[:2], N, N] for row in result.metrics.client[0].tolist()]
     other = fed.replace(selection=given_cohorts(taken))
@@ -441,7 +441,7 @@ def test_who_ends_with_the_deadline_is_in_time() -> None:
     data = make_federation([8] * N)
     fed = fs.fedavg(local(max_steps=1), clients_per_round=4)
     for deadline, late in ((1.0, 0), (0.999, 4)):
-        timed = fed.replace(clock=clock.synchronous(1.0, deadline=deadline))
+        timed = fed.replace(clock=clock.simulated(1.0, deadline=deadline))
         result = fs.simulate(timed, net(), data.data, data.test, rounds=2, classes=3)
         assert known(result.metrics.time).late.tolist() == [[late, late]]
 
@@ -453,7 +453,7 @@ def test_partial_work_is_what_the_deadline_leaves() -> None:
     """Every client takes as many steps as fit, as with max_steps."""
     law = clock.constant(1.0)
     link = clock.bandwidth(SIZE / 1.25, SIZE / 0.5)
-    timed = method("fedavg", clock=clock.synchronous(law, link, deadline=9.9, late="partial"))
+    timed = method("fedavg", clock=clock.simulated(law, link, deadline=9.9, late="partial"))
     result = run(timed)
     expected = run(timed.replace(clock=None, local=local(max_steps=8)))
     assert_trees(result.variables, expected.variables, rtol=1e-5, atol=1e-6)
@@ -472,7 +472,7 @@ def test_partial_work_tells_fedavg_from_fednova() -> None:
         made = fs.ALGORITHMS[name](local(), clients_per_round=4, **own).replace(clock=timed)
         return fs.simulate(made, net(), data.data, data.test, rounds=2, classes=3).variables
 
-    partial = clock.synchronous(clock.tiers(1, 2), deadline=3.0, late="partial")
+    partial = clock.simulated(clock.tiers(1, 2), deadline=3.0, late="partial")
     assert_trees(trained("fedavg", None), trained("fednova", None), rtol=1e-4, atol=1e-6)
     with pytest.raises(AssertionError):
         assert_trees(trained("fedavg", partial), trained("fednova", partial), rtol=1e-3)
@@ -480,7 +480,7 @@ def test_partial_work_tells_fedavg_from_fednova() -> None:
 
 def test_two_local_updates_share_the_steps_that_are_left() -> None:
     both = fs.local.in_turn(local(), local())
-    timed = clock.synchronous(1.0, deadline=5.0, late="partial")
+    timed = clock.simulated(1.0, deadline=5.0, late="partial")
     algorithm = fs.fedavg(both, clients_per_round=4).replace(clock=timed)
     result = run(algorithm)
     steps = [[sum(min(5, 2 * STEPS[k]) for k in row) for row in c] for c in result.metrics.client]
@@ -493,7 +493,7 @@ def test_two_local_updates_share_the_steps_that_are_left() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "chunk"), [(3, 1), (1, 2), (4, 0)])
 def test_devices_and_chunks_tell_the_same_time(devices: int, chunk: int) -> None:
-    settings = clock.synchronous(
+    settings = clock.simulated(
         clock.lognormal(1.0, 1.0), clock.bandwidth(20.0, 30.0, shared=True),
         clock.bernoulli(0.8), failures=0.2, deadline=20.0,
     )  # fmt: skip
@@ -510,7 +510,7 @@ def test_a_round_is_no_larger_for_many_clients() -> None:
     data = federation().data
     start = jnp.zeros(many + 1, jnp.int32)
     crowd = jax.tree.map(jnp.asarray, altered_data(data, start=start))
-    settings = clock.synchronous(
+    settings = clock.simulated(
         clock.pareto(1.0, 1.5), clock.bandwidth(clock.tiers(1, 2), 30.0),
         clock.diurnal(0.5), failures=0.2, deadline=20.0, first=2,
     )  # fmt: skip
@@ -526,7 +526,7 @@ def test_a_round_is_no_larger_for_many_clients() -> None:
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_knows_the_time(tmp_path: Path) -> None:
-    made = method("fedavg", clock=clock.synchronous(1.5, available=clock.diurnal(0.5, 64)))
+    made = method("fedavg", clock=clock.simulated(1.5, available=clock.diurnal(0.5, 64)))
     data, test = federation().data, federation().test
 
     def until(rounds: int, **settings: Any) -> fs.Result:
@@ -585,7 +585,7 @@ def test_days_go_by() -> None:
 # ---- what is refused ----
 
 BAD: dict[str, tuple[Any, str]] = {
-    "no seconds": (lambda: clock.synchronous(0), "compute must be positive and finite, got 0"),
+    "no seconds": (lambda: clock.simulated(0), "compute must be positive and finite, got 0"),
     "NaN": (lambda: clock.constant(math.nan), "value must be positive and finite, got nan"),
     "negative": (lambda: clock.tiers(1, -2), "values must be positive and finite, got -2"),
     "none": (clock.tiers, "tiers needs at least one value"),
@@ -602,53 +602,53 @@ BAD: dict[str, tuple[Any, str]] = {
     "p": (lambda: clock.bernoulli(1.5), r"p must be in \[0, 1\], got 1.5"),
     "share": (lambda: clock.diurnal(-0.5), r"share must be in \[0, 1\], got -0.5"),
     "period": (lambda: clock.diurnal(0.5, 0.5), "period must be a whole number of seconds from 1"),
-    "failures": (lambda: clock.synchronous(1, failures=1), r"failures must be in \[0, 1\), got 1"),
-    "deadline": (lambda: clock.synchronous(1, deadline=0), "deadline must be positive and finite"),
-    "idle": (lambda: clock.synchronous(1, idle=0), "idle must be positive and finite, got 0"),
-    "watts": (lambda: clock.synchronous(1, watts=-5), "watts must be positive and finite, got -5"),
+    "failures": (lambda: clock.simulated(1, failures=1), r"failures must be in \[0, 1\), got 1"),
+    "deadline": (lambda: clock.simulated(1, deadline=0), "deadline must be positive and finite"),
+    "idle": (lambda: clock.simulated(1, idle=0), "idle must be positive and finite, got 0"),
+    "watts": (lambda: clock.simulated(1, watts=-5), "watts must be positive and finite, got -5"),
     "late": (
-        lambda: clock.synchronous(1, late="wait"),  # type: ignore[arg-type]
+        lambda: clock.simulated(1, late="wait"),  # type: ignore[arg-type]
         "late must be 'drop' or 'partial', got 'wait'",
     ),
     "late alone": (
-        lambda: clock.synchronous(1, late="partial"), "late='partial' needs a deadline",
+        lambda: clock.simulated(1, late="partial"), "late='partial' needs a deadline",
     ),
-    "first": (lambda: clock.synchronous(1, first=0), "first must be at least 1, got 0"),
+    "first": (lambda: clock.simulated(1, first=0), "first must be at least 1, got 0"),
     # With other parts.
     "law": (
-        lambda: method("fedavg", clock=clock.synchronous(lambda key, k, now: k.astype(float))),
+        lambda: method("fedavg", clock=clock.simulated(lambda key, k, now: k.astype(float))),
         r"clock must give each client a positive finite number, compute=<lambda> gave \[0.0, 1.0",
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(local(), clients_per_round=4).replace(
-            clock=clock.synchronous(1)
+            clock=clock.simulated(1)
         ),
-        r"clock synchronous\(1\) needs models that clients send to the server, and not to one "
+        r"clock simulated\(1\) needs models that clients send to the server, and not to one "
         r"another, redistribution is matchings",
     ),
     "fedasync": (
         lambda: fs.algorithms.fedasync(local(), clients_per_round=1).replace(
-            clock=clock.synchronous(1)
+            clock=clock.simulated(1)
         ),
-        r"clock synchronous\(1\) needs models whose staleness is not drawn: .*, broadcast is stale",
+        r"clock simulated\(1\) needs models whose staleness is not drawn: .*, broadcast is stale",
     ),
     "fragments": (
         lambda: fs.algorithms.streaming_diloco(local(), fragments=1, clients_per_round=4).replace(
-            clock=clock.synchronous(1, deadline=3)
+            clock=clock.simulated(1, deadline=3)
         ),
-        r"clock synchronous\(1, deadline=3\) needs models without fragments, .*, exchange is frag",
+        r"clock simulated\(1, deadline=3\) needs models without fragments, .*, exchange is frag",
     ),
     "first of a chain": (
-        lambda: method("radfed", clock=clock.synchronous(1, first=2)),
-        r"clock synchronous\(1, first=2\) needs models that return in the round in which they left",
+        lambda: method("radfed", clock=clock.simulated(1, first=2)),
+        r"clock simulated\(1, first=2\) needs models that return in the round in which they left",
     ),
     "first of too few": (
-        lambda: method("fedavg", clock=clock.synchronous(1, first=5)),
-        r"clock synchronous\(1, first=5\) needs at least 5 clients to wait for, schedule is every",
+        lambda: method("fedavg", clock=clock.simulated(1, first=5)),
+        r"clock simulated\(1, first=5\) needs at least 5 clients to wait for, schedule is every",
     ),
     "an update that cannot stop": (
         lambda: method("fedavg", local=local().replace(stops=False),
-                       clock=clock.synchronous(1, deadline=3, late="partial")),
+                       clock=clock.simulated(1, deadline=3, late="partial")),
         r"needs an update that can stop early, local is local_sgd",
     ),
 }  # fmt: skip

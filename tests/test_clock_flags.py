@@ -36,11 +36,11 @@ BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--seeds",
         ("--clock tiers(1) --failures 1", "--failures: must be a number at least 0 and below 1"),
         (
             "--algo gossip --clock tiers(1)",
-            "gossip: --clock tiers(1): clock synchronous(tiers(1.0)) needs models that clients",
+            "gossip: --clock tiers(1): clock simulated(tiers(1.0)) needs models that clients",
         ),
         (
-            "--algo fedasync --clients-per-round 1 --clock tiers(1)",
-            "fedasync: --clock tiers(1): clock synchronous(tiers(1.0)) needs models whose stalen",
+            "--algo fedasync --max-staleness 4 --clock tiers(1)",
+            "fedasync: --max-staleness must be None on a clock, by which models are as old as they",
         ),
     ],
 )

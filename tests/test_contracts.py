@@ -281,6 +281,11 @@ SIGNATURES: dict[str, Signature] = {
         "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array)"
         " -> Array",
     ),
+    "SelectionNext": Signature(
+        "selection._replace(another=f)",
+        "(key: Array, state: Array, data: ClientData, taken: Array) -> Array",
+        "(key: Array, state: Array, taken: Array) -> Array",
+    ),
     "SelectionUpdate": Signature(
         "selection._replace(update=f)",
         "(state: Array, client: Array, info: LocalInfo) -> Array",
@@ -638,6 +643,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
         "permanent": lambda: fs.schedule.permanent(SLOTS),
         "serverless": lambda: fs.schedule.serverless(SLOTS),
+        "buffered": lambda: fs.schedule.buffered(SLOTS, at_work=SLOTS + 1),
+        "periodic": lambda: fs.schedule.periodic(2.0, at_work=SLOTS),
     },
     "Redistribution": {
         "keep": lambda: fs.redistribution.keep,
@@ -740,6 +747,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "PreAggregation": {
         "normalise": lambda: preaggregation.normalise(0.1),
         "staleness": lambda: preaggregation.staleness(0.5, "polynomial"),
+        "discounted": lambda: preaggregation.discounted("hinge"),
         "q_fair": lambda: preaggregation.q_fair(1.0, 0.1),
         "agnostic": lambda: preaggregation.agnostic(0.1),
         "discrepancy": lambda: preaggregation.discrepancy(LABELS),
@@ -805,13 +813,13 @@ PARTS: dict[str, dict[str, Make]] = {
         "bandwidth, shared": lambda: fs.clock.bandwidth(1e6, 2e6, shared=True),
     },
     "Clock": {
-        "synchronous": lambda: fs.clock.synchronous(0.5),
-        "synchronous, deadline": lambda: fs.clock.synchronous(
+        "simulated": lambda: fs.clock.simulated(0.5),
+        "simulated, deadline": lambda: fs.clock.simulated(
             0.5, available=fs.clock.bernoulli(0.5), failures=0.2, deadline=3.0
         ),
-        "synchronous, partial": lambda: fs.clock.synchronous(0.5, deadline=1.7, late="partial"),
+        "simulated, partial": lambda: fs.clock.simulated(0.5, deadline=1.7, late="partial"),
         "traced": traced,
-        "synchronous, first": lambda: fs.clock.synchronous(fs.clock.tiers(1, 2, 10), first=2),
+        "simulated, first": lambda: fs.clock.simulated(fs.clock.tiers(1, 2, 10), first=2),
     },
     "Personal": {
         "as_received": fs.personal.as_received,
@@ -1390,6 +1398,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gossip": {},
     "scaffold": {},
     "fedasync": {},
+    "fedbuff": {"buffer_size": 2},
     "ifca": {"clusters": 3},
     "astraea": {"mediator_size": 2},
     "fedbn": {"norms": "*bias"},  # the network has no norms
@@ -1639,7 +1648,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
     ),
     "clock": (
-        {"clock": fs.clock.synchronous}, "clock must be a Clock, got <function synchronous",
+        {"clock": fs.clock.simulated}, "clock must be a Clock, got <function simulated",
     ),
     "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.

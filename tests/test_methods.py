@@ -114,6 +114,7 @@ METHODS: dict[str, Sent] = {
     "fedyogi": Sent(),
     "ozdayi": Sent(),
     "fedasync": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5)),
+    "fedbuff": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5)),
     # A ring of 4: all get the first model, send theirs to two neighbours between rounds, and send
     # the last for the mean.
     "gossip": Sent(
@@ -251,8 +252,9 @@ def start(model: fs.Model) -> fs.Variables:
     return jax.jit(model.init)(jax.random.key(0))
 
 
-UNTIMED = {"gossip": "redistribution", "fedasync": "broadcast"}
-"""Methods whose rounds are no rounds of a clock, and the part by which."""
+UNTIMED = {"gossip": "redistribution", "fedasync": "broadcast", "fedbuff": "broadcast"}
+"""Methods whose rounds are no rounds of a clock, and the part by which; of the last two it is what
+stands for a clock, see tests/test_arrivals.py."""
 
 
 @pytest.mark.slow
@@ -263,11 +265,11 @@ def test_a_clock_of_equal_devices_changes_nothing(name: str, digits: Any) -> Non
     plain = make(name, model, 1)
     link = fs.clock.bandwidth(1e4, 4e4)
     if name in UNTIMED:
-        with pytest.raises(ValueError, match=f"clock synchronous.*{UNTIMED[name]} is ") as caught:
-            plain.replace(clock=fs.clock.synchronous(0.5, link))
+        with pytest.raises(ValueError, match=f"clock simulated.*{UNTIMED[name]} is ") as caught:
+            plain.replace(clock=fs.clock.simulated(0.5, link))
         assert len(str(caught.value).splitlines()) == 1
         return
-    timed = plain.replace(clock=fs.clock.synchronous(0.5, link))
+    timed = plain.replace(clock=fs.clock.simulated(0.5, link))
     execution = fs.make_execution(devices=1)
     before, after = (
         fs.simulate(
@@ -287,7 +289,7 @@ def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
     """Asleep, lost or late: weights and states stay finite."""
     model, (data, test) = networks()["mlp"], digits
     plain = make(name, model, 1)
-    some = fs.clock.synchronous(
+    some = fs.clock.simulated(
         fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
     )
     if name == "streaming_diloco":

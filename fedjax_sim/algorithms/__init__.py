@@ -45,6 +45,7 @@ from fedjax_sim.algorithms._fedopt import fedadam as fedadam
 from fedjax_sim.algorithms._fedopt import fedyogi as fedyogi
 from fedjax_sim.algorithms._ozdayi import ozdayi as ozdayi
 from fedjax_sim.algorithms._fedasync import fedasync as fedasync
+from fedjax_sim.algorithms._fedbuff import fedbuff as fedbuff
 from fedjax_sim.algorithms._gossip import gossip as gossip
 from fedjax_sim.algorithms._qffl import qffl as qffl
 from fedjax_sim.algorithms._afl import afl as afl
@@ -87,5 +88,14 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
 )
 """The methods by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
-COMMON = ("clients_per_round", "execution", "model", "objective", "classes", "lr", "momentum")
+COMMON = (
+    "clients_per_round",
+    "execution",
+    "model",
+    "objective",
+    "classes",
+    "lr",
+    "momentum",
+    "clock",
+)
 """Parameters that mean the same in every method; the command gives them to those that have them."""

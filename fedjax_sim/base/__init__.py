@@ -69,7 +69,7 @@ from fedjax_sim.base.plan import (
     SelectionInit,
     SelectionUpdate,
 )
-from fedjax_sim.base.round import FedState, Fragment, Metrics, Slots, Traffic
+from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
     Send,
     Sending,
@@ -118,6 +118,7 @@ __all__ = [
     "Answers",
     "Array",
     "Ask",
+    "AtWork",
     "Availability",
     "Batch",
     "Broadcast",

@@ -171,6 +171,7 @@ class LocalUpdate:
           known.
         fresh: whether every visit begins with a fresh state of the optimiser.
         stops: whether ``train`` heeds ``ClientView.limit``.
+        known: whether a visit takes T_k steps and no fewer: its end is known when it begins.
         setup_traffic: what travels before the first round; None: nothing.
         follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
         survey: what clients say before they train, and are told of it; None: nothing.
@@ -191,6 +192,7 @@ class LocalUpdate:
     response: Response | None = None
     fresh: bool = True
     stops: bool = False
+    known: bool = False
     setup_traffic: SetupTrafficOf | None = None
     follow: Follow | None = None
     survey: Survey | None = None

@@ -118,7 +118,8 @@ class Elapsed(NamedTuple):
     Attributes:
         seconds: ``f32[]``, from its start to its end.
         computing: ``f32[]``, the seconds that clients computed.
-        waiting: ``f32[]``, the seconds that clients waited for its end, after they were done.
+        held: ``f32[]``, the seconds in which clients had a model, or could have had one.
+        waiting: ``f32[]``, those of them in which they were done, and waited for the server.
         asleep: ``int32[]``, clients that were chosen and not there.
         lost: ``int32[]``, clients that were lost in the middle of their visit.
         late: ``int32[]``, clients that came too late.
@@ -128,6 +129,7 @@ class Elapsed(NamedTuple):
 
     seconds: Array
     computing: Array
+    held: Array
     waiting: Array
     asleep: Array
     lost: Array

@@ -57,6 +57,13 @@ class SelectionDraw(Protocol):
         """
 
 
+class SelectionNext(Protocol):
+    """Draws one client, for a model that leaves the server alone."""
+
+    def __call__(self, key: Array, state: PyTree, data: ClientData, taken: Array, /) -> Array:
+        """``int32[]``, none of ``taken int32[T]``, in which N stands for none."""
+
+
 class SelectionUpdate(Protocol):
     """What a selection learns of a round."""
 
@@ -83,6 +90,7 @@ class Selection(NamedTuple):
           :class:`LocalInfo`: 4 bytes each in every visit.
         setup_traffic: what travels before the first round; None: nothing.
         everyone: whether there must be a slot for every client.
+        another: draws one client, as ``draw`` would draw a cohort of one; None: it cannot.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -96,6 +104,7 @@ class Selection(NamedTuple):
     reads: tuple[str, ...] = ()
     setup_traffic: SetupTrafficOf | None = None
     everyone: bool = False
+    another: SelectionNext | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
@@ -119,6 +128,9 @@ class Schedule(NamedTuple):
         due: the slots that are due.
         serverless: whether nothing is ever due (gossip): the mean of the slots is evaluated.
         round_factor: the rounds to run for each round of FedAvg that the user budgets.
+        at_work: the models that are with clients at once, of which a round takes those that come
+            back first, one a slot; None: a round takes those that it sent.
+        seconds: of each round, if that is what ends it; None: it ends when its slots are full.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -128,6 +140,8 @@ class Schedule(NamedTuple):
     due: Due
     serverless: bool = False
     round_factor: float = 1.0
+    at_work: int | None = None
+    seconds: float | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_sim.base.arrays import Array, PyTree
-from fedjax_sim.base.clock import Elapsed
+from fedjax_sim.base.clock import Elapsed, Now
 from fedjax_sim.base.cohort import LocalInfo
 from fedjax_sim.base.model import Variables
 
@@ -32,6 +32,33 @@ class Slots(NamedTuple):
     received: PyTree
 
 
+class AtWork(NamedTuple):
+    """Models that clients have, C of them, whatever round they were sent in.
+
+    A client trains when it comes back, from what it was sent: it is the same, and of those that are
+    at work at the end nothing is trained.
+
+    Attributes:
+        client: ``int32[C]``; N for a place whose client is not known yet.
+        back: ``[C]``, when it comes back; without a client, when the server looks for one again.
+        lost: ``bool[C]``, whether it comes back with nothing.
+        seconds: ``f32[C]``, those that it computes.
+        idle: ``bool[C]``, whether nobody has the model, and nothing is awaited.
+        update: ``int32[C]``, the round in which it was sent.
+        row: ``int32[C]``, that of ``models`` which it was sent.
+        models: ``[C + 1, *p]``, server models: one that is sent now finds a row that nobody has.
+    """
+
+    client: Array
+    back: Now
+    lost: Array
+    seconds: Array
+    idle: Array
+    update: Array
+    row: Array
+    models: PyTree
+
+
 class FedState(NamedTuple):
     """Everything that a round hands to the next; of the same shapes on any number of devices.
 
@@ -51,6 +78,7 @@ class FedState(NamedTuple):
         preaggregation: the states of the pre-aggregations.
         diagnostics: the states of the diagnostics.
         clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
+        at_work: see :class:`AtWork`; () if a round waits for those that it sent.
     """
 
     round: Array
@@ -67,6 +95,7 @@ class FedState(NamedTuple):
     preaggregation: PyTree
     diagnostics: PyTree
     clock: PyTree = ()
+    at_work: PyTree = ()
 
 
 class Fragment(NamedTuple):

@@ -99,7 +99,8 @@ class Timing(Group):
     clock: str | None = setting(
         None,
         f"seconds of a local step by device, {', '.join(form.text for form in LAWS.values())}, or "
-        "a trace, see fs.clock.traced (.csv, .npz): rounds last as long as their slowest client",
+        "a trace, see fs.clock.traced (.csv, .npz): rounds last as long as their slowest client; "
+        "fedasync and fedbuff take those that come back first",
         shown="no clock",
         metavar="TEXT",
         convert=_devices,
@@ -157,7 +158,7 @@ def made(timing: Timing) -> Clock | None:
     """The clock of the settings; None without one.
 
     >>> made(Timing(clock="tiers(1, 2)", bandwidth="own(0.5, 2)", deadline=30.0))
-    synchronous(tiers(1.0, 2.0), link=bandwidth(500000.0, 2000000.0), deadline=30.0)
+    simulated(tiers(1.0, 2.0), link=bandwidth(500000.0, 2000000.0), deadline=30.0)
     """
     if timing.clock is None:
         return None
@@ -170,7 +171,7 @@ def made(timing: Timing) -> Clock | None:
     if timing.clock.endswith(ENDINGS):
         return clock.traced(timing.clock, **rules)
     parts = (LAWS, timing.clock), (LINKS, timing.bandwidth), (PRESENCE, timing.availability)
-    return clock.synchronous(*(part(*each) for each in parts), **rules)
+    return clock.simulated(*(part(*each) for each in parts), **rules)
 
 
 def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
@@ -190,14 +191,13 @@ def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
 def measured(result: Result, timing: Timing) -> dict[str, Any]:
     """What ``summary.json`` says of the time of a run, the mean over its R runs.
 
-    ``idle_share`` is the part of the visits' seconds in which a client waited for the round's end;
-    energy is in watt-hours.
+    ``idle_share`` is the part of the seconds in which clients waited for the server, of those in
+    which they could have had a model; energy is in watt-hours.
     """
     time = result.metrics.time
     if time is None:
         return {}
-    visits = np.asarray(result.metrics.visits, np.float64)
-    held = float(np.sum(visits * time.seconds))
+    held = float(np.sum(time.held, dtype=np.float64))
     summary: dict[str, Any] = {
         "seconds": float(result.seconds[-1].mean()),
         "idle_share": float(np.sum(time.waiting, dtype=np.float64)) / held if held else 0.0,

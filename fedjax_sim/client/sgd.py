@@ -88,6 +88,7 @@ class SGD:
             response=functools.partial(response, self.optimizer),
             fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
             stops=True,
+            known=self.steps is None and self.inexactness is None,
             survey=survey_of(self.corrections, self._whole),
             follow=self.follow if any(d.follow for d in self.corrections) else None,
             needs=tuple(need for d in self.corrections for need in d.needs),

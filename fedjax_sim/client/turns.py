@@ -124,6 +124,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
             response=locals_[0].response if len(locals_) == 1 else None,
             fresh=all(local.fresh for local in locals_),
             stops=all(local.stops for local in locals_),
+            known=all(local.known for local in locals_),
             needs=tuple(need for local in locals_ for need in local.needs),
         )
 

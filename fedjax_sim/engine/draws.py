@@ -54,6 +54,28 @@ def distinct(key: Array, count: int, total: int, taken: Array | None = None) -> 
     return jax.lax.while_loop(lacks, draw, start)[2]
 
 
+def another(key: Array, total: int, taken: Array) -> Array:
+    """One number of 0 .. total - 1 that is not taken, uniform, in O(T log T).
+
+    Args:
+        key: for the draw.
+        total: N.
+        taken: ``int32[T]``, different ones, not all; ``total`` and above stand for none.
+
+    Returns:
+        ``int32[]``.
+
+    >>> sorted({int(another(jax.random.key(i), 4, jnp.array([2, 4, 0]))) for i in range(9)})
+    [1, 3]
+    """
+    taken = jnp.sort(taken)
+    left = total - jnp.sum(taken < total, dtype=jnp.int32)
+    given = jax.random.randint(key, (), 0, jnp.maximum(left, 1))
+    # Below the given-th free number are those that have at most so many free ones below them.
+    free_below = taken - jnp.arange(len(taken), dtype=jnp.int32)
+    return given + jnp.sum((taken < total) & (free_below <= given), dtype=jnp.int32)
+
+
 def _first(given: Array) -> Array:
     """Where a value stands for the first time: ``bool[K]``."""
     order = jnp.argsort(given, stable=True)

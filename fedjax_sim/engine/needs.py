@@ -155,8 +155,36 @@ EQUAL_WEIGHTS = Need(
 STALENESS = Need(
     "broadcast",
     "models that come with their staleness",
-    lambda parts: parts.broadcast.tags == "staleness",
-    "broadcast=stale(most)",
+    lambda parts: parts.broadcast.tags == "staleness" or parts.schedule.at_work is not None,
+    "broadcast=stale(most), or schedule=buffered(...) on a clock",
+)
+A_CLOCK = Need(
+    "clock",
+    "a clock, which says when clients come back",
+    lambda parts: parts.clock is not None,
+    "clock=fs.clock.simulated(...)",
+)
+NO_ROUND_TIMED = Need(
+    "clock",
+    "one whose server waits for each client by itself, on a link of its own",
+    lambda parts: (
+        parts.clock.deadline is None
+        and parts.clock.first is None
+        and (parts.clock.link is None or not parts.clock.link.shared)
+    ),
+    "one without deadline, first and a shared uplink",
+)
+ONE_BY_ONE = Need(
+    "selection",
+    "clients that can be drawn one by one",
+    lambda parts: parts.selection.another is not None,
+    "selection=uniform()",
+)
+KNOWN_STEPS = Need(
+    "local",
+    "visits whose length is known when they begin",
+    lambda parts: parts.local.known,
+    "local_sgd without inexactness and drawn steps",
 )
 CLUSTER = Need(
     "broadcast",

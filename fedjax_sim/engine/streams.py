@@ -41,12 +41,21 @@ class Round(enum.IntEnum):
     SERVER = 4
     PERSONAL = 5
     DIAGNOSTIC = 6
+    DISPATCH = 2**30 - 5
     AWAKE = 2**30 - 4
     LOST = 2**30 - 3
     FINISH = 2**30 - 2
     COIN = 2**30 - 1
     DEAL = 2**30
     SENDING = 2**30 + 1
+
+
+class Dispatch(enum.IntEnum):
+    """Of the key of one client that is sent a model alone."""
+
+    CLIENT = 0
+    AWAKE = 1
+    LOST = 2
 
 
 class Client(enum.IntEnum):

@@ -29,7 +29,7 @@ __all__ = [
     "diurnal",
     "lognormal",
     "pareto",
-    "synchronous",
+    "simulated",
     "tiers",
     "traced",
 ]
@@ -61,7 +61,7 @@ _STOPS = Need(
 
 
 @part
-def synchronous(
+def simulated(
     compute: float | Law,
     link: Link | None = None,
     available: Availability | None = None,
@@ -113,8 +113,8 @@ def synchronous(
 
     Example:
         >>> import fedjax_sim as fs
-        >>> fs.clock.synchronous(fs.clock.tiers(1, 2, 10), fs.clock.bandwidth(1e6, 4e6))
-        synchronous(tiers(1, 2, 10), link=bandwidth(1000000.0, 4000000.0))
+        >>> fs.clock.simulated(fs.clock.tiers(1, 2, 10), fs.clock.bandwidth(1e6, 4e6))
+        simulated(tiers(1, 2, 10), link=bandwidth(1000000.0, 4000000.0))
     """
     if not 0 <= failures < 1:
         raise ValueError(f"failures must be in [0, 1), got {failures}")
@@ -154,7 +154,7 @@ def synchronous(
 
 @part
 def traced(file: str | Path, *, period: int | None = None, **settings: Any) -> Clock:
-    """:func:`synchronous` with the devices of a file.
+    """:func:`simulated` with the devices of a file.
 
     It has a row for each client, from 0 and in order, with the columns ``client``,
     ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``: a .csv file with
@@ -167,7 +167,7 @@ def traced(file: str | Path, *, period: int | None = None, **settings: Any) -> C
         file: the trace; it may have more clients than the data.
         period: seconds after which the trace begins again; None: it does not, and all who have no
             row then sleep to the end of the run.
-        settings: of :func:`synchronous`, beside compute, link and available.
+        settings: of :func:`simulated`, beside compute, link and available.
 
     Returns:
         A clock.
@@ -179,5 +179,5 @@ def traced(file: str | Path, *, period: int | None = None, **settings: Any) -> C
     if period is not None and not 1 <= period < 2**31:
         raise ValueError(f"period must be a whole number of seconds from 1, got {period}")
     trace = traces.read(file, period)
-    made = synchronous(trace.compute, trace.link, trace.available, **settings)
+    made = simulated(trace.compute, trace.link, trace.available, **settings)
     return made._replace(clients=trace.clients)

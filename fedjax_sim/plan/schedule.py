@@ -7,9 +7,13 @@ import numpy as np
 
 from fedjax_sim.base import Array, Schedule, part
 from fedjax_sim.engine.needs import (
+    A_CLOCK,
     IN_FRAGMENTS,
+    KNOWN_STEPS,
     NO_PREAGGREGATION,
+    NO_ROUND_TIMED,
     NOTHING_SHARED,
+    ONE_BY_ONE,
     ONE_MODEL,
     PLAIN_MEAN,
     PLAIN_SERVER,
@@ -152,6 +156,76 @@ def serverless(slots: int) -> Schedule:
         serverless=True,
         needs=(PLAIN_MEAN, NO_PREAGGREGATION, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED),
     )
+
+
+@part
+def buffered(size: int, *, at_work: int) -> Schedule:
+    r"""A round takes the models that come back first, and the server waits for no others.
+
+    C clients are at work at once, each with the server model that was the newest when it was sent.
+    Who comes back is replaced at once; who comes back last of a round is replaced after the server
+    has moved, and so are those that come back at the same instant. Of two such clients the one of
+    the lower number comes first. A client is drawn again once the server has taken its model.
+
+    If nobody is at work, as all who were asked sleep, the round ends with the models that there
+    are. Those that are at work after the last round are not trained, but have been sent.
+
+    Args:
+        size: K, the models of a round.
+        at_work: C.
+
+    Returns:
+        A schedule; its rounds need a clock.
+
+    Raises:
+        ValueError: if size is not in 1 .. at_work.
+
+    Source: Nguyen et al. 2022 <https://arxiv.org/abs/2106.06639>, Algorithm 1 (K, concurrency);
+    Xie et al. 2019 <https://arxiv.org/abs/1903.03934>, with K = 1.
+
+    >>> buffered(2, at_work=10).due(jnp.int32(5)).tolist()
+    [True, True]
+    """
+    if not 1 <= size <= at_work:
+        raise ValueError(
+            f"buffer_size must be in 1..{at_work}, the models that are at work at once, got {size}"
+        )
+    return _timed(every_round(size), at_work)
+
+
+@part
+def periodic(seconds: float, *, at_work: int) -> Schedule:
+    """A round has a length, and takes the models that come back in it: semi-synchronous.
+
+    C clients are at work at once; who comes back waits for the end of the round, when all are
+    replaced that are not at work. See :func:`buffered`.
+
+    Args:
+        seconds: of simulated time, the length of a round.
+        at_work: C.
+
+    Returns:
+        A schedule; its rounds need a clock.
+
+    Raises:
+        ValueError: if seconds is not positive and finite, or at_work below 1.
+
+    Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds end at a time and
+    leave slow clients at work; its cache of updates and its choice of clients are not here.
+
+    >>> periodic(60.0, at_work=3).due(jnp.int32(5)).tolist()
+    [True, True, True]
+    """
+    if not 0 < seconds < 2**30:
+        raise ValueError(f"seconds must be positive and below 2**30, got {seconds}")
+    if at_work < 1:
+        raise ValueError(f"at_work must be at least 1, got {at_work}")
+    return _timed(every_round(at_work), at_work)._replace(seconds=seconds)
+
+
+def _timed(schedule: Schedule, at_work: int) -> Schedule:
+    needs = A_CLOCK, NO_ROUND_TIMED, ONE_BY_ONE, KNOWN_STEPS, ONE_MODEL, NOTHING_SHARED
+    return schedule._replace(at_work=at_work, needs=needs)
 
 
 def _check_slots(slots: int) -> None:

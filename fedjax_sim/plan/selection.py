@@ -21,7 +21,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.draws import distinct
+from fedjax_sim.engine.draws import another, distinct
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.privacy import cyclic, poisson, shuffled
 
@@ -73,8 +73,15 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
         rank = jnp.cumsum(free, dtype=jnp.int32) - 1
         return jnp.where(free, queue[jnp.maximum(rank, 0)], clients), state
 
+    def one(key: Array, state: PyTree, data: ClientData, taken: Array) -> Array:
+        return another(key, data.clients, taken)
+
     return Selection(
-        init=lambda variables, data, execution: (), draw=draw, sticky=sticky, active=active
+        init=lambda variables, data, execution: (),
+        draw=draw,
+        sticky=sticky,
+        active=active,
+        another=one if active is None and not sticky else None,
     )
 
 

@@ -43,6 +43,7 @@ from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
 from fedjax_sim.round import collecting, finishing, measuring, placement, timing, traffic, training
 from fedjax_sim.round import sending as sendings
+from fedjax_sim.round.arrivals import come_back
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
 from fedjax_sim.round.start import initial_state
@@ -230,7 +231,8 @@ class Algorithm:
         """One local round; ``key`` is the round's own."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         parts = self.parts
-        placed, draw = placement.place(parts, key, state, data)
+        back = come_back(parts, key, state, data, traffic.sizes)
+        placed, draw = placement.place(parts, key, state, data, back)
         due = placed.slot < self.slots
         if not parts.exchange.fragments:  # of which all slots hand over one
             due = parts.schedule.due(state.round)[placed.slot] & due
@@ -242,6 +244,7 @@ class Algorithm:
         info = trained.info
         asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
         came = timing.outcome(parts, key, legs, limit, info.steps, placed, trips.visited, asleep)
+        elapsed = came.elapsed if back is None else back.elapsed
         placed, trained = timing.taken(parts, data, placed, trained, start, came.arrived)
         trained, sending, sent = sendings.send(
             parts, key, state, data, placed.slots, trained, start, due
@@ -275,14 +278,14 @@ class Algorithm:
             # From client to client: up for the one, down for the other.
             uploads=jnp.sum((sent | came.dropped) & trips.uploads, dtype=jnp.int32)
             + draw.exchanged,
-            downloads=jnp.sum(trips.downloads, dtype=jnp.int32) + draw.exchanged,
+            downloads=jnp.sum(trips.downloads, dtype=jnp.int32) + draw.exchanged + draw.sent,
             fragments=jnp.sum(trips.fragments, dtype=jnp.int32),
-            visits=jnp.sum(trips.visited, dtype=jnp.int32),
+            visits=jnp.sum(trips.visited, dtype=jnp.int32) + draw.lost,
             skipped=jnp.sum(skipped, dtype=jnp.int32),
             client=draw.client,
             source=draw.source,
             diagnostics=measured,
-            time=came.elapsed,
+            time=elapsed,
         )
         new = new._replace(
             round=state.round + 1,
@@ -293,7 +296,8 @@ class Algorithm:
             sending=sending,
             shared_state=shared_state if parts.local.follow is None else new.shared_state,
             diagnostics=diagnostics,
-            clock=timing.later(state.clock, came.elapsed),
+            clock=timing.later(state.clock, elapsed) if back is None else back.now,
+            at_work=() if back is None else back.at_work,
         )
         return new, metrics
 

@@ -120,11 +120,17 @@ class Parts:
         return self.schedule.period > 1
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether a round takes the models that come back first, whenever they were sent."""
+        return self.schedule.at_work is not None
+
+    @property
     def remembers(self) -> bool:
         """Whether the slots remember what they left the server with."""
         # A client that does not follow the server model sends its change from what it received.
         unknown = len(self.schedule.group_sizes) > 1 and not self.refresh.downloads
-        return self.broadcast.several or (unknown and bool(self.sending))
+        several = self.broadcast.several or self.asynchronous
+        return several or (unknown and bool(self.sending))
 
     @property
     def holds_updates(self) -> bool:
@@ -132,12 +138,12 @@ class Parts:
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)
         reads = self.server.reads_updates or self.broadcast.reads_updates or self.local.follow
         held = any(several) or bool(reads) or self.in_flight or self.aggregator is not tree.mean
-        return held or self.loses
+        return held or self.loses or self.asynchronous
 
     @property
     def loses(self) -> bool:
-        """Whether a visit may come to nothing, which is known after it."""
-        return self.clock is not None and self.clock.loses
+        """Whether a visit of a round may come to nothing, which is known after it."""
+        return self.clock is not None and self.clock.loses and not self.asynchronous
 
     @property
     def models_travel(self) -> bool:

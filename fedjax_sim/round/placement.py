@@ -17,6 +17,7 @@ from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Slot
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.round.arrivals import Back
 from fedjax_sim.round.parts import Parts
 
 
@@ -42,6 +43,8 @@ class Draw(NamedTuple):
     Attributes:
         selection: the state of the selection.
         exchanged: ``int32[]``, models that went from client to client between the rounds.
+        sent: ``int32[]``, models that were sent to clients who may come back in a later round.
+        lost: ``int32[]``, clients of such models that were lost.
         client: ``int32[S]``, the client of each slot; N for none.
         assigned: ``int32[S]``, the same with those that are asleep.
         source: ``int32[S]``, the slot whose model each slot took over.
@@ -49,13 +52,19 @@ class Draw(NamedTuple):
 
     selection: PyTree
     exchanged: Array
+    sent: Array
+    lost: Array
     client: Array
     assigned: Array
     source: Array
 
 
-def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Placed, Draw]:
-    """Draws a client for every slot and deals the slots to rows."""
+def place(
+    parts: Parts, key: Array, state: FedState, data: ClientData, back: Back | None = None
+) -> tuple[Placed, Draw]:
+    """Draws a client for every slot, or takes those that come ``back``; deals the slots to rows."""
+    if back is not None:
+        return _came(parts, state, data, back)
     count, none = parts.slots, data.clients
     by_slot = jnp.arange(count, dtype=jnp.int32)
     fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
@@ -83,18 +92,58 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
     assigned = _met(parts, key, clients, fresh, none)
     clients = by_number = _awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients)
-    row = by_slot if parts.execution.rows_are_tasks else parts.execution.deal(samples)
-    if flying is None:
-        zero = jnp.zeros_like(row)
-        carry = Slots((), zero, zero, zero, LocalInfo(zero, zero, zero), (), ())
-    else:
-        carry = moves.take(flying, row)
+    row = _rows(parts, samples)
+    carry = _empty(row) if flying is None else moves.take(flying, row)
+    placed = _dealt(parts, row, clients, none, fresh, samples, carry)
+    nobody = jnp.int32(0)
+    return placed, Draw(chosen, exchanged, nobody, nobody, by_number, assigned, source)
+
+
+def _came(parts: Parts, state: FedState, data: ClientData, back: Back) -> tuple[Placed, Draw]:
+    """Those that come back, with the models that they were sent."""
+    samples = client_sizes(data, back.client)
+    row = _rows(parts, samples)
+    here = jnp.minimum(row, parts.slots - 1)
+    models = tree.take(back.at_work.models, back.row[here])
+    carry = _empty(row)._replace(variables=models, tag=back.age[here])
+    fresh = jnp.ones(parts.slots, bool)
+    placed = _dealt(parts, row, back.client, data.clients, fresh, samples, carry)
+    by_slot = jnp.arange(parts.slots, dtype=jnp.int32)
+    draw = Draw(
+        selection=state.selection,
+        exchanged=jnp.int32(0),
+        sent=back.sent,
+        lost=back.elapsed.lost,
+        client=back.client,
+        assigned=back.client,
+        source=by_slot,
+    )
+    return placed, draw
+
+
+def _rows(parts: Parts, samples: Array) -> Array:
+    """The slot of each row, ``int32[P]``, so that the devices have equal work; S for padding."""
+    if parts.execution.rows_are_tasks:
+        return jnp.arange(parts.slots, dtype=jnp.int32)
+    return parts.execution.deal(samples)
+
+
+def _empty(row: Array) -> Slots:
+    """Slots of which nothing outlives a round."""
+    zero = jnp.zeros_like(row)
+    return Slots((), zero, zero, zero, LocalInfo(zero, zero, zero), (), ())
+
+
+def _dealt(
+    parts: Parts, row: Array, clients: Array, none: int, fresh: Array, samples: Array, carry: Slots
+) -> Placed:
+    """What is known of the slots, ``[S]``, in the rows ``int32[P]`` of these; ``carry`` is."""
+    held = row < parts.slots
     clients, samples = (
-        jnp.where(row < count, a[row], absent) for a, absent in ((clients, none), (samples, 0))
+        jnp.where(held, a[row], absent) for a, absent in ((clients, none), (samples, 0))
     )
     row, clients, fresh, samples = parts.execution.replicate((row, clients, fresh[row], samples))
-    placed = Placed(carry._replace(client=clients), row, fresh, samples)
-    return placed, Draw(chosen, exchanged, by_number, assigned, source)
+    return Placed(carry._replace(client=clients), row, fresh, samples)
 
 
 def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import ClientData, FedState, Now, PyTree, Variables, shown
 from fedjax_sim.engine import tree
+from fedjax_sim.round import arrivals
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import at_rest
@@ -25,6 +26,10 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
     if data.clients < parts.slots and not parts.selection.may_idle:
         raise ValueError(
             f"clients_per_round must be at most the {data.clients} clients, got {parts.slots}"
+        )
+    if data.clients < (parts.schedule.at_work or 0):
+        raise ValueError(
+            f"at_work must be at most the {data.clients} clients, got {parts.schedule.at_work}"
         )
     if parts.selection.everyone and data.clients > parts.slots:
         raise ValueError(
@@ -54,6 +59,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         preaggregation=tuple(part.init(variables, data) for part in parts.preaggregation),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
         clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
+        at_work=arrivals.nobody(parts, variables, data),
     )
     _check_reports(parts, state, data)
     if not parts.in_flight:

@@ -7,15 +7,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, Now, PyTree, Trained
+from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, PyTree, Trained
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.moments import plus
 from fedjax_sim.engine.streams import Device, Round, stream
 from fedjax_sim.round import traffic
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 
 MOST = 2**30
-"""Steps without a limit; also the most seconds that a round adds to the simulated time."""
+"""Steps without a limit."""
 
 
 class Legs(NamedTuple):
@@ -37,7 +38,7 @@ def legs(
 ) -> Legs | None:
     """How long each row's visit takes; None without a clock."""
     clock = parts.clock
-    if clock is None:
+    if clock is None or parts.asynchronous:
         return None
     key, client = jax.random.key(clock.seed), placed.slots.client
 
@@ -140,6 +141,7 @@ def outcome(
     elapsed = Elapsed(
         seconds=seconds,
         computing=total(jnp.where(visited, jnp.clip(end - legs.down, 0, work), 0)),
+        held=seconds * jnp.sum(visited).astype(jnp.float32),
         waiting=total(jnp.where(visited, jnp.maximum(seconds - end, 0), 0)),
         asleep=asleep,
         lost=jnp.sum(lost, dtype=jnp.int32),
@@ -179,14 +181,10 @@ def later(now: PyTree, elapsed: Elapsed | None) -> PyTree:
     """The simulated time after a round.
 
     >>> now = Now(jnp.int32(2), jnp.float32(0.75))
-    >>> [a.item() for a in later(now, Elapsed(jnp.float32(1.5), *6 * [jnp.int32(0)]))]
+    >>> [a.item() for a in later(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
     [4, 0.25]
     """
-    if elapsed is None:
-        return now
-    total = now.fraction + jnp.minimum(elapsed.seconds, MOST)
-    whole = jnp.floor(total)
-    return Now(now.seconds + whole.astype(jnp.int32), total - whole)
+    return now if elapsed is None else plus(now, elapsed.seconds)
 
 
 def _rank(end: Array, client: Array) -> Array:

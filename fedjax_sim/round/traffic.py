@@ -52,7 +52,7 @@ class Trips(NamedTuple):
     Attributes:
         visited: ``bool[P]``, the rows whose clients are there.
         uploads: ``bool[P]``, the rows whose model, or fragment of it, is sent.
-        downloads: ``int32[P]``, the models sent to each client.
+        downloads: ``int32[P]``, the models sent to each client, if they come back in the round.
         fragments: ``bool[P]``, the rows that take a fragment instead.
     """
 
@@ -68,7 +68,7 @@ def trips(parts: Parts, state: FedState, placed: Placed, due: Array, clients: in
     moved = visited & (not parts.selection.sticky)
     # A model that no client has trained has not been sent to one that slept.
     new = placed.fresh | (placed.slots.visits == 0)
-    down = visited & (new | moved | parts.refresh.downloads)
+    down = visited & (new | moved | parts.refresh.downloads) & (not parts.asynchronous)
     choice = parts.broadcast.offered
     offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
     in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)

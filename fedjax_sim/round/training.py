@@ -75,6 +75,8 @@ def _arrived(
     client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
     send_key = stream(task.key, Client.BROADCAST)
     received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)
+    if parts.asynchronous:
+        received, tag = own.model, task.tag
     origin = received if parts.remembers else ()
     if parts.in_flight:
         n_k = client.size if client.budget is None else client.budget

@@ -12,7 +12,7 @@ from fedjax_sim.server.preaggregation._discrepancy import Discrepancy, discrepan
 from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
 from fedjax_sim.server.preaggregation._nova import normalise
-from fedjax_sim.server.preaggregation._staleness import staleness
+from fedjax_sim.server.preaggregation._staleness import discounted, staleness
 from fedjax_sim.server.preaggregation._trust import trust
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "agnostic",
     "banded_mechanism",
     "bucketing",
+    "discounted",
     "discrepancy",
     "gaussian_mechanism",
     "nearest_neighbour_mixing",

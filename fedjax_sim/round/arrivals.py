@@ -1,0 +1,328 @@
+"""Which models come back to the server first, if a round does not wait for those that it sent.
+
+A client's visit has a known length: when it ends is known when it begins. So a round finds out who
+comes back with integers and times alone, and then trains them together, each from the model that it
+was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.base import (
+    Array,
+    AtWork,
+    ClientData,
+    Elapsed,
+    FedState,
+    Law,
+    Now,
+    PyTree,
+    Traffic,
+    Variables,
+)
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.moments import between, no_later, plus, same
+from fedjax_sim.engine.streams import Device, Dispatch, Round, stream
+from fedjax_sim.round.parts import Parts
+
+_NEVER = np.iinfo(np.int32).max
+
+
+class Back(NamedTuple):
+    """Who has come back in a round, in the order of the clients' numbers.
+
+    Attributes:
+        client: ``int32[K]``; N for none.
+        age: ``int32[K]``, the rounds since it was sent its model.
+        row: ``int32[K]``, that of ``at_work.models``.
+        at_work: the others, and those that were sent since.
+        sent: ``int32[]``, models that the server has sent.
+        now: the end of the round.
+        elapsed: of the round.
+    """
+
+    client: Array
+    age: Array
+    row: Array
+    at_work: AtWork
+    sent: Array
+    now: Now
+    elapsed: Elapsed
+
+
+class _Taken(NamedTuple):
+    """What a round has by now.
+
+    Attributes:
+        turn: ``int32[]``, the number of the event.
+        now: its time.
+        at: who is at work; without the models.
+        client: ``int32[K]``, who has come back, in the order of time.
+        update: ``int32[K]``, see :class:`AtWork`.
+        row: ``int32[K]``.
+        found: ``int32[]``, how many.
+        sent: ``int32[]``.
+        asleep: ``int32[]``.
+        lost: ``int32[]``.
+        computing: ``f32[]``.
+        waiting: ``f32[]``.
+        over: ``bool[]``.
+    """
+
+    turn: Array
+    now: Now
+    at: AtWork
+    client: Array
+    update: Array
+    row: Array
+    found: Array
+    sent: Array
+    asleep: Array
+    lost: Array
+    computing: Array
+    waiting: Array
+    over: Array
+
+
+def nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
+    """Who is at work before the first round; () if that is not told."""
+    places = parts.schedule.at_work
+    if places is None:
+        return ()
+    zero = jnp.zeros(places, jnp.int32)
+    seconds = zero.astype(jnp.float32)
+    return AtWork(
+        client=jnp.full(places, data.clients, jnp.int32),
+        back=Now(zero, seconds),
+        lost=zero > 0,
+        seconds=seconds,
+        idle=zero == 0,
+        update=zero,
+        row=zero,
+        models=tree.stack_copies(variables, places + 1),
+    )
+
+
+def come_back(
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    data: ClientData,
+    sizes: Callable[[Parts, Variables, ClientData], Traffic],
+) -> Back | None:
+    """Who comes back in a round; None if it waits for those that it sent.
+
+    Args:
+        parts: of the algorithm.
+        key: of the round.
+        state: before it.
+        data: the clients.
+        sizes: counts the bytes of what travels.
+    """
+    if not parts.asynchronous:
+        return None
+    at: AtWork = state.at_work
+    places, count = len(at.client), parts.slots
+    busy = at.client < data.clients
+    rows = jnp.where(busy, at.row, places + 1)
+    taken_rows = jnp.zeros(places + 1, bool).at[rows].set(True, mode="drop")
+    row = jnp.argmin(taken_rows).astype(jnp.int32)
+    models = jax.tree.map(lambda a, w: a.at[row].set(w), at.models, state.server)
+    none, zero = jnp.full(count, data.clients, jnp.int32), jnp.int32(0)
+    nothing: PyTree = ()
+    taken = _Taken(
+        turn=zero,
+        now=state.clock,
+        at=at._replace(models=nothing),
+        client=none,
+        update=jnp.broadcast_to(state.round, (count,)),
+        row=jnp.zeros(count, jnp.int32),
+        found=zero,
+        sent=zero,
+        asleep=zero,
+        lost=zero,
+        computing=jnp.float32(0),
+        waiting=jnp.float32(0),
+        over=jnp.array(False),
+    )
+    events = _Events(parts, key, state, data, sizes(parts, state.server, data), row)
+    taken = jax.lax.while_loop(lambda taken: ~taken.over, events.next, taken)
+    order = jnp.argsort(taken.client)
+    seconds = between(state.clock, taken.now)
+    elapsed = Elapsed(
+        seconds=seconds,
+        computing=taken.computing,
+        held=seconds * places,
+        waiting=taken.waiting,
+        asleep=taken.asleep,
+        lost=taken.lost,
+        late=zero,
+        silent=taken.lost,
+    )
+    return Back(
+        client=taken.client[order],
+        age=state.round - taken.update[order],
+        row=taken.row[order],
+        at_work=taken.at._replace(models=models),
+        sent=taken.sent,
+        now=taken.now,
+        elapsed=elapsed,
+    )
+
+
+class _Events(NamedTuple):
+    """What happens in a round, one event after another.
+
+    Attributes:
+        parts: of the algorithm.
+        key: of the round.
+        state: before it.
+        data: the clients.
+        size: bytes of what travels.
+        row: ``int32[]``, that of the server model which is sent now.
+    """
+
+    parts: Parts
+    key: Array
+    state: FedState
+    data: ClientData
+    size: Traffic
+    row: Array
+
+    def next(self, taken: _Taken) -> _Taken:
+        """The next event: the server sends a model, somebody comes back, or the round ends."""
+        at, period = taken.at, self.parts.schedule.seconds
+        place, awaited = _first(at), ~at.idle
+        then = Now(*(a[place] for a in at.back))
+        here = jnp.any(awaited) & same(then, taken.now)
+        busy = jnp.concatenate([at.client, taken.client])
+        sends = jnp.any(at.idle) & jnp.any(self._free(busy)) & ~here
+        ends = ~jnp.any(awaited)
+        if period is not None:
+            sends = sends & same(taken.now, self.state.clock)
+            ends = ends | ~no_later(then, plus(self.state.clock, jnp.float32(period)))
+        what = jnp.where(sends, 0, jnp.where(ends, 1, 2))
+        taken = taken._replace(turn=taken.turn + 1)
+        return jax.lax.switch(
+            what,
+            [
+                lambda taken: self._send(taken, busy),
+                self._end,
+                lambda taken: self._come(taken, place, then),
+            ],
+            taken,
+        )
+
+    def _free(self, busy: Array) -> Array:
+        """Whether any client is left that is neither at work nor has come back in this round."""
+        return jnp.sum(busy < self.data.clients) < self.data.clients
+
+    def _send(self, taken: _Taken, busy: Array) -> _Taken:
+        """The server sends its model to a client, if it is awake."""
+        clock, none = self.parts.clock, self.data.clients
+        assert clock is not None
+        own = jax.random.fold_in(stream(self.key, Round.DISPATCH), taken.turn)
+        another = self.parts.selection.another
+        assert another is not None
+        draw_key = stream(own, Dispatch.CLIENT)
+        client = another(draw_key, self.state.selection, self.data, busy)
+        awake = jnp.array(True)
+        if clock.available is not None:
+            keys = stream(own, Dispatch.AWAKE)[None]
+            awake = clock.available(keys, client[None], taken.now)[0]
+        before, work, after = self._legs(client, taken.now)
+        length, lost = before + work + after, jnp.array(False)
+        if clock.failures:
+            luck = jax.random.uniform(stream(own, Dispatch.LOST), (2,), jnp.float32)
+            lost = awake & (luck[0] < clock.failures)
+            length = jnp.where(lost, luck[1] * length, length)
+        then = plus(taken.now, jnp.where(awake, length, clock.idle))
+        at, place = taken.at, jnp.argmax(taken.at.idle)
+        changed = at._replace(
+            client=jnp.where(awake, client, none),
+            back=then,
+            lost=lost,
+            seconds=jnp.where(awake, jnp.clip(length - before, 0, work), 0),
+            idle=jnp.array(False),
+            update=self.state.round,
+            row=self.row,
+        )
+        at = jax.tree.map(lambda a, new: a.at[place].set(new.astype(a.dtype)), at, changed)
+        return taken._replace(
+            at=at,
+            sent=taken.sent + awake.astype(jnp.int32),
+            asleep=taken.asleep + (~awake).astype(jnp.int32),
+        )
+
+    def _come(self, taken: _Taken, place: Array, then: Now) -> _Taken:
+        """Somebody comes back with a model or with nothing, or it is time to ask anew."""
+        at, none = taken.at, self.data.clients
+        asks = at.client[place] == none
+        comes = ~asks & ~at.lost[place]
+        # All who were asleep at one instant are asked anew at one, too.
+        freed = asks & ~at.idle & (at.client == none) & same(at.back, then)
+        freed = freed.at[place].set(True)
+        alone = jnp.all((at.client == none) | freed)
+        found = taken.found + comes.astype(jnp.int32)
+        over = (found == len(taken.client)) | (asks & alone)
+        over = over & (self.parts.schedule.seconds is None)  # else it is over when its time is
+        here = jnp.where(comes, taken.found, len(taken.client))
+        return taken._replace(
+            now=then,
+            at=at._replace(idle=at.idle | freed, client=jnp.where(freed, none, at.client)),
+            client=taken.client.at[here].set(at.client[place], mode="drop"),
+            update=taken.update.at[here].set(at.update[place], mode="drop"),
+            row=taken.row.at[here].set(at.row[place], mode="drop"),
+            found=found,
+            lost=taken.lost + (~asks & at.lost[place]).astype(jnp.int32),
+            computing=taken.computing + jnp.where(asks, 0, at.seconds[place]),
+            waiting=taken.waiting + self._waited(taken, then),
+            over=over,
+        )
+
+    def _end(self, taken: _Taken) -> _Taken:
+        """The round is over: its time is, or nobody is awaited."""
+        period = self.parts.schedule.seconds
+        then = taken.now
+        if period is not None:
+            then = plus(self.state.clock, jnp.float32(period))
+        waiting = taken.waiting + self._waited(taken, then)
+        return taken._replace(now=then, waiting=waiting, over=jnp.array(True))
+
+    def _waited(self, taken: _Taken, then: Now) -> Array:
+        """The seconds that those without a model wait from now until then."""
+        idle = jnp.sum(taken.at.idle).astype(jnp.float32)
+        return idle * between(taken.now, then)
+
+    def _legs(self, client: Array, now: Now) -> tuple[Array, Array, Array]:
+        """Seconds of the download, the work and the upload of a client."""
+        clock, local = self.parts.clock, self.parts.local
+        assert clock is not None
+        key, size = jax.random.key(clock.seed), self.size
+
+        def of(law: Law, which: Device) -> Array:
+            return law(stream(key, which), client[None], now)[0]
+
+        steps = jnp.asarray(local.steps(client_sizes(self.data, client)))
+        work = steps.astype(jnp.float32) * of(clock.compute, Device.COMPUTE)
+        link = clock.link
+        if link is None:
+            return jnp.float32(0), work, jnp.float32(0)
+        down, up = float(size.download + size.shared_state), float(size.upload + size.message)
+        return down / of(link.down, Device.DOWN), work, up / of(link.up, Device.UP)
+
+
+def _first(at: AtWork) -> Array:
+    """The place of the next event: of two at one instant that of the lower client."""
+    among = ~at.idle
+    for values in (at.back.seconds, at.back.fraction, at.client):
+        least = jnp.min(jnp.where(among, values, values.dtype.type(_NEVER)))
+        among = among & (values == least)
+    return jnp.argmax(among)

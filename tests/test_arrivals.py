@@ -1,0 +1,512 @@
+"""Models that come back when they come back: FedAsync and FedBuff on a clock, and periods."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from conftest import SIZES, assert_trees, known, make_federation, play
+
+import fedjax_sim as fs
+from fedjax_sim.algorithms import fedasync, fedavg, fedbuff
+from fedjax_sim.base import Clock, Link, Now, Traffic
+from fedjax_sim.engine.streams import Dispatch, Round, stream
+from fedjax_sim.round import arrivals, traffic
+
+N, LR, BATCH = len(SIZES), 0.1, 8
+clock = fs.clock
+ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
+
+
+@functools.cache
+def net() -> fs.Model:
+    return fs.models.logistic((6,), 3)
+
+
+@functools.cache
+def federation(sizes: tuple[int, ...] = SIZES) -> Any:
+    return make_federation(sizes)
+
+
+def local(**settings: Any) -> fs.LocalUpdate:
+    return fs.local_sgd(fs.empirical_risk(net()), optax.sgd(LR), BATCH, **settings)
+
+
+def composed(schedule: fs.base.Schedule, **parts: Any) -> fs.Algorithm:
+    """FedAvg's parts on a schedule."""
+    given: dict[str, Any] = {"local": local(), "selection": fs.selection.uniform(), **ONE, **parts}
+    return fs.compose(given.pop("local"), schedule=schedule, **given)
+
+
+# ---- worlds against a heap of events ----
+
+ROUNDS, TURNS, PEOPLE = 8, 160, 7
+SAMPLES = SIZES[:PEOPLE]
+STEPS = [-(-n // BATCH) for n in SAMPLES]
+
+
+class World(NamedTuple):
+    """Devices, and the chance of a run; ``[N]`` each but for the last three."""
+
+    step: Any
+    up: Any
+    down: Any
+    phase: Any
+    awake: Any
+    idle: Any
+    key: Any
+
+
+def world(i: int, exact: bool) -> World:
+    """A world of chance.
+
+    If ``exact`` its times are sums of eighths, there are many ties, and clients sleep. Else clients
+    are lost, at times that are rounded, so that a tie would be decided by the rounding.
+    """
+    rng = np.random.default_rng(i)
+    spread = np.array([1, 1, 2, 4, 10]) / 8
+    step = rng.choice(spread, PEOPLE) if exact else rng.lognormal(0, 0.8, PEOPLE)
+    rate = 2.0 ** rng.integers(3, 7, (2, PEOPLE)) if exact else rng.uniform(5, 90, (2, PEOPLE))
+    return World(
+        step=step.astype(np.float32),
+        up=rate[0].astype(np.float32),
+        down=rate[1].astype(np.float32),
+        phase=rng.integers(0, 32, PEOPLE).astype(np.int32),
+        awake=np.int32(rng.choice([32, 24, 16]) if exact else 32),
+        idle=np.float32(rng.choice([9.0, 25.0])),
+        key=jax.random.key(i),
+    )
+
+
+def replay(
+    here: World,
+    places: int,
+    size: int,
+    period: float | None,
+    failures: float,
+    chance: Any,
+) -> list[dict[str, Any]]:
+    """One event after another, by a heap."""
+    at_work: list[tuple[float, int, int]] = []  # back, client or N, place
+    held: dict[int, dict[str, Any]] = {}  # by place
+    idle, now, out = set(range(places)), 0.0, []
+    luck, first = chance
+    for t in range(ROUNDS):
+        start, turn, found = now, 0, []
+        seen = {"sent": 0, "asleep": 0, "lost": 0, "computing": 0.0, "waiting": 0.0}
+        while True:
+            turn += 1
+            here_now = bool(at_work) and at_work[0][0] == now
+            busy = {v["client"] for v in held.values()} | {f[0] for f in found}
+            refill = period is None or now == start
+            if idle and len(busy) < PEOPLE and refill and not here_now:
+                free = [k for k in range(PEOPLE) if k not in busy]
+                client = free[int(first[t, turn, len(free)])]
+                place = min(idle)
+                idle.remove(place)
+                second = math.floor(now)
+                if (second + here.phase[client]) % 32 >= here.awake:
+                    seen["asleep"] += 1
+                    heapq.heappush(at_work, (now + float(here.idle), PEOPLE, place))
+                    continue
+                seen["sent"] += 1
+                down, up = 96 / float(here.down[client]), 160 / float(here.up[client])
+                work = STEPS[client] * float(here.step[client])
+                length, lost = down + work + up, bool(luck[t, turn, 0] < failures)
+                length = float(luck[t, turn, 1]) * length if lost else length
+                computed = min(max(length - down, 0.0), work)
+                held[place] = {"client": client, "lost": lost, "sent": t, "computed": computed}
+                heapq.heappush(at_work, (now + length, client, place))
+                continue
+            end = None if period is None else start + period
+            if not at_work or (end is not None and at_work[0][0] > end):
+                then = now if end is None else end
+                seen["waiting"] += len(idle) * (then - now)
+                now = then
+                break
+            then, client, place = heapq.heappop(at_work)
+            seen["waiting"] += len(idle) * (then - now)
+            now = then
+            idle.add(place)
+            if client == PEOPLE:
+                for other in [e for e in at_work if e[0] == then and e[1] == PEOPLE]:
+                    at_work.remove(other)
+                    idle.add(other[2])
+                heapq.heapify(at_work)
+                if not held and period is None:
+                    break
+                continue
+            visit = held.pop(place)
+            seen["computing"] += visit["computed"]
+            if visit["lost"]:
+                seen["lost"] += 1
+                continue
+            found.append((client, t - visit["sent"]))
+            if len(found) == size and period is None:
+                break
+        assert turn < TURNS
+        out.append({"found": sorted(found), "seconds": now - start, "now": now, **seen})
+    return out
+
+
+def played(
+    worlds: World, places: int, size: int, period: float | None, failures: float
+) -> tuple[Any, Any]:
+    """``[worlds, rounds]`` by the package, all in one program, and the chance behind them."""
+    data = jax.tree.map(jnp.asarray, federation(SAMPLES).data)
+    buffered = period is None
+    schedule = fs.schedule.buffered(size, at_work=places)
+    schedule = schedule if buffered else fs.schedule.periodic(known(period), at_work=places)
+    base = composed(schedule, clock=clock.simulated(1.0))
+
+    def sizes(*_: Any) -> Traffic:
+        return Traffic(upload=160, download=96, message=0, shared_state=0)
+
+    def run(here: World) -> Any:
+        def of(table: Any) -> Any:
+            return lambda key, client, now: table[client]
+
+        def awake(keys: Any, client: Any, now: Now) -> Any:
+            return (now.seconds + here.phase[client]) % 32 < here.awake
+
+        link = Link(of(here.up), of(here.down))
+        own = Clock(of(here.step), link, awake, failures, idle=here.idle)
+        parts = base.replace(clock=own).parts
+        state = base.init(jax.random.key(0), net().init(jax.random.key(0)), data)
+
+        def one(state: Any, t: Any) -> Any:
+            key = jax.random.fold_in(here.key, t)
+            back = arrivals.come_back(parts, key, state, data, sizes)
+            assert back is not None
+            state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
+            return state, back._replace(at_work=())
+
+        return jax.lax.scan(one, state, jnp.arange(ROUNDS))[1]
+
+    def chance(key: Any) -> Any:
+        def turn(t: Any, i: Any) -> Any:
+            own = jax.random.fold_in(stream(jax.random.fold_in(key, t), Round.DISPATCH), i)
+            free, pick = jnp.arange(PEOPLE + 1), stream(own, Dispatch.CLIENT)
+            first = jax.vmap(lambda n: jax.random.randint(pick, (), 0, jnp.maximum(n, 1)))(free)
+            return jax.random.uniform(stream(own, Dispatch.LOST), (2,)), first
+
+        rounds, turns = jnp.arange(ROUNDS), jnp.arange(TURNS)
+        return jax.vmap(lambda t: jax.vmap(lambda i: turn(t, i))(turns))(rounds)
+
+    ours, luck = jax.jit(jax.vmap(run))(worlds), jax.jit(jax.vmap(chance))(worlds.key)
+    return jax.tree.map(np.asarray, (ours, luck))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("places", "size", "period"), [(4, 2, None), (3, 1, None), (7, 7, None), (5, 5, 4.0)]
+)
+def test_a_thousand_worlds_against_a_heap(
+    places: int, size: int, period: float | None, exact: bool
+) -> None:
+    """125 each: who comes back, how stale, when, and what was sent and lost on the way."""
+    failures = 0.0 if exact else 0.3
+    worlds = [world(i, exact) for i in range(125)]
+    stacked = jax.tree.map(lambda *each: jnp.stack(each), *worlds)
+    ours, luck = played(stacked, places, size, period, failures)
+    stale = lost = asleep = 0
+    for i, here in enumerate(worlds):
+        chance = tuple(a[i] for a in luck)
+        for t, told in enumerate(replay(here, places, size, period, failures, chance)):
+            present = ours.client[i, t] < PEOPLE
+            found = list(
+                zip(ours.client[i, t][present].tolist(), ours.age[i, t][present].tolist(),
+                    strict=True)
+            )  # fmt: skip
+            assert found == told["found"], (i, t)
+            now = float(ours.now.seconds[i, t]) + float(ours.now.fraction[i, t])
+            assert now == pytest.approx(told["now"], rel=1e-6, abs=1e-5)
+            for name in ("seconds", "computing", "waiting"):
+                mine = float(getattr(ours.elapsed, name)[i, t])
+                assert mine == pytest.approx(told[name], rel=1e-5, abs=1e-4), (i, t, name)
+            for name in ("asleep", "lost"):
+                assert int(getattr(ours.elapsed, name)[i, t]) == told[name], (i, t, name)
+            assert int(ours.sent[i, t]) == told["sent"], (i, t)
+            stale, lost = stale + sum(age > 0 for _, age in found), lost + told["lost"]
+            asleep += told["asleep"]
+    assert (stale > 50) == (places < PEOPLE)  # who is all there is has no newer model to miss
+    assert (asleep > 50) == exact
+    assert (lost > 50) != exact
+
+
+# ---- what comes of them ----
+
+MIXED = clock.simulated(clock.tiers(1, 2, 7), clock.bandwidth(50.0, 80.0))
+
+
+@functools.cache
+def who(places: int, size: int, rounds: int) -> list[list[tuple[int, int]]]:
+    """Clients and ages of each round on the clock ``MIXED``, which the heap above knows."""
+    made = composed(fs.schedule.buffered(size, at_work=places), clock=MIXED)
+    data = jax.tree.map(jnp.asarray, federation().data)
+    initial = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    state, out = made.init(jax.random.key(0), initial, data), []
+    parts = made.parts
+    move = jax.jit(lambda key, state: arrivals.come_back(parts, key, state, data, traffic.sizes))
+    for t in range(rounds):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
+        back = known(move(key, state))
+        state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
+        out.append(list(zip(back.client.tolist(), back.age.tolist(), strict=True)))
+    return out
+
+
+def by_hand(size: int, rounds: int, pull: float, moved: Any) -> list[oracle.Layers]:
+    """The servers of a run with 5 at work; ``moved(w, old, trained, age)`` is a client's move."""
+    initial = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    clients = oracle.Oracle(federation().data, initial, LR, 0.0, BATCH, 1)
+    versions = [oracle.layers_of(initial)]
+    for t, arrived in enumerate(who(5, size, rounds)):
+        moves = []
+        for k, age in arrived:
+            old = versions[t - age]
+
+            def drawn_back(v: oracle.Layers, old: oracle.Layers = old) -> oracle.Layers:
+                return [pull * e for e in oracle.plus(v, old, -1)]
+
+            trained = clients.visit(t, k, old, drawn_back).layers
+            moves.append(moved(versions[-1], old, trained, age))
+        step = oracle.average(moves, [1.0] * len(moves))
+        versions.append(oracle.plus(versions[-1], step))
+    assert max(age for arrived in who(5, size, rounds) for _, age in arrived) > 1
+    return versions[1:]
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_fedasync_against_numpy(size: int) -> None:
+    """Each client trains from the model that it was sent, and the server moves towards its."""
+    alpha, mu = 0.6, 0.3
+
+    def moved(w: Any, old: Any, trained: Any, age: int) -> oracle.Layers:
+        return [alpha * (age + 1) ** -0.5 * e for e in oracle.plus(trained, w, -1)]
+
+    made = fedasync(local(), clients_per_round=5, buffer_size=size, mu=mu, clock=MIXED, **ONE)
+    assert made.round_factor == 5 / size
+    check(by_hand(size, 8, mu, moved), play(made, net(), federation().data, 8).servers)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_fedbuff_against_numpy(size: int) -> None:
+    """The server adds the updates, each measured from the model that its client was sent."""
+
+    def moved(w: Any, old: Any, trained: Any, age: int) -> oracle.Layers:
+        return [0.7 * (age + 1) ** -0.5 * e for e in oracle.plus(trained, old, -1)]
+
+    made = fedbuff(
+        local(), clients_per_round=5, buffer_size=size, server_lr=0.7, clock=MIXED, **ONE
+    ) if 5 % size == 0 else composed(
+        fs.schedule.buffered(size, at_work=5),
+        weighting=fs.weighting.equal,
+        preaggregation=(fs.preaggregation.discounted(),),
+        server=fs.server.optimizer(optax.sgd(0.7)),
+        clock=MIXED,
+    )  # fmt: skip
+    check(by_hand(size, 8, 0.0, moved), play(made, net(), federation().data, 8).servers)
+
+
+def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
+    for layers, variables in zip(theirs, ours, strict=True):
+        for a, b in zip(layers, oracle.layers_of(variables), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+
+
+def test_a_full_buffer_of_equal_clients_is_fedavg() -> None:
+    """Bit for bit; and one client at work after another is FedAvg with cohorts of one."""
+    same = make_federation((12,) * 6).data
+    equal = {"weighting": fs.weighting.equal}
+    for size in (3, 1):
+        # With all clients at work, so that both methods have the same cohorts: 6, or whoever.
+        people = 6 if size == 3 else 1
+        data = same if people == 6 else make_federation((12,)).data
+        plain = fedavg(local(), clients_per_round=people, **ONE).replace(**equal)
+        buffered = fedbuff(
+            local(), clients_per_round=people, buffer_size=people,
+            clock=clock.simulated(0.5, clock.bandwidth(64.0, 64.0)), **ONE,
+        )  # fmt: skip
+        a, b = (play(made, net(), data, 3) for made in (plain, buffered))
+        assert_trees(a.servers, b.servers)
+        assert [int(m.downloads) for m in b.metrics] == [people] * 3
+
+
+def test_a_period_takes_who_comes_back_in_it() -> None:
+    """Nobody in the first second, all of those that take one and a half in the next."""
+    made = composed(
+        fs.schedule.periodic(1.0, at_work=3),
+        weighting=fs.weighting.equal,
+        clock=clock.simulated(1.5),
+    )
+    found = play(made, net(), make_federation((8,) * 6).data, 4)
+    assert [int((m.client < 6).sum()) for m in found.metrics] == [0, 3, 0, 3]
+    assert [float(known(m.time).seconds) for m in found.metrics] == [1.0] * 4
+    assert [float(known(m.time).waiting) for m in found.metrics] == [0.0, 1.5, 0.0, 1.5]
+    assert_trees(found.servers[0], found.servers[1].__class__(*found.servers[0]))
+    assert [int(m.downloads) for m in found.metrics] == [3, 0, 3, 0]
+
+
+def test_if_nobody_wakes_rounds_pass() -> None:
+    asleep = clock.simulated(1.0, available=clock.bernoulli(0.0), idle=7.0)
+    made = fedbuff(local(), clients_per_round=4, buffer_size=2, clock=asleep, **ONE)
+    found = play(made, net(), federation().data, 3)
+    assert [float(known(m.time).seconds) for m in found.metrics] == [7.0] * 3
+    assert [int(known(m.time).asleep) for m in found.metrics] == [4] * 3
+    assert sum(int(m.visits) + int(m.uploads) + int(m.downloads) for m in found.metrics) == 0
+    assert_trees(found.servers[0], found.servers[2])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_lost_twice(seed: int) -> None:
+    """Whoever was sent a model has come back, was lost, or is at work; time never goes back."""
+    world = clock.simulated(
+        clock.lognormal(1.0, 1.0), clock.bandwidth(40.0, 40.0), clock.bernoulli(0.6),
+        failures=0.3, idle=2.0, seed=seed,
+    )  # fmt: skip
+    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=world, **ONE)
+    found = play(made, net(), federation().data, 6)
+    sent = back = lost = 0
+    for state, metrics in zip(found.states, found.metrics, strict=True):
+        time = known(metrics.time)
+        sent, lost = sent + int(metrics.downloads), lost + int(time.lost)
+        back += int(metrics.uploads)
+        assert int(metrics.visits) == int(metrics.uploads) + int(time.lost)
+        held = state.at_work.client[state.at_work.client < N].tolist()
+        assert len(held) == len(set(held)) == sent - back - lost
+        assert float(time.seconds) > 0
+        assert float(time.computing) >= 0
+        assert float(time.waiting) <= float(time.held)
+    assert lost > 0
+
+
+# ---- with other parts ----
+
+
+def test_a_client_keeps_its_state_from_visit_to_visit() -> None:
+    """The momentum of each is its own; who is at work has not trained yet."""
+    made = fedbuff(local(optimizer_state="keep").change(), clients_per_round=4, clock=MIXED, **ONE)
+    made = made.replace(local=fs.local_sgd(fs.empirical_risk(net()), optax.sgd(LR, momentum=0.9),
+                                           BATCH, optimizer_state="keep"))  # fmt: skip
+    found = play(made, net(), federation().data, 3)
+    seen = {int(k) for m in found.metrics for k in m.client}
+    kept = jax.tree.leaves(found.states[-1].client_state)
+    for k in range(N):
+        assert any(np.asarray(leaf[k]).any() for leaf in kept) == (k in seen)
+
+
+def test_codes_and_attacks_act_on_updates_from_the_model_that_was_sent() -> None:
+    """A flipped sign mirrors the update at what the client received, not at the server's model."""
+    flip = fs.attacks.sign_flip(np.full(N, True), 1.0)
+    made = fedbuff(local(), clients_per_round=5, clock=MIXED, **ONE).replace(sending=(flip,))
+
+    def moved(w: Any, old: Any, trained: Any, age: int) -> oracle.Layers:
+        return [-((age + 1) ** -0.5) * e for e in oracle.plus(trained, old, -1)]
+
+    check(by_hand(1, 6, 0.0, moved), play(made, net(), federation().data, 6).servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "chunk"), [(3, 1), (1, 2), (4, 0)])
+def test_devices_and_chunks_change_nothing(devices: int, chunk: int) -> None:
+    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=MIXED, **ONE)
+    other = made.replace(execution=fs.make_execution(devices=devices, chunk=chunk))
+    a, b = (play(each, net(), federation().data, 5) for each in (made, other))
+    assert_trees([m.time for m in a.metrics], [m.time for m in b.metrics])
+    assert_trees(a.servers, b.servers, rtol=2e-5, atol=1e-6)
+
+
+# ---- what is refused ----
+
+TIMED: dict[str, Any] = {"clients_per_round": 4, "buffer_size": 2, "clock": MIXED}
+BAD: dict[str, tuple[Any, str]] = {
+    "more than are at work": (
+        lambda: fs.schedule.buffered(5, at_work=4),
+        r"buffer_size must be in 1..4, the models that are at work at once, got 5",
+    ),
+    "none": (lambda: fs.schedule.buffered(0, at_work=4), "buffer_size must be in 1..4"),
+    "no length": (lambda: fs.schedule.periodic(0.0, at_work=4), "seconds must be positive"),
+    "not a number": (lambda: fs.schedule.periodic(math.nan, at_work=4), "seconds must be positive"),
+    "no places": (lambda: fs.schedule.periodic(1, at_work=0), "at_work must be at least 1, got 0"),
+    "an age that is drawn": (
+        lambda: fedbuff(local(), max_staleness=4, **TIMED),
+        "max_staleness must be None on a clock, by which models are as old as they are, got 4",
+    ),
+    "no clock": (
+        lambda: composed(fs.schedule.buffered(2, at_work=4)),
+        r"schedule buffered\(2, at_work=4\) needs a clock, which says when clients come back, "
+        r"clock is None: use clock=",
+    ),
+    "a deadline": (
+        lambda: fedbuff(local(), clients_per_round=4, clock=clock.simulated(1, deadline=3)),
+        r"schedule buffered\(1, at_work=4\) needs one whose server waits for each client by itself",
+    ),
+    "a shared link": (
+        lambda: fedasync(
+            local(), clients_per_round=4,
+            clock=clock.simulated(1, clock.bandwidth(10, 10, shared=True)),
+        ),
+        r"on a link of its own, clock is simulated\(1, link=bandwidth",
+    ),
+    "drawn steps": (
+        lambda: fedbuff(local(steps=fs.local.geometric(0.2)), **TIMED),
+        r"needs visits whose length is known when they begin, local is local_sgd",
+    ),
+    "an end that is not known": (
+        lambda: fedbuff(local(inexactness=0.5), **TIMED),
+        r"needs visits whose length is known when they begin, local is local_sgd",
+    ),
+    "variates": (
+        lambda: fedbuff(local(corrections=(fs.corrections.scaffold(),)), **TIMED),
+        r"needs nothing shared through the server beside the model, local is local_sgd",
+    ),
+    "a selection of cohorts": (
+        lambda: composed(
+            fs.schedule.buffered(2, at_work=4), clock=MIXED, selection=fs.selection.everyone()
+        ),
+        r"needs clients that can be drawn one by one, selection is everyone\(\): use selection=",
+    ),
+    "drawn models": (
+        lambda: composed(
+            fs.schedule.buffered(2, at_work=4), clock=MIXED, broadcast=fs.broadcast.stale(3)
+        ),
+        r"needs the server's latest model for all, broadcast is stale\(3\)",
+    ),
+    "redistribution": (
+        lambda: composed(
+            fs.schedule.buffered(2, at_work=4),
+            clock=MIXED,
+            redistribution=fs.redistribution.permute,
+        ),
+        r"redistribution permute has no effect with schedule buffered\(2, at_work=4\)",
+    ),
+    "staleness of what is not stale": (
+        lambda: composed(
+            fs.schedule.every_round(2), preaggregation=(fs.preaggregation.discounted(),)
+        ),
+        r"preaggregation discounted\(\) needs models that come with their staleness, broadcast is",
+    ),
+    "fewer clients": (
+        lambda: play(
+            fedbuff(local(), clients_per_round=9, clock=MIXED, **ONE), net(), federation().data, 1
+        ),
+        "at_work must be at most the 8 clients, got 9",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(case: str) -> None:
+    make, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert len(str(caught.value).splitlines()) == 1
