@@ -187,7 +187,7 @@ def played(
             back = arrivals.come_back(parts, key, state, data, sizes)
             assert back is not None
             state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
-            return state, back._replace(at_work=())
+            return state, (back.client, back.age, back.sent, back.now, back.elapsed)
 
         return jax.lax.scan(one, state, jnp.arange(ROUNDS))[1]
 

@@ -137,7 +137,27 @@ def test_a_run_goes_on_until_all_seeds_are_done() -> None:
     assert whole.reached("loss", float(whole.evaluations[2].test_loss.max())).rounds != [1, 1]
 
 
+def test_simulated_seconds_end_a_run() -> None:
+    """At the first evaluation at or after them, of the run that is the slowest to get there."""
+    toy = fs.toy(8)
+    timed = method("fedavg").replace(clock=fs.clock.simulated(fs.clock.lognormal(1.0, 1.0)))
+
+    def until(**settings: Any) -> fs.Result:
+        return fs.simulate(
+            timed, toy.model, toy.data, toy.test, rounds=6, classes=10, seeds=(0, 1), **settings
+        )
+
+    whole = until()
+    limit = float(whole.seconds[2].min())
+    ended = until(stop=fs.stop.seconds(limit))
+    rounds = 1 + int(np.argmax((whole.seconds >= limit).all(axis=1)))
+    assert len(ended.seconds) == rounds < 6
+    assert ended.seconds.tolist() == whole.seconds[:rounds].tolist()
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
+    "no clock": (lambda: fs.stop.seconds(1), "stop: seconds needs an algorithm with a clock"),
+    "no time": (lambda: fs.stop.seconds(0), "limit must be positive, got 0"),
     "patience": (lambda: fs.stop.patience(2), "stop: patience needs simulate(validation=...)"),
     "personal": (
         lambda: fs.stop.target("accuracy", 0.5, on="personal"),
@@ -171,6 +191,7 @@ BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--seeds",
         ("--patience 2", "--patience is for --split clients, which has validation clients"),
         ("--patience 0 --split clients", "--patience: must be a whole number at least 1, got '0'"),
         ("--budget-mb 0", "--budget-mb: must be a number above 0"),
+        ("--budget-seconds 9", "--budget-seconds is for --clock, which says how long a round"),
         ("--target 90", "--target must be a number above 0 and at most 1, as accuracy is a share"),
         ("--algo fedper --model mlp --split official --target 0.5", "--target of fedper is for "),
     ],

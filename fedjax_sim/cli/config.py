@@ -246,6 +246,8 @@ class Config:
                 raise ValueError(
                     f"{flag(name)} is for models without --lora, whose frozen weights it would pull"
                 )
+        if self.ending.budget_seconds is not None and self.timing.clock is None:
+            raise ValueError("--budget-seconds is for --clock, which says how long a round takes")
         if self.ending.patience is not None and self.scores.split != "clients":
             raise ValueError(
                 "--patience is for --split clients, which has validation clients: by the test set "

@@ -27,6 +27,7 @@ class Ending(Group):
         stop_at_target: whether a run ends there.
         patience: evaluations without progress; None for any number.
         budget_mb: MB that a run may send; None for any number.
+        budget_seconds: of simulated time; None for any number.
         on_nan: what an update does that is not finite.
     """
 
@@ -53,7 +54,9 @@ class Ending(Group):
     budget_mb: float | None = setting(
         None, "end when so many MB have been sent, up and down", shown="never", above=0
     )
-
+    budget_seconds: float | None = setting(
+        None, "end when so much simulated time has passed: for --clock", shown="never", above=0
+    )
     on_nan: Policy = setting(
         "stop",
         "of a client's update that is NaN or infinite: stop the algorithm, or skip the client for "
@@ -90,7 +93,8 @@ def check_target(
 
 def ends_early(ending: Ending) -> bool:
     """Whether a rule may end a run before its last round."""
-    return ending.stop_at_target or ending.patience is not None or ending.budget_mb is not None
+    budgets = ending.patience, ending.budget_mb, ending.budget_seconds
+    return ending.stop_at_target or any(budget is not None for budget in budgets)
 
 
 def scored_set(algorithm: Algorithm) -> Set:
@@ -108,6 +112,8 @@ def rule(ending: Ending, score: str, algorithm: Algorithm) -> run.stop.Stop | No
         rules.append(run.stop.patience(ending.patience, score))
     if ending.budget_mb is not None:
         rules.append(run.stop.budget(ending.budget_mb * MB))
+    if ending.budget_seconds is not None:
+        rules.append(run.stop.seconds(ending.budget_seconds))
     return run.stop.any_of(*rules) if rules else None
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Task
 from fedjax_sim.run.result import Evaluation, Set, lowest, reaches, sent
 
-__all__ = ["Stop", "any_of", "budget", "patience", "target"]
+__all__ = ["Stop", "any_of", "budget", "patience", "seconds", "target"]
 
 
 class Done(Protocol):
@@ -155,6 +155,36 @@ def budget(bytes: float) -> Stop:
     if not bytes > 0:
         raise ValueError(f"bytes must be positive, got {bytes}")
     return Stop(lambda evaluations, task: sent(evaluations[-1]) >= bytes)
+
+
+def seconds(limit: float) -> Stop:
+    """Until so much simulated time has passed.
+
+    Args:
+        limit: in seconds. A run ends at the first evaluation at or after it.
+
+    Returns:
+        A rule for ``simulate(stop=...)``.
+
+    Raises:
+        ValueError: if limit is not positive; in ``simulate``, at the first evaluation, if the
+            algorithm has no clock.
+
+    Example:
+        >>> seconds(0)
+        Traceback (most recent call last):
+        ValueError: limit must be positive, got 0
+    """
+    if not limit > 0:
+        raise ValueError(f"limit must be positive, got {limit}")
+
+    def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
+        now = evaluations[-1].seconds
+        if now is None:
+            raise ValueError("stop: seconds needs an algorithm with a clock, see fs.clock")
+        return now >= limit
+
+    return Stop(done)
 
 
 def any_of(*rules: Stop) -> Stop:
