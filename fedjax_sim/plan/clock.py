@@ -74,7 +74,7 @@ def simulated(
     watts: float | None = None,
     seed: int = 0,
 ) -> Clock:
-    r"""Rounds that last as long as the slowest visit, or until the server waits no longer.
+    r"""Devices of laws, and rounds that last as long as the slowest visit, if no rule ends them.
 
     .. math:: s_k = \frac{\text{bytes down}}{\text{down}_k} + T_k c_k +
               \frac{\text{bytes up}}{\text{up}_k}, \qquad
@@ -84,7 +84,8 @@ def simulated(
     uniform point of its visit, and the server sees it. Of a client that is lost or late nothing is
     taken: it weighs nothing, keeps what it had before, and a model in flight stays as it was before
     the visit; a model that is due at a client which keeps its slot is lost with it. What was sent
-    before the first round and after the last takes no time.
+    before the first round and after the last takes no time. With a schedule that takes models as
+    they come back (:func:`fedjax_sim.schedule.buffered`) the same holds of each visit by itself.
 
     Args:
         compute: c_k, the seconds of each local step that a client reports; a number for all.
@@ -97,7 +98,8 @@ def simulated(
             upload, if that is one at least.
         first: the server waits for so many uploads and drops the others (over-selection); None for
             all.
-        idle: the seconds of a round in which no client trains, as all sleep.
+        idle: the seconds of a round in which no client trains, as all sleep; also the seconds after
+            which a model that goes to one client alone is offered again if that one sleeps.
         watts: the power of a device that computes; None: energy is not told.
         seed: of the devices. All runs have the same.
 

@@ -165,7 +165,8 @@ def buffered(size: int, *, at_work: int) -> Schedule:
     C clients are at work at once, each with the server model that was the newest when it was sent.
     Who comes back is replaced at once; who comes back last of a round is replaced after the server
     has moved, and so are those that come back at the same instant. Of two such clients the one of
-    the lower number comes first. A client is drawn again once the server has taken its model.
+    the lower number comes first. A client is drawn again once the server has taken its model. If it
+    sleeps when it is drawn, nobody is sent that model for the clock's ``idle`` seconds.
 
     If nobody is at work, as all who were asked sleep, the round ends with the models that there
     are. Those that are at work after the last round are not trained, but have been sent.
