@@ -70,6 +70,8 @@ from fedjax_sim.algorithms._layers import lg_fedavg as lg_fedavg
 from fedjax_sim.algorithms._layers import fedbn as fedbn
 from fedjax_sim.algorithms._layers import fedbabu as fedbabu
 from fedjax_sim.algorithms._fedproto import fedproto as fedproto
+from fedjax_sim.algorithms._power_of_choice import power_of_choice as power_of_choice
+from fedjax_sim.algorithms._fedcs import fedcs as fedcs
 from fedjax_sim.algorithms._fedmix import fedmix as fedmix
 from fedjax_sim.algorithms._astraea import astraea as astraea
 # isort: on
@@ -87,5 +89,14 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
 )
 """The methods by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
-COMMON = ("clients_per_round", "execution", "model", "objective", "classes", "lr", "momentum")
+COMMON = (
+    "clients_per_round",
+    "execution",
+    "model",
+    "objective",
+    "classes",
+    "lr",
+    "momentum",
+    "clock",
+)
 """Parameters that mean the same in every method; the command gives them to those that have them."""

@@ -162,6 +162,7 @@ def build(config: Config) -> Setup:
         "classes": task.classes,
         "clients_per_round": per_round,
         "execution": execution,
+        "clock": timing.made(config.timing),
     }
 
     def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:

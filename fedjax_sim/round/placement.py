@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Slots
+from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, Outlook, PyTree, Slots
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
@@ -54,8 +54,10 @@ class Draw(NamedTuple):
     source: Array
 
 
-def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Placed, Draw]:
-    """Draws a client for every slot and deals the slots to rows."""
+def place(
+    parts: Parts, key: Array, state: FedState, data: ClientData, outlook: Outlook | None = None
+) -> tuple[Placed, Draw]:
+    """Draws a client for every slot and deals the slots to rows; ``outlook`` is the clock's."""
     count, none = parts.slots, data.clients
     by_slot = jnp.arange(count, dtype=jnp.int32)
     fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
@@ -72,7 +74,7 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
         exchanged = jnp.int32(0)
         if parts.selection.sticky:  # else every model travels, whatever its slot is
             exchanged = jnp.sum(jnp.where(fresh, 0, moves.received()), dtype=jnp.int32)
-    clients, chosen = parts.selection.draw(
+    given = (
         stream(key, Round.SELECTION),
         state.selection,
         data,
@@ -80,8 +82,13 @@ def place(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[
         fresh if parts.selection.sticky else jnp.ones(count, bool),
         jnp.where(fresh, 0, visits),
     )
+    timed = parts.selection.timed
+    if timed is None or outlook is None:
+        clients, chosen = parts.selection.draw(*given)
+    else:
+        clients, chosen = timed(*given, outlook)
     assigned = _met(parts, key, clients, fresh, none)
-    clients = by_number = _awake(parts, key, state, assigned, none)
+    clients = by_number = awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients)
     row = by_slot if parts.execution.rows_are_tasks else parts.execution.deal(samples)
     if flying is None:
@@ -113,7 +120,7 @@ def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> A
     return clients.at[slots].set(clients[jnp.lexsort((clients, group))])
 
 
-def _awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
+def awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
     """The cohort ``int32[S]`` without those that are asleep: their slots are idle."""
     if parts.clock is None or parts.clock.available is None:
         return clients
