@@ -36,6 +36,8 @@ NAMESPACES = {
     "mediators": "selection",
     "choice": "selection",
     "seconds": "selection",
+    "tiering": "selection",
+    "guidance": "selection",
     "devices": "clock",
 }
 """Where users find the parts of a module, if it is not the module's own name."""

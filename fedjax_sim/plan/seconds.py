@@ -137,5 +137,5 @@ def uniformly(
     return distinct(key, len(free), data.clients), state
 
 
-NEEDS_CLOCK = (CLOCK, NO_FLIGHT)
+NEEDS_SECONDS = (CLOCK, NO_FLIGHT)
 """Of selections that look at seconds, and whose models come back in the round."""
