@@ -186,6 +186,7 @@ def small() -> Small:
     optimizer = optax.sgd(0.1, momentum=0.9)
     common = {"model": model, "objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.9}
     common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
+    common["clock"] = fs.clock.synchronous(1.0, deadline=60.0)
     local = fs.local_sgd(objective, optimizer, batch_size=4, epochs=2)
     return Small(model, local, jax.tree.map(jnp.asarray, data), common)
 

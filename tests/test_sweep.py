@@ -352,6 +352,7 @@ def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
         local = fs.local_sgd(objective, optax.sgd(lr, momentum=0.9))
         common = {"model": net, "objective": objective, "classes": 3, "momentum": 0.9}
         common |= {"clients_per_round": cohort, "lr": lr}
+        common["clock"] = fs.clock.synchronous(1.0, deadline=60.0)
         own = {key: common[key] for key in common if key in keywords(method)}
         made: fs.Algorithm = method(local, **{**own, **needed, **small, **given})
         return made

@@ -15,6 +15,7 @@ from fedjax_sim.base import (
     Outlook,
     Selection,
     Variables,
+    concrete,
     part,
 )
 from fedjax_sim.plan.seconds import NEEDS_SECONDS, uniformly
@@ -92,9 +93,9 @@ def guided(
     """
     shares = {"explore": explore, "decay": decay, "least": least, "share": share, "step": step}
     for name, value in shares.items():
-        if not 0 <= value <= 1:
+        if concrete(value) and not 0 <= value <= 1:
             raise ValueError(f"{name} must be in [0, 1], got {value}")
-    if penalty < 0:
+    if concrete(penalty) and penalty < 0:
         raise ValueError(f"penalty must be at least 0, got {penalty}")
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
