@@ -413,7 +413,7 @@ def test_utility_and_seconds_choose() -> None:
     )
     assert made.traffic(net().init(jax.random.key(0)), data()).message == 4
     step = drawn(law, Device.COMPUTE)
-    u, s, last = np.zeros(N), np.full(N, np.inf), np.zeros(N, int)
+    u, s, last = np.zeros(N), np.zeros(N), np.zeros(N, int)
     sums, best = [0.0] * 40, 0
     for turn, (key, state, metrics, after) in enumerate(play(made, 10), start=1):
         awake = there(clock, key, state)
@@ -447,7 +447,7 @@ def _seen(state: Any) -> Any:
     """Four clients are known, in the third round."""
     return state._replace(
         utility=jnp.array([4.0, 3.8, 1.0, 2.0, 0, 0, 0, 0]),
-        seconds=jnp.array([1.0, 1.0, 9.0, 2.0, *4 * [jnp.inf]]),
+        seconds=jnp.array([1.0, 1.0, 9.0, 2.0, *4 * [0]]),
         last=jnp.array([1, 2, 1, 2, 0, 0, 0, 0], jnp.int32),
         round=jnp.int32(2),
     )

@@ -29,7 +29,7 @@ class Known(NamedTuple):
 
     Attributes:
         utility: ``f32[N]``, of each client's last visit.
-        seconds: ``f32[N]``, of the same; infinite if there was none.
+        seconds: ``f32[N]``, of the same.
         last: ``int32[N]``, the number of its round, from 1; 0 if there was none.
         round: ``int32[]``, rounds begun.
         share: ``f32[]``, of the clients known, those that T lets pass.
@@ -104,7 +104,7 @@ def guided(
         clients = data.clients
         return Known(
             utility=jnp.zeros(clients, jnp.float32),
-            seconds=jnp.full(clients, jnp.inf, jnp.float32),
+            seconds=jnp.zeros(clients, jnp.float32),
             last=jnp.zeros(clients, jnp.int32),
             round=jnp.int32(0),
             share=jnp.float32(share),
@@ -179,8 +179,10 @@ def _values(state: Known, turn: Array, known: Array, penalty: float) -> Array:
     rate = (u - low) / jnp.maximum(high - low, 1e-4)
     turns, last = turn.astype(jnp.float32), jnp.maximum(state.last, 1).astype(jnp.float32)
     stale = jnp.sqrt(0.1 * jnp.log(turns) / last)
-    limit = _quantile(state.seconds, jnp.sum(state.last > 0), state.share)
-    return (rate + stale) * jnp.minimum(limit / state.seconds, 1) ** penalty
+    visited = state.last > 0
+    seconds = jnp.where(visited, state.seconds, jnp.inf)
+    limit = _quantile(seconds, jnp.sum(visited), state.share)
+    return (rate + stale) * jnp.minimum(limit / seconds, 1) ** penalty
 
 
 def _quantile(values: Array, count: Array, share: Array | float) -> Array:

@@ -87,7 +87,8 @@ def tiers(
 
     Source: Chai et al. 2020 <https://arxiv.org/abs/2001.09249>, Algorithm 2; the authors measure
     the seconds in rounds of training before the first, which is counted as a model to every client
-    and one back. Cox et al. 2022 <https://github.com/bacox/fltk>, for P.
+    and one back. Galjaard et al. 2021 <https://github.com/JMGaljaard/fltk-testbed>,
+    a testbed with TiFL, for P.
     """
     every = count if interval is None else interval
     for name, value in (("count", count), ("interval", every), ("credit", credit),
