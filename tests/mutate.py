@@ -879,7 +879,6 @@ MUTANTS = [
     Mutant("round/measuring.py", "jnp.where(skipped, 0, info", "jnp.where(False, 0, info", SKIP),
     Mutant("round/measuring.py", "jnp.where(nobody, jnp.nan, mean)", "mean", SKIP),
     # selections that know losses and seconds
-    Mutant("engine/draws.py", " & (given < total)", "", CHOSEN),
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
     Mutant("plan/choice.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
     Mutant("plan/choice.py", "if data.budget is None", "if True", CHOSEN),

@@ -68,6 +68,7 @@ def test_every_ordered_pair_is_as_likely_as_its_samples(
     start = jnp.asarray(np.cumsum([6, *SIZES]), jnp.int32)  # the samples of another run come before
     keys = jax.random.split(jax.random.key(0), 50_000)
     pairs = np.asarray(jax.jit(jax.vmap(lambda key: draws.by_size(key, 2, start)))(keys))
+    assert pairs.min() >= 0
     counts = np.zeros((len(SIZES), len(SIZES)), int)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     p = np.array(SIZES) / sum(SIZES)

@@ -102,7 +102,8 @@ def _searched(
     def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         turn, found, out = carry
         given = propose(jax.random.fold_in(key, turn))
-        new = _first(given) & ~among(given, jnp.concatenate([taken, out])) & (given < total)
+        # What is not found yet is ``total``, so that this is never new.
+        new = _first(given) & ~among(given, jnp.concatenate([taken, out]))
         place = jnp.where(new, found + jnp.cumsum(new, dtype=jnp.int32) - 1, count)
         found = found + jnp.sum(new, dtype=jnp.int32)
         return turn + 1, found, out.at[place].set(given, mode="drop")
