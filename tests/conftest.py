@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import fedjax_sim as fs  # noqa: E402
+from fedjax_sim.base.signatures import keywords  # noqa: E402
 from fedjax_sim.run.counting import count_programs  # noqa: E402
 
 T = TypeVar("T")
@@ -174,6 +175,12 @@ def play(
         metrics.append(report)
     final, uploads = jax.jit(algorithm.collect)(jax.random.fold_in(run_key, rounds), state, data)
     return Play(states, metrics, final, int(uploads))
+
+
+def needs_a_clock(method: Callable[..., Any]) -> bool:
+    """Whether a named method has no meaning without one."""
+    clock = keywords(method).get("clock")
+    return clock is not None and clock.default is not None
 
 
 def assert_trees(a: Any, b: Any, rtol: float | None = None, atol: float = 0.0) -> None:

@@ -48,6 +48,7 @@ TASKS, SAVED = tests("tasks"), tests("checkpoints")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
 ARRIVALS = tests("arrivals")
+CHOSEN = tests("selection")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
@@ -876,10 +877,36 @@ MUTANTS = [
         "tree.select_rows(~skipped, before,",
         SKIP,
     ),
+    Mutant("round/measuring.py", "jnp.where(skipped, 0, info", "jnp.where(False, 0, info", SKIP),
+    Mutant("round/measuring.py", "jnp.where(nobody, jnp.nan, mean)", "mean", SKIP),
+    # selections that know losses and seconds
+    Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
+    Mutant("plan/choice.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
+    Mutant("plan/choice.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
+    Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),
+    Mutant("plan/seconds.py", ", allowed=outlook.awake", "", CHOSEN),
+    Mutant("plan/tiering.py", "<= state.accuracy[state.last]", "> state.accuracy[0]", CHOSEN),
+    Mutant("plan/tiering.py", " & outlook.awake(everyone)", "", CHOSEN),
+    Mutant("plan/tiering.py", "2 * (n - rank)", "2 * (1 + rank)", CHOSEN),
+    Mutant("plan/tiering.py", "at[drawn].add(-1)", "at[drawn].add(0)", CHOSEN),
+    Mutant("plan/tiering.py", "add(samples * state.answer", "add(state.answer", CHOSEN),
+    Mutant("plan/guidance.py", "jnp.sum(older) > jnp", "jnp.sum(older) < jnp", CHOSEN),
+    Mutant("plan/guidance.py", "value >= CUT *", "value >= 0 *", CHOSEN),
+    Mutant("plan/guidance.py", "jnp.minimum(limit / seconds, 1)", "jnp.ones_like(u)", CHOSEN),
+    Mutant("plan/guidance.py", "speed = 1 /", "speed = 1 *", CHOSEN),
+    Mutant("client/reports.py", "jnp.square(objective(", "jnp.abs(objective(", CHOSEN),
+    Mutant("round/polling.py", "FORWARD = 1 / 3", "FORWARD = 1", CHOSEN),
+    Mutant("round/polling.py", "metrics.downloads + asked.downloads", "metrics.downloads", CHOSEN),
+    Mutant("round/polling.py", "jnp.where(has, 0, plain", "jnp.where(False, 0, plain", CHOSEN),
     Mutant(
-        "round/algorithm.py", "jnp.where(skipped, 0, trained", "jnp.where(False, 0, trained", SKIP
+        "round/polling.py",
+        "placement.awake(parts, key, state, whom, data.clients)",
+        "whom",
+        CHOSEN,
     ),
-    Mutant("round/algorithm.py", "jnp.where(nobody, jnp.nan, loss)", "loss", SKIP),
+    Mutant("round/polling.py", "elapsed.seconds + asked.seconds", "elapsed.seconds", CHOSEN),
+    Mutant("run/ledger.py", "np.int64) * traffic.answer", "np.int64)", named("fedcs")),
     # the end of a run
     Mutant("run/stop.py", "better = value > best", "better = value >= best", STOP),
     Mutant("run/stop.py", "over |= since", "over = since", STOP),

@@ -7,6 +7,7 @@ import enum
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import re
 import subprocess
@@ -291,6 +292,28 @@ SIGNATURES: dict[str, Signature] = {
         "(state: Array, client: Array, info: LocalInfo) -> Array",
         "(state: Array, client: Array, info: Cohort) -> Array",
     ),
+    "SelectionTimed": Signature(
+        "selection._replace(timed=f)",
+        "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array,"
+        " outlook: Outlook) -> tuple[Array, Array]",
+        "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array)"
+        " -> tuple[Array, Array]",
+    ),
+    "PollWhom": Signature(
+        "poll._replace(whom=f)",
+        "(key: Array, state: Array, data: ClientData) -> Array",
+        "(key: Array, state: Array) -> Array",
+    ),
+    "PollAsk": Signature(
+        "poll._replace(ask=f)",
+        "(w: Variables, client: ClientView) -> Array",
+        "(w: Variables) -> Array",
+    ),
+    "PollTell": Signature(
+        "poll._replace(tell=f)",
+        "(state: Array, client: Array, answers: Array) -> Array",
+        "(state: Array, answers: Array) -> Array",
+    ),
     "Due": Signature("schedule._replace(due=f)", "(t: Array) -> Array", "(t: Array) -> bool"),
     "Redistribution": Signature(
         "compose(local, selection=selection, schedule=schedule, redistribution=f)",
@@ -502,6 +525,7 @@ shared: Shared
 companion: Companion
 survey: Survey
 selection: Selection
+poll: Poll
 schedule: Schedule
 broadcast: Broadcast
 refresh: Refresh
@@ -636,6 +660,12 @@ PARTS: dict[str, dict[str, Make]] = {
         "cyclic": fs.selection.cyclic,
         "everyone": fs.selection.everyone,
         "mediators": lambda: fs.selection.mediators(SLOTS, 2, LABELS),
+        "power_of_choice": lambda: fs.selection.power_of_choice(6, score),
+        "power_of_choice, known": lambda: fs.selection.power_of_choice(6),
+        "within_deadline": lambda: fs.selection.within_deadline(6),
+        "awake": fs.selection.awake,
+        "tiers": lambda: fs.selection.tiers(2, score),
+        "guided": fs.selection.guided,
     },
     "Schedule": {
         "every_round": lambda: fs.schedule.every_round(SLOTS),
@@ -671,6 +701,7 @@ PARTS: dict[str, dict[str, Make]] = {
         ),
         "with_importance": lambda: fs.local.with_importance(update(), score),
         "with_initial_loss": lambda: fs.local.with_initial_loss(update(), risk()),
+        "with_utility": lambda: fs.local.with_utility(update(), risk()),
     },
     "Correction": {
         "proximal": lambda: fs.corrections.proximal(0.1),
@@ -707,6 +738,8 @@ PARTS: dict[str, dict[str, Make]] = {
     "Score": {
         "squared_gradient": lambda: fs.reports.squared_gradient(risk(), 8),
         "squared_gradient, of samples": lambda: fs.reports.squared_gradient(risk(), 8, "sample"),
+        "mean_loss": lambda: fs.reports.mean_loss(risk(), 8),
+        "accuracy": lambda: fs.reports.accuracy(net(), 8),
     },
     "Compressor": {
         "ternary": lambda: fs.compression.ternary(0.2),
@@ -977,7 +1010,23 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     before = part.init(start, crowd, execution)
     last, visited = jnp.array([1, 0, 3, 2], jnp.int32), jnp.zeros(SLOTS, jnp.int32)
     free = jnp.array([True, False, True, True]) if part.sticky else jnp.ones(SLOTS, bool)
-    clients, after = run(part.draw)(KEY, before, crowd, last, free, visited)
+    told = before
+    if part.poll is not None:
+        asked = run(part.poll.whom)(KEY, before, crowd)
+        chex.assert_type(asked, jnp.int32)
+        assert len({*asked.tolist()}) == len(asked)
+        answers: Any = ()
+        if part.poll.ask is not None:
+            answers = jnp.stack([part.poll.ask(start, view(crowd, int(k))) for k in asked])
+        told = run(part.poll.tell)(before, asked, answers)
+        same_form(told, before)
+    clients, after = run(part.draw)(KEY, told, crowd, last, free, visited)
+    if part.timed is not None:
+        outlook = base.Outlook(
+            lambda client, uploads: jnp.ones(len(client)), lambda client: client < N, math.inf
+        )
+        timed = lambda *given: part.timed(*given, outlook)  # noqa: E731
+        clients, after = run(timed)(KEY, told, crowd, last, free, visited)
     chex.assert_shape(clients, (SLOTS,))
     chex.assert_type(clients, jnp.int32)
     assert ((clients >= 0) & (clients <= N)).all()
@@ -988,7 +1037,8 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     assert (clients == last)[~free].all()
     same_form(after, before)
     count = jnp.zeros(ROWS, jnp.int32)
-    info = LocalInfo(jnp.zeros(ROWS), count, count, dict.fromkeys(part.reads, jnp.ones(ROWS)))
+    extra = dict.fromkeys((*part.reads, "seconds"), jnp.ones(ROWS))
+    info = LocalInfo(jnp.zeros(ROWS), count, count, extra)
     rows = jnp.full(ROWS, N, jnp.int32).at[:SLOTS].set(clients)
     same_form(run(part.update)(after, rows, info), before)
 
@@ -1176,7 +1226,7 @@ def test_objective(make: Make, run: Any, crowd: ClientData, start: Variables) ->
 @cases("Score")
 def test_score(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     scored = run(make())
-    for client in (3, N):
+    for client in (4, N):
         value = scored(start, view(crowd, client))
         chex.assert_shape(value, ())
         chex.assert_type(value, jnp.float32)

@@ -55,3 +55,25 @@ def test_a_draw_that_needs_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draws.distinct(jax.random.key(0), 30, 10**5).tolist()
     assert len(set(drawn)) == 30
     assert drawn[1] == 7
+
+
+SIZES = [3, 1, 0, 7, 2, 0, 12, 5, *27 * [1]]
+
+
+@pytest.mark.parametrize("sorted_up_to", [0, draws.SORTED])
+def test_every_ordered_pair_is_as_likely_as_its_samples(
+    sorted_up_to: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "SORTED", sorted_up_to)
+    start = jnp.asarray(np.cumsum([6, *SIZES]), jnp.int32)  # the samples of another run come before
+    keys = jax.random.split(jax.random.key(0), 50_000)
+    pairs = np.asarray(jax.jit(jax.vmap(lambda key: draws.by_size(key, 2, start)))(keys))
+    assert pairs.min() >= 0
+    counts = np.zeros((len(SIZES), len(SIZES)), int)
+    np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
+    p = np.array(SIZES) / sum(SIZES)
+    expected = len(keys) * p[:, None] * p[None] / (1 - p[:, None])
+    np.fill_diagonal(expected, 0)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    assert stats.chisquare(counts[possible], expected[possible]).pvalue > 0.01

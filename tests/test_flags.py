@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import needs_a_clock
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -186,6 +187,7 @@ def small() -> Small:
     optimizer = optax.sgd(0.1, momentum=0.9)
     common = {"model": model, "objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.9}
     common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
+    common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
     local = fs.local_sgd(objective, optimizer, batch_size=4, epochs=2)
     return Small(model, local, jax.tree.map(jnp.asarray, data), common)
 
@@ -193,6 +195,8 @@ def small() -> Small:
 def made(small: Small, name: str, options: dict[str, Any]) -> fs.Algorithm:
     method = ALGORITHMS[name]
     given = {k: v for k, v in small.common.items() if k in keywords(method)}
+    if not needs_a_clock(method):
+        given.pop("clock", None)
     if name == "dynamic_clustering":
         given["cluster_limit"] = 40.0
     if name == "fedbn":

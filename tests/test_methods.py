@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees
+from conftest import assert_trees, needs_a_clock
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -173,6 +174,20 @@ METHODS: dict[str, Sent] = {
     # A gradient up and the mean of all down, then as FedAvg; a momentum down.
     "mime": Sent({"beta": 0.5}, up=times(2), down=times(3)),
     # The means of all clients first go to the server, and from there to the others.
+    # Six are sent the model, and say their losses.
+    "power_of_choice": Sent(
+        {"candidates": 6},
+        up=lambda size: ROUNDS * (COHORT * size + 6 * 4),
+        down=lambda size: ROUNDS * 6 * size,
+    ),
+    "fedcs": Sent(up=lambda size: ROUNDS * COHORT * (size + 3 * 4)),  # of a device, three numbers
+    # All train once for their seconds, and are evaluated in the first round and the third.
+    "tifl": Sent(
+        {"tiers": 2},
+        up=lambda size: (CLIENTS + ROUNDS * COHORT) * size + 2 * CLIENTS * 4,
+        down=lambda size: (CLIENTS + 2 * CLIENTS + COHORT) * size,
+    ),
+    "oort": Sent(up=and_a_number),
     "fedmix": Sent(
         {"mix_samples": 6},
         up=lambda size: MEANS + ROUNDS * COHORT * size,
@@ -227,6 +242,8 @@ def make(name: str, model: fs.Model, devices: int | None = None) -> fs.Algorithm
     local = fs.local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
     function = ALGORITHMS[name]
     common = {"model": model, "objective": objective, "classes": 10, "lr": LR, "momentum": MOMENTUM}
+    if needs_a_clock(function):
+        common["clock"] = fs.clock.simulated(0.5, LINK, deadline=1e9)
     given = {key: value for key, value in common.items() if key in keywords(function)}
     execution = fs.make_execution(devices=devices)
     given |= {"clients_per_round": COHORT} | METHODS[name].options
@@ -252,24 +269,34 @@ def start(model: fs.Model) -> fs.Variables:
     return jax.jit(model.init)(jax.random.key(0))
 
 
+LINK = fs.clock.bandwidth(1e4, 4e4)
+ON_A_CLOCK = {name for name, method in ALGORITHMS.items() if needs_a_clock(method)}
 UNTIMED = {"gossip": "redistribution", "fedasync": "broadcast", "fedbuff": "broadcast"}
 """Methods whose rounds are no rounds of a clock, and the part by which; of the last two it is what
 stands for a clock, see tests/test_arrivals.py."""
 
 
+LOOKS = {
+    "power_of_choice": {"asleep"},
+    "fedcs": {"asleep", "late"},
+    "tifl": {"asleep"},
+    "oort": {"asleep"},
+}
+"""Methods that see before the draw who is asleep, or who would be late."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted({*METHODS} - ON_A_CLOCK))
 def test_a_clock_of_equal_devices_changes_nothing(name: str, digits: Any) -> None:
     """The same weights to the bit, and seconds that grow; or one line that names both parts."""
     model, (data, test) = networks()["mlp"], digits
     plain = make(name, model, 1)
-    link = fs.clock.bandwidth(1e4, 4e4)
     if name in UNTIMED:
         with pytest.raises(ValueError, match=f"clock simulated.*{UNTIMED[name]} is ") as caught:
-            plain.replace(clock=fs.clock.simulated(0.5, link))
+            plain.replace(clock=fs.clock.simulated(0.5, LINK))
         assert len(str(caught.value).splitlines()) == 1
         return
-    timed = plain.replace(clock=fs.clock.simulated(0.5, link))
+    timed = plain.replace(clock=fs.clock.simulated(0.5, LINK))
     execution = fs.make_execution(devices=1)
     before, after = (
         fs.simulate(
@@ -305,7 +332,8 @@ def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
     assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(found.variables)))
     time = found.metrics.time
     assert time is not None
-    assert min(time.asleep.sum(), time.lost.sum(), time.late.sum()) > 0
+    for count in ("asleep", "lost", "late"):
+        assert (getattr(time, count).sum() > 0) == (count not in LOOKS.get(name, ()))
 
 
 def test_the_table_is_complete() -> None:
@@ -653,7 +681,7 @@ def test_method_is_one_composition_and_documented(
 
 @pytest.mark.parametrize("name", catalogue.ASKED)
 def test_a_command_asks_for_what_it_must_be_given(name: str) -> None:
-    given = catalogue.command(name).split()[3:]
+    given = shlex.split(catalogue.command(name))[3:]
     build(parse([*given, "--compare", "none", "--seeds", "1"]))
     with pytest.raises(ValueError, match=f"^{name}: "):
         build(parse([*given[:2], "--compare", "none"]))

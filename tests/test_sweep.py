@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, make_federation
+from conftest import Federation, assert_trees, known, make_federation, needs_a_clock
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -353,6 +353,8 @@ def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
         local = fs.local_sgd(objective, optax.sgd(lr, momentum=0.9))
         common = {"model": net, "objective": objective, "classes": 3, "momentum": 0.9}
         common |= {"clients_per_round": cohort, "lr": lr}
+        if needs_a_clock(method):
+            common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
         own = {key: common[key] for key in common if key in keywords(method)}
         made: fs.Algorithm = method(local, **{**own, **needed, **small, **given})
         return made

@@ -71,6 +71,10 @@ from fedjax_sim.algorithms._layers import lg_fedavg as lg_fedavg
 from fedjax_sim.algorithms._layers import fedbn as fedbn
 from fedjax_sim.algorithms._layers import fedbabu as fedbabu
 from fedjax_sim.algorithms._fedproto import fedproto as fedproto
+from fedjax_sim.algorithms._power_of_choice import power_of_choice as power_of_choice
+from fedjax_sim.algorithms._fedcs import fedcs as fedcs
+from fedjax_sim.algorithms._tifl import tifl as tifl
+from fedjax_sim.algorithms._oort import oort as oort
 from fedjax_sim.algorithms._fedmix import fedmix as fedmix
 from fedjax_sim.algorithms._astraea import astraea as astraea
 # isort: on

@@ -71,6 +71,82 @@ class SelectionUpdate(Protocol):
         """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
 
 
+class Outlook(NamedTuple):
+    """What a clock foresees of the clients as a round begins.
+
+    Attributes:
+        seconds: ``(client int32[K], uploads int32[K] | int) -> f32[K]``, of a whole visit to each:
+          the download, its local steps and the upload. ``uploads`` says how many share the uplink,
+          if it is shared.
+        awake: ``(client int32[K]) -> bool[K]``; client N is not.
+        deadline: the seconds of a round at most; infinite for any number.
+    """
+
+    seconds: Callable[[Array, Array | int], Array]
+    awake: Callable[[Array], Array]
+    deadline: float
+
+
+class SelectionTimed(Protocol):
+    """Draws the clients of a round on a clock."""
+
+    def __call__(
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array, outlook: Outlook, /,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        """As :class:`SelectionDraw`, and it may look at ``outlook``."""
+
+
+class PollWhom(Protocol):
+    """Whom the server asks in a round."""
+
+    def __call__(self, key: Array, state: PyTree, data: ClientData, /) -> Array:
+        """``int32[K]``, different clients; N for nobody."""
+
+
+class PollAsk(Protocol):
+    """What one client answers."""
+
+    def __call__(self, variables: Variables, client: ClientView, /) -> PyTree:
+        """Small arrays; ``variables`` are those of the server model, with the client's own leaves.
+
+        It costs a pass forward over the client's samples.
+        """
+
+
+class PollTell(Protocol):
+    """What a selection learns of the answers."""
+
+    def __call__(self, state: PyTree, client: Array, answers: PyTree, /) -> PyTree:
+        """Returns the state with which the round's clients are drawn.
+
+        Args:
+            state: of the selection.
+            client: ``int32[K]``, those that have answered; N for who is asleep, or nobody.
+            answers: ``[K, ...]``; () if nothing was asked about the model.
+        """
+
+
+class Poll(NamedTuple):
+    """Questions to some clients before the clients of a round are drawn.
+
+    On a clock the draw waits for the slowest answer. Whoever is asked about the model has it, and
+    is not sent it again if it trains.
+
+    Attributes:
+        whom: those who are asked.
+        tell: what the selection learns.
+        ask: the answer of one client to the server model, which is sent to all who are asked; None:
+          they are asked about their devices alone.
+        numbers: what each says of its device, 4 bytes each.
+    """
+
+    whom: PollWhom
+    tell: PollTell
+    ask: PollAsk | None = None
+    numbers: int = 0
+
+
 def _learns_nothing(state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
     return state
 
@@ -91,6 +167,10 @@ class Selection(NamedTuple):
         setup_traffic: what travels before the first round; None: nothing.
         everyone: whether there must be a slot for every client.
         another: draws one client, as ``draw`` would draw a cohort of one; None: it cannot.
+        timed: the draw on a clock; None: ``draw``.
+        poll: what clients are asked before the draw; None: nothing.
+        times: whether ``update`` finds the seconds of each visit in ``info.extra["seconds"]``, as
+          the server has measured them. It needs a clock.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -105,6 +185,9 @@ class Selection(NamedTuple):
     setup_traffic: SetupTrafficOf | None = None
     everyone: bool = False
     another: SelectionNext | None = None
+    timed: SelectionTimed | None = None
+    poll: Poll | None = None
+    times: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -122,6 +122,8 @@ class Traffic(NamedTuple):
         shared_state: of what the server sends it besides, in every such round.
         fragments: of those of a model, if they travel in turn; no model is uploaded whole then.
         finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
+        answer: of what each client sends that is asked before the draw, see
+          :class:`fedjax_sim.base.Poll`.
     """
 
     upload: int
@@ -130,6 +132,7 @@ class Traffic(NamedTuple):
     shared_state: int
     fragments: tuple[Fragment, ...] = ()
     finish: int = 0
+    answer: int = 0
 
 
 class Metrics(NamedTuple):
@@ -151,6 +154,7 @@ class Metrics(NamedTuple):
         source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
         time: what the clock says of it; None without one.
+        answers: ``int32[]``, clients that have answered before the draw; None if none is asked.
     """
 
     loss: Array
@@ -166,3 +170,4 @@ class Metrics(NamedTuple):
     source: Array
     diagnostics: dict[str, Array]
     time: Elapsed | None = None
+    answers: Array | None = None

@@ -23,6 +23,9 @@ ASKED = {
     "fltrust": "--server-fraction 0.05",
     "feddf": "--server-fraction 0.05",
     "fedbn": "--model fashion_cnn",
+    "fedcs": '--clock "tiers(1, 2, 10)" --deadline 60',
+    "tifl": '--clock "tiers(1, 2, 10)"',
+    "oort": '--clock "tiers(1, 2, 10)"',
 }
 """What the command must be given for some methods, beside their names."""
 

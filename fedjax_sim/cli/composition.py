@@ -16,6 +16,7 @@ from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.models import logistic
+from fedjax_sim.plan.clock import simulated
 from fedjax_sim.round import Algorithm, compose
 
 COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
@@ -33,6 +34,10 @@ NAMESPACES = {
     "update": "server",
     "tree": "aggregators",
     "mediators": "selection",
+    "choice": "selection",
+    "seconds": "selection",
+    "tiering": "selection",
+    "guidance": "selection",
     "devices": "clock",
 }
 """Where users find the parts of a module, if it is not the module's own name."""
@@ -94,8 +99,12 @@ def make(method: Callable[..., Algorithm], **options: Any) -> Algorithm:
         "lr": LR,
         "momentum": MOMENTUM,
         "clients_per_round": COHORT,
+        "clock": simulated(1, deadline=60),
     }
-    given = {key: common[key] for key in common if key in keywords(method)}
+    own = keywords(method)
+    if "clock" in own and own["clock"].default is None:  # it does without
+        del common["clock"]
+    given = {key: common[key] for key in common if key in own}
     return method(local, **(given | options))
 
 

@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
-from fedjax_sim.client.reports import with_importance, with_initial_loss
+from fedjax_sim.client.reports import with_importance, with_initial_loss, with_utility
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.engine.optimizers import check_extra
@@ -38,6 +38,7 @@ __all__ = [
     "reflected",
     "with_importance",
     "with_initial_loss",
+    "with_utility",
 ]
 
 

@@ -15,10 +15,12 @@ from fedjax_sim.base import (
     ClientView,
     Context,
     LocalUpdate,
+    Model,
     Objective,
     PyTree,
     Trained,
     Variables,
+    for_classes,
     part,
     wrap,
 )
@@ -71,8 +73,7 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
         >>> round(float(score(model, client)), 4)  # (1² + 3² + 6²) / 3
         15.3333
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    _check_batch(batch_size)
     if kind not in ("minibatch", "sample"):
         raise ValueError(f"kind must be 'minibatch' or 'sample', got {kind!r}")
 
@@ -88,13 +89,75 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
             total, count = carry
             if kind == "minibatch":
                 return total + squared_norm(batch), count + 1
-            alone = jax.tree.map(lambda a: a[:, None], batch._replace(mask=batch.mask | True))
-            norms = jax.vmap(squared_norm)(alone)
+            norms = jax.vmap(squared_norm)(_alone(batch))
             real = jnp.sum(batch.mask, dtype=jnp.int32)
             return total + jnp.sum(jnp.where(batch.mask, norms, 0)), count + real
 
         total, count = sweep(client, batch_size, add, (jnp.float32(0), jnp.int32(0)))
         return total / jnp.maximum(count, 1).astype(jnp.float32)
+
+    return score
+
+
+@part
+def mean_loss(objective: Objective, batch_size: int = 128) -> Score:
+    r"""A client's mean loss over its samples: one pass forward.
+
+    .. math:: F_k(w) = \frac{1}{n_k} \sum_i \ell_i(w)
+
+    Samples are in their stored order and without the local update's transforms; the model is in
+    training mode: BatchNorm sees minibatches of B.
+
+    Args:
+        objective: F.
+        batch_size: B.
+
+    Returns:
+        A function of a model and a client, f32[]; 0 for a client without samples.
+
+    Raises:
+        ValueError: if batch_size is not positive.
+
+    >>> def squared_error(params, state, batch, context):
+    ...     return jnp.mean((params - batch.x) ** 2, where=batch.mask), state
+    >>> client = ClientView(jnp.array([1.0, 3.0, 6.0]), jnp.zeros(3, jnp.int32), jnp.arange(3),
+    ...                     start=jnp.int32(0), size=jnp.int32(3), capacity=3)
+    >>> round(float(mean_loss(squared_error, 2)(Variables(jnp.float32(0), {}), client)), 4)
+    15.3333
+    """
+    _check_batch(batch_size)
+
+    def score(variables: Variables, client: ClientView) -> Array:
+        return _mean_loss(objective, batch_size, variables, client, jax.random.key(0))
+
+    return score
+
+
+@part
+@for_classes
+def accuracy(model: Model, batch_size: int = 128) -> Score:
+    """The share of a client's samples whose class is the model's first: one pass forward.
+
+    Args:
+        model: its logits are by class, in evaluation mode.
+        batch_size: B.
+
+    Returns:
+        A function of a model and a client, f32[]; 0 for a client without samples.
+
+    Raises:
+        ValueError: if batch_size is not positive.
+    """
+    _check_batch(batch_size)
+
+    def score(variables: Variables, client: ClientView) -> Array:
+        def add(right: Array, batch: Batch) -> Array:
+            logits, _ = model.apply(variables, batch.x, train=False)
+            hit = (jnp.argmax(logits, axis=-1) == batch.y) & batch.mask
+            return right + jnp.sum(hit, dtype=jnp.int32)
+
+        right = sweep(client, batch_size, add, jnp.int32(0)).astype(jnp.float32)
+        return right / jnp.maximum(client.size, 1).astype(jnp.float32)
 
     return score
 
@@ -145,21 +208,79 @@ def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
         local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
         del trained
-        params, state = variables
         dropout = stream(key, Client.INITIAL_LOSS)
-
-        def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
-            number, total = carry
-            batch_key = jax.random.fold_in(dropout, number)
-            loss, _ = objective(params, state, batch, Context(variables, client, batch_key))
-            real = jnp.sum(batch.mask).astype(jnp.float32)
-            return number + 1, total + loss.astype(jnp.float32) * real
-
-        start = (jnp.int32(0), jnp.float32(0))
-        total = sweep(client, local.batch_size, add, start)[1]
-        return total / jnp.maximum(client.size, 1).astype(jnp.float32)
+        return _mean_loss(objective, local.batch_size, variables, client, dropout)
 
     return _reporting(local, "initial_loss", loss)
+
+
+@part
+def with_utility(local: LocalUpdate, objective: Objective) -> LocalUpdate:
+    r"""Reports Oort's statistical utility at the model that the client received, as ``utility``.
+
+    .. math:: n_k \sqrt{\frac{1}{n_k} \sum_i \ell_i(w_{recv})^2}
+
+    This is one pass forward over its samples, one by one, in their stored order, without the local
+    update's transforms. The authors' clients add up the losses of their first epoch instead, as
+    they train.
+
+    Args:
+        local: the local update.
+        objective: its loss of a single sample is ℓ.
+
+    Returns:
+        The same local update with ``info.extra["utility"]``, ``f32[]``; 0 for a client without
+        samples.
+
+    Source: Lai et al. 2021 <https://arxiv.org/abs/2010.06081>, section 4.2.
+    """
+
+    def utility(
+        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    ) -> Array:
+        del trained
+        params, state = variables
+        context = Context(variables, client, stream(key, Client.INITIAL_LOSS))
+
+        def squared(batch: Batch) -> Array:
+            return jnp.square(objective(params, state, batch, context)[0]).astype(jnp.float32)
+
+        def add(total: Array, batch: Batch) -> Array:
+            each = jax.vmap(squared)(_alone(batch))
+            return total + jnp.sum(jnp.where(batch.mask, each, 0))
+
+        total = sweep(client, local.batch_size, add, jnp.float32(0))
+        return jnp.sqrt(client.size.astype(jnp.float32) * total)
+
+    return _reporting(local, "utility", utility)
+
+
+def _alone(batch: Batch) -> Batch:
+    """Each sample as a minibatch of its own, ``[B, 1, ...]``; padding counts as a sample."""
+    alone: Batch = jax.tree.map(lambda a: a[:, None], batch._replace(mask=batch.mask | True))
+    return alone
+
+
+def _check_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def _mean_loss(
+    objective: Objective, batch_size: int, variables: Variables, client: ClientView, key: Array
+) -> Array:
+    """The mean over all samples, in minibatches: ``f32[]``; ``key`` is that of dropout."""
+    params, state = variables
+
+    def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
+        number, total = carry
+        batch_key = jax.random.fold_in(key, number)
+        loss, _ = objective(params, state, batch, Context(variables, client, batch_key))
+        real = jnp.sum(batch.mask).astype(jnp.float32)
+        return number + 1, total + loss.astype(jnp.float32) * real
+
+    total = sweep(client, batch_size, add, (jnp.int32(0), jnp.float32(0)))[1]
+    return total / jnp.maximum(client.size, 1).astype(jnp.float32)
 
 
 def _reporting(

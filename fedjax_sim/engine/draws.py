@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -10,8 +12,17 @@ from fedjax_sim.base import Array
 SORTED = 4096
 """Up to so many, or 8 times as many as are drawn, all are shuffled: 0.5 ms on one core."""
 
+TURNS = 1000
+"""Of a search, at most: what is not found then is one in thousands, or nothing."""
 
-def distinct(key: Array, count: int, total: int, taken: Array | None = None) -> Array:
+
+def distinct(
+    key: Array,
+    count: int,
+    total: int,
+    taken: Array | None = None,
+    allowed: Callable[[Array], Array] | None = None,
+) -> Array:
     """``count`` different numbers of 0 .. total - 1, uniform and in the order of the draw.
 
     Of a large population numbers are drawn with replacement until there are enough, and those that
@@ -24,9 +35,10 @@ def distinct(key: Array, count: int, total: int, taken: Array | None = None) -> 
         count: at most as many as are free.
         total: N.
         taken: ``int32[T]``, numbers that must not be drawn; N for none.
+        allowed: ``int32[K] -> bool[K]``, which numbers may be drawn; None: all.
 
     Returns:
-        ``int32[count]``.
+        ``int32[count]``; N in place of numbers that are not found, if some are not allowed.
 
     >>> drawn = distinct(jax.random.key(0), 3, 10**9, taken=jnp.array([7, 10**9]))
     >>> len({*drawn.tolist()} - {7})
@@ -37,20 +49,69 @@ def distinct(key: Array, count: int, total: int, taken: Array | None = None) -> 
     if total <= max(SORTED, 8 * (count + len(taken))):
         ticket = jax.random.uniform(key, (total,))
         ticket = ticket.at[taken].set(2.0, mode="drop")
-        return jnp.argsort(ticket)[:count].astype(jnp.int32)
+        if allowed is None:
+            return jnp.argsort(ticket)[:count].astype(jnp.int32)
+        ticket = jnp.where(allowed(jnp.arange(total, dtype=jnp.int32)), ticket, 2.0)
+        first = jnp.argsort(ticket)[:count].astype(jnp.int32)
+        return jnp.where(ticket[first] < 2, first, total)
+
+    def propose(key: Array) -> Array:
+        given = jax.random.randint(key, (2 * count,), 0, total)
+        return given if allowed is None else jnp.where(allowed(given), given, total)
+
+    return _searched(key, count, total, taken, propose)
+
+
+def by_size(key: Array, count: int, start: Array) -> Array:
+    """``count`` different clients, one after another, each in proportion to its samples.
+
+    Of a large population the owners of random samples are taken, and those that were drawn before
+    are skipped: a turn takes O(count log N).
+
+    Args:
+        key: for the draw.
+        count: at most N.
+        start: ``int32[N + 1]``; client k has the samples ``start[k]`` to ``start[k + 1] - 1``.
+
+    Returns:
+        ``int32[count]``, in the order of the draw; N in place of clients that are not found, as
+        all others have no samples.
+
+    >>> by_size(jax.random.key(0), 3, jnp.array([0, 5, 5, 9])).tolist()[2]
+    3
+    """
+    total = len(start) - 1
+    if total <= max(SORTED, 8 * count):
+        size = jnp.diff(start).astype(jnp.float32)
+        ticket = jnp.log(size) + jax.random.gumbel(key, size.shape)
+        found, first = jax.lax.top_k(ticket, count)
+        return jnp.where(found > -jnp.inf, first, total).astype(jnp.int32)
+
+    def propose(key: Array) -> Array:
+        sample = jax.random.randint(key, (2 * count,), start[0], start[-1])
+        return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1
+
+    return _searched(key, count, total, jnp.full((1,), total, jnp.int32), propose)
+
+
+def _searched(
+    key: Array, count: int, total: int, taken: Array, propose: Callable[[Array], Array]
+) -> Array:
+    """The first ``count`` different numbers that are proposed; ``total`` for those not found."""
 
     def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         turn, found, out = carry
-        given = jax.random.randint(jax.random.fold_in(key, turn), (2 * count,), 0, total)
-        new = _first(given) & ~_among(given, jnp.concatenate([taken, out]))
+        given = propose(jax.random.fold_in(key, turn))
+        # What is not found yet is ``total``, so that this is never new.
+        new = _first(given) & ~among(given, jnp.concatenate([taken, out]))
         place = jnp.where(new, found + jnp.cumsum(new, dtype=jnp.int32) - 1, count)
         found = found + jnp.sum(new, dtype=jnp.int32)
         return turn + 1, found, out.at[place].set(given, mode="drop")
 
     def lacks(carry: tuple[Array, Array, Array]) -> Array:
-        return carry[1] < count
+        return (carry[1] < count) & (carry[0] < TURNS)
 
-    start = jnp.int32(0), jnp.int32(0), jnp.broadcast_to(none, (count,))
+    start = jnp.int32(0), jnp.int32(0), jnp.full((count,), total, jnp.int32)
     return jax.lax.while_loop(lacks, draw, start)[2]
 
 
@@ -84,7 +145,7 @@ def _first(given: Array) -> Array:
     return jnp.zeros_like(new).at[order].set(new)
 
 
-def _among(given: Array, known: Array) -> Array:
+def among(given: Array, known: Array) -> Array:
     """Which of ``given [K]`` are in ``known``: ``bool[K]``."""
     known = jnp.sort(known)
     return known[jnp.minimum(jnp.searchsorted(known, given), len(known) - 1)] == given

@@ -73,7 +73,11 @@ NOTHING_AFTER = Need(
 NOTHING_TOLD = Need(
     "selection",
     "clients that report no numbers",
-    lambda parts: not parts.selection.reads and parts.selection.setup_traffic is None,
+    lambda parts: (
+        not parts.selection.reads
+        and parts.selection.setup_traffic is None
+        and parts.selection.poll is None
+    ),
     "selection=uniform()",
 )
 NO_WEIGHTS_SHARED = Need(
@@ -115,6 +119,12 @@ IN_FRAGMENTS = Need(
     "models of which the server collects a fragment in every round",
     lambda parts: bool(parts.exchange.fragments),
     "exchange=fragments(...)",
+)
+CLOCK = Need(
+    "clock",
+    "devices whose seconds are known",
+    lambda parts: parts.clock is not None,
+    "clock=simulated(...), or --clock",
 )
 EVERYONE = Need(
     "selection",
@@ -192,6 +202,18 @@ CLUSTER = Need(
     lambda parts: parts.broadcast.tags == "cluster",
     "broadcast=ifca(clusters, objective)",
 )
+
+ASKED = (
+    NO_FLIGHT,
+    ONE_MODEL,
+    Need(
+        "server",
+        "models that are sent as they are, whenever a client had its last",
+        lambda parts: parts.server.download_bytes is None,
+        "a server without compress_server",
+    ),
+)
+"""Of a selection that sends the model to clients and asks them about it."""
 
 TOLD = "the optimiser that it is told of"
 

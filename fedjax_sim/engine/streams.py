@@ -41,7 +41,8 @@ class Round(enum.IntEnum):
     SERVER = 4
     PERSONAL = 5
     DIAGNOSTIC = 6
-    DISPATCH = 2**30 - 5
+    DISPATCH = 2**30 - 6
+    POLL = 2**30 - 5
     AWAKE = 2**30 - 4
     LOST = 2**30 - 3
     FINISH = 2**30 - 2

@@ -22,10 +22,27 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import another, distinct
+from fedjax_sim.plan.choice import power_of_choice
+from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
+from fedjax_sim.plan.seconds import awake, within_deadline
+from fedjax_sim.plan.tiering import tiers
 from fedjax_sim.privacy import cyclic, poisson, shuffled
 
-__all__ = ["cyclic", "everyone", "importance", "mediators", "poisson", "shuffled", "uniform"]
+__all__ = [
+    "awake",
+    "cyclic",
+    "everyone",
+    "guided",
+    "importance",
+    "mediators",
+    "poisson",
+    "power_of_choice",
+    "shuffled",
+    "tiers",
+    "uniform",
+    "within_deadline",
+]
 
 InitialScores = Literal["gradient", "ones"]
 

@@ -41,9 +41,17 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import collecting, finishing, measuring, placement, timing, traffic, training
+from fedjax_sim.round import (
+    collecting,
+    finishing,
+    measuring,
+    placement,
+    polling,
+    timing,
+    traffic,
+    training,
+)
 from fedjax_sim.round import sending as sendings
-from fedjax_sim.round.arrivals import come_back
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
 from fedjax_sim.round.start import initial_state
@@ -231,20 +239,19 @@ class Algorithm:
         """One local round; ``key`` is the round's own."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         parts = self.parts
-        back = come_back(parts, key, state, data, traffic.sizes)
-        placed, draw = placement.place(parts, key, state, data, back)
+        state, asked, back, placed, draw = polling.drawn(parts, key, state, data)
         due = placed.slot < self.slots
         if not parts.exchange.fragments:  # of which all slots hand over one
             due = parts.schedule.due(state.round)[placed.slot] & due
         state = training.surveyed(parts, key, state, data, placed)
-        trips = traffic.trips(parts, state, placed, due, data.clients)
+        trips = polling.trips(parts, state, placed, due, data, asked)
         legs = timing.legs(parts, state, data, placed, trips)
         limit = timing.limits(parts, legs)
         trained, mine, placed, start = training.train(parts, key, state, data, placed, due, limit)
         info = trained.info
         asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
         came = timing.outcome(parts, key, legs, limit, info.steps, placed, trips.visited, asleep)
-        elapsed = came.elapsed if back is None else back.elapsed
+        came = polling.waited(came, asked, back)
         placed, trained = timing.taken(parts, data, placed, trained, start, came.arrived)
         trained, sending, sent = sendings.send(
             parts, key, state, data, placed.slots, trained, start, due
@@ -266,12 +273,8 @@ class Algorithm:
         measured, diagnostics = measuring.measure(
             parts, key, state, new, placed.slots, updates, cohort
         )
-        samples = jnp.where(skipped, 0, trained.info.samples).astype(jnp.float32)
-        # If every last batch is dropped, no sample is visited: that is no divergence.
-        loss = jnp.sum(trained.info.loss * samples) / jnp.maximum(jnp.sum(samples), 1)
-        nobody = jnp.any(skipped) & (jnp.sum(samples) == 0)
         metrics = Metrics(
-            loss=jnp.where(nobody, jnp.nan, loss),
+            loss=measuring.loss(trained.info, skipped),
             samples=jnp.sum(info.samples),
             steps=jnp.sum(info.steps),
             executed=jnp.sum(parts.execution.executed(info.steps)),
@@ -285,21 +288,22 @@ class Algorithm:
             client=draw.client,
             source=draw.source,
             diagnostics=measured,
-            time=elapsed,
+            time=came.elapsed,
         )
+        told = polling.measured(parts, trained.info, came)
         new = new._replace(
             round=state.round + 1,
             slots=placement.to_slots(parts, placed, draw) if parts.in_flight else None,
-            selection=parts.selection.update(draw.selection, placed.slots.client, trained.info),
+            selection=parts.selection.update(draw.selection, placed.slots.client, told),
             client_state=client_state,
             own=own,
             sending=sending,
             shared_state=shared_state if parts.local.follow is None else new.shared_state,
             diagnostics=diagnostics,
-            clock=timing.later(state.clock, elapsed) if back is None else back.now,
+            clock=timing.later(state.clock, came.elapsed) if back is None else back.now,
             at_work=() if back is None else back.at_work,
         )
-        return new, metrics
+        return new, polling.with_answers(metrics, asked)
 
     def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
         """Uploads and aggregates every model still in flight, and finishes: the last act of a run.

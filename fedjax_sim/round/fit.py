@@ -122,6 +122,10 @@ def _check_effect(parts: Any) -> None:
                 )
     if parts.local.survey is not None:  # the answers would go by what is sent
         needs.check_one("local", parts.local, needs.AS_IT_IS, parts)
+    poll, timed = parts.selection.poll, parts.selection.times
+    asked = () if poll is None or poll.ask is None else needs.ASKED
+    for need in (*asked, *((needs.CLOCK,) if timed else ())):
+        needs.check_one("selection", parts.selection, need, parts)
     for part in parts.sending:
         # What is withheld in flight would be lost, and so would a variate that others count on.
         for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED) if part.withholds else ():

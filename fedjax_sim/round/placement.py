@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, PyTree, Slots
+from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, Outlook, PyTree, Slots
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
@@ -60,9 +60,23 @@ class Draw(NamedTuple):
 
 
 def place(
-    parts: Parts, key: Array, state: FedState, data: ClientData, back: Back | None = None
+    parts: Parts,
+    key: Array,
+    state: FedState,
+    data: ClientData,
+    outlook: Outlook | None = None,
+    back: Back | None = None,
 ) -> tuple[Placed, Draw]:
-    """Draws a client for every slot, or takes those that come ``back``; deals the slots to rows."""
+    """Draws a client for every slot, or takes those that come back; deals the slots to rows.
+
+    Args:
+        parts: of the algorithm.
+        key: of the round.
+        state: before it.
+        data: the clients.
+        outlook: what the clock foresees.
+        back: those that come back; None if the round waits for those that it sends.
+    """
     if back is not None:
         return _came(parts, state, data, back)
     count, none = parts.slots, data.clients
@@ -81,7 +95,7 @@ def place(
         exchanged = jnp.int32(0)
         if parts.selection.sticky:  # else every model travels, whatever its slot is
             exchanged = jnp.sum(jnp.where(fresh, 0, moves.received()), dtype=jnp.int32)
-    clients, chosen = parts.selection.draw(
+    given = (
         stream(key, Round.SELECTION),
         state.selection,
         data,
@@ -89,8 +103,13 @@ def place(
         fresh if parts.selection.sticky else jnp.ones(count, bool),
         jnp.where(fresh, 0, visits),
     )
+    timed = parts.selection.timed
+    if timed is None or outlook is None:
+        clients, chosen = parts.selection.draw(*given)
+    else:
+        clients, chosen = timed(*given, outlook)
     assigned = _met(parts, key, clients, fresh, none)
-    clients = by_number = _awake(parts, key, state, assigned, none)
+    clients = by_number = awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients)
     row = _rows(parts, samples)
     carry = _empty(row) if flying is None else moves.take(flying, row)
@@ -162,7 +181,7 @@ def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> A
     return clients.at[slots].set(clients[jnp.lexsort((clients, group))])
 
 
-def _awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
+def awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
     """The cohort ``int32[S]`` without those that are asleep: their slots are idle."""
     if parts.clock is None or parts.clock.available is None:
         return clients

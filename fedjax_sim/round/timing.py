@@ -40,17 +40,36 @@ def legs(
     clock = parts.clock
     if clock is None or parts.asynchronous:
         return None
-    key, client = jax.random.key(clock.seed), placed.slots.client
+    up, down = traffic.by_row(parts, state, data, trips)
+    uploads = jnp.maximum(jnp.sum(trips.uploads), 1)
+    return legs_of(parts, state, placed.slots.client, down, up, uploads)
+
+
+def legs_of(
+    parts: Parts, state: FedState, client: Array, down: Array, up: Array, uploads: Array | int
+) -> Legs:
+    """How long visits to any clients take.
+
+    Args:
+        parts: of the algorithm, which has a clock.
+        state: before the round.
+        client: ``int32[K]``.
+        down: ``f32[K]`` or ``f32[]``, bytes to each.
+        up: the same, from each.
+        uploads: how many share the uplink if it is shared.
+    """
+    clock = parts.clock
+    assert clock is not None
+    key, link = jax.random.key(clock.seed), clock.link
 
     def of(law: Law, which: Device) -> Array:
         return law(stream(key, which), client, state.clock)
 
-    step, link = of(clock.compute, Device.COMPUTE), clock.link
+    step = of(clock.compute, Device.COMPUTE)
     if link is None:
         return Legs(jnp.zeros_like(step), step, jnp.zeros_like(step))
-    up, down = traffic.by_row(parts, state, data, trips)
     # An equal part of the link for all who upload, from the first byte to the last.
-    users = jnp.maximum(jnp.sum(trips.uploads), 1).astype(jnp.float32) if link.shared else 1
+    users = jnp.asarray(uploads).astype(jnp.float32) if link.shared else 1
     return Legs(down / of(link.down, Device.DOWN), step, up * users / of(link.up, Device.UP))
 
 
@@ -71,12 +90,14 @@ class Outcome(NamedTuple):
         arrived: ``bool[P]``, those whose visit counts.
         dropped: ``bool[P]``, those that have sent what nobody takes.
         elapsed: None without a clock.
+        end: ``f32[P]``, the seconds of each visit; None without a clock.
     """
 
     visited: Array
     arrived: Array
     dropped: Array
     elapsed: Elapsed | None
+    end: Array | None = None
 
 
 def outcome(
@@ -148,7 +169,7 @@ def outcome(
         late=jnp.sum(late, dtype=jnp.int32),
         silent=jnp.sum(visited & ~arrived & ~dropped, dtype=jnp.int32),
     )
-    return Outcome(visited, arrived, dropped, elapsed)
+    return Outcome(visited, arrived, dropped, elapsed, end)
 
 
 def taken(

@@ -19,6 +19,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.round.exchanging import fragments, frozen, travelling
 from fedjax_sim.round.finishing import told_bytes as told_at_the_end
 from fedjax_sim.round.parts import Parts
@@ -43,6 +44,7 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
         shared_state,
         fragment_bytes(parts, variables),
         told_at_the_end(parts, variables, data),
+        answer_bytes(parts, variables, data),
     )
 
 
@@ -126,6 +128,22 @@ def told_bytes(parts: Parts) -> int:
     """Of the numbers that a client reports in every visit, and of its choice of a model."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
     return 4 * (len(reads) + (parts.broadcast.offered is not None))
+
+
+def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
+    """Of what a client says that is asked before the draw."""
+    poll = parts.selection.poll
+    if poll is None:
+        return 0
+    said: PyTree = ()
+    if (ask := poll.ask) is not None:
+
+        def answer(variables: Variables, data: ClientData) -> PyTree:
+            visit = tree.take(visits(data, jnp.zeros(1, jnp.int32)), jnp.int32(0))
+            return ask(variables, visit.view(samples_of(data), data))
+
+        said = jax.eval_shape(answer, variables, data)
+    return tree.num_bytes(said) + 4 * poll.numbers
 
 
 def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> SetupTraffic:

@@ -40,6 +40,8 @@ def sent_bytes(traffic: Traffic, rows: Metrics, done: int) -> NDArray[np.int64]:
     piece_up, piece_down = np.array(pieces, np.int64).T
     heard = visits if rows.time is None else visits - rows.time.silent
     up = uploads * piece_up[turn % len(pieces)] + heard * traffic.message
+    if rows.answers is not None:
+        up += rows.answers.astype(np.int64) * traffic.answer
     down = downloads * traffic.download + parts * piece_down[(turn - 1) % len(pieces)]
     return np.array([up.sum(axis=1), (down + visits * traffic.shared_state).sum(axis=1)])
 
