@@ -905,7 +905,7 @@ MUTANTS = [
         "whom",
         CHOSEN,
     ),
-    Mutant("round/polling.py", "elapsed.seconds + asked.seconds", "elapsed.seconds", CHOSEN),
+    Mutant("round/polling.py", "before.seconds + asked.seconds", "elapsed.seconds", CHOSEN),
     Mutant("run/ledger.py", "np.int64) * traffic.answer", "np.int64)", named("fedcs")),
     # the end of a run
     Mutant("run/stop.py", "better = value > best", "better = value >= best", STOP),
