@@ -73,19 +73,19 @@ def test_what_was_not_kept(kept: Any, tmp_path: Path) -> None:
         plain.variables("fedavg", at="validated")
 
 
-OWN = ("ditto(mu=0.1)", "ditto(mu=1)", "fedper", "phase_shift")
+OWN = ("ditto(lam=0.1)", "ditto(lam=1)", "fedper")
 
 
 @pytest.fixture(scope="module")
 def owned(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
     out = tmp_path_factory.mktemp("owned") / "run"
     flags = "--clients 6 --clients-per-round 3 --seeds 2 --rounds 3 --eval-every 2 --model mlp"
-    argv = [*flags.split(), "--algo", "ditto(mu=0.1|1)", "--compare", "fedper", "phase_shift"]
+    argv = [*flags.split(), "--algo", "ditto(lam=0.1|1)", "--compare", "fedper", "fedavg"]
     assert bench.main([*argv, "--out", str(out)]) == 0
     return fs.load_run(out)
 
 
-@pytest.mark.parametrize("label", OWN[:3])
+@pytest.mark.parametrize("label", OWN)
 def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: str) -> None:
     models = owned.personal(label)
     apply = jax.jit(lambda v, x: owned.model.apply(v, x, train=False)[0])
@@ -102,8 +102,8 @@ def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: st
 
 
 def test_methods_without_models_of_their_own(owned: Any) -> None:
-    with pytest.raises(ValueError, match="phase_shift has no models of the clients' own"):
-        owned.personal("phase_shift")
+    with pytest.raises(ValueError, match="fedavg has no models of the clients' own"):
+        owned.personal("fedavg")
     with pytest.raises(ValueError, match="algorithm must be one of ditto"):
         owned.personal("ditto")
 
