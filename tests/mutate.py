@@ -47,6 +47,7 @@ SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED = tests("tasks"), tests("checkpoints")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
+WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
@@ -947,6 +948,14 @@ MUTANTS = [
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),
+    # watching
+    Mutant("cli/studies/view.py", "spent / self._ran * left", "left", WATCH),
+    Mutant("cli/studies/view.py", "(done - before) * len(names)", "done - before", WATCH),
+    Mutant("cli/studies/view.py", 'self._put(f"{lines}\\n")', "self._put(text)", WATCH),
+    Mutant("cli/studies/view.py", 'f"\\x1b[{self._drawn}F', 'f"', WATCH),
+    Mutant("cli/sinks.py", "self._opens = None", "pass", WATCH),
+    Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
+    Mutant("cli/loading.py", "(place + 1) * runs)", "runs)", RUN_FOLDER),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),

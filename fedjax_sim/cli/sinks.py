@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,7 +173,7 @@ class Sending:
 
 
 def flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The numbers of a line of ``metrics.jsonl``, nested ones by path, without what is not finite.
+    """The numbers of a line of ``metrics.jsonl``, nested ones by path, without what is null.
 
     >>> flat({"seed": 1, "round": 2, "accuracy": 0.5, "validation": {"f1": 0.25, "auc": None}})
     [('accuracy', 0.5), ('validation/f1', 0.25)]
@@ -185,6 +184,6 @@ def flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
             continue
         if isinstance(value, Mapping):
             found += [(f"{key}/{inner}", number) for inner, number in flat(value)]
-        elif value is not None and math.isfinite(value):
+        elif value is not None:
             found.append((key, float(value)))
     return found
