@@ -167,7 +167,7 @@ def _time(seconds: float) -> str:
     """A time in words.
 
     >>> _time(42.4), _time(200), _time(7300), _time(200_000)
-    ('42 s', '3 min', '2 h 2 min', '2 d 8 h')
+    ('42 s', '3 min', '2 h 2 min', '2 d 7 h')
     """
     minutes = round(seconds / 60)
     if minutes < 2:
