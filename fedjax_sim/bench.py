@@ -22,6 +22,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
 from fedjax_sim.cli.running import checkpoints_found, open_folder, run
 from fedjax_sim.cli.stopping import Stopped, patiently
+from fedjax_sim.cli.watching import Watch, bar
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
@@ -30,11 +31,12 @@ PROGRAM = "fedjax_sim.bench"
 LOST, INTERRUPTED, TERMINATED = 3, 130, 143
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
     """Runs the command.
 
     Args:
         argv: its arguments; None for those of this process.
+        watch: who is told how far it is.
 
     Returns:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return complain(PROGRAM, f"error: {error}", 2)
         try:
             with patiently() as stopping, warnings_in_a_line(PROGRAM):
-                diverged = run(config, setup, groups, folder, command, stopping)
+                diverged = run(config, setup, groups, folder, command, stopping, watch)
         except (TooLargeError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import shutil
 import sys
@@ -12,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from fedjax_sim import bench
 from fedjax_sim.cli.commands import complain, enter
 from fedjax_sim.cli.flags import Parser, flag
-from fedjax_sim.cli.folder import check_free, versions
+from fedjax_sim.cli.folder import check_free, versions, write_json, write_text
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
@@ -24,6 +25,9 @@ from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies.plan import Cell, Study, counted, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
+from fedjax_sim.cli.studies.view import viewed
+from fedjax_sim.cli.watching import Watch
+from fedjax_sim.engine.memory import trim
 
 PROGRAM = "fedjax_sim.study"
 FILE, CELLS = "study.toml", "cells"
@@ -71,24 +75,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {error}", 2)
     on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
-    statuses = []
     print(study)
+    statuses: list[int] = []
+    rows: list[Row] = []
     try:
-        for number, cell in enumerate(study.cells, 1):
-            print(f"\n[{number}/{len(study.cells)}] {cell.name}\n", flush=True)
-            status = _run(cell, asked)
-            if status > 2:
-                return complain(PROGRAM, f"stopped; {on}", status)
-            statuses.append(status)
+        with viewed(study) as view:
+            for number, cell in enumerate(study.cells, 1):
+                print(f"\n[{number}/{len(study.cells)}] {cell.name}\n", flush=True)
+                view.begins(cell)
+                statuses.append(_run(cell, asked, view.program))
+                if statuses[-1] > 2:
+                    break
+                found = rows_of(study, cell, _folder(asked, cell)) if statuses[-1] < 2 else []
+                view.ended(cell, found)
+                rows += found
+                jax.clear_caches()  # another cell has other shapes
+                trim()
     except KeyboardInterrupt:
-        return complain(PROGRAM, f"stopped; {on}", bench.INTERRUPTED)
-    done = [cell for cell, status in zip(study.cells, statuses, strict=True) if status < 2]
-    rows = [row for cell in done for row in rows_of(study, cell, _folder(asked, cell))]
+        statuses.append(bench.INTERRUPTED)
+    if statuses[-1] > 2:
+        return complain(PROGRAM, f"stopped; {on}", statuses[-1])
     if rows:
-        found = write_results(study, rows, asked.folder)
-        print(f"\n{_shown(found)}\n\n{_explained(rows)}\ntables: {asked.folder}")
+        table = write_results(study, rows, asked.folder)
+        print(f"\n{_shown(table)}\n\n{_explained(rows)}\ntables: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
-    if lacking := [cell.name for cell in study.cells if cell not in done]:
+    lacking = [c.name for c, status in zip(study.cells, statuses, strict=True) if status == 2]
+    if lacking:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
     return max(statuses)
 
@@ -155,26 +167,26 @@ def _open(study: Study, asked: _Asked, file: Path) -> None:
     else:
         check_free(asked.folder)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    (asked.folder / FILE).write_text(text, encoding="utf-8")
+    write_text(asked.folder / FILE, text)
     told: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
         "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
         "versions": versions(),
     }
-    (asked.folder / "study.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    write_json(asked.folder / "study.json", told)
 
 
-def _run(cell: Cell, asked: _Asked) -> int:
+def _run(cell: Cell, asked: _Asked, watch: Watch) -> int:
     """Runs a cell, or what it still lacks; gives the status of its command."""
     folder = _folder(asked, cell)
     if not (folder / "config.json").exists():
-        return bench.main([*cell.argv, *asked.machine, "--out", str(folder)])
+        return bench.main([*cell.argv, *asked.machine, "--out", str(folder)], watch)
     found, rounds = read_summary(folder), written(folder)["rounds"]
     if rounds == cell.config.experiment.rounds and {*cell.config.algorithms} <= found.keys():
         print(f"done before: {folder}")
         return int(any("diverged" in found[name] for name in cell.config.algorithms))
-    return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)])
+    return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)], watch)
 
 
 def _folder(asked: _Asked, cell: Cell) -> Path:

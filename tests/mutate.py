@@ -49,6 +49,7 @@ FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
+WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 DISTILLED = tests("distillation")
@@ -905,7 +906,7 @@ MUTANTS = [
         "whom",
         CHOSEN,
     ),
-    Mutant("round/polling.py", "before.seconds + asked.seconds", "elapsed.seconds", CHOSEN),
+    Mutant("round/polling.py", "before.seconds + asked.seconds", "before.seconds", CHOSEN),
     Mutant("run/ledger.py", "np.int64) * traffic.answer", "np.int64)", named("fedcs")),
     # the end of a run
     Mutant("run/stop.py", "better = value > best", "better = value >= best", STOP),
@@ -1009,6 +1010,14 @@ MUTANTS = [
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),
+    # watching
+    Mutant("cli/studies/view.py", "spent / self._ran * left", "left", WATCH),
+    Mutant("cli/studies/view.py", "(done - before) * len(names)", "done - before", WATCH),
+    Mutant("cli/studies/view.py", 'self._put(f"{lines}\\n")', "self._put(text)", WATCH),
+    Mutant("cli/studies/view.py", 'f"\\x1b[{self._drawn}F', 'f"', WATCH),
+    Mutant("cli/sinks.py", "self._opens = None", "pass", WATCH),
+    Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
+    Mutant("cli/loading.py", "(place + 1) * runs)", "runs)", RUN_FOLDER),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),

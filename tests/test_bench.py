@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -617,7 +618,12 @@ def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatc
     }
 
 
-def shown(capsys: pytest.CaptureFixture[str], *flags: Any, numbers: Any = None) -> Any:
+def shown(
+    capsys: pytest.CaptureFixture[str],
+    *flags: Any,
+    numbers: Any = None,
+    names: Sequence[str] = ("fedavg",),
+) -> Any:
     base = BASE if "--partition" in flags else TINY
     config = parse([*base, "--algo", "fedavg", "--compare", "none", *flags])
     setup = build(config)
@@ -625,7 +631,7 @@ def shown(capsys: pytest.CaptureFixture[str], *flags: Any, numbers: Any = None) 
                "bytes_down": 41_600, "traffic_ratio": 0, "rounds": 1, "samples_per_second": 0,
                "compile_seconds": 0, "run_seconds": 0, "utilisation": 1, "xla_programs": 1,
                "peak_memory_mb": 1}  # fmt: skip
-    show(config, setup, {"fedavg": known | (numbers or {})})
+    show(config, setup, {name: known | (numbers or {}) for name in names})
     return capsys.readouterr().out, setup
 
 
@@ -681,6 +687,11 @@ def test_the_pull_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = shown(capsys, numbers={"mu_first": 0, "mu_last": 0.25})
     assert out.endswith("\n\nfedavg: μ of the proximal term is 0, after the last round 0.25\n")
     assert "μ" not in shown(capsys)[0]
+    names = ["fedprox(lr=1)", "fedprox(mu=1)", "fedprox(lr=2)"]
+    out, _ = shown(capsys, numbers={"mu_first": 1, "mu_last": 1, "xla_programs": 0}, names=names)
+    assert out.endswith("\n\nfedprox(lr=1), fedprox(lr=2): μ of the proximal term is 1\n")
+    rows = [re.split("  +", line) for line in out.splitlines() if line.startswith(names[1])]
+    assert rows[-1][-2:] == ["-", "1"]  # it had finished before
 
 
 def by_hand(steps: Any, devices: int, chunk: int) -> int:

@@ -41,7 +41,9 @@ def python_blocks(page: str) -> list[str]:
 def test_the_examples_train_and_show_their_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example, exchange, adapters, loading, sweeps, hypergradients = python_blocks("README.md")
+    example, exchange, adapters, loading, watching, sweeps, hypergradients = python_blocks(
+        "README.md"
+    )
     scope: dict[str, Any] = {}
     exec(example, scope)
     assert scope["result"].accuracy[-1, 0] > 0.5  # chance is 0.1
@@ -61,6 +63,11 @@ def test_the_examples_train_and_show_their_parts(
     assert bench.main([*command, "--out", str(tmp_path / "mine")]) == 0
     exec(loading.replace("runs/mine", str(tmp_path / "mine")), scope)
     assert {len(a) for a in jax.tree.leaves(scope["weights"])} == {4}
+    capsys.readouterr()
+    exec(watching, scope)
+    rounds = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert rounds == [*range(1, len(rounds) + 1)]
+    assert 2 < len(rounds) < 30
     exec(sweeps, scope)
     told = re.findall(r"on_plan=print,  # (.*)", sweeps)
     assert capsys.readouterr().out.splitlines()[-1:] == told

@@ -73,6 +73,41 @@ def test_what_was_not_kept(kept: Any, tmp_path: Path) -> None:
         plain.variables("fedavg", at="validated")
 
 
+OWN = ("ditto(lam=0.1)", "ditto(lam=1)", "fedper")
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
+    out = tmp_path_factory.mktemp("owned") / "run"
+    flags = "--clients 6 --clients-per-round 3 --seeds 2 --rounds 3 --eval-every 2 --model mlp"
+    argv = [*flags.split(), "--algo", "ditto(lam=0.1|1)", "--compare", "fedper", "fedavg"]
+    assert bench.main([*argv, "--out", str(out)]) == 0
+    return fs.load_run(out)
+
+
+@pytest.mark.parametrize("label", OWN)
+def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: str) -> None:
+    models = owned.personal(label)
+    apply = jax.jit(lambda v, x: owned.model.apply(v, x, train=False)[0])
+    for i, row in enumerate(r for r in owned.clients if r["algorithm"] == label):
+        ends, order = np.asarray(owned.test.start)[i], np.asarray(owned.test.index)[i]
+        found = []
+        for k in range(6):
+            rows = order[ends[k] : ends[k + 1]]
+            logits = apply(jax.tree.map(lambda w, i=i, k=k: w[i, k], models), owned.test.x[rows])
+            found.append(np.mean(np.argmax(logits, axis=1) == owned.test.y[rows]))
+        np.testing.assert_allclose(found, row["personal"]["client_accuracy"], atol=1e-6)
+    first, second = (jax.tree.leaves(jax.tree.map(lambda w, k=k: w[0, k], models)) for k in (0, 1))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_methods_without_models_of_their_own(owned: Any) -> None:
+    with pytest.raises(ValueError, match="fedavg has no models of the clients' own"):
+        owned.personal("fedavg")
+    with pytest.raises(ValueError, match="algorithm must be one of ditto"):
+        owned.personal("ditto")
+
+
 def test_scripts_are_told_what_the_summary_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -23,11 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
+from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.plan import read_study
 from fedjax_sim.cli.studies.results import best_setting, rows_of
 
+ROOT = Path(__file__).resolve().parents[1]
 RUN = """
 [run]
 dataset = "digits"
@@ -355,12 +358,11 @@ def test_bad_files(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[1]
-    readme = (root / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
     plan = read_study(written(tmp_path, shown))
     assert str(plan) == "3 methods with 18 settings, 2 cells: 540 runs"
-    for path in sorted((root / "benchmarks" / "reproduce").glob("*.toml")):
+    for path in sorted((ROOT / "benchmarks" / "reproduce").glob("*.toml")):
         assert read_study(path).cells
 
 
@@ -449,6 +451,42 @@ def test_any_file_is_a_study_or_one_line(
         return
     assert len({cell.name for cell in plan.cells}) == len(plan.cells) > 0
     assert set(plan.cells[0].config.algorithms) == {t for r in plan.rows.values() for t in r}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", ["4_2", "6_1"])
+def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
+    figure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On digits, with a logistic model and 2 seeds; not FedAug, for which white is 255 there."""
+    digits = fs.load_dataset("digits")
+    mean, std = (np.asarray(v) / 255 for v in (digits.mean, digits.std))
+    monkeypatch.setitem(common.NETWORKS, "digits", (fs.models.logistic, mean, std))
+    text = (ROOT / "benchmarks" / "reproduce" / f"thesis_{figure}.toml").read_text()
+    if figure == "4_2":
+        model = common.thesis_model("digits", digits)
+        arms = phase_shift.doubled(
+            common.thesis_update(model, 1, 0.01), phase_shift.SMALL._replace(epochs=(4, 16))
+        )
+        problem = common.dealt(digits, "emd(1.0, in_turn, 1)", 20, 2)
+        theirs = common.run(arms, model, problem, 10)
+        text = text.replace("[[cells]]\nepochs = 1\nrounds = 64\neval_every = 4\n", "")
+    else:
+        names = ("FedAvg", "FedNova", "two phases")
+        run = common.run
+        some = lambda arms, *of: run({n: arms[n] for n in names if n in arms}, *of)  # noqa: E731
+        monkeypatch.setattr(fedaug, "run", some)
+        theirs = fedaug.combined(digits, "digits", argparse.Namespace(seeds=2, size=fedaug.SMALL))[
+            1
+        ]
+        text = text.replace("[[cells]]\nfedaug = 0.8\n", "")
+        text = text.replace('FedProx = "fedprox(adaptive=True)"\n', "")
+    text = text.replace("benchmarks.reproduce.common:mnist_small", "digits")
+    text = text.replace("mnist_cnn", "logistic").replace("[run]", "[run]\nseeds = 2")
+    out = tmp_path / "out"
+    assert study.main([str(written(tmp_path, text)), "--out", str(out)]) == 0
+    ours = np.array([float(line["test"]) for line in lines_of(out)]).reshape(-1, 2)
+    np.testing.assert_allclose(100 * ours, [c.accuracy[-1] for c in theirs.values()])
 
 
 KILLS = int(os.environ.get("KILLS", "3"))

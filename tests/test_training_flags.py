@@ -145,12 +145,15 @@ def test_every_setting_reaches_the_method_also_as_its_own() -> None:
         "--weight-decay 0.1",
         "--lr-schedule cosine",
         "--momentum 0.5",
+        "--optimizer-state keep",
     ):
         found = settings_of("--algo", "fedavg", *flags.split())
         assert found not in seen, flags
         seen.add(found)
     own = settings_of("--algo", "fedavg(optimizer=adam, weight_decay=0.1)")
     assert own == settings_of("--algo", "fedavg", "--optimizer", "adam", "--weight-decay", "0.1")
+    kept = settings_of("--algo", "fedavg(optimizer_state=keep)")
+    assert kept == settings_of("--algo", "fedavg", "--optimizer-state", "keep")
     # A momentum that is for the others is no mistake.
     config = parse([*BASE, "--momentum", "0.5", "--algo", "fedavg(optimizer=adam)"])
     assert config.training_of("fedavg(optimizer=adam)").momentum is None

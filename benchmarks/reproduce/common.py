@@ -126,11 +126,26 @@ def dealt(dataset: Dataset, sampler: str, clients: int, seeds: int) -> Problem:
     return official(dataset, partitions, range(seeds))
 
 
+def thesis_data(name: str, samples: int | None, data_dir: str | Path | None = None) -> Dataset:
+    """A data set of the thesis for a study: the first samples, scaled as by `thesis_model`."""
+    _, mean, std = NETWORKS[name]
+    dataset = fewer(fs.load_dataset(name, data_dir), samples)
+    return dataset._replace(mean=_pixels(mean), std=_pixels(std))
+
+
+mnist = functools.partial(thesis_data, "mnist", None)
+mnist_small = functools.partial(thesis_data, "mnist", 2000)
+
+
 def thesis_model(name: str, dataset: Dataset) -> fs.Model:
     """The thesis' network for a data set, on its pixels as they are stored."""
     make, mean, std = NETWORKS[name]
     model = make(dataset.train_x.shape[1:], dataset.classes)
-    return with_scaling(model, *(255 * np.asarray(v, np.float32) for v in (mean, std)))
+    return with_scaling(model, _pixels(mean), _pixels(std))
+
+
+def _pixels(values: Sequence[float]) -> NDArray[np.float32]:
+    return 255 * np.asarray(values, np.float32)
 
 
 def thesis_update(

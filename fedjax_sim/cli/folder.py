@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.cli.curves import draw_curves
+from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
@@ -40,6 +41,7 @@ class RunFolder:
         config: the settings, for ``config.json``.
         pictures: their format.
         resumed: whether the folder is that of a run which goes on; its records are written anew.
+        sink: a tracker that gets them too; None for none.
 
     Attributes:
         recorded: whether it has a record yet.
@@ -55,8 +57,10 @@ class RunFolder:
         pictures: Format = "png",
         *,
         resumed: bool = False,
+        sink: str | None = None,
     ) -> None:
         """Makes the folder and ``config.json``."""
+        self._sending = None if sink is None else Sending(sink, _plain(config), path)
         self.path, self.recorded, self._format = path, resumed, pictures
         self._metrics: TextIO | None = None
         self._clients: dict[str, list[dict[str, Any]]] = {}
@@ -65,7 +69,7 @@ class RunFolder:
                 check_free(path)
             self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
-            _write_json(path / "config.json", config)
+            write_json(path / "config.json", config)
         except OSError as error:
             raise ValueError(f"--out {path}: {error.strerror or error}") from error
 
@@ -95,11 +99,12 @@ class RunFolder:
             tables: samples per client and class, ``int64[N, M]``, one per seed.
             task: what is learnt.
         """
-        lines, self._clients[algorithm] = [], []
+        records: list[dict[str, Any]] = []
+        self._clients[algorithm] = []
         for i, run in enumerate(runs):
             told = {"algorithm": algorithm, **run, "round": evaluation.round}
             clients = _client_scores(evaluation, i, tables, task)
-            record = {
+            record: dict[str, Any] = {
                 **told,
                 **_pooled(evaluation.test, i),
                 **_spreads(clients),
@@ -122,12 +127,14 @@ class RunFolder:
             record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
             if evaluation.uncollected is not None:
                 record[f"{task.score}_uncollected"] = evaluation.uncollected[i]
-            lines.append(_line(record))
+            records.append(_plain(record))
         if self._metrics is None:  # not before: those of a run that goes on stand here until now
             self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
-        self._metrics.writelines(lines)
+        self._metrics.writelines(map(_line, records))
         self._metrics.flush()
         self.recorded = True
+        if self._sending is not None:
+            self._sending.log(records)
 
     def write_summary(
         self,
@@ -142,8 +149,8 @@ class RunFolder:
         """
         rows = [_line(row) for name in results for row in self._clients.get(name, ())]
         if rows:
-            _write(self.path / "clients.jsonl", "".join(rows))
-        _write_json(self.path / "summary.json", summary)
+            write_text(self.path / "clients.jsonl", "".join(rows))
+        write_json(self.path / "summary.json", summary)
         drawn = {
             name: result
             for name, result in results.items()
@@ -157,6 +164,8 @@ class RunFolder:
         """Closes the files; without a record removes them, and the folder if it was new."""
         if self._metrics is not None:
             self._metrics.close()
+        if self._sending is not None:
+            self._sending.close()
         if self.recorded:
             return
         for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
@@ -229,12 +238,13 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(_plain(record)) + "\n"
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    _write(path, as_json(content) + "\n")
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file as a whole or not at all: one that is killed leaves what was there before."""
+    write_text(path, as_json(content) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
-    """As a whole or not at all."""
+def write_text(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, Model, Variables
+from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Variables
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.resuming import arguments, written
 from fedjax_sim.data import EvalSet
-from fedjax_sim.run.checkpoints import newest, server_at, server_of
+from fedjax_sim.run.archive import unpacked
+from fedjax_sim.run.axes import RunAxes
+from fedjax_sim.run.checkpoints import Saved, newest, server_at, server_of
 from fedjax_sim.run.result import of_runs
+from fedjax_sim.run.stages import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +91,62 @@ class SavedRun:
               round.
             CheckpointError: if none of its checkpoints is whole.
         """
+        saved, mine = self._saved(algorithm)
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+        if at is None:
+            last: Variables = mine(server_of(saved, shapes))
+            return last
+        if at != "validated":
+            kept: Variables = mine(server_at(saved, shapes, at))
+            return kept
+        rounds, chosen = self._validated(algorithm)
+        every = [mine(server_at(saved, shapes, int(r))) for r in rounds]
+        best: Variables = jax.tree.map(
+            lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
+        )
+        return best
+
+    def personal(self, algorithm: str) -> Variables:
+        """The clients' own models after the last round that was saved, NumPy ``[R, N, *p]``.
+
+        They are made as they are scored: what a client keeps, or what it makes of the server's
+        model and its samples. R is seeds, or seeds and folds; N clients need N times the memory of
+        one model, in each run.
+
+        Args:
+            algorithm: its name.
+
+        Raises:
+            ValueError: if the run has no such algorithm, it has no such models, or nothing was
+                saved of it.
+            CheckpointError: if none of its checkpoints is whole.
+        """
+        saved, mine = self._saved(algorithm)
+        made, model, data = self._setup.algorithms[algorithm], self.model, self.data
+        if made.personal is None:
+            raise ValueError(f"{algorithm} has no models of the clients' own: see variables")
+        axes = RunAxes.of(data, (), len(self._setup.problem.runs))
+
+        def begin(key: Array, data: ClientData) -> FedState:
+            return made.init(key, model.init(key), data)
+
+        def own(key: Array, state: FedState, data: ClientData) -> Variables:
+            key = jax.random.fold_in(key, state.round)
+            everyone = jnp.arange(data.clients, dtype=jnp.int32)
+            found: Variables = made.score_personal(key, state, data, _as_it_is, (), everyone)
+            return found
+
+        keys = jax.random.split(jax.random.key(0), axes.runs)
+        shapes = jax.eval_shape(axes.map(begin, (0, axes.data), axes.state), keys, data)
+        kept: Run = mine(unpacked(saved.arrays, "run", Run(keys, shapes)))
+        server = mine(server_of(saved, jax.eval_shape(model.init, keys[0])))
+        state = kept.state._replace(server=server)
+        made_of = jax.jit(axes.map(own, (0, axes.state, axes.data)))
+        models: Variables = jax.device_get(made_of(kept.keys, state, data))
+        return models
+
+    def _saved(self, algorithm: str) -> tuple[Saved, Callable[[PyTree], Any]]:
+        """The newest checkpoint of an algorithm, and what takes its runs of those of a program."""
         if algorithm not in self.algorithms:
             known = ", ".join(self.algorithms)
             raise ValueError(f"algorithm must be one of {known}, got {algorithm!r}")
@@ -95,25 +156,15 @@ class SavedRun:
             saved = newest(checkpoints_in(self.folder, group[0]))
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
-        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         runs, place = len(self._setup.problem.runs), group.index(algorithm)
 
-        def mine(variables: Variables) -> Variables:
-            several = len(jax.tree.leaves(variables)[0]) > runs
-            rows = slice(place * runs, (place + 1) * runs) if several else slice(None)
-            found: Variables = of_runs(variables, rows)
-            return found
+        def mine(values: PyTree) -> Any:
+            several = len(jax.tree.leaves(values)[0]) > runs
+            return of_runs(
+                values, slice(place * runs, (place + 1) * runs) if several else slice(None)
+            )
 
-        if at is None:
-            return mine(server_of(saved, shapes))
-        if at != "validated":
-            return mine(server_at(saved, shapes, at))
-        rounds, chosen = self._validated(algorithm)
-        kept = [mine(server_at(saved, shapes, int(r))) for r in rounds]
-        best: Variables = jax.tree.map(
-            lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *kept
-        )
-        return best
+        return saved, mine
 
     def _validated(self, algorithm: str) -> tuple[list[int], NDArray[np.int64]]:
         """The rounds that were evaluated, and the place of each run's best among them."""
@@ -127,6 +178,12 @@ class SavedRun:
         values = np.array(found, np.float64).reshape(len(rounds), -1)
         sign = -1 if self.settings["metric"]["best"] == "lowest" else 1
         return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
+
+
+def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Variables:
+    """What is asked of each client's own model: all of it."""
+    del constants, client
+    return variables
 
 
 def load_run(folder: str | Path) -> SavedRun:

@@ -30,6 +30,7 @@ def make_local(
         training.batch_size,
         training.epochs,
         training.last_batch,
+        optimizer_state=training.optimizer_state,
         transforms=transforms,
     )
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedjax_sim.cli.processes import Meeting, meeting
 from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.cli.sinks import SINKS, known
 from fedjax_sim.engine.targets import FORMS
 from fedjax_sim.partition.pictures import Format
 
@@ -28,6 +29,7 @@ class Machine(Group):
         checkpoints: whether there are any.
         keep_weights: whether they hold the server's model of every evaluation.
         json: whether the summary is printed, in place of tables.
+        sink: a tracker that gets the scores too; None for none.
         dry_run: whether it is only told what would run.
     """
 
@@ -86,6 +88,12 @@ class Machine(Group):
         place=True,
     )
     json: bool = setting(False, "print summary.json, not tables", place=True)
+    sink: str | None = setting(
+        None,
+        lambda: "send the scores of every evaluation to a tracker as well: one of "
+        f"{', '.join(SINKS.known)}, or package.module:function, see fedjax_sim.cli.sinks",
+        shown="none", metavar="NAME", convert=known, place=True,
+    )  # fmt: skip
     dry_run: bool = setting(
         False, "say what would run: rounds, steps, bytes, programs; and end", place=True
     )

@@ -196,7 +196,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
         speeds.append(
             [name, str(s["rounds"]), f"{s['samples_per_second']:,.0f}",
              f"{s['compile_seconds']:.1f}", f"{s['run_seconds']:.1f}", f"{s['utilisation']:.3f}",
-             str(s["xla_programs"]), "-" if peak is None else f"{peak:,.0f}"]
+             str(s["xla_programs"] or "-"), "-" if peak is None else f"{peak:,.0f}"]
         )  # fmt: skip
     return "\n\n".join(aligned(rows) for rows in (scores, speeds))
 

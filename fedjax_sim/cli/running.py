@@ -18,13 +18,13 @@ from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
 from fedjax_sim.cli.grouping import points
-from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import Stopping
 from fedjax_sim.cli.summary import show, summarise
+from fedjax_sim.cli.watching import Watch, nobody
 from fedjax_sim.data import EvalSet
-from fedjax_sim.engine.memory import MB, TooLargeError
+from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
@@ -68,7 +68,8 @@ def open_folder(
         if begun["rounds"] != config.experiment.rounds:
             command += f" --rounds {config.experiment.rounds}"
     told = {"format": FORMAT, **config.record(), **found, "command": command}
-    return RunFolder(path, told, config.machine.pictures, resumed=resume is not None)
+    machine = config.machine
+    return RunFolder(path, told, machine.pictures, resumed=resume is not None, sink=machine.sink)
 
 
 def title(config: Config, setup: Setup) -> str:
@@ -95,6 +96,7 @@ def run(
     folder: RunFolder | None,
     command: str,
     stopping: Stopping,
+    watch: Watch,
 ) -> dict[str, str]:
     """Runs every algorithm, records it and prints the table.
 
@@ -105,6 +107,7 @@ def run(
         folder: for the records; None where another process writes them.
         command: as it was given.
         stopping: whether it is to stop.
+        watch: who is told how far it is.
 
     Returns:
         The algorithms whose loss diverged, and what is to be said of each.
@@ -123,7 +126,7 @@ def run(
     while waiting:
         group = waiting.pop(0)
         try:
-            found = run_group(group, config, setup, folder, stopping)
+            found = run_group(group, config, setup, folder, stopping, watch)
         except DivergedError as error:
             found = {group[0]: str(error)}
         except TooLargeError:
@@ -142,6 +145,7 @@ def run(
         score, head = setup.score, f"{title(config, setup)}, {setup.model_name}"
         if folder is not None:
             folder.write_summary({**in_order, **common}, results, score, head)
+        trim()
     if results and folder is not None:
         if config.machine.json:
             print(as_json({**in_order, **common, "folder": str(folder.path)}))
@@ -157,22 +161,20 @@ def run_group(
     setup: Setup,
     folder: RunFolder | None,
     stopping: Stopping,
+    watch: Watch,
 ) -> dict[str, Result | str]:
-    """Runs algorithms that are one program, behind a progress bar if there is a folder.
+    """Runs algorithms that are one program, and tells who watches if there is a folder.
 
     Returns:
         Of each its result, or what is to be said of one that has diverged.
     """
-    from tqdm import tqdm
-
     first, problem, score = names[0], setup.problem, setup.score
     rounds, lost = rounds_of(first, config, setup), set[str]()
     seeds = [run["seed"] for run in problem.runs]
-    off = None if folder is not None else True  # None: no bar where stderr is a file
-    what = first if len(names) == 1 else f"{name_of(first)}, {len(names)} settings"
-    bar = tqdm(total=rounds, desc=what, unit="round", disable=off, postfix="compiling")
+    note = ""
 
     def record(name: str, evaluation: Evaluation) -> None:
+        nonlocal note
         if not np.isfinite(evaluation.test_loss).all():
             lost.add(name)
         if folder is not None and name not in lost:
@@ -182,14 +184,14 @@ def run_group(
         if scored is not None:
             value = float(mean_known(scored.reported[score]))
             shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
-            bar.set_postfix_str(f"{score} {shown}", refresh=False)
+            note = f"{score} {shown}"
         if name == names[-1]:
-            bar.update(evaluation.round - bar.n)
+            tell(evaluation.round, note)
             stopping.check()
 
     def ready(held: int) -> None:
         stopping.patient = True
-        bar.set_postfix_str(f"{held / MB:,.0f} MB a device")
+        tell(0, f"{held / MB:,.0f} MB a device")
 
     common: dict[str, Any] = {
         "rounds": rounds,
@@ -197,7 +199,7 @@ def run_group(
         "checkpoints": checkpoints_of(first, config, folder),
         "record": (lambda state: state.server) if config.machine.keep_weights else None,
     }
-    with bar:
+    with (watch if folder is not None else nobody)(names, rounds) as tell:
         algorithm, model, data, test = what_runs(first, setup)
         how = how_it_runs(first, config, setup)
         stopping.patient = False

@@ -100,9 +100,14 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     shared = [name for name, s in summaries.items() if s.get("settings_in_program")]
     if shared:
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
+    said: dict[str, list[str]] = {}  # a line once for all settings of a grid
     for name, s in summaries.items():
-        for line in remarks(s, setup.problem.data.clients):
-            print(f"\n{name}: {line}")
+        named = "mu=" in name and s.get("mu_first") == s.get("mu_last")
+        beside = {key: value for key, value in s.items() if not (named and key == "mu_first")}
+        for line in remarks(beside, setup.problem.data.clients):
+            said.setdefault(line, []).append(name)
+    for line, names in said.items():
+        print(f"\n{', '.join(names)}: {line}")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "

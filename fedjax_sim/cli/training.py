@@ -13,6 +13,7 @@ from fedjax_sim.models import MODELS
 
 LastBatch = Literal["keep", "drop", "refill"]
 Precision = Literal["f32", "bf16"]
+OptimizerState = Literal["reset", "keep"]
 Optimizer = Literal["sgd", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "yogi"]
 WITH_MOMENTUM = ("sgd", "nesterov")
 
@@ -27,6 +28,7 @@ class Training(Group):
         epochs: E.
         batch_size: B.
         optimizer: the clients', by optax's names.
+        optimizer_state: see :func:`fedjax_sim.local.local_sgd`.
         lr: its η.
         lr_schedule: see :mod:`fedjax_sim.cli.rates`.
         momentum: of SGD; None of other optimisers.
@@ -48,8 +50,11 @@ class Training(Group):
     )
     epochs: float = by_dataset("epochs", "local epochs a round", above=0)
     batch_size: int = setting(16, "samples in a minibatch", at_least=1)
-    optimizer: Optimizer = setting(
-        "sgd", "the clients', by optax's names; its state starts afresh at every visit"
+    optimizer: Optimizer = setting("sgd", "the clients', by optax's names")
+    optimizer_state: OptimizerState = setting(
+        "reset",
+        "its momentum and the like, at the start of a visit: reset; or keep: what the client had "
+        "at the end of its last visit. Methods that are defined by one of them have that",
     )
     lr: float = by_dataset("lr", "learning rate; the defaults are for SGD", above=0)
     lr_schedule: str = setting(

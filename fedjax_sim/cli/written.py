@@ -16,7 +16,8 @@ from fedjax_sim.cli.methods import algorithm, parameters
 from fedjax_sim.cli.training import Training
 
 TRAINED = (
-    "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "last_batch"
+    "epochs", "batch_size", "optimizer", "optimizer_state", "lr", "momentum", "weight_decay",
+    "last_batch",
 )  # fmt: skip
 """Settings of local training that a method may have of its own; the model is the same for all."""
 

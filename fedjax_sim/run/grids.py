@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, LossFn, Model, Task, Variables
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.memory import trim
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import as_set, checked_seeds
@@ -130,6 +131,7 @@ def sweep(
             execution=execution,
         )
         results |= dict(zip(group, found, strict=True))
+        trim()
     return Sweep(
         tuple(
             Point(point, tuple(seeds), results[i], diverged(results[i], seeds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
+from fedjax_sim.cli.folder import write_text
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.reporting.compare import paired
 from fedjax_sim.cli.reporting.formats import latex, markdown
@@ -114,25 +116,25 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
 
 def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> Table:
     """Writes ``results.csv`` (a line for each run), and as ``.md`` and ``.tex`` the table."""
-    keys = study.columns
-    with (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*keys, "method", "setting", "seed", "fold", "validation", "test"])
-        for row in rows:
-            for i, run in enumerate(row.runs if row.setting else ()):
-                validation = "" if row.validation is None else _number(row.validation[i])
-                place = [run["seed"], run.get("fold", "")]
-                told = [
-                    *(row.settings.get(key, "") for key in keys),
-                    row.method,
-                    row.setting,
-                    *place,
-                    validation,
-                ]
-                writer.writerow([*told, _number(row.scores[i])])
+    keys, lines = study.columns, io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow([*keys, "method", "setting", "seed", "fold", "validation", "test"])
+    for row in rows:
+        for i, run in enumerate(row.runs if row.setting else ()):
+            validation = "" if row.validation is None else _number(row.validation[i])
+            place = [run["seed"], run.get("fold", "")]
+            told = [
+                *(row.settings.get(key, "") for key in keys),
+                row.method,
+                row.setting,
+                *place,
+                validation,
+            ]
+            writer.writerow([*told, _number(row.scores[i])])
     found = table(study, rows)
-    (folder / "table.md").write_text(markdown(found) + "\n", encoding="utf-8")
-    (folder / "table.tex").write_text(latex({"": found}), encoding="utf-8")
+    write_text(folder / "results.csv", lines.getvalue())
+    write_text(folder / "table.md", markdown(found) + "\n")
+    write_text(folder / "table.tex", latex({"": found}))
     return found
 
 
@@ -147,20 +149,20 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
     lines = []
     for inside in cells.values():
         (baseline,) = (row for row in inside if row.method == study.baseline)
-        best = _best(inside)
+        best = best_of(inside)
         for row in inside:
             told = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
                 lines.append((*map(Cell, told), *map(Cell, ("-", "diverged", "-", "-", "-"))))
                 continue
-            score = _score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
+            score = shown_score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
             numbers = *_compared(row, baseline), f"{row.megabytes:,.1f}"
             named = map(Cell, (*told, row.setting))
             lines.append((*named, Cell(score, row is best), *map(Cell, numbers)))
     return Table(head, tuple(lines), words=True)
 
 
-def _best(rows: Sequence[Row]) -> Row | None:
+def best_of(rows: Sequence[Row]) -> Row | None:
     """The best mean of a cell; the first of equals."""
     sign = -1 if rows[0].metric.best == "lowest" else 1
     means = [float(sign * np.mean(row.scores)) if len(row.scores) else math.nan for row in rows]
@@ -171,7 +173,8 @@ def _named(row: Row) -> str:
     return f"{row.score} %" if row.metric.percent else row.score
 
 
-def _score(row: Row) -> str:
+def shown_score(row: Row) -> str:
+    """Mean and standard deviation over runs; - if none is known."""
     known = row.scores[np.isfinite(row.scores)]
     if not len(known):
         return "-"

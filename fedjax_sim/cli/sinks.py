@@ -1,0 +1,189 @@
+"""``--sink``: the scores of a run in a tracker, as they are known; the folder has them too.
+
+A sink is a function that opens a :class:`Sink` for each algorithm and seed. Ours were tried with
+tensorboardX 2.6, wandb 0.31 (offline), mlflow 3.17 (files) and trackio 0.43 (on one machine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from fedjax_sim.base.registry import Registry, told
+from fedjax_sim.base.signatures import takes
+from fedjax_sim.cli.commands import complain
+
+PROJECT = "fedjax_sim"
+PACKAGES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+"""What our sinks import."""
+
+_PLACE = ("algorithm", "seed", "fold", "round")
+
+
+class Sink(NamedTuple):
+    """Where the scores of one algorithm with one seed (and fold) go.
+
+    Attributes:
+        log: takes the scores by name after an evaluation, and its round; ascending.
+        close: called after the last.
+    """
+
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
+
+
+Opens = Callable[[str, Mapping[str, Any], Path], Sink]
+"""``(name, settings, folder)``: of the algorithm and seed, ``config.json``, and of the run."""
+
+
+def tensorboard(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
+    """Event files in ``tensorboard/`` of the run's folder, by tensorboardX."""
+    from tensorboardX import SummaryWriter
+
+    # One that goes on tells all of its rounds again, in place of what was told before.
+    place = folder / "tensorboard" / quote(name, safe=" ,=()")
+    writer = SummaryWriter(str(place), purge_step=0)
+    writer.add_text("settings", json.dumps(settings, indent=2))
+
+    def log(values: Mapping[str, float], round: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, round)
+        writer.flush()
+
+    return Sink(log, writer.close)
+
+
+def wandb(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
+    """A run of Weights & Biases, in a group that is called like the folder."""
+    import wandb
+
+    run = wandb.init(
+        project=PROJECT, group=folder.name, name=name, config=dict(settings), dir=str(folder),
+        reinit="create_new",
+    )  # fmt: skip
+    return Sink(lambda values, round: run.log(dict(values), step=round), run.finish)
+
+
+def mlflow(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
+    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    experiment = mlflow.set_experiment(PROJECT).experiment_id
+    tags = {"folder": str(folder)}
+    run = client.create_run(experiment, run_name=f"{folder.name}: {name}", tags=tags).info.run_id
+    for key, value in settings.items():
+        client.log_param(run, key, str(value)[:500])  # all that its servers take
+
+    def log(values: Mapping[str, float], round: int) -> None:
+        for key, value in values.items():
+            client.log_metric(run, key, value, step=round)
+
+    return Sink(log, lambda: client.set_terminated(run))
+
+
+def trackio(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
+    """A run of trackio, on this machine unless ``TRACKIO_SPACE_ID`` says otherwise."""
+    import trackio
+
+    run = trackio.init(
+        project=PROJECT, group=folder.name, name=f"{folder.name}: {name}", config=dict(settings),
+        embed=False,
+    )  # fmt: skip
+    return Sink(lambda values, round: run.log(dict(values), step=round), run.finish)
+
+
+SINKS: Registry[Opens] = Registry(
+    "sink",
+    wanted="a function (name, settings, folder) that returns a Sink",
+    fits=lambda value: takes(value, "", {}, Path()),
+    group="fedjax_sim.sinks",
+    own={"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio},
+)
+"""Sinks by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
+
+
+def known(text: str) -> str:
+    """The name of a sink that can be opened here, for argparse."""
+    try:
+        name, _ = SINKS.resolve(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    package = PACKAGES.get(name, name)
+    if name in SINKS.own and importlib.util.find_spec(package) is None:
+        raise argparse.ArgumentTypeError(
+            f"{name} needs the package {package}: pip install {package}"
+        )
+    return name
+
+
+class Sending:
+    """Sends what a run records to a sink for each algorithm and seed, until that fails.
+
+    Args:
+        name: of the sink.
+        settings: ``config.json``.
+        folder: of the run.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
+        self._name, self._settings, self._folder = name, settings, folder
+        self._opens: Opens | None = SINKS.resolve(name)[1]
+        self._open: dict[tuple[Any, ...], Sink] = {}
+
+    def log(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Takes the lines of ``metrics.jsonl`` of one evaluation."""
+        for row in rows:
+            place = {key: row[key] for key in _PLACE if key in row}
+            at = place.pop("round")
+            self._guarded(self._logged, place, dict(flat(row)), at)
+
+    def close(self) -> None:
+        """Closes what is open."""
+        for sink in self._open.values():
+            self._guarded(sink.close)
+
+    def _logged(self, place: Mapping[str, Any], values: Mapping[str, float], at: int) -> None:
+        key = (*place.values(),)
+        if key not in self._open and self._opens is not None:
+            algorithm, *others = place
+            name = ", ".join([place[algorithm], *(f"{other} {place[other]}" for other in others)])
+            self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
+        self._open[key].log(values, at)
+
+    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+        if self._opens is None:
+            return
+        try:
+            act(*args)
+        except Exception as error:  # a tracker's network is no reason to lose a run
+            self._opens = None
+            message = f"warning: --sink {self._name}: {told(error)}; the run goes on without it"
+            complain("fedjax_sim.bench", message, 0)
+
+
+def flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The numbers of a line of ``metrics.jsonl``, nested ones by path, without what is null.
+
+    >>> flat({"seed": 1, "round": 2, "accuracy": 0.5, "validation": {"f1": 0.25, "auc": None}})
+    [('accuracy', 0.5), ('validation/f1', 0.25)]
+    """
+    found: list[tuple[str, float]] = []
+    for key, value in row.items():
+        if key in _PLACE:
+            continue
+        if isinstance(value, Mapping):
+            found += [(f"{key}/{inner}", number) for inner, number in flat(value)]
+        elif value is not None:
+            found.append((key, float(value)))
+    return found

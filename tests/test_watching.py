@@ -1,0 +1,344 @@
+"""While a study runs: a view at the bottom of a terminal, and trackers that get the scores."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim import bench
+from fedjax_sim.base import Metric
+from fedjax_sim.cli.sinks import Sending, Sink
+from fedjax_sim.cli.studies import view
+from fedjax_sim.cli.studies.plan import Study, read_study
+from fedjax_sim.cli.studies.results import Row
+
+PLAN = """
+run = {dataset = "digits", rounds = 10}
+grid = {emd = [0.5, 1.4], lr = [0.1, 1]}
+methods = ["fedavg", "fedprox"]
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Study:
+    path = tmp_path / "ours.toml"
+    path.write_text(PLAN)
+    return read_study(path)
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """A terminal of 60 columns in place of stdout and stderr, and what shows it."""
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((60, 24)))
+    said = bytearray()
+
+    def shown() -> list[str]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                said.extend(os.read(master, 65536))
+        return screen(said.decode())
+
+    with open(slave, "w", encoding="utf-8", buffering=1) as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        yield stream, shown
+    os.close(master)
+
+
+def screen(said: str) -> list[str]:
+    """The lines that a terminal of so many lines as it needs shows in the end."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[\d*[A-Z]|\r\n|[^\x1b\r\n]+", said):
+        if part == "\r\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[J":
+            lines = [*lines[:row], ""]
+        elif part.startswith("\x1b"):
+            row -= int(part[2:-1])
+            assert row >= 0
+        else:
+            lines[row] += part
+    return lines
+
+
+def row_of(cell: Any, method: str, *scores: float) -> Row:
+    runs = [{"seed": i} for i in range(len(scores))]
+    metric = Metric(best="highest", percent=True)
+    return Row(cell.name, cell.settings, method, f"{method}(lr=1)", runs, np.array(scores), None,
+               1.0, "accuracy", metric)  # fmt: skip
+
+
+def test_a_view_of_a_study(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(view.View.__init__, "__defaults__", (lambda: clock[0],))
+    first, second, *_ = plan.cells
+    with terminal(monkeypatch) as (stream, shown):
+        with view.viewed(plan) as watched:
+            assert isinstance(watched, view.View)
+            watched.begins(first)
+            assert shown() == ["0 of 4 cells done, 0 s", "emd=0.5-lr=0.1: begins", ""]
+            print("above")
+            with watched.program(["fedavg(lr=1)", "fedavg(lr=2)"], 10) as tell:
+                assert shown()[2] == "emd=0.5-lr=0.1: fedavg, 2 settings, compiling"
+                clock[0] += 600
+                tell(5, "accuracy 50 %")  # 10 of 80 rounds of methods: 70 are left
+                assert shown() == [
+                    "above",
+                    "0 of 4 cells done, 10 min, about 1 h 10 min left",
+                    "emd=0.5-lr=0.1: fedavg, 2 settings, round 5 of 10, accuracy 50 %"[:59],
+                    "",
+                ]
+                print("no line", end="", file=sys.stderr)
+                tell(10, "accuracy 60 %")
+                assert "no line" not in "".join(shown())
+            print(" yet", file=sys.stderr)
+            assert shown()[:2] == ["above", "no line yet"]
+            watched.ended(first, [row_of(first, "A", 0.5, 0.7), row_of(first, "B", 0.3, 0.8)])
+            watched.begins(second)
+            assert shown()[2:] == [
+                "1 of 4 cells done, 10 min, about 30 min left",
+                "emd=0.5-lr=1: begins",
+                "best at emd=0.5-lr=0.1: A 60.00 ± 10.00 by A(lr=1)",
+                "",
+            ]
+            watched.ended(second, [])  # it failed
+            assert shown()[2] == "2 of 4 cells done, 10 min, about 20 min left"
+            print("and so it ends", end="")
+        assert shown() == ["above", "no line yet", "and so it ends"]
+        assert sys.stdout is sys.stderr is stream
+
+
+def interrupted(plan: Study) -> None:
+    with view.viewed(plan) as watched:
+        watched.begins(plan.cells[0])
+        raise KeyboardInterrupt
+
+
+def test_a_view_is_gone_after_an_interrupt(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as (stream, shown):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(plan)
+        assert shown() == [""]
+        assert sys.stderr is stream
+
+
+def test_files_and_dumb_terminals_have_no_view(
+    plan: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with terminal(monkeypatch):
+        monkeypatch.setenv("TERM", "dumb")
+        with view.viewed(plan) as watched:
+            assert isinstance(watched, view.Plain)
+        monkeypatch.setenv("TERM", "xterm")
+        with contextlib.redirect_stderr(io.StringIO()), view.viewed(plan) as watched:
+            assert isinstance(watched, view.Plain)
+
+
+@pytest.mark.slow
+def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
+    text = """
+    run = {model = "logistic", clients = 6, rounds = 40}
+    grid = {emd = [0.5, 1.4]}
+    methods = ["fedavg", "fedprox"]
+    """
+    (tmp_path / "ours.toml").write_text(text)
+    out, command = str(tmp_path / "out"), [sys.executable, "-m", "fedjax_sim.study"]
+    statuses: list[int] = []
+    said: list[str] = []
+    for argv in (["ours.toml", "--out", out], ["--resume", out]):
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            [*command, *argv, "--devices", "1"], cwd=tmp_path, stdin=slave, stdout=slave,
+            stderr=slave, env=os.environ | {"TERM": "xterm"}, start_new_session=True,
+        )  # fmt: skip
+        os.close(slave)
+        heard, sent = b"", False
+        with contextlib.suppress(OSError):  # the other side is closed
+            while part := os.read(master, 65536):
+                heard += part
+                if not statuses and not sent and b"1 of 2 cells done" in heard:
+                    process.send_signal(signal.SIGINT)
+                    sent = True
+        statuses.append(process.wait())
+        said.append(heard.decode())
+        os.close(master)
+    assert statuses == [130, 0]
+    assert f"stopped; go on with: python -m fedjax_sim.study --resume {out}" in said[0]
+    assert "best at emd=0.5: " in said[0]
+    lines = screen(said[1])
+    assert any("done before" in line for line in lines)
+    assert not any("cells done" in line for line in lines)
+    assert lines[-2].startswith("a page: ")
+
+
+ROWS = [
+    {"algorithm": a, "seed": s, "round": r, "accuracy": r / 4 + s / 8, "f1": None,
+     "validation": {"client_f1": {"mean": 0.5}}}
+    for a in ("fedavg", "fedprox(mu=1)") for r in (2, 4) for s in (0, 1)
+]  # fmt: skip
+NAMES = [f"{a}, seed {s}" for a in ("fedavg", "fedprox(mu=1)") for s in (0, 1)]
+TOLD = {
+    (f"{r['algorithm']}, seed {r['seed']}", key, r["round"]): value
+    for r in ROWS
+    for key, value in (("accuracy", r["accuracy"]), ("validation/client_f1/mean", 0.5))
+}
+
+
+class Fake(types.ModuleType):
+    """What our sinks call of a tracker's package: the names and arguments are those of the real."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        self.told: dict[tuple[str, str, int], float] = {}
+        self.begun: list[str] = []
+        self.settings: list[Any] = []
+        self.closed: list[str] = []
+
+    def one(self, name: str) -> Any:
+        self.begun.append(name)
+
+        def log(values: dict[str, float], step: int) -> None:
+            assert name not in self.closed
+            self.told |= {(name, key, step): value for key, value in values.items()}
+
+        return types.SimpleNamespace(
+            log=log,
+            finish=lambda: self.closed.append(name),
+            close=lambda: self.closed.append(name),
+            flush=lambda: None,
+            add_text=lambda tag, text: self.settings.append(json.loads(text)),
+            add_scalar=lambda tag, value, step: log({tag: value}, step),
+        )
+
+    # tensorboardX
+    def SummaryWriter(self, logdir: str, *, purge_step: int) -> Any:  # noqa: N802
+        assert purge_step == 0
+        return self.one(Path(logdir).name)
+
+    # wandb, trackio
+    def init(self, *, project: str, name: str, group: str, config: Any, **_: Any) -> Any:
+        assert (project, group) == ("fedjax_sim", "run")
+        self.settings.append(config)
+        return self.one(name.removeprefix("run: "))
+
+    # mlflow
+    def MlflowClient(self) -> Any:  # noqa: N802
+        runs: dict[str, Any] = {}
+
+        def create_run(experiment: str, *, run_name: str, tags: Any) -> Any:
+            assert experiment == "7"
+            number = str(len(runs))
+            runs[number] = self.one(run_name.removeprefix("run: "))
+            self.settings.append({})
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=number))
+
+        return types.SimpleNamespace(
+            create_run=create_run,
+            log_param=lambda run, key, value: self.settings[-1].update({key: value}),
+            log_metric=lambda run, key, value, step: runs[run].log({key: value}, step),
+            set_terminated=lambda run: runs[run].finish(),
+        )
+
+    def set_experiment(self, name: str) -> Any:
+        assert name == "fedjax_sim"
+        return types.SimpleNamespace(experiment_id="7")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_trackers_get_every_score(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "tensorboardX" if name == "tensorboard" else name
+    fake = Fake(package)
+    monkeypatch.setitem(sys.modules, package, fake)
+    sending = Sending(name, {"rounds": 4}, tmp_path / "run")
+    for i in range(0, len(ROWS), 2):
+        sending.log(ROWS[i : i + 2])
+    sending.close()
+    assert fake.told == TOLD
+    assert sorted(fake.closed) == sorted(fake.begun) == NAMES
+    assert {str(settings["rounds"]) for settings in fake.settings} == {"4"}
+    assert [settings["algorithm"] for settings in fake.settings] == ["fedavg"] * 2 + [
+        "fedprox(mu=1)"
+    ] * 2
+
+
+@pytest.mark.parametrize("package", ["tensorboardX", "wandb", "mlflow", "trackio"])
+def test_a_tracker_that_is_not_installed(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "tensorboard" if package == "tensorboardX" else package
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == package else find(n, *a)
+    )
+    assert bench.main(["--sink", name]) == 2
+    told = capsys.readouterr().err
+    assert f"--sink: {name} needs the package {package}: pip install {package}\n" in told
+
+
+def test_an_unknown_tracker(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--sink", "wandbb"]) == 2
+    assert "--sink: 'wandbb' is no sink; did you mean wandb?\n" in capsys.readouterr().err
+
+
+HEARD: dict[str, list[Any]] = {}
+
+
+def ours(name: str, settings: Any, folder: Path) -> Sink:
+    """A sink that fails from the second evaluation of the second algorithm on."""
+    HEARD[name] = [settings["rounds"], folder.name]
+
+    def log(values: Any, round: int) -> None:
+        if name == "fedavg, seed 1" and round == 2:
+            raise ConnectionError("no network")
+        HEARD[name].append((round, values["accuracy"]))
+
+    return Sink(log, lambda: HEARD[name].append("closed"))
+
+
+def test_a_sink_of_ones_own_that_fails_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--clients 6 --seeds 2 --model logistic --rounds 2 --algo fedsgd --compare fedavg"
+    flags = flags.replace("fedsgd", "fedprox") + " --devices 1 --sink test_watching:ours"
+    assert bench.main([*flags.split(), "--out", str(tmp_path / "run")]) == 0
+    records = fs.load_run(tmp_path / "run").records
+    assert len(records) == 8
+    wanted = {
+        f"{algorithm}, seed {seed}": [2, "run"]
+        + [
+            (r["round"], r["accuracy"])
+            for r in records
+            if (r["algorithm"], r["seed"]) == (algorithm, seed)
+        ]
+        for algorithm in ("fedprox", "fedavg")
+        for seed in (0, 1)
+    }
+    wanted["fedavg, seed 1"].pop()
+    assert wanted == HEARD
+    err = capsys.readouterr().err
+    assert err.count("no network") == 1
+    assert "warning: --sink test_watching:ours: ConnectionError: no network" in err
+    assert "the run goes on without it\n" in err
