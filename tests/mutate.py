@@ -325,6 +325,7 @@ MUTANTS = [
         "(total if literal else jnp.abs(total)) > threshold",
         SERVER,
     ),
+    Mutant("server/update.py", "-taken if backwards", "taken if backwards", SERVER),
     Mutant(
         "server/update.py",
         "jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)",
