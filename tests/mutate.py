@@ -326,6 +326,12 @@ MUTANTS = [
         SERVER,
     ),
     Mutant("server/update.py", "-taken if backwards", "taken if backwards", SERVER),
+    Mutant("client/sending.py", "~_any(kept.signs) |", "", tests("drift")),
+    Mutant("client/sending.py", "(_any(moved), moved,", "(True, moved,", tests("drift")),
+    Mutant(
+        "client/sending.py", "Heading(received.params, t", "Heading(kept.last, t", tests("drift")
+    ),
+    Mutant("round/sending.py", "mine = _heard(", "_heard(", tests("drift")),
     Mutant(
         "server/update.py",
         "jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)",

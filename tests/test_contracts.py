@@ -723,6 +723,7 @@ PARTS: dict[str, dict[str, Make]] = {
             fs.compression.top_k(0.2), feedback=False
         ),
         "finite_only": fs.sending.finite_only,
+        "relevant_only": lambda: fs.sending.relevant_only(0.5),
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),
         "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
@@ -1190,6 +1191,8 @@ def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> N
     """Client by client, then the stack: the rows that do not send hold NaN, or a number."""
     part = make()
     before, message = part.init(start, crowd), ({"c": jnp.ones(3)}, jnp.int32(4))
+    if part.hear is not None:
+        same_form(run(part.hear)(before, start), before)
     for k in (0, 1):  # the second is malicious
         sent = run(part.send)(KEY, before, start, message, jnp.int32(k))
         same_form(sent.update, start)

@@ -343,6 +343,33 @@ class DiLoCo(Fed):
         return [0.7 * w for w in plus(mean, self.outer, 0.9)]
 
 
+class CMFL(Fed):
+    """Updates with the signs of the server's way since the client's last visit; who else sent."""
+
+    relevance = 0.7
+
+    def begin(self, initial: Layers) -> None:
+        self.last = [initial] * self.data.clients
+        self.way: dict[int, np.ndarray] = {}
+        self.sends: list[bool] = []
+        self.sent = 0
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        way, own = (
+            np.sign(np.concatenate([a.ravel() for a in plus(w, b, -1)]))
+            for w, b in ((self.server, self.last[k]), (layers, self.server))
+        )
+        if way.any():
+            self.way[k] = way
+        self.last[k] = self.server
+        self.sends.append(k not in self.way or (own == self.way[k]).mean() >= self.relevance)
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        present, self.sends = np.array(self.sends), []
+        self.sent = int(present.sum())
+        return super().step(updates, shares * present / max((shares * present).sum(), 1e-9))
+
+
 Make = Callable[..., fs.Algorithm]
 METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddyn": ({"alpha": ALPHA}, FedDyn),
@@ -356,6 +383,7 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddisco, l2": ({"discrepancy": "l2"}, FedDiscoL2),
     "fedlesam": ({"rho": RHO}, FedLESAM),
     "fedexp": ({"eps": EPS}, FedExP),
+    "cmfl": ({"relevance": CMFL.relevance}, CMFL),
     "fedcm": ({"alpha": ALPHA, "server_lr": 0.7}, FedCM),
     "mimelite": ({"beta": BETA}, MimeLite),
     "diloco": ({}, DiLoCo),
@@ -414,6 +442,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedexp": {"eps": 1e9, "equal_weights": False},
     "fedcm": {"alpha": 1.0, "equal_weights": False},
     "mimelite": {"beta": 0.0},
+    "cmfl": {"relevance": 0.0},
 }
 
 
@@ -423,6 +452,37 @@ def test_without_its_term_it_is_fedavg(
 ) -> None:
     ours = play(made(name, net, **NOTHING[name]), net, federation.data, 2)
     assert_trees(ours.servers, fedavg.servers, rtol=1e-5, atol=1e-6)
+
+
+def test_cmfl_uploads_what_is_relevant(federation: Federation, net: fs.Model) -> None:
+    """Of those that have seen the server move; a step that nobody took is not the last one."""
+    method = made("cmfl", net, relevance=CMFL.relevance)
+    out = play(method, net, federation.data, 7)
+    oracle = CMFL(federation.data, layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0))))
+    sent = []
+    for state, metrics in zip(out.states, out.metrics, strict=True):
+        wanted = oracle.round([int(k) for k in metrics.client])
+        assert_trees(layers_of(state.server), wanted, rtol=1e-3, atol=1e-4)
+        assert int(metrics.downloads) == COHORT
+        assert int(metrics.skipped) == 0
+        sent.append((int(metrics.uploads), oracle.sent))
+    assert all(ours == theirs for ours, theirs in sent)
+    assert {ours for ours, _ in sent} >= {1, 3}
+    part = method.parts.sending[0]
+    assert part.hear is not None
+    start, moved = (fs.Variables(jnp.array(w), {}) for w in ([0.0, 0.0], [1.0, 0.0]))
+    kept = part.hear(part.hear(part.init(start, federation.data), moved), moved)
+    assert kept.signs.tolist() == [1, 0]
+    assert kept.last.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("other", ["scaffold", "radfed", "gossip"])
+def test_what_others_count_on_is_not_withheld(net: fs.Model, other: str) -> None:
+    sent = (fs.sending.relevant_only(0.5),)
+    algorithm = getattr(algorithms, other)(local_of(net), clients_per_round=COHORT)
+    with pytest.raises(ValueError, match=r"sending relevant_only\(0\.5\) needs ") as raised:
+        algorithm.replace(sending=sent)
+    assert "\n" not in str(raised.value)
 
 
 def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
@@ -536,6 +596,9 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a reflection of own layers": (
         lambda net: made("fedadmm", net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
         "needs models of which nothing stays with the clients or is frozen, exchange is split(",
+    ),
+    "relevance": (
+        lambda net: made("cmfl", net, relevance=1.5), "relevance must be in [0, 1], got 1.5",
     ),
     "lesam's rho": (lambda net: made("fedlesam", net, rho=-0.1), "rho must be at least 0, got -0"),
     "cm's alpha": (lambda net: made("fedcm", net, alpha=0.0), "alpha must be in (0, 1], got 0.0"),

@@ -125,6 +125,8 @@ METHODS: dict[str, Sent] = {
     "robust": Sent(),
     "fltrust": Sent(),
     "feddf": Sent({"distill_steps": 2}),
+    # All send in the first round; then not all signs are those of the server's step.
+    "cmfl": Sent({"relevance": 1.0}, up=lambda size: COHORT * size),
     # 8 clients, 4 a round: a client comes back after two updates.
     "stc": Sent({"sparsity": 0.1}, up=each(TERNARY), down=each(2 * TERNARY)),
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
@@ -436,6 +438,7 @@ def test_what_is_not_read_is_not_sent(digits: Any) -> None:
 EQUAL_WEIGHTS = {
     "fedavg": False,
     "robust": True,
+    "cmfl": False,
     "stc": True,
     "dynamic_clustering": True,
     "ifca": False,

@@ -71,6 +71,7 @@ from fedjax_sim.base.plan import (
 )
 from fedjax_sim.base.round import FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
+    Hear,
     Send,
     Sending,
     SendingInit,
@@ -154,6 +155,7 @@ __all__ = [
     "Follow",
     "Fragment",
     "Gathered",
+    "Hear",
     "Law",
     "Leaves",
     "Link",
