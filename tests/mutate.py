@@ -326,6 +326,10 @@ MUTANTS = [
         SERVER,
     ),
     Mutant("server/update.py", "-taken if backwards", "taken if backwards", SERVER),
+    Mutant("client/distilling.py", "updates % buffer].set", "0].set", tests("drift")),
+    Mutant("client/distilling.py", "<= updates", "< buffer", tests("drift")),
+    Mutant("client/distilling.py", "gamma * temperature**2", "gamma", tests("drift")),
+    Mutant("round/traffic.py", "if parts.local.told is None", "if True", tests("methods")),
     Mutant("client/sending.py", "~_any(kept.signs) |", "", tests("drift")),
     Mutant("client/sending.py", "(_any(moved), moved,", "(True, moved,", tests("drift")),
     Mutant(

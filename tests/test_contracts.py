@@ -656,6 +656,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd, some": lambda: update().change(trained=fs.leaves.named("*/kernel")),
         "local_sgd, accompanied": lambda: update().change(companion=companion()),
         "local_sgd, sharing": lambda: update().change(shared=fs.terms.prototypes(net(), LABELS)),
+        "local_sgd, told": lambda: update().change(shared=fs.terms.past_models(2)),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
         "reflected": lambda: fs.local.reflected(update()),
         "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),

@@ -210,6 +210,31 @@ class FedNTD(Fed):
         return risk(layers, x, y) + BETA * total / len(y)
 
 
+class FedGKD(Fed):
+    """The mean of the last two server models, or what there is of them."""
+
+    def begin(self, initial: Layers) -> None:
+        self.past: list[Layers] = [initial]
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        teacher = [np.mean(same, axis=0) for same in zip(*self.past, strict=True)]
+        theirs, mine = (log_softmax(forward(w, x)[0] / TEMPERATURE) for w in (teacher, layers))
+        divergence = (np.exp(theirs) * (theirs - mine)).sum(axis=1).mean()
+        return risk(layers, x, y) + BETA * TEMPERATURE**2 * float(divergence)
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.past = [*self.past, super().round(cohort)][-2:]
+        return self.server
+
+
+class FedGKDOfOne(FedGKD):
+    """The received model."""
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.past = [super().round(cohort)]
+        return self.server
+
+
 class FedLC(Fed):
     """Margins by the counts of the labels."""
 
@@ -377,6 +402,8 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedadmm, by a rate": ({"rho": ALPHA, "server_lr": 0.7}, FedADMMByARate),
     "moon": ({"mu": MU, "temperature": TEMPERATURE}, Moon),
     "fedntd": ({"beta": BETA, "temperature": TEMPERATURE}, FedNTD),
+    "fedgkd": ({"gamma": BETA, "buffer": 2, "temperature": TEMPERATURE}, FedGKD),
+    "fedgkd, of one": ({"gamma": BETA, "buffer": 1, "temperature": TEMPERATURE}, FedGKDOfOne),
     "fedlc": ({"tau": TAU}, FedLC),
     "fedsam": ({"rho": RHO}, FedSAM),
     "feddisco": ({"disco_a": 1.1}, FedDisco),
@@ -393,9 +420,9 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
 def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     name = name.partition(",")[0]
     method: Any = getattr(algorithms, name)
-    if name in ("moon", "fedntd"):
+    if name in ("moon", "fedntd", "fedgkd"):
         options["model"] = net
-    if name in ("moon", "fedntd", "fedlc", "fedsam", "fedlesam"):
+    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedsam", "fedlesam"):
         options["objective"] = fs.empirical_risk(net)
     if name == "feddisco":
         options["classes"] = 3
@@ -434,6 +461,7 @@ def fedavg(federation: Federation, net: fs.Model) -> Play:
 NOTHING: dict[str, dict[str, Any]] = {
     "moon": {"mu": 0.0},
     "fedntd": {"beta": 0.0},
+    "fedgkd": {"gamma": 0.0},
     "fedlc": {"tau": 0.0},
     "fedsam": {"rho": 0.0},
     "feddisco": {"disco_a": 0.0, "disco_b": 0.0},
@@ -562,6 +590,24 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made("fedntd", net, temperature=0.0), "temperature must be positive, got 0.0",
     ),
     "ntd's beta": (lambda net: made("fedntd", net, beta=-1.0), "beta must be at least 0, got -1"),
+    "gamma": (lambda net: made("fedgkd", net, gamma=-1.0), "gamma must be at least 0, got -1.0"),
+    "gkd's temperature": (
+        lambda net: made("fedgkd", net, temperature=0.0), "temperature must be positive, got 0.0",
+    ),
+    "buffer": (lambda net: made("fedgkd", net, buffer=0), "buffer must be at least 1, got 0"),
+    "teachers and momentum": (
+        lambda net: made("fedgkd", net).replace(server=fs.server.optimizer(optax.sgd(0.5))),
+        "needs a server model that is replaced by the aggregate, server is optimizer(",
+    ),
+    "teachers in flight": (
+        lambda net: made("fedgkd", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
+        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+    ),
+    "teachers in turn": (
+        lambda net: fs.local.in_turn(
+            *(local_of(net).change(shared=terms.past_models()) for _ in range(2))
+        ), "client_momentum and past_models follow the server's step",
+    ),
     "tau": (lambda net: made("fedlc", net, tau=-0.1), "tau must be at least 0, got -0.1"),
     "rho": (lambda net: made("fedsam", net, rho=-0.1), "rho must be at least 0, got -0.1"),
     "eps": (lambda net: made("fedexp", net, eps=-0.1), "eps must be at least 0, got -0.1"),

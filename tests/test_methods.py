@@ -154,6 +154,7 @@ METHODS: dict[str, Sent] = {
     "fedadmm": Sent(),
     "moon": Sent(),
     "fedntd": Sent(),
+    "fedgkd": Sent({"buffer": 2}, down=times(2)),  # a teacher, of however many models
     "fedlc": Sent(),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
     # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
@@ -456,6 +457,7 @@ EQUAL_WEIGHTS = {
     "fedbabu": False,
     "moon": False,
     "fedntd": False,
+    "fedgkd": False,
     "fedlc": False,
     "ccvr": False,
     "fedsam": False,

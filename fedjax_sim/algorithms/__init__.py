@@ -25,6 +25,7 @@ from fedjax_sim.algorithms._drift import feddyn as feddyn
 from fedjax_sim.algorithms._drift import fedadmm as fedadmm
 from fedjax_sim.algorithms._drift import moon as moon
 from fedjax_sim.algorithms._drift import fedntd as fedntd
+from fedjax_sim.algorithms._fedgkd import fedgkd as fedgkd
 from fedjax_sim.algorithms._drift import fedlc as fedlc
 from fedjax_sim.algorithms._feddisco import feddisco as feddisco
 from fedjax_sim.algorithms._feddf import feddf as feddf
