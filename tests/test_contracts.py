@@ -113,6 +113,9 @@ SIGNATURES: dict[str, Signature] = {
         "(common: Array, step: Variables, gathered: Gathered) -> Array",
         "(common: Array, step: Variables) -> Array",
     ),
+    "Told": Signature(
+        "dataclasses.replace(local, told=f)", "(common: Array) -> Array", "() -> Array"
+    ),
     "Response": Signature(
         "dataclasses.replace(local, response=f)",
         "(steps: int) -> list[float]",
@@ -253,6 +256,11 @@ SIGNATURES: dict[str, Signature] = {
         "Sending(init=sending.init, send=f)",
         "(key: Array, own: Array, update: Variables, message: Array, k: Array) -> Sent",
         "(key: Array, update: Variables) -> Sent",
+    ),
+    "Hear": Signature(
+        "sending._replace(hear=f)",
+        "(own: Array, received: Variables) -> Array",
+        "(received: Variables) -> Array",
     ),
     "SendTogether": Signature(
         "sending._replace(together=f)",
@@ -706,6 +714,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "ternary": lambda: fs.compression.ternary(0.2),
         "top_k": lambda: fs.compression.top_k(0.2),
         "stochastic_quantisation": lambda: fs.compression.stochastic_quantisation(7),
+        "random_mask": lambda: fs.compression.random_mask(0.2),
+        "uniform_quantisation": lambda: fs.compression.uniform_quantisation(2),
+        "rotated": lambda: fs.compression.rotated(fs.compression.uniform_quantisation(2)),
     },
     "Broadcast": {
         "latest": fs.broadcast.latest,
@@ -724,6 +735,7 @@ PARTS: dict[str, dict[str, Make]] = {
             fs.compression.top_k(0.2), feedback=False
         ),
         "finite_only": fs.sending.finite_only,
+        "low_rank": lambda: fs.sending.low_rank(2),
         "relevant_only": lambda: fs.sending.relevant_only(0.5),
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),

@@ -131,6 +131,10 @@ METHODS: dict[str, Sent] = {
     "stc": Sent({"sparsity": 0.1}, up=each(TERNARY), down=each(2 * TERNARY)),
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
     "fedavg_qsgd": Sent({"levels": 127}, up=each(QSGD)),
+    # 152 of 610 entries, among 256, and two seeds and two ends.
+    "fedavg_sketched": Sent(
+        {"share": 0.25, "bits": 2}, up=each(math.ceil((256 * 2 + 64) / 8) + 2 * 8)
+    ),
     "dp_fedavg": Sent({"sampling": "fixed"}),
     "dp_ftrl": Sent(),
     # A client tries all models, and says which it took.

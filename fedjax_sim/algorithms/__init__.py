@@ -55,6 +55,7 @@ from fedjax_sim.algorithms._cmfl import cmfl as cmfl
 from fedjax_sim.algorithms._stc import stc as stc
 from fedjax_sim.algorithms._fedavg_top_k import fedavg_top_k as fedavg_top_k
 from fedjax_sim.algorithms._fedavg_qsgd import fedavg_qsgd as fedavg_qsgd
+from fedjax_sim.algorithms._fedavg_sketched import fedavg_sketched as fedavg_sketched
 from fedjax_sim.algorithms._dp_fedavg import dp_fedavg as dp_fedavg
 from fedjax_sim.algorithms._dp_ftrl import dp_ftrl as dp_ftrl
 from fedjax_sim.algorithms._ifca import ifca as ifca

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.attacks import alie, gaussian, ipm, mimic, optimised, sign_flip
 from fedjax_sim.base import Array, ClientData, PyTree, Sending, Sent, Variables, concrete, part
-from fedjax_sim.compression import compressed
+from fedjax_sim.compression import compressed, low_rank
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_WITHHOLDS
 from fedjax_sim.privacy import noise
@@ -24,6 +24,7 @@ __all__ = [
     "finite_only",
     "gaussian",
     "ipm",
+    "low_rank",
     "mimic",
     "noise",
     "optimised",
