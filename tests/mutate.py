@@ -396,6 +396,9 @@ MUTANTS = [
         "part * update",
         SERVER,
     ),
+    Mutant("server/preaggregation/_suspicion.py", "descending=True", "", tests("robust")),
+    Mutant("server/preaggregation/_suspicion.py", "present & jnp", "jnp", tests("robust")),
+    Mutant("server/preaggregation/_suspicion.py", "- rho *", "+ rho *", tests("robust")),
     Mutant("server/preaggregation/_trust.py", "(along > 0)", "(along != 0)", tests("robust")),
     Mutant("server/preaggregation/_trust.py", "length / norm", "norm / length", tests("robust")),
     Mutant(

@@ -759,6 +759,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "discrepancy": lambda: preaggregation.discrepancy(LABELS),
         "discrepancy, l2": lambda: preaggregation.discrepancy(LABELS, distance="l2"),
         "trust": lambda: preaggregation.trust(update()),
+        "suspicion": lambda: preaggregation.suspicion(risk()),
         "nearest_neighbour_mixing": preaggregation.nearest_neighbour_mixing,
         "bucketing": preaggregation.bucketing,
         "gaussian_mechanism": lambda: preaggregation.gaussian_mechanism(1.0, 0.5, 3),

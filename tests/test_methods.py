@@ -124,6 +124,7 @@ METHODS: dict[str, Sent] = {
     "afl": Sent(up=and_a_number),
     "robust": Sent(),
     "fltrust": Sent(),
+    "zeno": Sent(),
     "feddf": Sent({"distill_steps": 2}),
     # All send in the first round; then not all signs are those of the server's step.
     "cmfl": Sent({"relevance": 1.0}, up=lambda size: COHORT * size),
@@ -443,6 +444,7 @@ def test_what_is_not_read_is_not_sent(digits: Any) -> None:
 EQUAL_WEIGHTS = {
     "fedavg": False,
     "robust": True,
+    "zeno": True,
     "cmfl": False,
     "stc": True,
     "dynamic_clustering": True,

@@ -51,6 +51,7 @@ from fedjax_sim.algorithms._qffl import qffl as qffl
 from fedjax_sim.algorithms._afl import afl as afl
 from fedjax_sim.algorithms._robust import robust as robust
 from fedjax_sim.algorithms._fltrust import fltrust as fltrust
+from fedjax_sim.algorithms._zeno import zeno as zeno
 from fedjax_sim.algorithms._cmfl import cmfl as cmfl
 from fedjax_sim.algorithms._stc import stc as stc
 from fedjax_sim.algorithms._fedavg_top_k import fedavg_top_k as fedavg_top_k
