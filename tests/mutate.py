@@ -281,21 +281,30 @@ MUTANTS = [
         tests("personal"),
     ),
     Mutant(
-        "compression.py",
+        "compression/_messages.py",
         "return unravel(arrived.astype(flat.dtype)), wide - arrived if",
         "return unravel(arrived.astype(flat.dtype)), wide if",
         CODES,
     ),
     Mutant(
-        "compression.py",
+        "compression/_codes.py",
         "/ count\n        return jnp.where(largest, magnitude",
         "\n        return jnp.where(largest, magnitude",
         CODES,
     ),
     Mutant(
-        "compression.py", "room = count - jnp.sum(above, dtype=jnp.int32)", "room = count", CODES
+        "compression/_codes.py",
+        "room = count - jnp.sum(above, dtype=jnp.int32)",
+        "room = count",
+        CODES,
     ),
-    Mutant("compression.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
+    Mutant("compression/_codes.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
+    Mutant("compression/_sketches.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
+    Mutant("compression/_sketches.py", "x.size / count * values", "values", CODES),
+    Mutant("compression/_sketches.py", "(signs * _hadamard(", "(_hadamard(", CODES),
+    Mutant("compression/_sketches.py", "if count < n else 0", "", CODES),
+    Mutant("compression/_sketches.py", "space @ (space.T @ matrix)", "matrix", CODES),
+    Mutant("compression/_sketches.py", "leaf.shape[:-1]) > rank", "leaf.shape) > rank", CODES),
     Mutant(
         "client/augment.py",
         "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",
@@ -328,6 +337,17 @@ MUTANTS = [
         "(total if literal else jnp.abs(total)) > threshold",
         SERVER,
     ),
+    Mutant("server/update.py", "-taken if backwards", "taken if backwards", SERVER),
+    Mutant("client/distilling.py", "updates % buffer].set", "0].set", tests("drift")),
+    Mutant("client/distilling.py", "<= updates", "< buffer", tests("drift")),
+    Mutant("client/distilling.py", "gamma * temperature**2", "gamma", tests("drift")),
+    Mutant("round/traffic.py", "if parts.local.told is None", "if True", tests("methods")),
+    Mutant("client/sending.py", "~_any(kept.signs) |", "", tests("drift")),
+    Mutant("client/sending.py", "(_any(moved), moved,", "(True, moved,", tests("drift")),
+    Mutant(
+        "client/sending.py", "Heading(received.params, t", "Heading(kept.last, t", tests("drift")
+    ),
+    Mutant("round/sending.py", "mine = _heard(", "_heard(", tests("drift")),
     Mutant(
         "server/update.py",
         "jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)",
@@ -379,6 +399,9 @@ MUTANTS = [
         "part * update",
         SERVER,
     ),
+    Mutant("server/preaggregation/_suspicion.py", "descending=True", "", tests("robust")),
+    Mutant("server/preaggregation/_suspicion.py", "present & jnp", "jnp", tests("robust")),
+    Mutant("server/preaggregation/_suspicion.py", "- rho *", "+ rho *", tests("robust")),
     Mutant("server/preaggregation/_trust.py", "(along > 0)", "(along != 0)", tests("robust")),
     Mutant("server/preaggregation/_trust.py", "length / norm", "norm / length", tests("robust")),
     Mutant(

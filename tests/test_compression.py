@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from fedjax_sim import compression, redistribution, refresh, schedule, selection, server, weighting
-from fedjax_sim.algorithms import fedavg_qsgd, fedavg_top_k, stc
+from fedjax_sim.algorithms import fedavg_qsgd, fedavg_sketched, fedavg_top_k, stc
 from fedjax_sim.base import LocalUpdate
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
@@ -118,6 +118,99 @@ def test_quantisation_is_unbiased() -> None:
     assert np.asarray(code.compress(KEY, jnp.zeros(4))).tolist() == [0, 0, 0, 0]
 
 
+def walsh(size: int) -> np.ndarray:
+    """Sylvester's matrix, of rows of length 1."""
+    out = np.ones((1, 1))
+    while len(out) < size:
+        out = np.kron(np.array([[1, 1], [1, -1]]), out)
+    return out / math.sqrt(size)
+
+
+def test_a_rotation_is_undone_and_leaves_the_code_its_entries() -> None:
+    """Of a code that keeps entry j, R^T e_j e_j^T R; R is orthogonal, drawn by the key."""
+    x, found = jax.random.normal(KEY, (23,)), []
+    for j in (0, 5, 31):
+        one = compression.Compressor(lambda key, y, j=j: jnp.zeros_like(y).at[j].set(y[j]), len)  # type: ignore[arg-type, misc]
+        found.append(np.asarray(compression.rotated(one).compress(KEY, x)))
+    signs = np.asarray(jax.random.rademacher(jax.random.split(KEY)[0], (32,), jnp.float32))
+    rotation = (walsh(32) * signs)[:, :23]
+    np.testing.assert_allclose(walsh(32) @ walsh(32), np.eye(32), atol=1e-12)
+    for j, got in zip((0, 5, 31), found, strict=True):
+        np.testing.assert_allclose(got, rotation[j] * (rotation[j] @ np.asarray(x)), atol=1e-5)
+    back = compression.rotated(compression.top_k(1)).compress(KEY, x)
+    np.testing.assert_allclose(back, x, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_levels_lie_between_the_ends(bits: int) -> None:
+    x, draws = jnp.array([-2.0, 5.0, 0.3, 4.9]), 20_000
+    code = compression.uniform_quantisation(bits)
+    got = np.asarray(jax.vmap(code.compress, (0, None))(jax.random.split(KEY, draws), x))
+    units = (got + 2) / 7 * (2**bits - 1)
+    np.testing.assert_allclose(units, np.round(units), atol=1e-4)
+    assert np.ptp(got[:, :2], axis=0).tolist() == [0, 0]
+    np.testing.assert_allclose(got.mean(axis=0), x, atol=5 * 7 / 2 / math.sqrt(draws))
+    assert (np.abs(got - np.asarray(x)).max(axis=0) <= 7 / (2**bits - 1) + 1e-5).all()
+    assert code.compress(KEY, jnp.full(3, 2.5)).tolist() == [2.5] * 3
+
+
+def test_a_mask_is_random_and_what_it_keeps_has_a_code_of_its_own() -> None:
+    x, draws = jnp.arange(1.0, 11), 4000
+    keys = jax.random.split(KEY, draws)
+    for scaled in (True, False):
+        mask = compression.random_mask(0.3, scaled=scaled)
+        got = np.asarray(jax.vmap(mask.compress, (0, None))(keys, x))
+        assert ((got != 0).sum(axis=1) == 3).all()
+        wanted = np.asarray(x) * (10 / 3 if scaled else 1)
+        assert (np.isclose(got, wanted, rtol=1e-6) | (got == 0)).all()
+        np.testing.assert_allclose((got != 0).mean(axis=0), 0.3, atol=0.04)
+    inner = compression.rotated(compression.uniform_quantisation(4))
+    both = compression.random_mask(0.3, inner)
+    got = np.asarray(jax.vmap(both.compress, (0, None))(keys, x))
+    assert ((got != 0).sum(axis=1) == 3).all()
+    np.testing.assert_allclose(got.mean(axis=0), x, rtol=0.15)
+    assert_trees(compression.random_mask(1.0).compress(KEY, x), x)
+
+
+def test_sketched_messages_by_hand() -> None:
+    """A seed is 8 bytes, the ends of a quantiser as many; 250 entries are rotated among 256."""
+    quantised = compression.uniform_quantisation(2)
+    assert quantised.bytes(1000) == 250 + 8
+    assert compression.rotated(quantised).bytes(1000) == 8 + 256 + 8
+    assert compression.random_mask(0.25).bytes(1000) == 8 + 4 * 250
+    assert compression.random_mask(1.0).bytes(1000) == 4000
+    both = compression.random_mask(0.25, compression.rotated(quantised))
+    assert both.bytes(1000) == 8 + 8 + 64 + 8
+    count = compression.low_rank(3).bytes
+    assert count is not None
+    # The kernel is 20 by 7, its B 3 by 7; 2 by 3 is no longer than the rank.
+    shapes = {"kernel": jnp.ones((5, 2, 2, 7)), "small": jnp.ones((2, 3)), "b": jnp.ones(7)}
+    assert count(fs.Variables(shapes, jnp.ones(4))) == 8 + 4 * (3 * 7 + 6 + 7 + 4)
+
+
+def test_a_low_rank_update_is_the_projection_of_the_whole() -> None:
+    """Onto three dimensions, drawn for each matrix and message; and not smaller for it."""
+    draw = np.random.default_rng(0).normal
+    matrices = {"kernel": (5, 2, 2, 7), "other": (20, 7), "small": (2, 3), "b": (7,)}
+    params = {name: jnp.asarray(draw(size=s), jnp.float32) for name, s in matrices.items()}
+    update, send = fs.Variables(params, jnp.ones(2)), jax.jit(compression.low_rank(3).send)
+    outs = [send(jax.random.key(seed), (), update, {}, jnp.int32(0)) for seed in (0, 1)]
+    spaces = []
+    for out in outs:
+        assert out.message == {}
+        assert_trees(out.update.state, update.state)
+        for name in ("small", "b"):
+            assert_trees(out.update.params[name], params[name])
+        for name in ("kernel", "other"):
+            got, whole = (np.asarray(p[name]).reshape(20, 7) for p in (out.update.params, params))
+            assert np.linalg.matrix_rank(got, tol=1e-4) == 3
+            np.testing.assert_allclose(got.T @ (whole - got), 0, atol=1e-4)
+            spaces.append(np.linalg.svd(got)[0][:, :3])
+    for i, a in enumerate(spaces):
+        for b in spaces[:i]:
+            assert np.linalg.norm(a.T @ b, 2) < 0.999
+
+
 UPDATE = fs.Variables({"w": jnp.ones(12), "b": jnp.ones((2, 3))}, {"steps": jnp.float32(3)})
 
 
@@ -207,6 +300,35 @@ def test_fine_quantisation_is_nearly_fedavg(
     fine = fedavg_qsgd(local, clients_per_round=COHORT, levels=2**20, execution=ONE)
     ours = play(fine, models["logistic"], federation.data, ROUNDS)
     assert_trees(ours.servers, whole.servers, rtol=1e-3, atol=1e-4)
+
+
+def test_a_rank_of_all_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
+) -> None:
+    """And a lower one is not, but comes nearer with every dimension."""
+    plain = fs.fedavg(local, clients_per_round=COHORT, execution=ONE)
+    ours = [
+        play(plain.replace(sending=(compression.low_rank(r),)), models["logistic"],
+             federation.data, 2).servers
+        for r in (6, 5, 1)
+    ]  # fmt: skip
+    assert_trees(ours[0], whole.servers[:2], rtol=1e-6, atol=1e-7)
+    far = [largest_change(servers[0], whole.servers[0]) for servers in ours]
+    assert 1e-3 < far[1] < far[2]
+
+
+def test_fine_sketches_are_nearly_fedavg(
+    federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
+) -> None:
+    """And of few entries they are not."""
+    fine, coarse = (
+        fedavg_sketched(local, clients_per_round=COHORT, share=s, bits=b, execution=ONE)
+        for s, b in ((1.0, 16), (0.5, 2))
+    )
+    ours = play(fine, models["logistic"], federation.data, 2)
+    assert_trees(ours.servers, whole.servers[:2], rtol=1e-3, atol=1e-4)
+    other = play(coarse, models["logistic"], federation.data, 1)
+    assert largest_change(other.servers[0], whole.servers[0]) > 1e-3
 
 
 def vector(layers: oracle.Layers) -> np.ndarray:
@@ -397,6 +519,15 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fedavg_qsgd(sgd(), clients_per_round=2, levels=0),
         "levels must be at least 1, got 0",
     ),
+    "share": (
+        lambda: fedavg_sketched(sgd(), clients_per_round=2, share=0.0),
+        "share must be in (0, 1], got 0.0",
+    ),
+    "bits": (
+        lambda: fedavg_sketched(sgd(), clients_per_round=2, bits=17),
+        "bits must be in 1..16, got 17",
+    ),
+    "rank": (lambda: compression.low_rank(0), "rank must be at least 1, got 0"),
     "stc": (
         lambda: stc(sgd(), clients_per_round=2, sparsity=-1),
         "sparsity must be in (0, 1], got -1",

@@ -114,6 +114,9 @@ SIGNATURES: dict[str, Signature] = {
         "(common: Array, step: Variables, gathered: Gathered) -> Array",
         "(common: Array, step: Variables) -> Array",
     ),
+    "Told": Signature(
+        "dataclasses.replace(local, told=f)", "(common: Array) -> Array", "() -> Array"
+    ),
     "Response": Signature(
         "dataclasses.replace(local, response=f)",
         "(steps: int) -> list[float]",
@@ -254,6 +257,11 @@ SIGNATURES: dict[str, Signature] = {
         "Sending(init=sending.init, send=f)",
         "(key: Array, own: Array, update: Variables, message: Array, k: Array) -> Sent",
         "(key: Array, update: Variables) -> Sent",
+    ),
+    "Hear": Signature(
+        "sending._replace(hear=f)",
+        "(own: Array, received: Variables) -> Array",
+        "(received: Variables) -> Array",
     ),
     "SendTogether": Signature(
         "sending._replace(together=f)",
@@ -693,6 +701,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd, some": lambda: update().change(trained=fs.leaves.named("*/kernel")),
         "local_sgd, accompanied": lambda: update().change(companion=companion()),
         "local_sgd, sharing": lambda: update().change(shared=fs.terms.prototypes(net(), LABELS)),
+        "local_sgd, told": lambda: update().change(shared=fs.terms.past_models(2)),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
         "reflected": lambda: fs.local.reflected(update()),
         "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),
@@ -745,6 +754,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "ternary": lambda: fs.compression.ternary(0.2),
         "top_k": lambda: fs.compression.top_k(0.2),
         "stochastic_quantisation": lambda: fs.compression.stochastic_quantisation(7),
+        "random_mask": lambda: fs.compression.random_mask(0.2),
+        "uniform_quantisation": lambda: fs.compression.uniform_quantisation(2),
+        "rotated": lambda: fs.compression.rotated(fs.compression.uniform_quantisation(2)),
     },
     "Broadcast": {
         "latest": fs.broadcast.latest,
@@ -763,6 +775,8 @@ PARTS: dict[str, dict[str, Make]] = {
             fs.compression.top_k(0.2), feedback=False
         ),
         "finite_only": fs.sending.finite_only,
+        "low_rank": lambda: fs.sending.low_rank(2),
+        "relevant_only": lambda: fs.sending.relevant_only(0.5),
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),
         "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
@@ -786,6 +800,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "discrepancy": lambda: preaggregation.discrepancy(LABELS),
         "discrepancy, l2": lambda: preaggregation.discrepancy(LABELS, distance="l2"),
         "trust": lambda: preaggregation.trust(update()),
+        "suspicion": lambda: preaggregation.suspicion(risk()),
         "nearest_neighbour_mixing": preaggregation.nearest_neighbour_mixing,
         "bucketing": preaggregation.bucketing,
         "gaussian_mechanism": lambda: preaggregation.gaussian_mechanism(1.0, 0.5, 3),
@@ -1248,6 +1263,8 @@ def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> N
     """Client by client, then the stack: the rows that do not send hold NaN, or a number."""
     part = make()
     before, message = part.init(start, crowd), ({"c": jnp.ones(3)}, jnp.int32(4))
+    if part.hear is not None:
+        same_form(run(part.hear)(before, start), before)
     for k in (0, 1):  # the second is malicious
         sent = run(part.send)(KEY, before, start, message, jnp.int32(k))
         same_form(sent.update, start)

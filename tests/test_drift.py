@@ -210,6 +210,31 @@ class FedNTD(Fed):
         return risk(layers, x, y) + BETA * total / len(y)
 
 
+class FedGKD(Fed):
+    """The mean of the last two server models, or what there is of them."""
+
+    def begin(self, initial: Layers) -> None:
+        self.past: list[Layers] = [initial]
+
+    def loss(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> float:
+        teacher = [np.mean(same, axis=0) for same in zip(*self.past, strict=True)]
+        theirs, mine = (log_softmax(forward(w, x)[0] / TEMPERATURE) for w in (teacher, layers))
+        divergence = (np.exp(theirs) * (theirs - mine)).sum(axis=1).mean()
+        return risk(layers, x, y) + BETA * TEMPERATURE**2 * float(divergence)
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.past = [*self.past, super().round(cohort)][-2:]
+        return self.server
+
+
+class FedGKDOfOne(FedGKD):
+    """The received model."""
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.past = [super().round(cohort)]
+        return self.server
+
+
 class FedLC(Fed):
     """Margins by the counts of the labels."""
 
@@ -343,6 +368,33 @@ class DiLoCo(Fed):
         return [0.7 * w for w in plus(mean, self.outer, 0.9)]
 
 
+class CMFL(Fed):
+    """Updates with the signs of the server's way since the client's last visit; who else sent."""
+
+    relevance = 0.7
+
+    def begin(self, initial: Layers) -> None:
+        self.last = [initial] * self.data.clients
+        self.way: dict[int, np.ndarray] = {}
+        self.sends: list[bool] = []
+        self.sent = 0
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        way, own = (
+            np.sign(np.concatenate([a.ravel() for a in plus(w, b, -1)]))
+            for w, b in ((self.server, self.last[k]), (layers, self.server))
+        )
+        if way.any():
+            self.way[k] = way
+        self.last[k] = self.server
+        self.sends.append(k not in self.way or (own == self.way[k]).mean() >= self.relevance)
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        present, self.sends = np.array(self.sends), []
+        self.sent = int(present.sum())
+        return super().step(updates, shares * present / max((shares * present).sum(), 1e-9))
+
+
 Make = Callable[..., fs.Algorithm]
 METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddyn": ({"alpha": ALPHA}, FedDyn),
@@ -350,12 +402,15 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedadmm, by a rate": ({"rho": ALPHA, "server_lr": 0.7}, FedADMMByARate),
     "moon": ({"mu": MU, "temperature": TEMPERATURE}, Moon),
     "fedntd": ({"beta": BETA, "temperature": TEMPERATURE}, FedNTD),
+    "fedgkd": ({"gamma": BETA, "buffer": 2, "temperature": TEMPERATURE}, FedGKD),
+    "fedgkd, of one": ({"gamma": BETA, "buffer": 1, "temperature": TEMPERATURE}, FedGKDOfOne),
     "fedlc": ({"tau": TAU}, FedLC),
     "fedsam": ({"rho": RHO}, FedSAM),
     "feddisco": ({"disco_a": 1.1}, FedDisco),
     "feddisco, l2": ({"discrepancy": "l2"}, FedDiscoL2),
     "fedlesam": ({"rho": RHO}, FedLESAM),
     "fedexp": ({"eps": EPS}, FedExP),
+    "cmfl": ({"relevance": CMFL.relevance}, CMFL),
     "fedcm": ({"alpha": ALPHA, "server_lr": 0.7}, FedCM),
     "mimelite": ({"beta": BETA}, MimeLite),
     "diloco": ({}, DiLoCo),
@@ -365,9 +420,9 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
 def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     name = name.partition(",")[0]
     method: Any = getattr(algorithms, name)
-    if name in ("moon", "fedntd"):
+    if name in ("moon", "fedntd", "fedgkd"):
         options["model"] = net
-    if name in ("moon", "fedntd", "fedlc", "fedsam", "fedlesam"):
+    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedsam", "fedlesam"):
         options["objective"] = fs.empirical_risk(net)
     if name == "feddisco":
         options["classes"] = 3
@@ -406,6 +461,7 @@ def fedavg(federation: Federation, net: fs.Model) -> Play:
 NOTHING: dict[str, dict[str, Any]] = {
     "moon": {"mu": 0.0},
     "fedntd": {"beta": 0.0},
+    "fedgkd": {"gamma": 0.0},
     "fedlc": {"tau": 0.0},
     "fedsam": {"rho": 0.0},
     "feddisco": {"disco_a": 0.0, "disco_b": 0.0},
@@ -414,6 +470,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedexp": {"eps": 1e9, "equal_weights": False},
     "fedcm": {"alpha": 1.0, "equal_weights": False},
     "mimelite": {"beta": 0.0},
+    "cmfl": {"relevance": 0.0},
 }
 
 
@@ -423,6 +480,37 @@ def test_without_its_term_it_is_fedavg(
 ) -> None:
     ours = play(made(name, net, **NOTHING[name]), net, federation.data, 2)
     assert_trees(ours.servers, fedavg.servers, rtol=1e-5, atol=1e-6)
+
+
+def test_cmfl_uploads_what_is_relevant(federation: Federation, net: fs.Model) -> None:
+    """Of those that have seen the server move; a step that nobody took is not the last one."""
+    method = made("cmfl", net, relevance=CMFL.relevance)
+    out = play(method, net, federation.data, 7)
+    oracle = CMFL(federation.data, layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0))))
+    sent = []
+    for state, metrics in zip(out.states, out.metrics, strict=True):
+        wanted = oracle.round([int(k) for k in metrics.client])
+        assert_trees(layers_of(state.server), wanted, rtol=1e-3, atol=1e-4)
+        assert int(metrics.downloads) == COHORT
+        assert int(metrics.skipped) == 0
+        sent.append((int(metrics.uploads), oracle.sent))
+    assert all(ours == theirs for ours, theirs in sent)
+    assert {ours for ours, _ in sent} >= {1, 3}
+    part = method.parts.sending[0]
+    assert part.hear is not None
+    start, moved = (fs.Variables(jnp.array(w), {}) for w in ([0.0, 0.0], [1.0, 0.0]))
+    kept = part.hear(part.hear(part.init(start, federation.data), moved), moved)
+    assert kept.signs.tolist() == [1, 0]
+    assert kept.last.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("other", ["scaffold", "radfed", "gossip"])
+def test_what_others_count_on_is_not_withheld(net: fs.Model, other: str) -> None:
+    sent = (fs.sending.relevant_only(0.5),)
+    algorithm = getattr(algorithms, other)(local_of(net), clients_per_round=COHORT)
+    with pytest.raises(ValueError, match=r"sending relevant_only\(0\.5\) needs ") as raised:
+        algorithm.replace(sending=sent)
+    assert "\n" not in str(raised.value)
 
 
 def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
@@ -502,6 +590,24 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made("fedntd", net, temperature=0.0), "temperature must be positive, got 0.0",
     ),
     "ntd's beta": (lambda net: made("fedntd", net, beta=-1.0), "beta must be at least 0, got -1"),
+    "gamma": (lambda net: made("fedgkd", net, gamma=-1.0), "gamma must be at least 0, got -1.0"),
+    "gkd's temperature": (
+        lambda net: made("fedgkd", net, temperature=0.0), "temperature must be positive, got 0.0",
+    ),
+    "buffer": (lambda net: made("fedgkd", net, buffer=0), "buffer must be at least 1, got 0"),
+    "teachers and momentum": (
+        lambda net: made("fedgkd", net).replace(server=fs.server.optimizer(optax.sgd(0.5))),
+        "needs a server model that is replaced by the aggregate, server is optimizer(",
+    ),
+    "teachers in flight": (
+        lambda net: made("fedgkd", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
+        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+    ),
+    "teachers in turn": (
+        lambda net: fs.local.in_turn(
+            *(local_of(net).change(shared=terms.past_models()) for _ in range(2))
+        ), "client_momentum and past_models follow the server's step",
+    ),
     "tau": (lambda net: made("fedlc", net, tau=-0.1), "tau must be at least 0, got -0.1"),
     "rho": (lambda net: made("fedsam", net, rho=-0.1), "rho must be at least 0, got -0.1"),
     "eps": (lambda net: made("fedexp", net, eps=-0.1), "eps must be at least 0, got -0.1"),
@@ -536,6 +642,9 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a reflection of own layers": (
         lambda net: made("fedadmm", net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
         "needs models of which nothing stays with the clients or is frozen, exchange is split(",
+    ),
+    "relevance": (
+        lambda net: made("cmfl", net, relevance=1.5), "relevance must be in [0, 1], got 1.5",
     ),
     "lesam's rho": (lambda net: made("fedlesam", net, rho=-0.1), "rho must be at least 0, got -0"),
     "cm's alpha": (lambda net: made("fedcm", net, alpha=0.0), "alpha must be in (0, 1], got 0.0"),

@@ -126,11 +126,18 @@ METHODS: dict[str, Sent] = {
     "afl": Sent(up=and_a_number),
     "robust": Sent(),
     "fltrust": Sent(),
+    "zeno": Sent(),
     "feddf": Sent({"distill_steps": 2}),
+    # All send in the first round; then not all signs are those of the server's step.
+    "cmfl": Sent({"relevance": 1.0}, up=lambda size: COHORT * size),
     # 8 clients, 4 a round: a client comes back after two updates.
     "stc": Sent({"sparsity": 0.1}, up=each(TERNARY), down=each(2 * TERNARY)),
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
     "fedavg_qsgd": Sent({"levels": 127}, up=each(QSGD)),
+    # 152 of 610 entries, among 256, and two seeds and two ends.
+    "fedavg_sketched": Sent(
+        {"share": 0.25, "bits": 2}, up=each(math.ceil((256 * 2 + 64) / 8) + 2 * 8)
+    ),
     "dp_fedavg": Sent({"sampling": "fixed"}),
     "dp_ftrl": Sent(),
     # A client tries all models, and says which it took.
@@ -154,6 +161,7 @@ METHODS: dict[str, Sent] = {
     "fedadmm": Sent(),
     "moon": Sent(),
     "fedntd": Sent(),
+    "fedgkd": Sent({"buffer": 2}, down=times(2)),  # a teacher, of however many models
     "fedlc": Sent(),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
     # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
@@ -466,6 +474,8 @@ def test_what_is_not_read_is_not_sent(digits: Any) -> None:
 EQUAL_WEIGHTS = {
     "fedavg": False,
     "robust": True,
+    "zeno": True,
+    "cmfl": False,
     "stc": True,
     "dynamic_clustering": True,
     "ifca": False,
@@ -483,6 +493,7 @@ EQUAL_WEIGHTS = {
     "fedbabu": False,
     "moon": False,
     "fedntd": False,
+    "fedgkd": False,
     "fedlc": False,
     "ccvr": False,
     "fedsam": False,

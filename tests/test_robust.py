@@ -21,7 +21,7 @@ from scipy import optimize, stats
 
 import fedjax_sim as fs
 from fedjax_sim import aggregators, attacks, preaggregation, schedule, selection, sending, tree
-from fedjax_sim.algorithms import fltrust, robust
+from fedjax_sim.algorithms import fltrust, robust, zeno
 from fedjax_sim.base import ClientView, Cohort, FedState, LocalInfo, Sending, Variables
 from fedjax_sim.engine.batches import root_view, rows_at
 from fedjax_sim.engine.clients import samples_of, visits
@@ -653,6 +653,113 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
         for a, b in zip(layers, oracle.layers_of(variables), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
     assert {(True, False), (False, True)} <= set(trusted)
+
+
+@pytest.mark.parametrize("rho", [0.0, 3.0])
+def test_zeno_against_numpy(
+    federation: Federation, models: dict[str, fs.Model], rho: float
+) -> None:
+    """Whole runs: of five updates the two of least score are dropped, by loss or by length."""
+    model, lists = models["logistic"], np.split(federation.data.index, federation.data.start[1:-1])
+    data = with_root(federation.data, np.concatenate([lists[3], lists[7]]))
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    clients = oracle.Oracle(data, initial, 0.1, 0.5, 8, 2)
+    assert data.root is not None
+    rows = np.asarray(data.index)[data.root[0] : data.root[1]]
+    x, y = np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
+    dropped = []
+
+    def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
+        deltas = [oracle.plus(visit.layers, w, -1) for visit in visits]
+        here = oracle.loss_and_gradient(w, x, y)[0]
+        scores = [
+            here
+            - oracle.loss_and_gradient(visit.layers, x, y)[0]
+            - rho * sum(float((d**2).sum()) for d in delta)
+            for delta, visit in zip(deltas, visits, strict=True)
+        ]
+        kept = np.argsort(scores)[2:]
+        dropped.append(sorted({*range(5)} - {*kept.tolist()}))
+        return oracle.plus(w, oracle.average([deltas[i] for i in kept], [1.0] * 3))
+
+    servers, _ = oracle.fedavg(clients, 3, 5, absorb=absorb)
+    objective = fs.empirical_risk(model)
+    local = fs.local_sgd(objective, optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2)
+    method = zeno(local, clients_per_round=5, objective=objective, dropped=0.4, rho=rho)
+    ours = play(method, model, data, 3)
+    for layers, variables in zip(servers, ours.servers, strict=True):
+        for a, b in zip(layers, oracle.layers_of(variables), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    assert len({*map(tuple, dropped)}) > 1  # not the same slots in all rounds
+
+
+def test_zeno_knows_the_absent_and_the_broken(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """Of four present rows one is dropped, and the one that is not finite; nobody has no weight."""
+    model, rows = models["logistic"], np.arange(9)
+    data = jax.device_put(with_root(federation.data, rows))
+    start, objective = model.init(jax.random.key(0)), fs.empirical_risk(model)
+    x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
+    batch = fs.base.Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(9, bool))
+    view = root_view(data)
+    slope = jax.grad(objective, has_aux=True)(
+        start.params, start.state, batch, fs.base.Context(start, view, jax.random.key(0))
+    )[0]
+    lengths = jnp.array([0.1, -0.1, 0.05, jnp.nan, 0.3])
+    steps = jax.tree.map(lambda g: -lengths.reshape(-1, *[1] * g.ndim) * g[None], slope)
+    weights = jnp.array([2.0, 1, 3, 1, 0])
+    k = jnp.arange(5, dtype=jnp.int32)
+    cohort = Cohort(start, tree.stack_copies(start, 1), k, k >= 0, k, None, (), data)  # type: ignore[arg-type]
+    part = preaggregation.suspicion(objective, 0.25, 0.0, batch_size=64)
+    updates = fs.Variables(steps, tree.stack_copies(start.state, 5))
+    apply = jax.jit(lambda w: part.apply(jax.random.key(1), (), updates, w, cohort)[1])
+    assert apply(weights).tolist() == [2, 1, 3, 0, 0]  # the broken one is the one of four
+    assert apply(weights.at[3].set(0)).tolist() == [2, 1, 3, 0, 0]  # of three, none
+    assert apply(weights.at[4].set(5)).tolist() == [2, 1, 3, 0, 5]
+    half = preaggregation.suspicion(objective, 0.5, 0.0, batch_size=64)
+    few = half.apply(jax.random.key(1), (), updates, weights, cohort)[1]
+    assert few.tolist() == [2, 0, 3, 0, 0]
+    small = part.apply(jax.random.key(1), (), updates, jnp.array([0.0, 0, 0, 1, 0]), cohort)[1]
+    assert small.tolist() == [0] * 5
+
+
+def test_zeno_that_drops_nobody_is_fedavg(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    data = with_root(federation.data, np.arange(9))
+    objective = fs.empirical_risk(models["logistic"])
+    local = fs.local_sgd(objective, optax.sgd(0.1))
+    ours = zeno(local, clients_per_round=3, objective=objective, dropped=0.0)
+    theirs = fs.fedavg(local, clients_per_round=3, equal_weights=True)
+    found = [play(method, models["logistic"], data, 2).servers for method in (ours, theirs)]
+    chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) -> None:
+    objective = fs.empirical_risk(models["logistic"])
+    local = fs.local_sgd(objective, optax.sgd(0.1))
+    for options, message in (
+        ({"dropped": 1.0}, "dropped must be in [0, 1), got 1.0"),
+        ({"rho": -1.0}, "rho must be at least 0, got -1.0"),
+        ({"zeno_batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            zeno(local, clients_per_round=3, objective=objective, **options)
+    method = zeno(local, clients_per_round=4, objective=objective)
+    screen = method.parts.preaggregation[0]
+    for parts, message in (
+        ({"schedule": fs.schedule.delayed(4, 2)}, "needs models that return in the round"),
+        (
+            {"preaggregation": (screen, preaggregation.gaussian_mechanism(1.0, 1.0, 4))},
+            "needs to be the last: who is dropped depends on the others",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            method.replace(**parts)
+    variables = models["logistic"].init(jax.random.key(0))
+    with pytest.raises(ValueError, match="root of the data must be the server's own samples"):
+        method.init(jax.random.key(0), variables, federation.data)
 
 
 FORGED: dict[str, Sending] = {

@@ -184,11 +184,12 @@ def test_training_on_root_is_the_local_update(
     assert largest_change(theirs, reached) > 1e-3
 
 
-@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("signs", ["", "literal_signs", "backwards"])
 def test_ozdayi_against_numpy(
-    rooted: ClientData, model: fs.Model, local: LocalUpdate, literal: bool
+    rooted: ClientData, model: fs.Model, local: LocalUpdate, signs: str
 ) -> None:
     """By η η_θ ⊙ v: the momentum takes in all coordinates, w moves in those agreed on."""
+    literal, elsewhere = signs == "literal_signs", -1 if signs == "backwards" else 0
     beta, theta, rate, m = 0.5, 2.0, 0.8, 3
 
     class AtServer(oracle.Oracle):
@@ -210,9 +211,10 @@ def test_ozdayi_against_numpy(
         changes = [oracle.plus(v.layers, w, -1) for v in visits]
         mean = oracle.average(changes, [float(clients.sizes[k]) for k in cohort])
         velocity = oracle.plus(mean, velocity, beta)
-        signs = [sum(np.sign(c[i]) for c in changes) for i in range(len(w))]
-        rates = [np.asarray((s if literal else np.abs(s)) >= theta) for s in signs]
-        stopped.append(np.mean([1 - r.mean() for r in rates]))
+        totals = [sum(np.sign(c[i]) for c in changes) for i in range(len(w))]
+        agreed = [np.asarray((s if literal else np.abs(s)) >= theta) for s in totals]
+        stopped.append(np.mean([1 - a.mean() for a in agreed]))
+        rates = [np.where(a, 1, elsewhere) for a in agreed]
         step = [r * v for r, v in zip(rates, velocity, strict=True)]
         return at_server.train(next(rounds), 1, oracle.plus(w, step, rate))
 
@@ -223,8 +225,9 @@ def test_ozdayi_against_numpy(
         server_lr=rate,
         server_momentum=beta,
         threshold=theta,
-        literal_signs=literal,
         server_epochs=2,
+        literal_signs=literal,
+        backwards=signs == "backwards",
         **ONE,
     )
     check(servers, play(algorithm, model, rooted, 3).servers)
@@ -366,10 +369,11 @@ def at_server(
     return known + np.asarray(out.params), np.asarray(weights), state
 
 
-@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("signs", ["", "literal", "backwards"])
 @pytest.mark.parametrize("theta", [0.0, 1.0, 2.5, 4.0])
-def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
+def test_sign_agreement_by_brute_force(signs: str, theta: float) -> None:
     """The inner server's step, whatever it is, in the coordinates that enough clients agree on."""
+    literal, elsewhere = signs == "literal", -1 if signs == "backwards" else 0
     rng = np.random.default_rng(0)
     updates = rng.integers(-1, 2, (6, 4, 5)).astype(np.float32)
     updates[2] = np.nan
@@ -379,7 +383,8 @@ def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
     gathered = Gathered(Variables(jnp.asarray(updates), jnp.zeros(6)), weights, nothing)
     server_model = Variables(jnp.ones((4, 5)), jnp.float32(1))
     inner = server.optimizer(optax.sgd(2.0, momentum=0.5))
-    part = server.sign_agreement(theta, inner, literal=literal)
+    backwards = signs == "backwards"
+    part = server.sign_agreement(theta, inner, literal=literal, backwards=backwards)
     state = part.init(server_model)
     for velocity in (1.0, 1.5):  # the momentum goes on inside, agreed on or not
         taken, state = part.update(jax.random.key(0), step, server_model, state, gathered)
@@ -387,7 +392,7 @@ def test_sign_agreement_by_brute_force(literal: bool, theta: float) -> None:
         for i, j in np.ndindex(4, 5):
             total = sum(np.sign(updates[k, i, j]) for k in (0, 1, 3, 4, 5))
             moves = (total if literal else abs(total)) >= theta
-            wanted = 2 * velocity * step.params[i, j] if moves else 0
+            wanted = 2 * velocity * step.params[i, j] * (1 if moves else elsewhere)
             assert taken.params[i, j] == pytest.approx(float(wanted), rel=1e-6)
 
 
@@ -1150,6 +1155,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "threshold": (
         lambda: server.sign_agreement(-1, server.replace()),
         "threshold must be at least 0, got -1",
+    ),
+    "signs both ways": (
+        lambda: ozdayi(any_local(), clients_per_round=2, literal_signs=True, backwards=True),
+        "backwards must be without literal: it reads the sum's absolute value",
     ),
     "stale": (lambda: broadcast.stale(-1), "most must be at least 0, got -1"),
     "decay": (

@@ -310,6 +310,7 @@ IN_TURN = {
     "dynamic_clustering": {"cluster_limit"},
     "fedala": {"mix_share"},
     "fedasync": {"grace"},
+    "fedavg_sketched": {"share"},
     "fedbuff": {"grace"},
     "fedavg_top_k": {"sparsity"},
     "fedbabu": {"fine_tuning_epochs"},

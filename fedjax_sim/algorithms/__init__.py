@@ -25,6 +25,7 @@ from fedjax_sim.algorithms._drift import feddyn as feddyn
 from fedjax_sim.algorithms._drift import fedadmm as fedadmm
 from fedjax_sim.algorithms._drift import moon as moon
 from fedjax_sim.algorithms._drift import fedntd as fedntd
+from fedjax_sim.algorithms._fedgkd import fedgkd as fedgkd
 from fedjax_sim.algorithms._drift import fedlc as fedlc
 from fedjax_sim.algorithms._feddisco import feddisco as feddisco
 from fedjax_sim.algorithms._feddf import feddf as feddf
@@ -51,9 +52,12 @@ from fedjax_sim.algorithms._qffl import qffl as qffl
 from fedjax_sim.algorithms._afl import afl as afl
 from fedjax_sim.algorithms._robust import robust as robust
 from fedjax_sim.algorithms._fltrust import fltrust as fltrust
+from fedjax_sim.algorithms._zeno import zeno as zeno
+from fedjax_sim.algorithms._cmfl import cmfl as cmfl
 from fedjax_sim.algorithms._stc import stc as stc
 from fedjax_sim.algorithms._fedavg_top_k import fedavg_top_k as fedavg_top_k
 from fedjax_sim.algorithms._fedavg_qsgd import fedavg_qsgd as fedavg_qsgd
+from fedjax_sim.algorithms._fedavg_sketched import fedavg_sketched as fedavg_sketched
 from fedjax_sim.algorithms._dp_fedavg import dp_fedavg as dp_fedavg
 from fedjax_sim.algorithms._dp_ftrl import dp_ftrl as dp_ftrl
 from fedjax_sim.algorithms._ifca import ifca as ifca

@@ -20,6 +20,7 @@ def ozdayi(
     server_momentum: float = 0.9,
     threshold: float = 2.0,
     literal_signs: bool = False,
+    backwards: bool = False,
     server_epochs: float = 1.0,
     execution: Execution | None = None,
 ) -> Algorithm:
@@ -34,7 +35,9 @@ def ozdayi(
     technique, projected gradient descent with noise, is a part of the clients' optimiser
     (:func:`fedjax_sim.optimizers.project_l2_ball`). The defaults are the best of the paper's grid
     search, which had two clients. Sign agreement is the server's learning rate for each coordinate
-    (eq. 3): v takes in all coordinates, w moves in those that the clients agree on.
+    (eq. 3): v takes in all coordinates, w moves in those that the clients agree on. The authors'
+    robust learning rate, against backdoors, goes backwards in the others: ``backwards``, where
+    :math:`\eta_{\theta,i}` is -1 in place of 0, without momentum and epochs of the server's.
 
     Args:
         local: the local update, of the clients and of the server.
@@ -45,6 +48,7 @@ def ozdayi(
           absolute value; 0 moves all.
         literal_signs: compare θ with the sum of signs itself, as printed, not with its absolute
           value; a coordinate that all agree to decrease then stops.
+        backwards: where too few agree, go in the other direction, not nowhere.
         server_epochs: epochs on the server's own samples; 0 is none, and needs no such samples.
         execution: devices and chunks; None for this machine's default.
 
@@ -52,10 +56,13 @@ def ozdayi(
         The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if a setting is out of range, or local keeps something between its visits.
+        ValueError: if a setting is out of range, local keeps something between its visits, or
+            literal_signs and backwards are both set.
 
     Source: Ozdayi, Kantarcioglu, Iyer, "Improving accuracy of federated learning in non-IID
-    settings", 2020 <https://arxiv.org/abs/2010.15582>, sections 3.1, 3.3 and 3.4.
+    settings", 2020 <https://arxiv.org/abs/2010.15582>, sections 3.1, 3.3 and 3.4; Ozdayi,
+    Kantarcioglu, Gel, "Defending against backdoors in federated learning with robust learning
+    rate", AAAI 2021 <https://arxiv.org/abs/2007.03767>, eq. 3 (backwards).
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -74,13 +81,12 @@ def ozdayi(
     if not server_epochs >= 0:
         raise ValueError(f"server_epochs must be at least 0, got {server_epochs}")
     momentum = server.optimizer(optax.sgd(server_lr, momentum=server_momentum))
+    signs = {"literal": literal_signs, "backwards": backwards}
     trained = [server.train_on_root(local.change(epochs=server_epochs))] if server_epochs else []
     return compose(
         local,
         selection=selection.uniform(),
         schedule=schedule.every_round(clients_per_round),
-        server=server.chain(
-            server.sign_agreement(threshold, momentum, literal=literal_signs), *trained
-        ),
+        server=server.chain(server.sign_agreement(threshold, momentum, **signs), *trained),
         execution=execution,
     )

@@ -20,6 +20,7 @@ from fedjax_sim.base.client import (
     SetupTrafficOf,
     StateInit,
     Steps,
+    Told,
     Train,
     Trained,
     wrap,
@@ -77,6 +78,7 @@ from fedjax_sim.base.plan import (
 )
 from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
+    Hear,
     Send,
     Sending,
     SendingInit,
@@ -161,6 +163,7 @@ __all__ = [
     "Follow",
     "Fragment",
     "Gathered",
+    "Hear",
     "Law",
     "Leaves",
     "Link",
@@ -231,6 +234,7 @@ __all__ = [
     "Survey",
     "Task",
     "Tell",
+    "Told",
     "Traffic",
     "Train",
     "Trained",

@@ -116,6 +116,13 @@ class Follow(Protocol):
         """
 
 
+class Told(Protocol):
+    """What of the shared state clients are sent."""
+
+    def __call__(self, shared_state: PyTree, /) -> PyTree:
+        """The part that counts as traffic; the server alone needs the rest."""
+
+
 class Steps(Protocol):
     """The length of a local update."""
 
@@ -174,6 +181,7 @@ class LocalUpdate:
         known: whether a visit takes T_k steps and no fewer: its end is known when it begins.
         setup_traffic: what travels before the first round; None: nothing.
         follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
+        told: what of the shared state travels with the model; None: all of it.
         survey: what clients say before they train, and are told of it; None: nothing.
         needs: of the other parts.
         origin: the call that made it.
@@ -195,6 +203,7 @@ class LocalUpdate:
     known: bool = False
     setup_traffic: SetupTrafficOf | None = None
     follow: Follow | None = None
+    told: Told | None = None
     survey: Survey | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None

@@ -51,6 +51,18 @@ class Send(Protocol):
         """
 
 
+class Hear(Protocol):
+    """What a client keeps of the model that it was sent."""
+
+    def __call__(self, kept: PyTree, received: Variables, /) -> PyTree:
+        """What it keeps now, at the end of every visit, before it sends.
+
+        Args:
+            kept: what it kept so far.
+            received: the model that it was sent, from which its update is measured.
+        """
+
+
 class SendTogether(Protocol):
     """What clients that know each other send."""
 
@@ -86,6 +98,7 @@ class Sending(NamedTuple):
         withholds: whether a client may send nothing.
         screens: whether a client that sends nothing for this part's sake has failed: it keeps what
           it had before its visit, and is counted among the skipped.
+        hear: what each client keeps of the model that it was sent, before ``send``; None: nothing.
         needs: of the other parts, see :mod:`fedjax_sim.engine.needs`.
         origin: the call that made it.
     """
@@ -96,6 +109,7 @@ class Sending(NamedTuple):
     bytes: SentBytes | None = None
     withholds: bool = False
     screens: bool = False
+    hear: Hear | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import PyTree
-from fedjax_sim.base.client import Reduce, StateInit
+from fedjax_sim.base.client import Follow, Reduce, StateInit, Told
 from fedjax_sim.base.model import Context, Variables
+from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 
 
@@ -27,12 +28,18 @@ class Shared(NamedTuple):
         init: at the start.
         send: what a client sends.
         reduce: makes the next of what the clients sent.
+        follow: what the aggregate makes of it then; None: nothing.
+        told: the part of it that is sent along, and that the objective may read; None: all of it.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     init: StateInit
     send: SharedSend
     reduce: Reduce
+    follow: Follow | None = None
+    told: Told | None = None
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
 ASKED = {
     "ozdayi": "--server-fraction 0.05",
     "fltrust": "--server-fraction 0.05",
+    "zeno": "--server-fraction 0.05",
     "feddf": "--server-fraction 0.05",
     "fedbn": "--model fashion_cnn",
     "fedcs": '--clock "tiers(1, 2, 10)" --deadline 60',

@@ -90,9 +90,13 @@ class SGD:
             stops=True,
             known=self.steps is None and self.inexactness is None,
             survey=survey_of(self.corrections, self._whole),
-            follow=self.follow if any(d.follow for d in self.corrections) else None,
-            needs=tuple(need for d in self.corrections for need in d.needs),
+            follow=self.follow if any(made.follow for made in self._sharing()) else None,
+            told=self.told if self.shared is not None and self.shared.told is not None else None,
+            needs=tuple(need for made in self._sharing() for need in made.needs),
         )
+
+    def _sharing(self) -> tuple[Correction | Shared, ...]:
+        return self.corrections if self.shared is None else (*self.corrections, self.shared)
 
     def client_state(self, variables: Variables) -> PyTree:
         """See :class:`Kept`."""
@@ -134,11 +138,19 @@ class SGD:
     def follow(self, shared_state: PyTree, step: Variables, gathered: Gathered) -> PyTree:
         """See :class:`fedjax_sim.base.Follow`."""
         before = Common(*shared_state)
-        terms = tuple(
-            c if d.follow is None else d.follow(c, step, gathered)
-            for d, c in zip(self.corrections, before.corrections, strict=True)
+        states = *before.corrections, before.shared
+        *terms, told = (
+            c if d is None or d.follow is None else d.follow(c, step, gathered)
+            for d, c in zip((*self.corrections, self.shared), states, strict=True)
         )
-        return before._replace(corrections=terms)
+        return before._replace(corrections=tuple(terms), shared=told)
+
+    def told(self, shared_state: PyTree) -> PyTree:
+        """See :class:`fedjax_sim.base.Told`."""
+        common = Common(*shared_state)
+        assert self.shared is not None
+        assert self.shared.told is not None
+        return common._replace(shared=self.shared.told(common.shared))
 
     def batches(self, size: Any) -> Any:
         """Minibatches in an epoch of ``size`` samples, a number or an array."""

@@ -19,6 +19,12 @@ from fedjax_sim.base import (
     origin_of,
     part,
 )
+from fedjax_sim.client.distilling import (
+    PastModels,
+    not_true_distillation,
+    past_models,
+    teacher_distillation,
+)
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.client.objective import Adjust, Term
 from fedjax_sim.client.prototypes import Prototypes, near_prototypes, prototypes
@@ -27,6 +33,7 @@ from fedjax_sim.engine.batches import rows_at
 
 __all__ = [
     "RARE",
+    "PastModels",
     "Prototypes",
     "balanced",
     "calibration",
@@ -37,9 +44,11 @@ __all__ = [
     "model_contrast",
     "near_prototypes",
     "not_true_distillation",
+    "past_models",
     "prototypes",
     "remade",
     "sharpness_aware",
+    "teacher_distillation",
 ]
 
 RARE = 1e-8
@@ -191,51 +200,6 @@ def model_contrast(model: Model, mu: float = 1.0, temperature: float = 0.5) -> T
 
         near, far = likeness(context.received), likeness(context.memory)
         return mu * masked_mean(jnp.logaddexp(near, far) - near, batch.mask)
-
-    return term
-
-
-@part
-@for_classes
-def not_true_distillation(model: Model, beta: float = 1.0, temperature: float = 1.0) -> Term:
-    r"""FedNTD's term: what the received model says of the classes that are not true is kept.
-
-    .. math:: \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_k\bigr), \qquad
-              \tilde q(c) = \frac{e^{f_c / \tau}}{\sum_{c' \ne y} e^{f_{c'} / \tau}}, \quad
-              c \ne y
-
-    It costs one forward pass more, without dropout.
-
-    Args:
-        model: the model that trains.
-        beta: β; 0 changes nothing.
-        temperature: τ.
-
-    Returns:
-        A term of the objective.
-
-    Raises:
-        ValueError: if beta is negative or the temperature not positive.
-
-    Source: Lee et al. 2022 <https://arxiv.org/abs/2106.03097>, section 4.
-    """
-    if concrete(beta) and not beta >= 0:
-        raise ValueError(f"beta must be at least 0, got {beta}")
-    if concrete(temperature) and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-
-    def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
-        del seen
-        theirs, _ = model.apply(context.received, batch.x, train=False, mask=batch.mask)
-        true = batch.y[:, None] == jnp.arange(logits.shape[-1], dtype=batch.y.dtype)[None]
-
-        def log_share(logits: Array) -> Array:
-            return jax.nn.log_softmax(jnp.where(true, -jnp.inf, logits / temperature))
-
-        teacher, student = log_share(theirs), log_share(logits)
-        gap = jnp.where(true, 0, teacher) - jnp.where(true, 0, student)
-        divergence = jnp.sum(jnp.where(true, 0, jnp.exp(teacher)) * gap, axis=-1)
-        return beta * masked_mean(divergence, batch.mask)
 
     return term
 

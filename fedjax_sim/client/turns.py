@@ -39,7 +39,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
 
     Raises:
         ValueError: if there is none, or one shares what follows from the server's step
-            (client_momentum) or from a survey (mime).
+            (client_momentum, past_models) or from a survey (mime).
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -57,7 +57,8 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
         if any(local.follow for local in locals_):
             raise ValueError(
                 "in_turn must be of local updates that share what their clients send: "
-                "client_momentum follows the server's step, which is of all of them together"
+                "client_momentum and past_models follow the server's step, which is of all of "
+                "them together"
             )
 
         if any(local.survey for local in locals_):

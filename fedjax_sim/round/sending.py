@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, FedState, PyTree, Slots, Trained, Variables
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    FedState,
+    Hear,
+    PyTree,
+    Slots,
+    Trained,
+    Variables,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.collecting import measured_from
@@ -54,15 +63,16 @@ def send(
     sends = visited & (due | parts.models_travel)
     if not parts.sending:
         return trained, state.sending, sends
+    known = start if parts.models_travel else measured_from(parts, state, slots)
     if not parts.in_flight:
         given, message, kept, sent = _through(
-            parts, key, state, slots.client, sends, visited, trained.variables, trained.message
-        )
+            parts, key, state, slots.client, sends, visited, known, trained.variables,
+            trained.message,
+        )  # fmt: skip
         return trained._replace(variables=given, message=message), kept, sent
-    known = start if parts.models_travel else measured_from(parts, state, slots)
     update = tree.subtract(trained.variables, known)
     update, message, kept, sent = _through(
-        parts, key, state, slots.client, sends, visited, update, trained.message
+        parts, key, state, slots.client, sends, visited, known, update, trained.message
     )
     models = tree.select_rows(sent, tree.add(known, update), trained.variables)
     return trained._replace(variables=models, message=message), kept, sent
@@ -115,7 +125,7 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent = _through(parts, key, state, padded.client, sends, sends, update, ())
+    update, _, _, sent = _through(parts, key, state, padded.client, sends, sends, known, update, ())
     models = tree.select_rows(sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
@@ -127,10 +137,11 @@ def _through(
     client: Array,
     sends: Array,
     trains: Array,
+    known: Variables,
     update: Variables,
     message: PyTree,
 ) -> tuple[Variables, PyTree, PyTree, Array]:
-    """Updates and messages ``[P]`` through all parts.
+    """Updates and messages ``[P]`` through all parts, measured from models ``known [P or 1]``.
 
     The update of a row that does not send stays as it is, and the message of one that did not
     train.
@@ -148,7 +159,10 @@ def _through(
             message = tree.select(task.trains, given.message, message)
             return update, message, own, task.sends & given.present
 
-        rows = (update, message, tree.take(own, client))
+        mine = tree.take(own, client)
+        if part.hear is not None:
+            mine = _heard(part.hear, mine, travelling(parts, known))
+        rows = (update, message, mine)
         # A client that has withheld its update has nothing to encode: its residual stays.
         tasks = parts.execution.replicate(_Task(keys, client, sent, trains))
         update, message, rows, present = parts.execution.run(one, (), (), rows, tasks)
@@ -157,3 +171,10 @@ def _through(
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
     return Variables(*tree.filled(update, whole)), message, tuple(kept), sent
+
+
+def _heard(hear: Hear, mine: PyTree, known: Variables) -> PyTree:
+    """What clients ``[P]`` keep of the models ``known``, one for each or one for all."""
+    if jax.tree.leaves(known)[0].shape[0] == 1:
+        return jax.vmap(hear, in_axes=(0, None))(mine, jax.tree.map(lambda a: a[0], known))
+    return jax.vmap(hear)(mine, known)

@@ -34,7 +34,8 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
     def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
         state = initial_state(parts, variables, data)
         trained, answer, told, _ = first_visit(parts, state, data)
-        return (trained.message, answer), told
+        sent = told if parts.local.told is None else parts.local.told(told)
+        return (trained.message, answer), sent
 
     message, shared_state = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
     return Traffic(

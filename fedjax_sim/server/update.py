@@ -95,7 +95,9 @@ def mix(alpha: float) -> Server:
 
 
 @part
-def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -> Server:
+def sign_agreement(
+    threshold: float, server: Server, *, literal: bool = False, backwards: bool = False
+) -> Server:
     r"""A server's step, taken where enough clients agree on the sign of the update.
 
     .. math:: w_{t+1} = w_t + \eta_\theta \odot \mathrm{step}, \qquad
@@ -104,7 +106,8 @@ def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -
 
     It is a learning rate for each coordinate: momentum goes on in the server that is wrapped, but
     moves only what is agreed on. Every model counts once, however large its weight. The state
-    (BatchNorm statistics) is left as it is.
+    (BatchNorm statistics) is left as it is. With ``backwards`` it is the robust learning rate, a
+    defence against backdoors: where too few agree, :math:`\eta_{\theta,i}` is -1, not 0.
 
     Args:
         threshold: θ; as many as there are models, all must agree. 0 changes nothing, bit for bit.
@@ -112,15 +115,17 @@ def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -
         literal: as printed, without the absolute value: this also stops every coordinate in which
             the clients agree on a negative step. The paper's own source (robust learning rate) has
             the absolute value.
+        backwards: where too few agree, take the step in the other direction.
 
     Returns:
         A server.
 
     Raises:
-        ValueError: if threshold is negative.
+        ValueError: if threshold is negative, or literal and backwards are both set: the server
+            would go up wherever all clients want to go down.
 
     Source: Ozdayi et al. 2020 <https://arxiv.org/abs/2010.15582>, section 3.4 and eq. 3; Ozdayi et
-    al. 2021 <https://arxiv.org/abs/2007.03767>, which goes backwards where the signs disagree.
+    al. 2021 <https://arxiv.org/abs/2007.03767>, eq. 3, for ``backwards``.
 
     Example:
         >>> w = Variables(jnp.zeros(3), ())
@@ -133,6 +138,8 @@ def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -
     """
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
+    if literal and backwards:
+        raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 
     def update(
         key: Array, step: Variables, old: Variables, state: PyTree, gathered: Gathered
@@ -144,7 +151,7 @@ def sign_agreement(threshold: float, server: Server, *, literal: bool = False) -
             signs = jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)
             total = jnp.sum(signs, axis=0)
             enough = (total if literal else jnp.abs(total)) >= threshold
-            return jnp.where(enough, taken, 0)
+            return jnp.where(enough, taken, -taken if backwards else 0)
 
         params = jax.tree.map(agreed, step.params, gathered.updates.params)
         return step._replace(params=params), state

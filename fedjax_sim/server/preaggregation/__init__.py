@@ -13,6 +13,7 @@ from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
 from fedjax_sim.server.preaggregation._nova import normalise
 from fedjax_sim.server.preaggregation._staleness import discounted, staleness
+from fedjax_sim.server.preaggregation._suspicion import suspicion
 from fedjax_sim.server.preaggregation._trust import trust
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "normalise",
     "q_fair",
     "staleness",
+    "suspicion",
     "tree_mechanism",
     "trust",
 ]

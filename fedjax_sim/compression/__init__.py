@@ -1,0 +1,27 @@
+"""Lossy codes for updates, and error feedback that sends later what a code left out."""
+
+from __future__ import annotations
+
+from fedjax_sim.compression._codes import (
+    Compressor,
+    position_bits,
+    stochastic_quantisation,
+    ternary,
+    top_k,
+)
+from fedjax_sim.compression._messages import compress_server, compressed
+from fedjax_sim.compression._sketches import low_rank, random_mask, rotated, uniform_quantisation
+
+__all__ = [
+    "Compressor",
+    "compress_server",
+    "compressed",
+    "low_rank",
+    "position_bits",
+    "random_mask",
+    "rotated",
+    "stochastic_quantisation",
+    "ternary",
+    "top_k",
+    "uniform_quantisation",
+]
