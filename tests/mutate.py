@@ -52,6 +52,7 @@ CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
+ADAPTIVE = tests("adaptive_steps")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
@@ -778,6 +779,15 @@ MUTANTS = [
     ),
     Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
     Mutant("client/sgd.py", "-(-total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
+    Mutant(
+        "client/control.py",
+        "known = jnp.where(present & (sent",
+        "known = jnp.where(present | (sent",
+        ADAPTIVE,
+    ),
+    Mutant("client/control.py", "_mean(n, jax.vmap", "_mean(known, jax.vmap", ADAPTIVE),
+    Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
+    Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")

@@ -106,6 +106,11 @@ METHODS: dict[str, Sent] = {
     "fedprox": Sent({"mu": 0.1}),
     "scaffold": Sent(up=times(2), down=times(2)),
     "scaffnew": Sent({"clients_per_round": CLIENTS}, up=times(2), down=times(2)),  # all, not half
+    # A gradient and two numbers up, two numbers down.
+    "adaptive_steps": Sent(
+        up=lambda size: ROUNDS * COHORT * (2 * size + 8),
+        down=lambda size: ROUNDS * COHORT * (size + 8),
+    ),
     "fednova": Sent(up=and_a_number),  # T_k
     "mfl": Sent(up=times(2), down=times(2)),  # a momentum is as large as a model
     "parallel_sgd": Sent(),

@@ -1,18 +1,23 @@
-"""Numbers of steps that are drawn."""
+"""Numbers of steps that all clients of a round take."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from fedjax_sim.base.arrays import Array
+from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.origin import Origin, shown
 
 
 class StepsDraw(Protocol):
     """Draws a number of steps."""
 
-    def __call__(self, key: Array, /) -> Array:
-        """``int32[]``, at least 1; ``key`` is one that all clients of the round have."""
+    def __call__(self, key: Array, shared: PyTree, /) -> Array:
+        """``int32[]``; of 0 steps a client sends back what it received.
+
+        Args:
+            key: one that all clients of the round have.
+            shared: what the server keeps of ``local_sgd(shared=...)``, or ().
+        """
 
 
 class DrawnSteps(NamedTuple):

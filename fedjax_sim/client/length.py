@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, DrawnSteps, part
+from fedjax_sim.base import Array, DrawnSteps, PyTree, part
 
 _BITS = 23
 """Of a uniform float32: its complement is 0 or at least 2 to the minus this."""
@@ -44,7 +44,8 @@ def geometric(p: float) -> DrawnSteps:
     rate = math.log1p(-p) if p < 1 else -math.inf
     most = 1 + math.floor(-_BITS * math.log(2) / rate)
 
-    def draw(key: Array) -> Array:
+    def draw(key: Array, shared: PyTree = ()) -> Array:
+        del shared
         tails = jnp.log1p(-jax.random.uniform(key, dtype=jnp.float32)) / rate
         return jnp.minimum(1 + jnp.floor(tails).astype(jnp.int32), most)
 

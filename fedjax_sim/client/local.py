@@ -21,6 +21,7 @@ from fedjax_sim.base import (
     Transform,
     part,
 )
+from fedjax_sim.client.control import budgeted
 from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import with_importance, with_initial_loss, with_utility
@@ -31,6 +32,7 @@ from fedjax_sim.personal import adaptive_start, ditto
 
 __all__ = [
     "adaptive_start",
+    "budgeted",
     "ditto",
     "geometric",
     "in_turn",

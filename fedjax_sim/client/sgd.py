@@ -178,16 +178,17 @@ class SGD:
     ) -> Trained:
         """See :class:`fedjax_sim.base.LocalUpdate`."""
         budget = client.size if client.budget is None else client.budget
+        kept, common = Kept(*client_state), Common(*shared_state)
         batches, epochs = self.batches(client.size), math.ceil(self.epochs)
         if self.steps is None:
             total, limit = self.length(budget), self.max_steps
         else:
-            total, limit = self.steps.draw(coin_of_round(client)), self.steps.most
+            total = self.steps.draw(coin_of_round(client), common.shared)
+            limit = self.steps.most
             epochs = limit  # of one minibatch
         if client.limit is not None:
             total = jnp.minimum(total, client.limit)
         most: int = min(self.batches(client.capacity), limit or client.capacity)
-        kept, common = Kept(*client_state), Common(*shared_state)
         received, states = variables.params, (kept.corrections, common.corrections)
         context = Context(variables, client, key, kept.memory, common.shared)
         step = functools.partial(self._step, states=states)
