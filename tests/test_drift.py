@@ -211,7 +211,7 @@ class FedNTD(Fed):
 
 
 class FedGKD(Fed):
-    """The mean of the last two server models, or what there is of them."""
+    """The mean of the last three server models, or what there is of them."""
 
     def begin(self, initial: Layers) -> None:
         self.past: list[Layers] = [initial]
@@ -223,7 +223,7 @@ class FedGKD(Fed):
         return risk(layers, x, y) + BETA * TEMPERATURE**2 * float(divergence)
 
     def round(self, cohort: list[int]) -> Layers:
-        self.past = [*self.past, super().round(cohort)][-2:]
+        self.past = [*self.past, super().round(cohort)][-3:]
         return self.server
 
 
@@ -402,7 +402,7 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedadmm, by a rate": ({"rho": ALPHA, "server_lr": 0.7}, FedADMMByARate),
     "moon": ({"mu": MU, "temperature": TEMPERATURE}, Moon),
     "fedntd": ({"beta": BETA, "temperature": TEMPERATURE}, FedNTD),
-    "fedgkd": ({"gamma": BETA, "buffer": 2, "temperature": TEMPERATURE}, FedGKD),
+    "fedgkd": ({"gamma": BETA, "buffer": 3, "temperature": TEMPERATURE}, FedGKD),
     "fedgkd, of one": ({"gamma": BETA, "buffer": 1, "temperature": TEMPERATURE}, FedGKDOfOne),
     "fedlc": ({"tau": TAU}, FedLC),
     "fedsam": ({"rho": RHO}, FedSAM),
