@@ -104,6 +104,8 @@ MUTANTS = [
     ),
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
     Mutant("engine/execution.py", "if values:", "if False:", tests("invariants")),
+    Mutant("engine/vmapped.py", "size * tasks.common + index", "tasks.common", tests("sums")),
+    Mutant("engine/dealing.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",

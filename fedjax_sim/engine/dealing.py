@@ -10,13 +10,14 @@ from fedjax_sim.base import Array
 
 
 def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
-    """Joint rows for R lists of tasks laid end to end; what ``Execution.deal`` does.
+    """Joint rows for R lists of tasks; what ``Execution.deal`` does.
+
+    Every device has as many rows of each list: its tasks may then go to any of them.
 
     Args:
         cost: ``int32[R, T]``.
         n_devices: D.
-        in_order: whether the tasks of a device may stay in their order, if no device has another
-            choice of lists.
+        in_order: whether the tasks of a device may stay in their order, if there is only one.
 
     Returns:
         ``int32[R, P]``, the task of each row; T of a padding row.
@@ -24,15 +25,11 @@ def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
     lists, count = cost.shape
     block = -(-count // n_devices)
     size = block * n_devices  # P
-    # room[r, d]: how many of list r's rows lie on device d. Lists never mix, so one may only
-    # choose among the devices that its own stretch covers.
-    edges = np.arange(n_devices + 1) * block * lists
-    begin = np.maximum(edges[None, :-1], np.arange(lists)[:, None] * size)
-    end = np.minimum(edges[None, 1:], np.arange(1, lists + 1)[:, None] * size)
-    room = np.maximum(end - begin, 0)
-    if in_order and np.all((room > 0).sum(axis=1) == 1):
-        order = jnp.minimum(jnp.arange(size, dtype=jnp.int32), count)
-        return jnp.broadcast_to(order, (lists, size))
+    if n_devices == 1:
+        order = jnp.arange(count, dtype=jnp.int32)
+        if in_order:
+            return jnp.broadcast_to(order, (lists, count))
+        return jnp.argsort(-cost, axis=1, stable=True).astype(jnp.int32)
     flat = jnp.ravel(cost)
     longest_first = jnp.argsort(-flat, stable=True).astype(jnp.int32)
 
@@ -40,9 +37,8 @@ def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
         load, used, rows = carry
         task = longest_first[i]
         list_ = task // count
-        open_ = used[list_] < jnp.asarray(room, jnp.int32)[list_]
-        device = jnp.argmin(jnp.where(open_, load, np.iinfo(np.int32).max))
-        row = jnp.asarray(begin, jnp.int32)[list_, device] + used[list_, device]
+        device = jnp.argmin(jnp.where(used[list_] < block, load, np.iinfo(np.int32).max))
+        row = list_ * size + device * block + used[list_, device]
         return (
             load.at[device].add(flat[task]),
             used.at[list_, device].add(1),

@@ -49,6 +49,8 @@ def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., 
     Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
     into grouped ones. With a pool, ``run(constants, pool, work)``: the pools are merged too, and
     the entries of the tasks shifted to match.
+
+    The first tasks of all indices come first: any stretch of the merged axis has its share of each.
     """
 
     @custom_vmap
@@ -64,17 +66,17 @@ def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., 
 
         def merged(a: Array, is_batched: bool) -> Array:
             whole = a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
-            return whole.reshape(-1, *whole.shape[2:])
+            return jnp.swapaxes(whole, 0, 1).reshape(-1, *whole.shape[2:])
+
+        def split(a: Array) -> Array:
+            return jnp.swapaxes(a.reshape(-1, size, *a.shape[1:]), 0, 1)
 
         tasks = jax.tree.map(merged, tasks, batched[2])
         if jax.tree.leaves(pool):
             pool = jax.tree.map(merged, pool, batched[1])
-            depth = len(jax.tree.leaves(pool)[0]) // size
-            first = jnp.arange(size, dtype=jnp.int32) * depth
-            shift = jnp.repeat(first, len(tasks.common) // size)
-            tasks = tasks._replace(common=tasks.common + shift)
-        out = flat(constants, pool, tasks)
-        out = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out)
+            index = jnp.arange(len(tasks.common), dtype=jnp.int32) % size
+            tasks = tasks._replace(common=size * tasks.common + index)
+        out = jax.tree.map(split, flat(constants, pool, tasks))
         return out, jax.tree.map(lambda _: True, out)
 
     return flat
