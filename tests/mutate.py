@@ -103,9 +103,15 @@ MUTANTS = [
         tests("data_side", "frame"),
     ),
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
-    Mutant("engine/execution.py", "if values:", "if False:", tests("invariants")),
+    Mutant("engine/vmapped.py", "if not values:", "if True:", tests("invariants")),
     Mutant("engine/vmapped.py", "size * tasks.common + index", "tasks.common", tests("sums")),
     Mutant("engine/dealing.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
+    Mutant("engine/dealing.py", "devices * lanes)", "lanes)", tests("lanes")),
+    Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
+    Mutant("engine/lanes.py", "jnp.where(runs, lanes.left, _MOST)", "lanes.left", tests("lanes")),
+    Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
+    Mutant("engine/lanes.py", "written(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
+    Mutant("client/visiting.py", "walked.steps - plan.before", "walked.steps", tests("lanes")),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",
@@ -753,7 +759,7 @@ MUTANTS = [
         SCAFFNEW,
     ),
     Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
-    Mutant("client/sgd.py", "-(-total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
+    Mutant("client/visiting.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")

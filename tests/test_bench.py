@@ -366,6 +366,7 @@ BAD = {
     "eval": (["--eval-every", "0"], "--eval-every"),
     "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
+    "lanes": (["--lanes", "-1"], "--lanes"),
     "unknown": (["--nope"], "--nope"),
     "mistyped": (["--round", "3"], "did you mean --rounds"),
     "no folder": (["--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),

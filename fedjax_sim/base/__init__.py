@@ -20,8 +20,6 @@ from fedjax_sim.base.client import (
     SetupTrafficOf,
     StateInit,
     Steps,
-    Train,
-    Trained,
     wrap,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
@@ -111,6 +109,7 @@ from fedjax_sim.base.task import (
     Task,
     for_classes,
 )
+from fedjax_sim.base.train import Train, Trained, TrainInSteps, and_then
 
 __all__ = [
     "Accompanied",
@@ -220,10 +219,12 @@ __all__ = [
     "Tell",
     "Traffic",
     "Train",
+    "TrainInSteps",
     "Trained",
     "Transform",
     "Variables",
     "Weighting",
+    "and_then",
     "concrete",
     "for_classes",
     "origin_of",

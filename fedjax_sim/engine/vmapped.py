@@ -24,6 +24,26 @@ def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
     return closed
 
 
+def opened(fn: Callable[..., PyTree], *example: Any) -> tuple[Callable[..., PyTree], list[Array]]:
+    """``fn`` with what it closes over as one more argument, the first: and that, see closed_over.
+
+    >>> def doubled(rate):
+    ...     fn, closed = opened(lambda x: rate * x, 1.0)
+    ...     return fn(closed, 2.0)
+    >>> float(jax.jit(doubled)(3.0))
+    6.0
+    """
+    closed = closed_over(fn, *example)
+
+    def called(values: list[Array], *args: Any) -> PyTree:
+        if not values:
+            return fn(*args)
+        inner, _ = jax.closure_convert(fn, *args)
+        return inner(*args, *values)
+
+    return called, closed
+
+
 @custom_vmap
 def everywhere(condition: Array) -> Array:
     """Whether ``condition bool[]`` holds at all indices of every vmap from outside.
@@ -41,6 +61,24 @@ def everywhere(condition: Array) -> Array:
 def _everywhere(size: int, batched: list[bool], condition: Array) -> tuple[Array, bool]:
     del size, batched
     return everywhere(jnp.all(condition)), False
+
+
+@custom_vmap
+def greatest(value: Array) -> Array:
+    """The largest of ``value int32[]`` at all indices of every vmap from outside.
+
+    A ``lax.switch`` by it stays one under vmap, as a ``lax.cond`` does by :func:`everywhere`.
+
+    >>> jax.vmap(greatest)(jnp.array([2, 7])).tolist()
+    [7, 7]
+    """
+    return value
+
+
+@greatest.def_vmap
+def _greatest(size: int, batched: list[bool], value: Array) -> tuple[Array, bool]:
+    del size, batched
+    return greatest(jnp.max(value)), False
 
 
 def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
