@@ -108,7 +108,6 @@ MUTANTS = [
     Mutant("engine/dealing.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
     Mutant("engine/dealing.py", "devices * lanes)", "lanes)", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
-    Mutant("engine/lanes.py", "jnp.where(runs, lanes.left, _MOST)", "lanes.left", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
     Mutant("engine/lanes.py", "written(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
     Mutant("client/visiting.py", "walked.steps - plan.before", "walked.steps", tests("lanes")),

@@ -136,9 +136,10 @@ class Execution:
               :meth:`rows`).
             cost: ``int32[T]``, about how long each takes: lanes begin with the longest. None:
               equally long.
-            summed: whether ``fn`` returns a pair, of which the second is an :class:`Addend`. Then
-              so does this: ``[T, ...]``, and the weighted sum ``[*p]`` of the values (in float32 at
-              least), of which a device holds no more than it trains at once.
+            summed: whether ``fn`` returns a pair, of which the second is an
+              :class:`fedjax_sim.engine.chunks.Addend`. Then so does this: ``[T, ...]``, and the
+              weighted sum ``[*p]`` of the values (in float32 at least), of which a device holds no
+              more than it trains at once.
         """
         count = len(jax.tree.leaves(tasks)[0])
         none = jnp.zeros(count, jnp.int32)

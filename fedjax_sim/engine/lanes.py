@@ -130,8 +130,8 @@ def run_in_lanes(
         lanes: L, at most T.
 
     Returns:
-        As :func:`run_in_chunks`, and ``int32[T]``, the steps of the lanes on behalf of each task;
-        the first bears those of lanes without one.
+        As :func:`fedjax_sim.engine.chunks.run_in_chunks`, and ``int32[T]``, the steps of the lanes
+        on behalf of each task; the first bears those of lanes without one.
     """
     count = len(cost)
     queue = jnp.argsort(-cost, stable=True).astype(jnp.int32)
