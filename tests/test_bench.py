@@ -367,6 +367,7 @@ BAD = {
     "eval": (["--eval-every", "0"], "--eval-every"),
     "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
+    "lanes": (["--lanes", "-1"], "--lanes"),
     "unknown": (["--nope"], "--nope"),
     "mistyped": (["--round", "3"], "did you mean --rounds"),
     "no folder": (["--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),
@@ -696,7 +697,7 @@ def test_the_pull_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def by_hand(steps: Any, devices: int, chunk: int) -> int:
     """Steps that the devices run: each in chunks, and until the last of them is done."""
-    blocks = np.reshape(steps, (devices, -1))
+    blocks = np.reshape(np.transpose(steps), (devices, -1))  # a share of every run on each
     chunk = chunk or blocks.shape[1]
     loads = [
         sum(max(own[i : i + chunk]) * len(own[i : i + chunk]) for i in range(0, len(own), chunk))

@@ -350,6 +350,15 @@ def test_deal(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
         assert loads.max() <= 2 * max(costs.max(), -(-costs.sum() // devices))
 
 
+@pytest.mark.parametrize(("devices", "runs"), [(2, 15), (4, 3)])
+def test_runs_balance_over_all_devices(devices: int, runs: int) -> None:
+    costs = np.random.default_rng(0).exponential(100, (runs, 8)).astype(np.int32)
+    rows = np.asarray(_deal(devices, runs)(costs))
+    assert (np.sort(rows, axis=1) == np.arange(8)).all()
+    loads = np.take_along_axis(costs, rows, axis=1).reshape(runs, devices, -1).sum(axis=(0, 2))
+    assert loads.max() <= 1.02 * loads.mean()
+
+
 def test_dealing_evens_out_a_steep_cohort() -> None:
     costs = np.arange(1, 21, dtype=np.int32) ** 2
     task = np.asarray(_deal(4, 0)(costs))

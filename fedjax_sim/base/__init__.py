@@ -21,8 +21,6 @@ from fedjax_sim.base.client import (
     StateInit,
     Steps,
     Told,
-    Train,
-    Trained,
     wrap,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
@@ -119,6 +117,7 @@ from fedjax_sim.base.task import (
     Task,
     for_classes,
 )
+from fedjax_sim.base.train import Train, Trained, TrainInSteps, and_then
 
 __all__ = [
     "Accompanied",
@@ -237,10 +236,12 @@ __all__ = [
     "Told",
     "Traffic",
     "Train",
+    "TrainInSteps",
     "Trained",
     "Transform",
     "Variables",
     "Weighting",
+    "and_then",
     "concrete",
     "for_classes",
     "origin_of",

@@ -13,22 +13,7 @@ from fedjax_sim.base.model import Context, Variables
 from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 from fedjax_sim.base.survey import CorrectionSurvey, Survey
-
-
-class Trained(NamedTuple):
-    """What one local update gives.
-
-    Attributes:
-        variables: the trained model.
-        client_state: what the client keeps for its next visit.
-        message: what it sends beside the model; () for nothing.
-        info: its report.
-    """
-
-    variables: Variables
-    client_state: PyTree
-    message: PyTree
-    info: LocalInfo
+from fedjax_sim.base.train import Train
 
 
 class SetupTraffic(NamedTuple):
@@ -60,21 +45,6 @@ class StateInit(Protocol):
 
     def __call__(self, variables: Variables, /) -> PyTree:
         """``variables`` are those of the initial model; () for no state."""
-
-
-class Train(Protocol):
-    """Trains one model on one client."""
-
-    def __call__(
-        self,
-        key: Array,
-        variables: Variables,
-        client: ClientView,
-        client_state: PyTree,
-        shared_state: PyTree,
-        /,
-    ) -> Trained:
-        """``key`` is the client's own for this round, ``variables`` the model it received."""
 
 
 class Reduce(Protocol):

@@ -96,14 +96,14 @@ class Setup:
 def _execution(machine: Machine) -> Execution:
     """The devices of this machine, or those to compile for."""
     if machine.compile_for is None:
-        return make_execution(machine.devices, machine.chunk)
+        return make_execution(machine.devices, machine.chunk, lanes=machine.lanes)
     found = devices_of(machine.compile_for)
     count = len(found) if machine.devices is None else machine.devices
     if count > len(found):
         raise ValueError(
             f"devices must be in 1..{len(found)} for {machine.compile_for}, got {count}"
         )
-    return make_execution(found[:count], machine.chunk)
+    return make_execution(found[:count], machine.chunk, lanes=machine.lanes)
 
 
 def build(config: Config) -> Setup:
@@ -117,7 +117,7 @@ def build(config: Config) -> Setup:
     try:
         execution = _execution(config.machine)
     except (ValueError, ImportError) as error:
-        raise flagged(error, ["devices", "chunk", "compile_for"]) from error
+        raise flagged(error, ["devices", "chunk", "lanes", "compile_for"]) from error
     dataset = population(experiment.load(), config.scores.split)
     score = config.scores.score or dataset.task.score
     try:

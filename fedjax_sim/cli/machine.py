@@ -20,6 +20,7 @@ class Machine(Group):
         devices: of each process; None for all.
         distributed: where it meets the other processes of the run; None if it is alone.
         chunk: None for the backend's default.
+        lanes: likewise.
         out: the run folder; None for a new one in ``runs/``.
         pictures: their format.
         compile_for: a target to compile for, instead of running; None to run here.
@@ -53,6 +54,13 @@ class Machine(Group):
         None,
         "models that a device trains at once, 0 for all",
         shown="1 on CPU, else 0",
+        at_least=0,
+    )
+    lanes: int | None = setting(
+        None,
+        "models that a device trains at once, of which each makes room for the next when it is "
+        "done, in place of --chunk; 0 for none",
+        shown="none on CPU or with --chunk, else by the clients' sizes",
         at_least=0,
     )
     out: str | None = setting(

@@ -27,6 +27,7 @@ from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import with_importance, with_initial_loss, with_utility
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
 from fedjax_sim.client.turns import in_turn
+from fedjax_sim.client.visiting import visiting
 from fedjax_sim.engine.optimizers import check_extra
 from fedjax_sim.personal import adaptive_start, ditto
 
@@ -186,7 +187,7 @@ def local_sgd(
         }
         return local_sgd(**(mine | settings))
 
-    return sgd.update(change)
+    return sgd.update(visiting(sgd), change)
 
 
 def _check_drawn(steps: DrawnSteps, last_batch: LastBatch, max_steps: int | None) -> None:

@@ -20,6 +20,7 @@ from fedjax_sim.base import (
     PyTree,
     Trained,
     Variables,
+    and_then,
     for_classes,
     part,
     wrap,
@@ -291,17 +292,18 @@ def _reporting(
     """Adds ``number(local, received, client, trained, key)`` to the client's report."""
 
     def wrapper(local: LocalUpdate) -> LocalUpdate:
-        def train(
+        def reported(
+            trained: Trained,
             key: Array,
             variables: Variables,
             client: ClientView,
             client_state: PyTree,
             shared_state: PyTree,
         ) -> Trained:
-            trained = local.train(key, variables, client, client_state, shared_state)
+            del client_state, shared_state
             extra = trained.info.extra | {name: number(local, variables, client, trained, key)}
             return trained._replace(info=trained.info._replace(extra=extra))
 
-        return dataclasses.replace(local, train=train)
+        return dataclasses.replace(local, train=and_then(local.train, reported))
 
     return wrap(wrapper, local)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,17 +21,15 @@ from fedjax_sim.base import (
     Companion,
     Context,
     Correction,
-    Done,
     DrawnSteps,
     Gathered,
     Leaves,
-    LocalInfo,
     LocalUpdate,
     Memory,
     Objective,
     PyTree,
     Shared,
-    Trained,
+    Train,
     Transform,
     Variables,
 )
@@ -40,11 +37,10 @@ from fedjax_sim.client.carried import Common, Kept
 from fedjax_sim.client.correcting import corrected, survey_of
 from fedjax_sim.client.descent import accompanied, descended, whole_gradient
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import minibatch, shuffled
-from fedjax_sim.engine.clients import coin_of_round, number_of_round
-from fedjax_sim.engine.loops import repeat
+from fedjax_sim.engine.batches import minibatch
+from fedjax_sim.engine.clients import number_of_round
 from fedjax_sim.engine.reach import response, stateless
-from fedjax_sim.engine.streams import Client, Epoch, Step, stream
+from fedjax_sim.engine.streams import Client, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
@@ -72,12 +68,12 @@ class SGD:
     steps: DrawnSteps | None
     shared: Shared | None
 
-    def update(self, change: Change) -> LocalUpdate:
-        """The local update; ``change`` makes another with other settings."""
+    def update(self, train: Train, change: Change) -> LocalUpdate:
+        """The local update that trains so; ``change`` makes another with other settings."""
         return LocalUpdate(
             client_state=self.client_state,
             shared_state=self.shared_state,
-            train=self.train,
+            train=train,
             reduce=self.reduce,
             change=change,
             steps=self.length,
@@ -89,7 +85,7 @@ class SGD:
             fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
             stops=True,
             known=self.steps is None and self.inexactness is None,
-            survey=survey_of(self.corrections, self._whole),
+            survey=survey_of(self.corrections, self.whole),
             follow=self.follow if any(made.follow for made in self._sharing()) else None,
             told=self.told if self.shared is not None and self.shared.told is not None else None,
             needs=tuple(need for made in self._sharing() for need in made.needs),
@@ -101,7 +97,7 @@ class SGD:
     def client_state(self, variables: Variables) -> PyTree:
         """See :class:`Kept`."""
         return Kept(
-            self._start(variables) if self.optimizer_state == "keep" else (),
+            self.start(variables) if self.optimizer_state == "keep" else (),
             tuple(d.client_state(variables.params) for d in self.corrections),
             () if self.memory is None else self.memory.init(variables),
             () if self.companion is None else Accompanied(self.companion.init(variables)),
@@ -110,7 +106,7 @@ class SGD:
     def shared_state(self, variables: Variables) -> PyTree:
         """See :class:`Common`."""
         return Common(
-            self._start(variables) if self.optimizer_state == "average" else (),
+            self.start(variables) if self.optimizer_state == "average" else (),
             tuple(d.shared_state(variables.params) for d in self.corrections),
             () if self.shared is None else self.shared.init(variables),
         )
@@ -168,98 +164,7 @@ class SGD:
             total = jnp.round(total).astype(jnp.int32)
         return total if self.max_steps is None else jnp.minimum(total, self.max_steps)
 
-    def train(
-        self,
-        key: Array,
-        variables: Variables,
-        client: ClientView,
-        client_state: PyTree,
-        shared_state: PyTree,
-    ) -> Trained:
-        """See :class:`fedjax_sim.base.LocalUpdate`."""
-        budget = client.size if client.budget is None else client.budget
-        kept, common = Kept(*client_state), Common(*shared_state)
-        batches, epochs = self.batches(client.size), math.ceil(self.epochs)
-        if self.steps is None:
-            total, limit = self.length(budget), self.max_steps
-        else:
-            total = self.steps.draw(coin_of_round(client), common.shared)
-            limit = self.steps.most
-            epochs = limit  # of one minibatch
-        if client.limit is not None:
-            total = jnp.minimum(total, client.limit)
-        most: int = min(self.batches(client.capacity), limit or client.capacity)
-        received, states = variables.params, (kept.corrections, common.corrections)
-        context = Context(variables, client, key, kept.memory, common.shared)
-        step = functools.partial(self._step, states=states)
-        whole = self._whole(context)
-        go_on = self._unsolved(whole, context, states)
-
-        # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
-        numbers = jnp.arange(epochs, dtype=jnp.uint32)
-        epoch_keys = jax.vmap(lambda e: stream(key, Client.EPOCH, e))(numbers)
-
-        def epoch(e: Array, carry: PyTree, client: ClientView) -> PyTree:
-            epoch_key = epoch_keys[e]
-            order = shuffled(epoch_key, client.size, client.capacity)
-            todo = go_on(carry, jnp.clip(total - e * batches, 0, batches))
-
-            def one(b: Array, carry: PyTree, client: ClientView) -> PyTree:
-                now = context._replace(client=client, key=stream(epoch_key, Epoch.STEP, b))
-                return step(carry, order, b, context=now)
-
-            *rest, done = repeat(client, todo, most, one, carry)
-            return *rest, done + todo
-
-        stored = {"keep": kept.optimizer, "average": common.optimizer}
-        reset = self.optimizer_state == "reset"
-        opt_state = self._start(variables) if reset else stored[self.optimizer_state]
-        path = (
-            jax.tree.map(jnp.zeros_like, received)
-            if any(d.path for d in self.corrections)
-            else None
-        )
-        # Losses of half precision are summed in float32, those of float64 as they are.
-        double = any(w.dtype == jnp.float64 for w in jax.tree.leaves(received))
-        wide = jnp.float64 if double else jnp.float32
-        beside: PyTree = ()
-        if isinstance(kept.companion, Accompanied):
-            own = kept.companion.own
-            beside = own, self.optimizer.init(own.params)
-        sums = jnp.zeros((), wide), jnp.int32(0), path
-        carry = (variables, opt_state, *sums, beside, jnp.int32(0))
-        if self.steps is None:
-            carry = jax.lax.fori_loop(0, epochs, lambda e, carry: epoch(e, carry, client), carry)
-        else:
-            needed = jnp.where(batches > 0, -(-total // jnp.maximum(batches, 1)), 0)
-            carry = repeat(client, needed, epochs, epoch, carry)
-        trained, opt_state, loss, seen, path, beside, steps = carry
-        mean = loss / jnp.maximum(seen, 1).astype(wide)
-        info = LocalInfo(mean.astype(jnp.float32), steps, seen)
-        steps = jnp.maximum(steps, 1)
-        path = jax.tree.map(lambda total: total / steps.astype(total.dtype), path)
-        done = Done(info, functools.partial(whole, received), path)
-        ends = [
-            d.finish(trained.params, context, own, shared, done)
-            for d, own, shared in zip(self.corrections, *states, strict=True)
-        ]
-        return Trained(
-            trained,
-            Kept(
-                opt_state if self.optimizer_state == "keep" else (),
-                tuple(end[0] for end in ends),
-                () if self.memory is None else self.memory.keep(trained, context),
-                () if self.companion is None else Accompanied(beside[0]),
-            ),
-            Common(
-                opt_state if self.optimizer_state == "average" else (),
-                tuple(end[1] for end in ends),
-                () if self.shared is None else self.shared.send(trained, context),
-            ),
-            info,
-        )
-
-    def _step(
+    def step(
         self,
         carry: PyTree,
         order: Array,
@@ -268,6 +173,7 @@ class SGD:
         context: Context,
         states: PyTree,
     ) -> PyTree:
+        """One step; ``carry`` is that of a visit, see :mod:`fedjax_sim.client.visiting`."""
         before, opt_state, loss_sum, seen, path, beside, done = carry
         params, state = before
         chosen = self._chosen(before)
@@ -317,11 +223,11 @@ class SGD:
             return grads
         return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
 
-    def _start(self, variables: Variables) -> PyTree:
+    def start(self, variables: Variables) -> PyTree:
         """A fresh state of the optimiser."""
         return self.optimizer.init(self._chosen(variables)(variables.params))
 
-    def _whole(self, context: Context) -> Callable[[PyTree], PyTree]:
+    def whole(self, context: Context) -> Callable[[PyTree], PyTree]:
         """``params -> ∇F_k``; see :func:`fedjax_sim.client.descent.whole_gradient`."""
         # Whole gradients are compared: dropout and transforms draw the same numbers for all.
         own = context._replace(key=stream(context.key, Client.WHOLE_GRADIENT))
@@ -329,19 +235,13 @@ class SGD:
             whole_gradient, self.objective, self._transformed, self.batch_size, own
         )
 
-    def _unsolved(
-        self, whole: Callable[[PyTree], PyTree], context: Context, states: PyTree
-    ) -> Callable[[PyTree, Array], Array]:
-        """``(carry, todo) -> todo``, or 0 once the client's problem is solved to γ."""
-        if self.inexactness is None:
-            return lambda carry, todo: todo
-
-        received = context.received
+    def slope(self, context: Context, states: PyTree) -> Callable[[PyTree], Array]:
+        """``params -> f32[]``, the norm of the gradient of the client's problem."""
+        whole, received = self.whole(context), context.received
         start = functools.partial(whole, received.params)
 
-        def slope(params: PyTree) -> Array:
+        def norm(params: PyTree) -> Array:
             grads = corrected(self.corrections, whole(params), params, context, states, start)
             return tree.norm(self._chosen(received)(grads))
 
-        limit = self.inexactness * slope(received.params)
-        return lambda carry, todo: jnp.where(slope(carry[0].params) > limit, todo, 0)
+        return norm

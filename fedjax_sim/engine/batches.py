@@ -21,6 +21,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine.loops import repeat
+from fedjax_sim.engine.vmapped import greatest
 
 T = TypeVar("T")
 
@@ -193,7 +194,8 @@ def shuffled(key: Array, size: Array, capacity: int) -> Array:
     if len(powers) == 1:
         return at(smallest)
     level = sum((size > 2**p).astype(jnp.int32) for p in powers[:-1])
-    return jax.lax.switch(level, [functools.partial(at, p) for p in powers])
+    # Under vmap one sort for all, that of the largest: its order of a smaller one is the same.
+    return jax.lax.switch(greatest(level), [functools.partial(at, p) for p in powers])
 
 
 def drawn(key: Array, client: ClientView, size: int) -> Batch:

@@ -59,7 +59,7 @@ def run_in_chunks(
     def step(sums: PyTree, work: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         tasks, entry = work
         out, addend = batch(tasks)
-        return _plus(sums, entry, addend), out
+        return plus(sums, entry, addend), out
 
     shapes = jax.eval_shape(fn, tree.take(tasks, jnp.int32(0)))[1].values
     sums = jax.tree.map(lambda a: jnp.zeros((entries, *a.shape), tree.wide(a.dtype)), shapes)
@@ -80,7 +80,19 @@ def run_in_chunks(
     return out, sums
 
 
-def _plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
+def ran_in_chunks(steps: Array, chunk: int | None) -> Array:
+    """Steps that a device runs or waits on behalf of each task: those of the longest of its chunk.
+
+    >>> ran_in_chunks(jnp.array([5, 1, 2]), chunk=2).tolist()
+    [5, 5, 2]
+    """
+    size = min(chunk or steps.size, steps.size)
+    number = jnp.arange(steps.size, dtype=jnp.int32) // size
+    return jax.ops.segment_max(steps, number, num_segments=-(-steps.size // size))[number]
+
+
+def plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
+    """The sums with one task's addend, or with those of several, ``[L]``."""
     weight = addend.weight
     if weight.ndim == 0:
 

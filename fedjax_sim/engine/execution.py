@@ -1,4 +1,4 @@
-"""How work on many models runs: over devices, and on each device in chunks of a vmap.
+"""How work on many models runs: over devices, and on each device in chunks or lanes of a vmap.
 
 This module knows no algorithm. It runs ``fn(constants, common, own, task)`` for a stack of tasks.
 A vmap from outside (over seeds, say) is merged into the same stack, so that a device sees one flat
@@ -10,55 +10,44 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.chunks import Addend, run_in_chunks
+from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
-from fedjax_sim.engine.dealing import balance
-from fedjax_sim.engine.vmapped import closed_over, flattened
+from fedjax_sim.engine.dealing import balance, lanes_for
+from fedjax_sim.engine.device import TaskFn, Work, pooled, run_on_device
+from fedjax_sim.engine.lanes import InSteps
+from fedjax_sim.engine.vmapped import flattened
 
 AXIS = "clients"
-
-TaskFn = Callable[[PyTree, PyTree, PyTree, PyTree], PyTree]
-"""``(constants, common, own, task) -> result``."""
-
-
-class Work(NamedTuple):
-    """What tasks have of their own, ``[T]``.
-
-    Attributes:
-        common: ``int32[T]``, which entry of the pool of common values is theirs.
-        own: ``[T, *p]``, one for each; () for none.
-        task: ``[T, ...]``, small: keys and integers.
-    """
-
-    common: Array
-    own: PyTree
-    task: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Devices and chunk size; hashable, so that it can be closed over by jitted code.
+    """Devices and what they train at once; hashable, so that jitted code can close over it.
 
     Attributes:
         devices: the devices that share the tasks, on a mesh axis ``clients``.
         chunk: tasks that one device trains at once under vmap; 1 trains them one after another,
           None all together.
         differentiable: whether rounds can be differentiated in reverse, see :func:`make_execution`.
+        lanes: clients that one device trains at once, each in a lane that takes the next one when
+          its visit ends, in place of chunks; 0 for none. None: as many as fit the sizes, see
+          :meth:`fitted`; until then none.
     """
 
     devices: tuple[jax.Device, ...]
     chunk: int | None
     differentiable: bool = False
+    lanes: int | None = 0
 
     @property
     def mesh(self) -> Mesh:
@@ -109,56 +98,59 @@ class Execution:
 
     @property
     def rows_are_tasks(self) -> bool:
-        """Whether the rows need no dealing: one device, all at once or one after another."""
-        return len(self.devices) == 1 and self.chunk in (None, 1)
+        """Whether the rows need no dealing: one device, and no chunks that should be of a size."""
+        return len(self.devices) == 1 and (self.chunk in (None, 1) or bool(self.lanes))
+
+    def fitted(self, steps: NDArray[np.integer], tasks: int) -> Execution:
+        """The same with as many lanes as fit, unless they are given; see :func:`lanes_for`.
+
+        Args:
+            steps: ``int[R, N]``, T of every client in each of R runs of one program.
+            tasks: the clients that each run draws.
+        """
+        if self.lanes is not None:
+            return self
+        return dataclasses.replace(self, lanes=lanes_for(steps, tasks, len(self.devices)))
 
     def run(
         self,
-        fn: TaskFn,
+        fn: TaskFn | InSteps,
         constants: PyTree,
         common: PyTree,
         own: PyTree,
         tasks: PyTree,
         *,
+        cost: Array | None = None,
         summed: bool = False,
     ) -> PyTree:
         """``fn(constants, common, own, task)`` for every task; returns ``[T, ...]``.
 
         Args:
-            fn: what to do.
+            fn: what to do. If it is :class:`InSteps`, this returns a pair: what it else would, and
+                ``int32[T]``, the steps that the devices run or wait on behalf of each task.
             constants: the same for all tasks; vmap must not batch it.
             common: ``[*p]``, the same for all tasks, but each index of a vmap may have its own: a
               server model. Never copied T times.
             own: ``[T, *p]``, one for each task; () for none.
             tasks: ``[T, ...]``, small: keys and integers; T a multiple of the devices (see
               :meth:`rows`).
-            summed: whether ``fn`` returns a pair, of which the second is an :class:`Addend`. Then
-              so does this: ``[T, ...]``, and the weighted sum ``[*p]`` of the values (in float32 at
-              least), of which a device holds no more than it trains at once.
+            cost: ``int32[T]``, about how long each takes: lanes begin with the longest. None:
+              equally long.
+            summed: whether ``fn`` returns a pair, of which the second is an
+              :class:`fedjax_sim.engine.chunks.Addend`. Then so does this: ``[T, ...]``, and the
+              weighted sum ``[*p]`` of the values (in float32 at least), of which a device holds no
+              more than it trains at once.
         """
         count = len(jax.tree.leaves(tasks)[0])
-        work = Work(jnp.zeros(count, jnp.int32), own, tasks)
-        # What fn closes over may be batched by a vmap from outside, as a learning rate: then it is
-        # one more value that an index of the vmap has of its own.
-        first = jax.tree.map(lambda a: a[0], (own, tasks))
-        closed = closed_over(fn, constants, common, *first)
-
-        def one(constants: PyTree, common: PyTree, own: PyTree, task: PyTree) -> PyTree:
-            common, values, _ = common
-            if values:
-                opened, _ = jax.closure_convert(fn, constants, common, own, task)
-                out = opened(constants, common, own, task, *values)
-            else:
-                out = fn(constants, common, own, task)
-            return out if summed else (out, Addend(jnp.ones(()), ()))
-
-        # Never without an array: sums of several runs are kept apart by their entries of the pool.
-        pool = tree.stack_copies((common, closed, jnp.zeros(())), 1)
-        spread = functools.partial(self._spread, one)
+        none = jnp.zeros(count, jnp.int32)
+        work = Work(none, own, tasks, none if cost is None else cost)
+        one, pool = pooled(fn, constants, common, own, tasks)
+        spread = functools.partial(self._spread, one, summed)
         # Reverse mode has no rule for a custom vmap.
         run = spread if self.differentiable else flattened(spread)
-        out, sums = run(constants, pool, work)
-        return (out, tree.take(sums, jnp.int32(0))) if summed else out
+        out, sums, ran = run(constants, pool, work)
+        out = (out, tree.take(sums, jnp.int32(0))) if summed else out
+        return (out, ran) if isinstance(fn, InSteps) else out
 
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
@@ -227,65 +219,49 @@ class Execution:
         >>> make_execution(devices=4, chunk=1).executed(jnp.array([9, 3, 3, 2])).tolist()
         [9, 9, 9, 9]
         """
-        n_devices = len(self.devices)
-        if n_devices == 1 and self.chunk == 1:
-            return steps
-
-        def of_device(lanes: Array) -> Array:
-            """One chunk after another: ``int32[rows of a device]``."""
-            chunk = min(self.chunk or lanes.size, lanes.size)
-            row = jnp.arange(lanes.size, dtype=jnp.int32) // chunk
-            return jax.ops.segment_max(lanes, row, num_segments=-(-lanes.size // chunk))[row]
 
         def of_all(_: PyTree, __: PyTree, steps: Array) -> Array:
-            ran = jax.vmap(of_device)(steps.reshape(n_devices, -1))
+            blocks = steps.reshape(len(self.devices), -1)
+            ran = jax.vmap(functools.partial(ran_in_chunks, chunk=self.chunk))(blocks)
             load = jnp.sum(ran, axis=1, dtype=jnp.int32)
             return ran.at[:, 0].add(jnp.max(load) - load).ravel()
 
         return flattened(of_all)((), (), steps)
 
     def _spread(
-        self, fn: TaskFn, constants: PyTree, pool: PyTree, work: Work
-    ) -> tuple[PyTree, PyTree]:
+        self, fn: InSteps | TaskFn, summed: bool, constants: PyTree, pool: PyTree, work: Work
+    ) -> tuple[PyTree, PyTree, Array]:
         """Deals T tasks to the devices in equal blocks: ``[T, ...]``, and the sums by entry."""
         count, n_devices = len(work.common), len(self.devices)
+        lanes = 0 if self.differentiable else self.lanes
+        run = functools.partial(run_on_device, fn, chunk=self.chunk, lanes=lanes, summed=summed)
         if n_devices == 1:
-            return self._on_device(fn, constants, pool, work)
+            return run(constants, pool, work)
         if count % n_devices:
             raise ValueError(f"tasks must be a multiple of the {n_devices} devices, got {count}")
         block = count // n_devices
 
-        def on_device(constants: PyTree, pool: PyTree, work: Work) -> tuple[PyTree, PyTree]:
+        def on_device(constants: PyTree, pool: PyTree, work: Work) -> tuple[PyTree, PyTree, Array]:
             # Each device cuts its block out of the whole list: handing it a shard of something
             # so small would cost a collective.
             mine = jax.lax.axis_index(AXIS) * block + jnp.arange(block, dtype=jnp.int32)
-            block_of = Work(work.common[mine], work.own, tree.take(work.task, mine))
-            out, sums = self._on_device(fn, constants, pool, block_of)
-            return out, jax.lax.psum(sums, AXIS)
+            small = tree.take((work.common, work.task, work.cost), mine)
+            block_of = Work(small[0], work.own, *small[1:])
+            out, sums, ran = run(constants, pool, block_of)
+            load = jnp.sum(ran, dtype=jnp.int32)
+            # Its first task bears how long it waits for the last of the devices.
+            ran = ran.at[0].add(jax.lax.pmax(load, AXIS) - load)
+            return out, jax.lax.psum(sums, AXIS), ran
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
-        given: tuple[PyTree, PyTree] = jax.shard_map(
+        given: tuple[PyTree, PyTree, Array] = jax.shard_map(
             on_device,
             mesh=self.mesh,
-            in_specs=(whole, whole, Work(whole, split, whole)),  # type: ignore[arg-type]
-            out_specs=(split, whole),
+            in_specs=(whole, whole, Work(whole, split, whole, whole)),  # type: ignore[arg-type]
+            out_specs=(split, whole, split),
             check_vma=False,
         )(constants, pool, work)
         return given
-
-    def _on_device(
-        self, fn: TaskFn, constants: PyTree, pool: PyTree, work: Work
-    ) -> tuple[PyTree, PyTree]:
-        """One chunk after another: ``[T, ...]``, and the sums by entry of the pool."""
-
-        def one(work: Work) -> tuple[PyTree, Addend]:
-            given: tuple[PyTree, Addend] = fn(
-                constants, tree.take(pool, work.common), work.own, work.task
-            )
-            return given
-
-        entries = len(jax.tree.leaves(pool)[0])
-        return run_in_chunks(one, work, work.common, entries, self.chunk)
 
 
 def make_execution(
@@ -294,28 +270,36 @@ def make_execution(
     backend: str | None = None,
     *,
     differentiable: bool = False,
+    lanes: int | None = None,
 ) -> Execution:
     """The devices of all processes, and the batching that is fastest on them.
 
     On CPU one model at a time on each of several devices: a stack of weights leaves the cache
     (24-76 k samples/s vmapped, 218-263 k mapped, on the 784-200-200-10 MLP), and a vmapped
-    convolution is grouped, for which XLA has no fast kernel there. On accelerators the whole
-    cohort under one vmap. ``jax_num_cpu_devices`` must be set before JAX starts (the command line
-    does) for more than one CPU device.
+    convolution is grouped, for which XLA has no fast kernel there. On accelerators as many
+    lanes under one vmap as the clients' sizes keep busy: all clients of a cohort if they are equal.
+    ``jax_num_cpu_devices`` must be set before JAX starts (the command line does) for more than one
+    CPU device.
 
     Args:
         devices: how many of each process to use, None for all; or the devices themselves, which may
             be those of :func:`fedjax_sim.engine.targets.devices_of`.
-        chunk: models per device under vmap; None for the backend's default, 0 for all.
+        chunk: models per device under vmap, one chunk after another; None for the backend's
+            default, 0 for all.
         backend: "cpu", "gpu" or "tpu"; None for JAX's default.
         differentiable: whether ``jax.grad`` and its like go through :meth:`Algorithm.step
             <fedjax_sim.Algorithm.step>`. Results are the same, but a client takes as many steps as
             the largest would, idle ones after its own, and a vmap over seeds is a plain one.
             Differentiated in reverse, a round keeps the weights (and the optimiser's state) before
             each step of each client of the cohort, and computes the rest again on its way back.
+            There are no lanes then.
+        lanes: models per device under vmap, each in a lane that takes the next client when its
+            visit ends, in place of chunks; 0 for none. None: none on CPU or beside a ``chunk``,
+            else as many as fit the sizes where they are known, as in :func:`fedjax_sim.simulate`.
+            Local updates that cannot stop between two steps have no lanes.
 
     Raises:
-        ValueError: if there are not so many devices, or chunk is negative.
+        ValueError: if there are not so many devices, or chunk or lanes is negative.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8
@@ -331,6 +315,10 @@ def make_execution(
         used = tuple(device for of_one in available for device in of_one[:devices])
     if chunk is not None and chunk < 0:
         raise ValueError(f"chunk must be at least 0, got {chunk}")
+    if lanes is not None and lanes < 0:
+        raise ValueError(f"lanes must be at least 0, got {lanes}")
+    if lanes is None and (chunk is not None or used[0].platform == "cpu"):
+        lanes = 0
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None, differentiable)
+    return Execution(used, chunk or None, differentiable, lanes)

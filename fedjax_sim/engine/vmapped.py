@@ -24,6 +24,26 @@ def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
     return closed
 
 
+def opened(fn: Callable[..., PyTree], *example: Any) -> tuple[Callable[..., PyTree], list[Array]]:
+    """``fn`` with what it closes over as one more argument, the first: and that, see closed_over.
+
+    >>> def doubled(rate):
+    ...     fn, closed = opened(lambda x: rate * x, 1.0)
+    ...     return fn(closed, 2.0)
+    >>> float(jax.jit(doubled)(3.0))
+    6.0
+    """
+    closed = closed_over(fn, *example)
+
+    def called(values: list[Array], *args: Any) -> PyTree:
+        if not values:
+            return fn(*args)
+        inner, _ = jax.closure_convert(fn, *args)
+        return inner(*args, *values)
+
+    return called, closed
+
+
 @custom_vmap
 def everywhere(condition: Array) -> Array:
     """Whether ``condition bool[]`` holds at all indices of every vmap from outside.
@@ -43,12 +63,32 @@ def _everywhere(size: int, batched: list[bool], condition: Array) -> tuple[Array
     return everywhere(jnp.all(condition)), False
 
 
+@custom_vmap
+def greatest(value: Array) -> Array:
+    """The largest of ``value int32[]`` at all indices of every vmap from outside.
+
+    A ``lax.switch`` by it stays one under vmap, as a ``lax.cond`` does by :func:`everywhere`.
+
+    >>> jax.vmap(greatest)(jnp.array([2, 7])).tolist()
+    [7, 7]
+    """
+    return value
+
+
+@greatest.def_vmap
+def _greatest(size: int, batched: list[bool], value: Array) -> tuple[Array, bool]:
+    del size, batched
+    return greatest(jnp.max(value)), False
+
+
 def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
     """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
 
     Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
     into grouped ones. With a pool, ``run(constants, pool, work)``: the pools are merged too, and
     the entries of the tasks shifted to match.
+
+    The first tasks of all indices come first: any stretch of the merged axis has its share of each.
     """
 
     @custom_vmap
@@ -64,17 +104,17 @@ def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., 
 
         def merged(a: Array, is_batched: bool) -> Array:
             whole = a if is_batched else jnp.broadcast_to(a, (size, *a.shape))
-            return whole.reshape(-1, *whole.shape[2:])
+            return jnp.swapaxes(whole, 0, 1).reshape(-1, *whole.shape[2:])
+
+        def split(a: Array) -> Array:
+            return jnp.swapaxes(a.reshape(-1, size, *a.shape[1:]), 0, 1)
 
         tasks = jax.tree.map(merged, tasks, batched[2])
         if jax.tree.leaves(pool):
             pool = jax.tree.map(merged, pool, batched[1])
-            depth = len(jax.tree.leaves(pool)[0]) // size
-            first = jnp.arange(size, dtype=jnp.int32) * depth
-            shift = jnp.repeat(first, len(tasks.common) // size)
-            tasks = tasks._replace(common=tasks.common + shift)
-        out = flat(constants, pool, tasks)
-        out = jax.tree.map(lambda a: a.reshape(size, -1, *a.shape[1:]), out)
+            index = jnp.arange(len(tasks.common), dtype=jnp.int32) % size
+            tasks = tasks._replace(common=size * tasks.common + index)
+        out = jax.tree.map(split, flat(constants, pool, tasks))
         return out, jax.tree.map(lambda _: True, out)
 
     return flat

@@ -224,6 +224,10 @@ class Algorithm:
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
         return dataclasses.replace(made, origin=self.origin, replaced=replaced)
 
+    def on(self, execution: Execution) -> Algorithm:
+        """The same elsewhere: on other devices, or by other chunks or lanes."""
+        return dataclasses.replace(self, parts=dataclasses.replace(self.parts, execution=execution))
+
     def __repr__(self) -> str:
         head = "compose" if self.origin is None else self.origin.name
         return "\n".join([f"{head}(", *self.parts.written(), ")"])
@@ -247,7 +251,9 @@ class Algorithm:
         trips = polling.trips(parts, state, placed, due, data, asked)
         legs = timing.legs(parts, state, data, placed, trips)
         limit = timing.limits(parts, legs)
-        trained, mine, placed, start = training.train(parts, key, state, data, placed, due, limit)
+        trained, mine, placed, start, executed = training.train(
+            parts, key, state, data, placed, due, limit
+        )
         info = trained.info
         asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
         came = timing.outcome(parts, key, legs, limit, info.steps, placed, trips.visited, asleep)
@@ -277,7 +283,7 @@ class Algorithm:
             loss=measuring.loss(trained.info, skipped),
             samples=jnp.sum(info.samples),
             steps=jnp.sum(info.steps),
-            executed=jnp.sum(parts.execution.executed(info.steps)),
+            executed=executed,
             # From client to client: up for the one, down for the other.
             uploads=jnp.sum((sent | came.dropped) & trips.uploads, dtype=jnp.int32)
             + draw.exchanged,

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, Outlook, PyTree, Slots
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.arrivals import Back
 from fedjax_sim.round.parts import Parts
@@ -57,6 +59,21 @@ class Draw(NamedTuple):
     client: Array
     assigned: Array
     source: Array
+
+
+def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
+    """The execution with as many lanes as the sizes of ``data`` keep busy, unless it has some.
+
+    Args:
+        parts: of the algorithm.
+        data: the clients, concrete; ``start`` may have an axis of runs.
+        runs: how many runs one program has.
+    """
+    if parts.execution.lanes is not None:
+        return parts.execution
+    sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
+    steps = np.asarray(parts.local.steps(jnp.asarray(sizes, jnp.int32)))
+    return parts.execution.fitted(np.broadcast_to(steps, (runs, data.clients)), parts.slots)
 
 
 def place(

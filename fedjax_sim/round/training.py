@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, ClientView, FedState, PyTree, Trained, Variables
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    ClientView,
+    FedState,
+    PyTree,
+    Trained,
+    TrainInSteps,
+    Variables,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import Addend
 from fedjax_sim.engine.clients import Visits, samples_of, visits
+from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.streams import Client, Round, stream
 from fedjax_sim.round.collecting import weights_of
 from fedjax_sim.round.exchanging import own as own_leaves
@@ -144,7 +157,7 @@ def train(
     placed: Placed,
     due: Array,
     limit: Array | None = None,
-) -> tuple[Trained, PyTree, Placed, PyTree]:
+) -> tuple[Trained, PyTree, Placed, PyTree, Array]:
     """One local update per row, ``[P]``.
 
     Args:
@@ -161,23 +174,29 @@ def train(
         that is taken once, at the client, so that what it sends is exact), or the mean ``[*p]`` of
         those if they are not held; the leaves that stay with them; the slots with what the
         broadcast gave them; the models ``[P, *p]`` that the updates of this round start from, ()
-        if nobody asks for them.
+        if nobody asks for them; ``int32[]``, the steps that the devices ran or waited.
     """
     summed = not parts.holds_updates
 
-    def visit(pixels: PyTree, common: _Common, own: _Own, task: _Task) -> PyTree:
-        client, used, received, tag, origin = _arrived(parts, data, pixels, common, own, task)
-        trained = parts.local.train(task.key, used, client, own.client_state, common.shared_state)
+    def given(arrived: _Arrived, task: _Task, trained: Trained) -> PyTree:
+        received, tag, origin = arrived.received, arrived.tag, arrived.origin
         mine = own_leaves(parts, trained.variables)
         model = returned(parts, trained.variables, received)
-        given = model if parts.in_flight else tree.subtract(model, received)
+        update = model if parts.in_flight else tree.subtract(model, received)
         asked = (parts.sending and parts.models_travel) or (parts.in_flight and parts.loses)
         start = received if asked else ()
         if not summed:
-            return trained._replace(variables=given), mine, tag, origin, start
+            return trained._replace(variables=update), mine, tag, origin, start
         nothing: PyTree = ()
         rest = trained._replace(variables=nothing), mine, tag, origin, start
-        return rest, Addend(task.share, given)
+        return rest, Addend(task.share, update)
+
+    def visit(pixels: PyTree, common: _Common, own: _Own, task: _Task) -> PyTree:
+        at = _arrived(parts, data, pixels, common, own, task)
+        trained = parts.local.train(
+            task.key, at.used, at.client, own.client_state, common.shared_state
+        )
+        return given(at, task, trained)
 
     slots = placed.slots
     share: PyTree = ()
@@ -186,7 +205,13 @@ def train(
         weights = weights_of(parts, placed.samples, placed.samples, counted)
         share = weights / jnp.sum(weights)
     work = _work(parts, key, state, data, placed, share, limit)
-    out = parts.execution.run(visit, samples_of(data), *work, summed=summed)
+    ran = None
+    run = functools.partial(parts.execution.run, cost=placed.samples, summed=summed)
+    if isinstance(parts.local.train, TrainInSteps):
+        in_steps = _in_steps(parts, data, parts.local.train, visit, given)
+        out, ran = run(in_steps, samples_of(data), *work)
+    else:
+        out = run(visit, samples_of(data), *work)
     out, total = out if summed else (out, None)
     trained, mine, tag, received, start = out
     if summed:
@@ -195,7 +220,55 @@ def train(
     # Every device needs the reports of all, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
     placed = placed._replace(slots=slots._replace(tag=tag, received=received))
-    return trained, mine, placed, start
+    if ran is None:
+        ran = parts.execution.executed(trained.info.steps)
+    return trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32)
+
+
+def _in_steps(
+    parts: Parts,
+    data: ClientData,
+    train: TrainInSteps,
+    whole: Callable[..., PyTree],
+    given: Callable[[_Arrived, _Task, Trained], PyTree],
+) -> InSteps:
+    """``whole``, a visit, as a task that can stop between its steps; ``given`` is how it ends."""
+
+    def at(
+        due: Array | bool,
+        arrived: _Arrived,
+        pixels: PyTree,
+        common: _Common,
+        own: _Own,
+        task: _Task,
+    ) -> tuple[PyTree, ...]:
+        client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
+        # Loops over the samples of those who are not due are empty.
+        client = dataclasses.replace(client, size=jnp.where(due, client.size, 0))
+        return task.key, arrived.used, client, own.client_state, common.shared_state
+
+    def begin(
+        pixels: PyTree, common: _Common, own: _Own, task: _Task, due: Array
+    ) -> tuple[PyTree, PyTree]:
+        arrived = _arrived(parts, data, pixels, common, own, task)
+        plan, carry = train.begin(*at(due, arrived, pixels, common, own, task))
+        nobody: PyTree = ()
+        return (arrived._replace(client=nobody), plan), carry
+
+    def stretch(*visit_due_and_state: PyTree) -> tuple[PyTree, Array]:
+        *visit, due, (arrived, plan), carry = visit_due_and_state
+        plan, steps = train.stretch(plan, carry, *at(due, arrived, *visit))
+        return (arrived, plan), steps
+
+    def step(*visit_and_state: PyTree) -> PyTree:
+        *visit, (arrived, plan), carry = visit_and_state
+        return train.step(plan, carry, *at(True, arrived, *visit))
+
+    def end(*visit_due_and_state: PyTree) -> PyTree:
+        *visit, due, (arrived, plan), carry = visit_due_and_state
+        return given(arrived, visit[-1], train.end(plan, carry, *at(due, arrived, *visit)))
+
+    return InSteps(begin, stretch, step, end, whole, lambda out: out[0].info.steps)
 
 
 def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:

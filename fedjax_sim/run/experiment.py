@@ -32,6 +32,7 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import check_fits, compiled, needed
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
+from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import RunAxes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.identity import digest
@@ -85,6 +86,7 @@ class Experiment:
         self.model_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
         self.finishing = 0 if algorithm.parts.finish is None else data.clients
+        algorithm = algorithm.on(fitted(algorithm.parts, data, runs))
         self.algorithm, self.model, self.task = algorithm, model, task
         self._execution, self.runs, self._every = execution, runs, eval_every
         self._varied = varied
@@ -117,7 +119,7 @@ class Experiment:
         point, at = self._varied.point, self._varied.at
 
         def of_point(point: Array, *args: Any) -> Any:
-            return fn(at(point), *args)
+            return fn(at(point).on(self.algorithm.parts.execution), *args)
 
         mapped = self._axes.map(of_point, (0, *in_axes), out_axes)
         return functools.partial(mapped, point)

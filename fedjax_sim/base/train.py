@@ -1,0 +1,103 @@
+"""How a client trains: as a whole, or in steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.cohort import LocalInfo
+from fedjax_sim.base.data import ClientView
+from fedjax_sim.base.model import Variables
+
+
+class Trained(NamedTuple):
+    """What one local update gives.
+
+    Attributes:
+        variables: the trained model.
+        client_state: what the client keeps for its next visit.
+        message: what it sends beside the model; () for nothing.
+        info: its report.
+    """
+
+    variables: Variables
+    client_state: PyTree
+    message: PyTree
+    info: LocalInfo
+
+
+class Train(Protocol):
+    """Trains one model on one client."""
+
+    def __call__(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: PyTree,
+        shared_state: PyTree,
+        /,
+    ) -> Trained:
+        """``key`` is the client's own for this round, ``variables`` the model it received."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainInSteps:
+    """A :class:`Train` that can also stop between two of its steps.
+
+    Then a device that trains several clients at once need not wait for the longest: see the lanes
+    of :func:`fedjax_sim.make_execution`. All functions end with the arguments of :class:`Train`.
+    What ``begin``, ``stretch`` and ``end`` make for a client without samples may be thrown away:
+    they are computed for all lanes together, and only some are due.
+
+    Attributes:
+        whole: all of it.
+        begin: ``(...) -> (plan, carry)``, what its steps read and what they change.
+        stretch: ``(plan, carry, ...) -> (plan, int32[])``, what the next steps read and how many
+          there are, an epoch, say; 0 if the visit is over.
+        step: ``(plan, carry, ...) -> carry``.
+        end: ``(plan, carry, ...) -> Trained``.
+    """
+
+    whole: Train
+    begin: Callable[..., tuple[PyTree, PyTree]]
+    stretch: Callable[..., tuple[PyTree, Any]]
+    step: Callable[..., PyTree]
+    end: Callable[..., Trained]
+
+    def __call__(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: PyTree,
+        shared_state: PyTree,
+        /,
+    ) -> Trained:
+        """See :class:`Train`."""
+        return self.whole(key, variables, client, client_state, shared_state)
+
+
+def and_then(train: Train, change: Callable[..., Trained]) -> Train:
+    """``train`` with another end.
+
+    Args:
+        train: of a local update.
+        change: ``(trained, key, variables, client, client_state, shared_state) -> Trained``.
+
+    Returns:
+        It can stop between two steps if ``train`` can.
+    """
+
+    def whole(*visit: Any) -> Trained:
+        return change(train(*visit), *visit)
+
+    if not isinstance(train, TrainInSteps):
+        return whole
+
+    def end(plan: PyTree, carry: PyTree, *visit: Any) -> Trained:
+        return change(train.end(plan, carry, *visit), *visit)
+
+    return dataclasses.replace(train, whole=whole, end=end)
