@@ -141,6 +141,7 @@ class Execution:
         # What fn closes over may be batched by a vmap from outside, as a learning rate: then it is
         # one more value that an index of the vmap has of its own.
         first = jax.tree.map(lambda a: a[0], (own, tasks))
+        fn = jax.jit(fn, inline=True)  # the same program, but JAX keeps the trace
         closed = closed_over(fn, constants, common, *first)
 
         def one(constants: PyTree, common: PyTree, own: PyTree, task: PyTree) -> PyTree:
