@@ -898,6 +898,19 @@ MUTANTS = [
     Mutant("round/timing.py", "total - whole)", "total)", CLOCK),
     Mutant("round/timing.py", "dropped | over", "dropped", CLOCK),
     Mutant("round/timing.py", "luck[:, 1] * end", "end", CLOCK),
+    Mutant(
+        "round/timing.py",
+        "client = jnp.where(arrived, placed.slots.client, data.clients)",
+        "client = placed.slots.client",
+        CLOCK,
+    ),
+    Mutant(
+        "privacy/_clipped.py",
+        "len(weights) / clients_per_round",
+        "len(weights) / jnp.sum(weights > 0)",
+        CLOCK,
+    ),
+    Mutant("engine/needs.py", "min(first, collected(parts))", "collected(parts)", CLOCK),
     # sweeps and studies
     Mutant(
         "engine/chunks.py",
