@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ os.environ.setdefault(
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Where in Python each operation was made is noted for messages and profiles that no test reads.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 jax.devices()  # from here on no command under test can change their number
 
 import chex  # noqa: E402
@@ -44,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "algorithms" in item.path.parts and item.path.stem != "_fedavg":
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live to the end: the collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1001,6 +1001,19 @@ MUTANTS = [
         ARRIVALS,
     ),
     Mutant("engine/draws.py", "free_below <= given", "free_below < given", ARRIVALS),
+    Mutant(
+        "round/timing.py",
+        "client = jnp.where(arrived, placed.slots.client, data.clients)",
+        "client = placed.slots.client",
+        CLOCK,
+    ),
+    Mutant(
+        "privacy/_clipped.py",
+        "len(weights) / clients_per_round",
+        "len(weights) / jnp.sum(weights > 0)",
+        CLOCK,
+    ),
+    Mutant("engine/needs.py", "min(first, collected(parts))", "collected(parts)", CLOCK),
     # sweeps and studies
     Mutant(
         "engine/chunks.py",

@@ -299,28 +299,71 @@ def given_cohorts(cohorts: Any) -> fs.base.Selection:
     )
 
 
-def arrivals(name: str, **settings: Any) -> tuple[fs.Result, np.ndarray]:
-    """A run whose redistribution is left out, and the clients whose visits counted, by slot."""
-    part: dict[str, Any] = {"redistribution": fs.redistribution.keep} if name == "radfed" else {}
-    result = run(method(name, clock=clock.simulated(**settings), **part), seeds=(0,))
-    step = drawn(settings["compute"], Device.COMPUTE)
-    clients, late = result.metrics.client[0], settings["deadline"]
-    return result, np.array(
-        [[k if STEPS[k] * step[k] <= late else N for k in row] for row in clients]
-    )
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "the mean": ("fedavg", {}),
+    "a chain": ("radfed", {"redistribution": fs.redistribution.keep}),
+    # Attackers that work together look at those who come, and at nobody else.
+    "attacks": (
+        "fedavg",
+        {
+            "sending": (
+                fs.attacks.alie(np.arange(N) < 5, z=2.0),
+                fs.attacks.sign_flip(np.arange(N) == 6),
+            )
+        },
+    ),
+    "Krum": ("fedavg", {"aggregator": fs.aggregators.krum(0.2)}),
+}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "radfed"])
-def test_a_late_client_is_as_one_that_was_not_chosen(name: str) -> None:
-    late, taken = arrivals(name, compute=clock.tiers(1, 2, 10), deadline=17.0)
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_late_client_is_as_one_that_was_not_chosen(case: str) -> None:
+    name, parts = BESIDE[case]
+    law = clock.tiers(1, 2, 10)
+    late = run(method(name, 5, clock=clock.simulated(law, deadline=17.0), **parts), seeds=(0,))
+    slow = np.array(STEPS) * drawn(law, Device.COMPUTE) > 17
+    clients = late.metrics.client[0]
+    taken = np.where(slow[clients], N, clients)
     assert 0 < (taken == N).sum() < taken.size
-    part: dict[str, Any] = {"redistribution": fs.redistribution.keep} if name == "radfed" else {}
-    other = run(method(name, selection=given_cohorts(taken), **part), seeds=(0,))
+    other = run(method(name, 5, selection=given_cohorts(taken), **parts), seeds=(0,))
     assert_trees(late.variables, other.variables, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(late.metrics.loss, other.metrics.loss, rtol=1e-5)
     # It has sent what nobody takes.
-    assert late.metrics.uploads.tolist() == [[4, 4, 4, 4]]
-    assert late.metrics.downloads.tolist() == [[4, 4, 4, 4]]
+    assert late.metrics.uploads.tolist() == [[5, 5, 5, 5]]
+    assert late.metrics.downloads.tolist() == [[5, 5, 5, 5]]
+
+
+def first_step(algorithm: fs.Algorithm) -> tuple[Any, Any]:
+    """How far the first round moves the server, and what it reports."""
+    start = net().init(jax.random.key(0))
+    data = jax.device_put(federation().data)
+    state = algorithm.init(jax.random.key(1), start, data)
+    after, metrics = jax.jit(algorithm.step)(jax.random.key(2), state, data)
+    return fs.tree.subtract(after.server, start), metrics
+
+
+def test_privacy_does_not_tell_who_came() -> None:
+    """A sum over those who did, divided by m; of nobody the noise alone."""
+
+    def private(deadline: float, noise: float, clip: float) -> fs.Algorithm:
+        made = fs.algorithms.dp_fedavg(
+            local(), clients_per_round=6, clip=clip, noise_multiplier=noise, sampling="fixed",
+            execution=fs.make_execution(devices=1),
+        )  # fmt: skip
+        return made.replace(clock=clock.simulated(clock.tiers(1, 2, 10), deadline=deadline))
+
+    found, metrics = first_step(private(17.0, 0.0, 1e6))
+    slow = np.array(STEPS) * drawn(clock.tiers(1, 2, 10), Device.COMPUTE) > 17
+    taken = np.where(slow[metrics.client], N, metrics.client)
+    came = int((taken < N).sum())
+    assert 1 < came < 6
+    mean = method("fedavg", 6, selection=given_cohorts([taken]), weighting=fs.weighting.equal)
+    expected = fs.tree.scale(came / 6, first_step(mean)[0])
+    assert_trees(found, expected, rtol=1e-5, atol=1e-6)
+    noise, metrics = first_step(private(0.5, 2.0, 3.0))
+    assert int(metrics.time.late) == 6
+    values = np.concatenate([np.ravel(a) for a in jax.tree.leaves(noise.params)])
+    assert 0.6 < np.std(values) / (2.0 * 3.0 / 6) < 1.4
 
 
 def test_a_lost_client_keeps_what_it_had() -> None:
@@ -645,6 +688,18 @@ BAD: dict[str, tuple[Any, str]] = {
     "first of too few": (
         lambda: method("fedavg", clock=clock.simulated(1, first=5)),
         r"clock simulated\(1, first=5\) needs at least 5 clients to wait for, schedule is every",
+    ),
+    "first of too few for Krum": (
+        lambda: method("fedavg", 5, aggregator=fs.aggregators.krum(0.2),
+                       clock=clock.simulated(1, first=4)),
+        r"aggregator krum\(\) needs a server that waits for more clients, for "
+        r"byzantine=0.2 of them, clock is synchronous\(1, first=4\): use first=5, say",
+    ),
+    "first of too few for mixtures": (
+        lambda: method("fedavg", 20, aggregator=fs.aggregators.krum(0.2),
+                       preaggregation=(fs.preaggregation.bucketing(),),
+                       clock=clock.simulated(1, first=8)),
+        r"needs 5 rows, say, for byzantine=0.2 of them, preaggregation is \(bucketing\(\),\)",
     ),
     "an update that cannot stop": (
         lambda: method("fedavg", local=local().replace(stops=False),

@@ -22,7 +22,7 @@ from fedjax_sim.cli.methods import parameters
 from fedjax_sim.data import eval_set
 from fedjax_sim.models import layers
 from fedjax_sim.run import Point, Sweep
-from fedjax_sim.run.points import traces
+from fedjax_sim.run.points import Points, groups, traces
 
 Make = Callable[..., fs.Algorithm]
 MODEL = fs.models.logistic((6,), 3)
@@ -158,11 +158,12 @@ def test_runs_have_their_own_clients_and_sets() -> None:
     assert [dict(point.settings) for point in swept.points] == [
         {"mu": mu, "lr": lr} for mu in (0.01, 1.0) for lr in (0.05, 0.2)
     ]
-    results = [alone(make, point, data, test, validation=held) for point in swept.points]
-    for point, result in zip(swept.points, results, strict=True):
-        assert_equal(point, result)
+    inner = {i: alone(make, swept.points[i], data, test, validation=held) for i in (1, 2)}
+    for i, result in inner.items():
+        assert_equal(swept.points[i], result)
 
     # The best point by the validation set, each run at its best round.
+    results = [point.result for point in swept.points]
     scores = [np.mean(np.max(validated(result), axis=0)) for result in results]
     assert swept.best() is swept.points[int(np.argmax(scores))]
     losses = [
@@ -173,12 +174,12 @@ def test_runs_have_their_own_clients_and_sets() -> None:
 
     rows = swept.table()
     assert len(rows) == 4 * 2 * 2
-    assert [rows[2][key] for key in ("mu", "lr", "seed", "round")] == [0.01, 0.05, 4, 4]
-    last = results[0].evaluations[-1]
-    assert rows[2]["accuracy"] == pytest.approx(last.test.reported.accuracy[0], abs=1e-6)
+    assert [rows[6][key] for key in ("mu", "lr", "seed", "round")] == [0.01, 0.2, 4, 4]
+    last = inner[1].evaluations[-1]
+    assert rows[6]["accuracy"] == pytest.approx(last.test.reported.accuracy[0], abs=1e-6)
     wanted = known(last.validation).reported.accuracy[0]
-    assert rows[2]["validation_accuracy"] == pytest.approx(wanted, abs=1e-6)
-    assert rows[2]["bytes_up"] == last.bytes_up[0]
+    assert rows[6]["validation_accuracy"] == pytest.approx(wanted, abs=1e-6)
+    assert rows[6]["bytes_up"] == last.bytes_up[0]
 
 
 def validated(result: fs.Result) -> np.ndarray:
@@ -210,6 +211,29 @@ def test_numbers_that_parts_branch_by_are_run_in_turn(federation: Federation) ->
         assert_equal(point, alone(make, point, data, test))
     one, two = (swept.points[i].result.evaluations[-1].bytes_up[0] for i in (0, 2))
     assert one < two
+
+
+def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> None:
+    """A round is the same to trace, but bytes are counted on the host, once for a group."""
+
+    def make(share: float) -> fs.Algorithm:
+        def send(key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
+            return fs.base.Sent(fs.tree.scale(share, update), message, kept)
+
+        part = fs.base.Sending(
+            init=lambda variables, data: (), send=send, bytes=lambda variables: int(40 * share)
+        )
+        return fs.compose(
+            sgd(0.1),
+            selection=fs.selection.uniform(),
+            schedule=fs.schedule.every_round(3),
+            sending=(part,),
+            execution=fs.make_execution(1),
+        )
+
+    settings = [{"share": share} for share in (0.5, 1.0, 0.501)]
+    points = Points(make, settings, [make(**point) for point in settings])
+    assert groups(points, MODEL, federation.data) == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize("chunk", [0, 1])

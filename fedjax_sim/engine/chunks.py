@@ -54,14 +54,22 @@ def run_in_chunks(
     """
     count = len(entry)
     size = min(chunk or count, count)
-    batch = fn if size == 1 else jax.vmap(fn)
+    # A round trains in ``fn``: what takes longest to trace is traced once.
+    one = tree.take(tasks, jnp.int32(0))
+    opened, closed = jax.closure_convert(fn, one)
+
+    def traced(task: PyTree) -> tuple[PyTree, Addend]:
+        given: tuple[PyTree, Addend] = opened(task, *closed)
+        return given
+
+    batch = traced if size == 1 else jax.vmap(traced)
 
     def step(sums: PyTree, work: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         tasks, entry = work
         out, addend = batch(tasks)
         return plus(sums, entry, addend), out
 
-    shapes = jax.eval_shape(fn, tree.take(tasks, jnp.int32(0)))[1].values
+    shapes = jax.eval_shape(traced, one)[1].values
     sums = jax.tree.map(lambda a: jnp.zeros((entries, *a.shape), tree.wide(a.dtype)), shapes)
     work = (tasks, entry)
     if size == 1:

@@ -35,7 +35,13 @@ class Work(NamedTuple):
 
 
 def pooled(
-    fn: TaskFn | InSteps, constants: PyTree, common: PyTree, own: PyTree, tasks: PyTree
+    fn: TaskFn | InSteps,
+    constants: PyTree,
+    common: PyTree,
+    own: PyTree,
+    tasks: PyTree,
+    *,
+    lanes: bool,
 ) -> tuple[TaskFn | InSteps, PyTree]:
     """``fn`` as a function of an entry of a pool, in place of ``common``; and that pool, of one.
 
@@ -43,7 +49,10 @@ def pooled(
     one more value that an index of the vmap has of its own.
     """
     example = constants, common, *jax.tree.map(lambda a: a[0], (own, tasks))
-    called, closed = fn.opened(*example) if isinstance(fn, InSteps) else opened(fn, *example)
+    if isinstance(fn, InSteps):
+        called, closed = fn.opened(*example, lanes=lanes)
+    else:
+        called, closed = opened(fn, *example)
 
     def of_entry(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def of(constants: PyTree, entry: PyTree, *rest: PyTree) -> PyTree:

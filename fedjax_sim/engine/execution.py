@@ -144,7 +144,7 @@ class Execution:
         count = len(jax.tree.leaves(tasks)[0])
         none = jnp.zeros(count, jnp.int32)
         work = Work(none, own, tasks, none if cost is None else cost)
-        one, pool = pooled(fn, constants, common, own, tasks)
+        one, pool = pooled(fn, constants, common, own, tasks, lanes=bool(self.lanes))
         spread = functools.partial(self._spread, one, summed)
         # Reverse mode has no rule for a custom vmap.
         run = spread if self.differentiable else flattened(spread)

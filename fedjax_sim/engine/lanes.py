@@ -41,8 +41,16 @@ class InSteps(NamedTuple):
     whole: Callable[..., PyTree]
     steps: Callable[[PyTree], Array]
 
-    def opened(self, *example: PyTree) -> tuple[InSteps, dict[str, list[Array]]]:
-        """The same as functions of what they close over, too: see ``vmapped.opened``."""
+    def opened(self, *example: PyTree, lanes: bool) -> tuple[InSteps, dict[str, list[Array]]]:
+        """The same as functions of what they close over, too: see ``vmapped.opened``.
+
+        Without ``lanes`` only ``whole`` is, which is all that is called then: to trace a client's
+        training is most of what a start takes.
+        """
+        if not lanes:
+            fn, values = opened(self.whole, *example)
+            whole = functools.partial(_with_own, fn, "whole")
+            return self._replace(whole=whole), {"whole": values}
         due = jnp.ones((), bool)
         state = jax.eval_shape(self.begin, *example, due)
         rest: dict[str, tuple[Any, ...]] = {

@@ -264,9 +264,15 @@ def collected(parts: Any) -> int:
     return min(parts.schedule.group_sizes)
 
 
+def awaited(parts: Any) -> int:
+    """The most models of those :func:`collected` that the server waits for."""
+    first = None if parts.clock is None else parts.clock.first
+    return collected(parts) if first is None else min(first, collected(parts))
+
+
 def meeting(parts: Any) -> int:
-    """The fewest rows that the aggregator may meet: slots collected together, or mixtures."""
-    rows = collected(parts)
+    """The rows that the aggregator meets if no client is lost: models awaited, or mixtures."""
+    rows = awaited(parts)
     for part in parts.preaggregation:
         rows = rows if part.mixes is None else part.mixes(rows)
     return rows

@@ -33,6 +33,7 @@ def opened(fn: Callable[..., PyTree], *example: Any) -> tuple[Callable[..., PyTr
     >>> float(jax.jit(doubled)(3.0))
     6.0
     """
+    fn = jax.jit(fn, inline=True)  # the same program, but JAX keeps the trace
     closed = closed_over(fn, *example)
 
     def called(values: list[Array], *args: Any) -> PyTree:

@@ -268,6 +268,7 @@ class Experiment:
         self, run: Run, data: ClientData, sets: Sets, todo: Array
     ) -> tuple[Run, Metrics, Scored]:
         step = self._map(_at_round(Algorithm.step), self._of_run, (self._axes.state, 0))
+        step = jax.jit(step, inline=True)  # traced once, for its shapes and in the loop
         shape = jax.eval_shape(step, run.keys, run.state, data)[1]
         rows = jax.tree.map(
             lambda s: jnp.zeros((self.runs, self._every, *s.shape[1:]), s.dtype), shape

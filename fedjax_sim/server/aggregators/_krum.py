@@ -30,6 +30,10 @@ def krum(byzantine: float | Array = 0.2) -> Aggregator:
     once, however large its weight. Rows of equal score are averaged, so that their order cannot
     decide.
 
+    The proof is about the rows that come. If clients sleep, are lost or miss a deadline, n is the
+    rest and f a share of that: of few rows f is 0, and Krum withstands nobody. ``compose`` cannot
+    know how many come; a cohort well above 2f + 3 leaves some to lose.
+
     Args:
         byzantine: f/n, the share of the present rows that may be malicious; the proof asks for
             n > 2f + 2.
@@ -39,7 +43,7 @@ def krum(byzantine: float | Array = 0.2) -> Aggregator:
 
     Raises:
         ValueError: if byzantine is not in [0, 0.5); by ``compose``, if fewer than 2f + 3 models
-            meet, or byzantine of them is no model.
+            meet (or are waited for), or byzantine of them is no model.
 
     Source: Blanchard et al. 2017
     <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, section

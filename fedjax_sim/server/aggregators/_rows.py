@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.base import Aggregator, Array, Need, PyTree, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import collected, meeting
+from fedjax_sim.engine.needs import awaited, collected, meeting
 
 
 def in_floats(reduce: Aggregator) -> Aggregator:
@@ -38,6 +38,8 @@ def needing(aggregate: Aggregator, *needs: Need) -> Aggregator:
 def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple[Need, ...]:
     """What a rule that withstands a ``share`` of the models needs: enough of them.
 
+    Clients that sleep, are lost or come late are not foreseen.
+
     Args:
         name: of the share.
         share: in [0, 0.5); 0 asks for nothing, and of a traced one nothing is known.
@@ -58,13 +60,19 @@ def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple
         lambda parts: suffice(collected(parts)),
         f"schedule=every_round({least}), say",
     )
+    all_awaited = Need(
+        "clock",
+        f"a server that waits for more clients, for {name}={share} of them",
+        lambda parts: suffice(awaited(parts)),
+        f"first={least}, say",
+    )
     unmixed = Need(
         "preaggregation",
         f"{least} rows, say, for {name}={share} of them",
         lambda parts: suffice(meeting(parts)),
         "a larger cohort, or smaller buckets",
     )
-    return (larger, unmixed)
+    return (larger, all_awaited, unmixed)
 
 
 def measured(model: PyTree) -> PyTree:
