@@ -100,7 +100,8 @@ def replay(
     idle, now, out = set(range(places)), 0.0, []
     luck, first = chance
     for t in range(ROUNDS):
-        start, turn, found = now, 0, []
+        start, turn = now, 0
+        found: list[tuple[int, int]] = []
         seen = {"sent": 0, "asleep": 0, "lost": 0, "computing": 0.0, "waiting": 0.0}
         while True:
             turn += 1

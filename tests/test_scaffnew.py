@@ -36,7 +36,7 @@ def lengths(rounds: int) -> list[int]:
     """The steps from one average to the next, by the coins that the package tosses."""
     key = jax.random.fold_in(jax.random.key(0), 1)
     keys = [jax.random.fold_in(jax.random.fold_in(key, t), Round.COIN) for t in range(rounds)]
-    return [int(fs.local.geometric(COIN).draw(key)) for key in keys]
+    return [int(fs.local.geometric(COIN).draw(key, ())) for key in keys]
 
 
 def steps_of_the_paper(oracle: Oracle, coins: list[int]) -> list[Layers]:
@@ -137,7 +137,8 @@ def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Mod
 def test_coins_are_geometric(p: float) -> None:
     part = fs.local.geometric(p)
     count = 20_000
-    drawn = np.asarray(jax.vmap(part.draw)(jax.random.split(jax.random.key(5), count)))
+    keys = jax.random.split(jax.random.key(5), count)
+    drawn = np.asarray(jax.vmap(lambda key: part.draw(key, ()))(keys))
     for t in range(1, 6):
         share = p * (1 - p) ** (t - 1)
         assert abs((drawn == t).mean() - share) < 4 * np.sqrt(share * (1 - share) / count)

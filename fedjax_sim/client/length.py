@@ -35,7 +35,9 @@ def geometric(p: float) -> DrawnSteps:
     Source: Mishchenko et al. 2022 <https://arxiv.org/abs/2202.09357>, Algorithm 2.
 
     Example:
-        >>> steps = jax.vmap(geometric(0.2).draw)(jax.random.split(jax.random.key(0), 2000))
+        >>> steps = jax.vmap(lambda key: geometric(0.2).draw(key, ()))(
+        ...     jax.random.split(jax.random.key(0), 2000)
+        ... )
         >>> int(steps.min()), round(float(steps.mean()))
         (1, 5)
     """
@@ -44,7 +46,7 @@ def geometric(p: float) -> DrawnSteps:
     rate = math.log1p(-p) if p < 1 else -math.inf
     most = 1 + math.floor(-_BITS * math.log(2) / rate)
 
-    def draw(key: Array, shared: PyTree = ()) -> Array:
+    def draw(key: Array, shared: PyTree) -> Array:
         del shared
         tails = jnp.log1p(-jax.random.uniform(key, dtype=jnp.float32)) / rate
         return jnp.minimum(1 + jnp.floor(tails).astype(jnp.int32), most)

@@ -49,6 +49,8 @@ def pooled(
     one more value that an index of the vmap has of its own.
     """
     example = constants, common, *jax.tree.map(lambda a: a[0], (own, tasks))
+    called: TaskFn | InSteps
+    closed: PyTree
     if isinstance(fn, InSteps):
         called, closed = fn.opened(*example, lanes=lanes)
     else:
