@@ -444,8 +444,8 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no clock": (
         lambda: composed(fs.schedule.buffered(2, at_work=4)),
-        r"schedule buffered\(2, at_work=4\) needs a clock, which says when clients come back, "
-        r"clock is None: use clock=",
+        r"schedule buffered\(2, at_work=4\) needs devices whose seconds are known, clock is None: "
+        r"use clock=simulated\(...\), or --clock",
     ),
     "a deadline": (
         lambda: fedbuff(local(), clients_per_round=4, clock=clock.simulated(1, deadline=3)),

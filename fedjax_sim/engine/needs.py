@@ -168,12 +168,6 @@ STALENESS = Need(
     lambda parts: parts.broadcast.tags == "staleness" or parts.schedule.at_work is not None,
     "broadcast=stale(most), or schedule=buffered(...) on a clock",
 )
-A_CLOCK = Need(
-    "clock",
-    "a clock, which says when clients come back",
-    lambda parts: parts.clock is not None,
-    "clock=fs.clock.simulated(...)",
-)
 NO_ROUND_TIMED = Need(
     "clock",
     "one whose server waits for each client by itself, on a link of its own",

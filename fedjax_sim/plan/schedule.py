@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_sim.base import Array, Schedule, part
 from fedjax_sim.engine.needs import (
-    A_CLOCK,
+    CLOCK,
     IN_FRAGMENTS,
     KNOWN_STEPS,
     NO_PREAGGREGATION,
@@ -225,7 +225,7 @@ def periodic(seconds: float, *, at_work: int) -> Schedule:
 
 
 def _timed(schedule: Schedule, at_work: int) -> Schedule:
-    needs = A_CLOCK, NO_ROUND_TIMED, ONE_BY_ONE, KNOWN_STEPS, ONE_MODEL, NOTHING_SHARED
+    needs = CLOCK, NO_ROUND_TIMED, ONE_BY_ONE, KNOWN_STEPS, ONE_MODEL, NOTHING_SHARED
     return schedule._replace(at_work=at_work, needs=needs)
 
 
