@@ -158,6 +158,16 @@ def replay(
     return out
 
 
+class Seen(NamedTuple):
+    """Of a round, see :class:`arrivals.Back`."""
+
+    client: Any
+    age: Any
+    sent: Any
+    now: Any
+    elapsed: Any
+
+
 def played(
     worlds: World, places: int, size: int, period: float | None, failures: float
 ) -> tuple[Any, Any]:
@@ -188,7 +198,7 @@ def played(
             back = arrivals.come_back(parts, key, state, data, sizes)
             assert back is not None
             state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
-            return state, (back.client, back.age, back.sent, back.now, back.elapsed)
+            return state, Seen(back.client, back.age, back.sent, back.now, back.elapsed)
 
         return jax.lax.scan(one, state, jnp.arange(ROUNDS))[1]
 

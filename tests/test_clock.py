@@ -693,7 +693,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: method("fedavg", 5, aggregator=fs.aggregators.krum(0.2),
                        clock=clock.simulated(1, first=4)),
         r"aggregator krum\(\) needs a server that waits for more clients, for "
-        r"byzantine=0.2 of them, clock is synchronous\(1, first=4\): use first=5, say",
+        r"byzantine=0.2 of them, clock is simulated\(1, first=4\): use first=5, say",
     ),
     "first of too few for mixtures": (
         lambda: method("fedavg", 20, aggregator=fs.aggregators.krum(0.2),

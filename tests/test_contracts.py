@@ -31,6 +31,7 @@ from conftest import (
     context_of,
     known,
     make_federation,
+    needs_a_clock,
     play,
 )
 
@@ -1011,7 +1012,7 @@ def test_clock(make: Make, run: Any, crowd: ClientData, start: Variables) -> Non
     after, metrics = run(algorithm.step)(KEY, before, crowd)
     same_form(after, before)
     chex.assert_shape(jax.tree.leaves(metrics.time), ())
-    chex.assert_type(list(metrics.time), [float] * 3 + [int] * 4)
+    chex.assert_type(list(metrics.time), [float] * 4 + [int] * 4)
     assert int(after.clock.seconds) == int(metrics.time.seconds)
 
 
@@ -1135,7 +1136,7 @@ def test_drawn_steps(make: Make, run: Any) -> None:
     part = make()
     draw = run(part.draw)
     for seed in range(20):
-        steps = draw(jax.random.key(seed))
+        steps = draw(jax.random.key(seed), ())
         chex.assert_shape(steps, ())
         chex.assert_type(steps, jnp.int32)
         assert 1 <= int(steps) <= part.most
@@ -1481,6 +1482,8 @@ def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
     """A method with what the command would fill in."""
     method = ALGORITHMS[name]
     filled = {"model": net(), "objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
+    if needs_a_clock(method):
+        filled["clock"] = fs.clock.simulated(0.5, deadline=60.0)
     given = {key: value for key, value in filled.items() if key in keywords(method)}
     given |= {"clients_per_round": COHORT} | OPTIONS.get(name, {}) | options
     return method(local, **given)
@@ -1934,6 +1937,8 @@ STREAMS = {
         "SERVER": 4,
         "PERSONAL": 5,
         "DIAGNOSTIC": 6,
+        "DISPATCH": 2**30 - 6,
+        "POLL": 2**30 - 5,
         "AWAKE": 2**30 - 4,
         "LOST": 2**30 - 3,
         "FINISH": 2**30 - 2,
@@ -1941,6 +1946,7 @@ STREAMS = {
         "DEAL": 2**30,
         "SENDING": 2**30 + 1,
     },
+    "Dispatch": {"CLIENT": 0, "AWAKE": 1, "LOST": 2},
     "Client": {
         "EPOCH": 0,
         "TURN": 2**30,

@@ -71,6 +71,7 @@ from fedjax_sim.base.plan import (
     Selection,
     SelectionDraw,
     SelectionInit,
+    SelectionNext,
     SelectionTimed,
     SelectionUpdate,
 )
@@ -210,6 +211,7 @@ __all__ = [
     "Selection",
     "SelectionDraw",
     "SelectionInit",
+    "SelectionNext",
     "SelectionTimed",
     "SelectionUpdate",
     "Send",

@@ -41,20 +41,12 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import (
-    collecting,
-    finishing,
-    measuring,
-    placement,
-    polling,
-    timing,
-    traffic,
-    training,
-)
+from fedjax_sim.round import collecting, finishing, measuring, placement, polling, timing, training
 from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
 from fedjax_sim.round.start import initial_state
+from fedjax_sim.round.traffic import setup_traffic, sizes
 from fedjax_sim.server import broadcast as broadcasts
 from fedjax_sim.server import refresh as refreshes
 from fedjax_sim.server import update as servers
@@ -349,8 +341,8 @@ class Algorithm:
 
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
         """The sizes of what travels in a round; takes shapes and gives Python integers."""
-        return traffic.sizes(self.parts, variables, data)
+        return sizes(self.parts, variables, data)
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         """What travels once, before the first round; ``data.start`` must be that of one run."""
-        return traffic.setup_traffic(self.parts, variables, data)
+        return setup_traffic(self.parts, variables, data)

@@ -201,6 +201,7 @@ def taken(
 def later(now: PyTree, elapsed: Elapsed | None) -> PyTree:
     """The simulated time after a round.
 
+    >>> from fedjax_sim.base import Now
     >>> now = Now(jnp.int32(2), jnp.float32(0.75))
     >>> [a.item() for a in later(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
     [4, 0.25]

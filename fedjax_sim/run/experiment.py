@@ -121,8 +121,7 @@ class Experiment:
         def of_point(point: Array, *args: Any) -> Any:
             return fn(at(point).on(self.algorithm.parts.execution), *args)
 
-        mapped = self._axes.map(of_point, (0, *in_axes), out_axes)
-        return functools.partial(mapped, point)
+        return functools.partial(self._axes.map(of_point, (0, *in_axes), out_axes), point)
 
     @functools.cached_property
     def _inputs(self) -> tuple[ClientData, Sets]:
