@@ -80,7 +80,8 @@ def within_deadline(candidates: int) -> Selection:
     after another, here they do as the clock says.
 
     Args:
-        candidates: |A|, drawn uniformly; at least the slots, all clients if there are fewer.
+        candidates: the size of A, which is drawn uniformly; at least the slots, all clients if
+            there are fewer.
 
     Returns:
         A selection for a clock with a deadline, and models that do not outlive a round; its state
