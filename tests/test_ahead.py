@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation
+from conftest import Federation, needs_a_clock
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -43,6 +43,7 @@ def programs_of(
     function = ALGORITHMS[name]
     common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
     common |= {"norms": "*bias"}  # the network has none
+    common |= {"clock": fs.clock.simulated(1.0, deadline=60.0)} if needs_a_clock(function) else {}
     common |= {"clients_per_round": len(federation.sizes) if name == "scaffnew" else 4}
     algorithm = function(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),

@@ -142,7 +142,9 @@ SIGNATURES: dict[str, Signature] = {
         "(gradient: Array) -> Array",
     ),
     "StepsDraw": Signature(
-        "DrawnSteps(draw=f, most=9)", "(key: Array) -> Array", "(key: Array, t: int) -> Array"
+        "DrawnSteps(draw=f, most=9)",
+        "(key: Array, shared: Array) -> Array",
+        "(key: Array) -> Array",
     ),
     "SetupTrafficOf": Signature(
         "dataclasses.replace(local, setup_traffic=f)",

@@ -68,7 +68,7 @@ def adaptive_steps(
         >>> algorithm = fs.algorithms.adaptive_steps(
         ...     local, clients_per_round=10, lr=0.1, objective=problem.objective
         ... )
-        >>> problem.accuracy(algorithm, rounds=5) > 0.8
+        >>> problem.accuracy(algorithm, rounds=15) > 0.8
         True
     """
     return compose(
