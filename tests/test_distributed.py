@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+from conftest import assert_trees
 from several import trained
 
 from fedjax_sim import bench
@@ -157,7 +158,7 @@ def test_weights_states_and_scores_are_those_of_one_process(
             assert len(theirs) == len(leaves) > 10
             for a, b in zip(theirs, leaves, strict=True):
                 if method == "dp_fedavg":  # its clipped sums end in other bits
-                    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+                    assert_trees(a, b, rtol=1e-5, atol=1e-6)
                 else:
                     np.testing.assert_array_equal(a, b, strict=True)
 
