@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import bench
+from fedjax_sim.cli import timing
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
@@ -33,6 +34,12 @@ BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--seeds",
         ("--clock tiers(1) --bandwidth own(0,1)", "--bandwidth: own(up, down): up must be positiv"),
         ("--clock tiers(1) --availability bernoulli(2)", "--availability: bernoulli(p): p must be"),
         ("--clock tiers(1) --deadline 0", "--deadline: must be a number above 0"),
+        ("--first 3", "--first is for --clock"),
+        ("--clock tiers(1) --first 0", "--first: must be a whole number at least 1"),
+        (
+            "--clock tiers(1) --first 9",
+            "fedavg: --clock tiers(1): clock simulated(tiers(1.0), first=9) needs at least 9",
+        ),
         ("--clock tiers(1) --failures 1", "--failures: must be a number at least 0 and below 1"),
         (
             "--algo gossip --clock tiers(1)",
@@ -48,6 +55,13 @@ def test_the_command_refuses(given: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}") as caught:
         build(parse([*BASE, "--algo", "fedavg", *given.split()]))
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_rules_of_a_round_are_those_of_the_flags() -> None:
+    given = ["--clock", "tiers(1, 2)", "--first", "3", "--deadline", "9", "--late", "partial"]
+    made = timing.made(parse([*BASE, *given]).timing)
+    assert made is not None
+    assert (made.first, made.deadline, made.late) == (3, 9, "partial")
 
 
 def test_the_command_tells_the_seconds(

@@ -91,6 +91,7 @@ class Timing(Group):
         failures: the probability that a client is lost in the middle of a visit; None for 0.
         deadline: the seconds of a round at most; None for any number.
         late: what becomes of clients that come later; None for "drop".
+        first: the uploads that a round waits for; None for all.
         watts: of a device that computes; None: energy is not told.
     """
 
@@ -136,6 +137,12 @@ class Timing(Group):
         "send (partial)",
         shown="drop",
     )
+    first: int | None = setting(
+        None,
+        "uploads after which the server closes a round: it drops the others (over-selection)",
+        shown="all",
+        at_least=1,
+    )
     watts: float | None = setting(
         None, "of a device that computes: the summary tells the energy", shown="not told", above=0
     )
@@ -166,7 +173,8 @@ def made(timing: Timing) -> Clock | None:
     def part(forms: Mapping[str, Form], text: str | None) -> Any:
         return None if text is None else _read(forms, text)[2]
 
-    rules = {name: getattr(timing, name) for name in ("failures", "deadline", "late", "watts")}
+    names = ("failures", "deadline", "late", "first", "watts")
+    rules = {name: getattr(timing, name) for name in names}
     rules = {name: value for name, value in rules.items() if value is not None}
     if timing.clock.endswith(ENDINGS):
         return clock.traced(timing.clock, **rules)
