@@ -1547,7 +1547,7 @@ def test_states_of_every_method_have_one_form(name: str) -> None:
     root = np.array([0, 20], np.int32)  # the server's samples may be clients' here
     data = jax.tree.map(jnp.asarray, altered_data(data, root=root))
     forms = []
-    for devices in (1, 3, 4):
+    for devices in (1, 3):  # of which 3 divide neither slots nor clients
         execution = fs.make_execution(devices=devices)
         algorithm = named(name, update(), execution=execution)
         before = jax.eval_shape(lambda a=algorithm: a.init(KEY, net().init(KEY), data))

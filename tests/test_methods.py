@@ -270,7 +270,13 @@ def run(
     seeds: tuple[int, ...],
     devices: int | None = None,
 ) -> fs.Result:
-    (data, test), algorithm = digits, make(name, model, devices)
+    return simulated(make(name, model, devices), model, digits, seeds)
+
+
+def simulated(
+    algorithm: fs.Algorithm, model: fs.Model, digits: Any, seeds: tuple[int, ...]
+) -> fs.Result:
+    data, test = digits
     return fs.simulate(
         algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=seeds, initial=start(model)
     )
@@ -298,36 +304,27 @@ LOOKS = {
 """Methods that see before the draw who is asleep, or who would be late."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*METHODS} - ON_A_CLOCK))
-def test_a_clock_of_equal_devices_changes_nothing(name: str, digits: Any) -> None:
+def a_clock_of_equal_devices_changes_nothing(
+    name: str, digits: Any, model: fs.Model, alone: fs.Result
+) -> None:
     """The same weights to the bit, and seconds that grow; or one line that names both parts."""
-    model, (data, test) = networks()["mlp"], digits
     plain = make(name, model, 1)
     if name in UNTIMED:
         with pytest.raises(ValueError, match=f"clock simulated.*{UNTIMED[name]} is ") as caught:
             plain.replace(clock=fs.clock.simulated(0.5, LINK))
         assert len(str(caught.value).splitlines()) == 1
         return
-    timed = plain.replace(clock=fs.clock.simulated(0.5, LINK))
-    execution = fs.make_execution(devices=1)
-    before, after = (
-        fs.simulate(
-            algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=(3,),
-            initial=start(model), execution=execution,
-        )
-        for algorithm in (plain, timed)
-    )  # fmt: skip
-    assert_trees(before.variables, after.variables)
-    assert_trees(before.metrics, after.metrics._replace(time=None))
-    assert (np.diff(after.seconds[:, 0], prepend=0) > 0).all()
+    timed = simulated(plain.replace(clock=fs.clock.simulated(0.5, LINK)), model, digits, (4,))
+    assert_trees(alone.variables, timed.variables)
+    assert_trees(alone.metrics, timed.metrics._replace(time=None))
+    assert (np.diff(timed.seconds[:, 0], prepend=0) > 0).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*METHODS} - {*UNTIMED}))
 def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
     """Asleep, lost or late: weights and states stay finite."""
-    model, (data, test) = networks()["mlp"], digits
+    model = networks()["mlp"]
     plain = make(name, model, 1)
     some = fs.clock.simulated(
         fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
@@ -336,9 +333,7 @@ def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
         with pytest.raises(ValueError, match="needs models without fragments"):
             plain.replace(clock=some)
         return
-    settings: Any = {"rounds": ROUNDS, "classes": 10, "initial": start(model)}
-    settings["execution"] = fs.make_execution(devices=1)
-    found = fs.simulate(plain.replace(clock=some), model, data, test, seeds=(3, 4), **settings)
+    found = simulated(plain.replace(clock=some), model, digits, (3, 4))
     known: Any = found.state
     kept = known._replace(diagnostics=())
     floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
@@ -367,7 +362,10 @@ def test_method(name: str, digits: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> None:
-    """With BatchNorm, of which the running statistics are averaged and stay numbers."""
+    """With BatchNorm, of which the running statistics are averaged and stay numbers.
+
+    And alone on a clock it is the same: here, as a run alone is most of what a test of it takes.
+    """
     normed = networks()["normed"]
     private = name in ("dp_fedavg", "dp_ftrl")
     if private:  # statistics would tell of samples without noise
@@ -385,6 +383,8 @@ def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> No
     ]
     assert len(variances) == (model is normed)
     assert all((a >= 0).all() for a in variances)
+    if name not in ON_A_CLOCK:
+        a_clock_of_equal_devices_changes_nothing(name, digits, model, alone)
 
 
 def no_risk(params: Any, state: Any, *_: Any) -> Any:
