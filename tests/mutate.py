@@ -52,7 +52,7 @@ CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
-ADAPTIVE = tests("adaptive_steps")
+ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
@@ -795,6 +795,17 @@ MUTANTS = [
     Mutant("client/control.py", "_mean(n, jax.vmap", "_mean(known, jax.vmap", ADAPTIVE),
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
     Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
+    Mutant("plan/reinforcement.py", "jnp.argmax(q_of(theta", "jnp.argmax(q_of(state.target", FAVOR),
+    Mutant("plan/reinforcement.py", "(t - 1 - back)", "(t - back)", FAVOR),
+    Mutant("plan/reinforcement.py", "minimum(t, replay - 1)", "minimum(t, replay)", FAVOR),
+    Mutant("plan/reinforcement.py", "state.server + sketch(update", "sketch(update", FAVOR),
+    Mutant("plan/reinforcement.py", "rewards.at[(t - 1) %", "rewards.at[t %", FAVOR),
+    Mutant(
+        "round/polling.py",
+        "jnp.where(sent, cohort.client, cohort.data.clients)",
+        "cohort.client",
+        FAVOR,
+    ),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")

@@ -303,6 +303,11 @@ SIGNATURES: dict[str, Signature] = {
         "(state: Array, client: Array, info: LocalInfo) -> Array",
         "(state: Array, client: Array, info: Cohort) -> Array",
     ),
+    "SelectionSee": Signature(
+        "selection._replace(see=f)",
+        "(state: Array, client: Array, updates: Variables, moved: Variables) -> Array",
+        "(state: Array, client: Array, updates: Variables) -> Array",
+    ),
     "SelectionTimed": Signature(
         "selection._replace(timed=f)",
         "(key: Array, state: Array, data: ClientData, last: Array, free: Array, visits: Array,"
@@ -677,6 +682,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "awake": fs.selection.awake,
         "tiers": lambda: fs.selection.tiers(2, score),
         "guided": fs.selection.guided,
+        "deep_q": lambda: fs.selection.deep_q(score, lambda w, client: w, size=4, hidden=5),
     },
     "Schedule": {
         "every_round": lambda: fs.schedule.every_round(SLOTS),

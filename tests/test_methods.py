@@ -201,6 +201,11 @@ METHODS: dict[str, Sent] = {
         down=lambda size: (CLIENTS + 2 * CLIENTS + COHORT) * size,
     ),
     "oort": Sent(up=and_a_number),
+    # All train once, and are evaluated in every round.
+    "favor": Sent(
+        up=lambda size: (CLIENTS + ROUNDS * COHORT) * size + ROUNDS * CLIENTS * 4,
+        down=lambda size: (1 + ROUNDS) * CLIENTS * size,
+    ),
     "fedmix": Sent(
         {"mix_samples": 6},
         up=lambda size: MEANS + ROUNDS * COHORT * size,

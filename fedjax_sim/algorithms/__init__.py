@@ -80,6 +80,7 @@ from fedjax_sim.algorithms._power_of_choice import power_of_choice as power_of_c
 from fedjax_sim.algorithms._fedcs import fedcs as fedcs
 from fedjax_sim.algorithms._tifl import tifl as tifl
 from fedjax_sim.algorithms._oort import oort as oort
+from fedjax_sim.algorithms._favor import favor as favor
 from fedjax_sim.algorithms._fedmix import fedmix as fedmix
 from fedjax_sim.algorithms._astraea import astraea as astraea
 # isort: on

@@ -72,6 +72,7 @@ from fedjax_sim.base.plan import (
     SelectionDraw,
     SelectionInit,
     SelectionNext,
+    SelectionSee,
     SelectionTimed,
     SelectionUpdate,
 )
@@ -212,6 +213,7 @@ __all__ = [
     "SelectionDraw",
     "SelectionInit",
     "SelectionNext",
+    "SelectionSee",
     "SelectionTimed",
     "SelectionUpdate",
     "Send",

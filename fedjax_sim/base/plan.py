@@ -71,6 +71,23 @@ class SelectionUpdate(Protocol):
         """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
 
 
+class SelectionSee(Protocol):
+    """What a selection learns of the models of a round."""
+
+    def __call__(
+        self, state: PyTree, client: Array, updates: Variables, moved: Variables, /
+    ) -> PyTree:
+        """Returns the new state.
+
+        Args:
+            state: after :class:`SelectionUpdate`.
+            client: ``int32[P]``, whose updates the server has; N for a row without one, which may
+                hold NaN.
+            updates: ``[P, *p]``, from the server model as it was before the round.
+            moved: ``[*p]``, how far the server model has gone since.
+        """
+
+
 class Outlook(NamedTuple):
     """What a clock foresees of the clients as a round begins.
 
@@ -171,6 +188,8 @@ class Selection(NamedTuple):
         poll: what clients are asked before the draw; None: nothing.
         times: whether ``update`` finds the seconds of each visit in ``info.extra["seconds"]``, as
           the server has measured them. It needs a clock.
+        see: what it learns of the models after the round, which must have come back by then; None:
+          nothing.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -188,6 +207,7 @@ class Selection(NamedTuple):
     timed: SelectionTimed | None = None
     poll: Poll | None = None
     times: bool = False
+    see: SelectionSee | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -38,6 +38,7 @@ NAMESPACES = {
     "seconds": "selection",
     "tiering": "selection",
     "guidance": "selection",
+    "reinforcement": "selection",
     "devices": "clock",
 }
 """Where users find the parts of a module, if it is not the module's own name."""

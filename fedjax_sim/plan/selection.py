@@ -25,6 +25,7 @@ from fedjax_sim.engine.draws import another, distinct
 from fedjax_sim.plan.choice import power_of_choice
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
+from fedjax_sim.plan.reinforcement import deep_q
 from fedjax_sim.plan.seconds import awake, within_deadline
 from fedjax_sim.plan.tiering import tiers
 from fedjax_sim.privacy import cyclic, poisson, shuffled
@@ -32,6 +33,7 @@ from fedjax_sim.privacy import cyclic, poisson, shuffled
 __all__ = [
     "awake",
     "cyclic",
+    "deep_q",
     "everyone",
     "guided",
     "importance",

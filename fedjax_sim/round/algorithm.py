@@ -292,7 +292,9 @@ class Algorithm:
         new = new._replace(
             round=state.round + 1,
             slots=placement.to_slots(parts, placed, draw) if parts.in_flight else None,
-            selection=parts.selection.update(draw.selection, placed.slots.client, told),
+            selection=polling.learnt(
+                parts, draw.selection, cohort, told, sent, (new.server, updates)
+            ),
             client_state=client_state,
             own=own,
             sending=sending,

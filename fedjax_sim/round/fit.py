@@ -124,7 +124,8 @@ def _check_effect(parts: Any) -> None:
         needs.check_one("local", parts.local, needs.AS_IT_IS, parts)
     poll, timed = parts.selection.poll, parts.selection.times
     asked = () if poll is None or poll.ask is None else needs.ASKED
-    for need in (*asked, *((needs.CLOCK,) if timed else ())):
+    seen = () if parts.selection.see is None else (needs.NO_FLIGHT, needs.ONE_MODEL)
+    for need in (*asked, *seen, *((needs.CLOCK,) if timed else ())):
         needs.check_one("selection", parts.selection, need, parts)
     for part in parts.sending:
         # What is withheld in flight would be lost, and so would a variate that others count on.

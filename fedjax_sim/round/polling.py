@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     ClientData,
+    Cohort,
     FedState,
     LocalInfo,
     Metrics,
@@ -176,3 +177,24 @@ def measured(parts: Parts, info: LocalInfo, came: timing.Outcome) -> LocalInfo:
     if not parts.selection.times or came.end is None:
         return info
     return info._replace(extra={**info.extra, "seconds": came.end})
+
+
+def learnt(
+    parts: Parts, known: PyTree, cohort: Cohort, told: LocalInfo, sent: Array, after: PyTree
+) -> PyTree:
+    """The selection's state after a round.
+
+    Args:
+        parts: of the algorithm.
+        known: its state.
+        cohort: the rows.
+        told: their reports ``[P]``.
+        sent: ``bool[P]``, whose update the server has.
+        after: the server model, and the updates ``[P, *p]`` if they are held.
+    """
+    known, see = parts.selection.update(known, cohort.client, told), parts.selection.see
+    if see is None:
+        return known
+    server, updates = after
+    client = jnp.where(sent, cohort.client, cohort.data.clients)
+    return see(known, client, updates, tree.subtract(server, cohort.server))
