@@ -53,6 +53,7 @@ WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
+SCOUT = tests("skewscout")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
@@ -806,6 +807,13 @@ MUTANTS = [
         "cohort.client",
         FAVOR,
     ),
+    Mutant("client/skew.py", "present & (sent.owner != state.owner) &", "present &", SCOUT),
+    Mutant(
+        "client/skew.py", "cost > state.cost, -state.way", "cost < state.cost, -state.way", SCOUT
+    ),
+    Mutant("client/skew.py", "jnp.maximum(0, loss - allowed)", "jnp.maximum(0, loss)", SCOUT),
+    Mutant("client/skew.py", "next_home=sent.home[row]", "next_home=sent.away[row]", SCOUT),
+    Mutant("client/skew.py", "| (there >= levels)", "", SCOUT),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")

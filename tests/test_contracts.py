@@ -1958,6 +1958,7 @@ STREAMS = {
     "Client": {
         "EPOCH": 0,
         "TURN": 2**30,
+        "TICKET": 2**31 - 6,
         "MIXING": 2**31 - 5,
         "INITIAL_LOSS": 2**31 - 4,
         "COMPRESSION": 2**31 - 3,

@@ -111,6 +111,11 @@ METHODS: dict[str, Sent] = {
         up=lambda size: ROUNDS * COHORT * (2 * size + 8),
         down=lambda size: ROUNDS * COHORT * (size + 8),
     ),
+    # A model travels to all of the cohort, with the steps; four numbers come back.
+    "skewscout": Sent(
+        up=lambda size: ROUNDS * COHORT * (size + 16),
+        down=lambda size: ROUNDS * COHORT * (2 * size + 4),
+    ),
     "fednova": Sent(up=and_a_number),  # T_k
     "mfl": Sent(up=times(2), down=times(2)),  # a momentum is as large as a model
     "parallel_sgd": Sent(),

@@ -20,7 +20,7 @@ def favor(
     *,
     clients_per_round: int,
     model: Model,
-    target: float = 0.99,
+    target_accuracy: float = 0.99,
     reward_base: float = 64.0,
     explore: float = 0.5,
     explore_decay: float = 0.95,
@@ -46,7 +46,7 @@ def favor(
         local: the local update.
         clients_per_round: m.
         model: tells the accuracy of the clients' own samples.
-        target: Ω, the accuracy that is aimed at; its reward is 0.
+        target_accuracy: Ω, the accuracy that is aimed at; its reward is 0.
         reward_base: Ξ.
         explore: the chance of a slot to go to a client drawn uniformly, in the first round.
         explore_decay: by which that is multiplied in every round.
@@ -89,7 +89,7 @@ def favor(
         selection=selection.deep_q(
             accuracy(model, local.batch_size),
             first,
-            target=target,
+            target=target_accuracy,
             base=reward_base,
             explore=explore,
             decay=explore_decay,

@@ -26,6 +26,7 @@ from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import with_importance, with_initial_loss, with_utility
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
+from fedjax_sim.client.skew import scouted
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.client.visiting import visiting
 from fedjax_sim.engine.optimizers import check_extra
@@ -39,6 +40,7 @@ __all__ = [
     "in_turn",
     "local_sgd",
     "reflected",
+    "scouted",
     "with_importance",
     "with_initial_loss",
     "with_utility",
