@@ -179,6 +179,30 @@ MUTANTS = [
         tests("server_methods"),
     ),
     Mutant(
+        "plan/redistribution.py",
+        "slots._replace(variables=models, weight=weights)",
+        "slots._replace(variables=models)",
+        tests("push_sum"),
+    ),
+    Mutant(
+        "plan/redistribution.py",
+        "return (sends / sends.sum(axis=0))",
+        "return (sends / sends.sum(axis=1, keepdims=True))",
+        tests("push_sum"),
+    ),
+    Mutant(
+        "round/training.py",
+        "model = tree.add(model, tree.subtract(received, arrived.used))",
+        "model = tree.scale(task.weight, model)",
+        tests("push_sum"),
+    ),
+    Mutant(
+        "round/placement.py",
+        "jnp.where(fresh, 1, w), carry.weight)",
+        "w, carry.weight)",
+        tests("push_sum"),
+    ),
+    Mutant(
         "plan/selection.py",
         "jnp.where(free, n, clients))",
         "jnp.full_like(clients, n))",

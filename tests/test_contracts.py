@@ -1472,6 +1472,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "phase_shift": {"phases": 3},
     "radfed": {"redistribution_rounds": 3, "active_clients": 4},
     "gossip": {},
+    "push_sum": {},
     "scaffold": {},
     "fedasync": {},
     "fedbuff": {"buffer_size": 2},

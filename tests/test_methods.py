@@ -132,6 +132,11 @@ METHODS: dict[str, Sent] = {
         up=lambda size: ((ROUNDS - 1) * 2 + 1) * COHORT * size,
         down=lambda size: (1 + (ROUNDS - 1) * 2) * COHORT * size,
     ),
+    # The same of two that each sends to, with a weight.
+    "push_sum": Sent(
+        up=lambda size: ((ROUNDS - 1) * 2 + 1) * COHORT * (size + 4),
+        down=lambda size: (1 + (ROUNDS - 1) * 2) * COHORT * (size + 4),
+    ),
     "qffl": Sent(up=and_a_number),  # F_k
     "afl": Sent(up=and_a_number),
     "robust": Sent(),
@@ -300,7 +305,12 @@ def start(model: fs.Model) -> fs.Variables:
 
 LINK = fs.clock.bandwidth(1e4, 4e4)
 ON_A_CLOCK = {name for name, method in ALGORITHMS.items() if needs_a_clock(method)}
-UNTIMED = {"gossip": "redistribution", "fedasync": "broadcast", "fedbuff": "broadcast"}
+UNTIMED = {
+    "gossip": "redistribution",
+    "push_sum": "redistribution",
+    "fedasync": "broadcast",
+    "fedbuff": "broadcast",
+}
 """Methods whose rounds are no rounds of a clock, and the part by which; of the last two it is what
 stands for a clock, see tests/test_arrivals.py."""
 

@@ -372,7 +372,9 @@ def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
     }
     needed = {k: 0.5 for k, p in parameters(name).items() if p.default is inspect.Parameter.empty}
     cohort = 4 if name == "scaffnew" else 2
-    small = {"astraea": {"mediator_size": 2}, "tifl": {"tiers": 2}}.get(name, {})
+    small = {"astraea": {"mediator_size": 2}, "tifl": {"tiers": 2}, "push_sum": {"links": 1}}.get(
+        name, {}
+    )
 
     def make(lr: float, **given: Any) -> fs.Algorithm:
         local = fs.local_sgd(objective, optax.sgd(lr, momentum=0.9))

@@ -21,6 +21,7 @@ class Slots(NamedTuple):
         info: ``[S]``, the last client's report.
         tag: ``[S]``, what the broadcast said of the model.
         received: ``[S, *p]``, what they left the server with; () if nothing asks for it.
+        weight: ``f32[S]``, what each is divided by to be used; () if by nothing.
     """
 
     variables: PyTree
@@ -30,6 +31,7 @@ class Slots(NamedTuple):
     info: LocalInfo
     tag: PyTree
     received: PyTree
+    weight: PyTree = ()
 
 
 class AtWork(NamedTuple):

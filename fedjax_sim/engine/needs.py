@@ -33,6 +33,12 @@ FLIGHT = Need(
     lambda parts: parts.schedule.period > 1,
     "schedule=delayed(m, rounds) or staggered(m, phases)",
 )
+SERVERLESS = Need(
+    "schedule",
+    "models that meet no server's",
+    lambda parts: parts.schedule.serverless,
+    "schedule=serverless(m)",
+)
 ALL_DUE = Need(
     "schedule",
     "all slots due together",

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, Redistribution, Slots, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 
 
 class Gather(NamedTuple):
@@ -37,16 +38,16 @@ class Mixing(NamedTuple):
     r"""Every slot takes a mean of models; everything else that is known of a slot stays.
 
     Attributes:
-        matrix: W, ``f32[S, S]`` with rows that sum to 1: slot i goes on with
-          :math:`\sum_j W_{ij} w_j`.
+        matrix: W, ``f32[S, S]``: slot i goes on with :math:`\sum_j W_{ij} w_j`. Its rows sum to
+          1, or its columns if the models have weights, which are mixed as they are.
     """
 
     matrix: Array
 
     def take(self, slots: Slots, order: Array) -> Slots:
         """See :class:`fedjax_sim.base.Moves`."""
-        mixed = slots._replace(variables=tree.mix(self.matrix, slots.variables))
-        moved: Slots = tree.take(mixed, order)
+        models, weights = tree.mix(self.matrix, (slots.variables, slots.weight))
+        moved: Slots = tree.take(slots._replace(variables=models, weight=weights), order)
         return moved
 
     def received(self) -> Array:
@@ -96,20 +97,55 @@ def mix(matrix: ArrayLike) -> Redistribution:
     >>> mix([[0.5, 0.5], [0.25, 0.75]])(jax.random.key(0), 2).matrix.tolist()
     [[0.5, 0.5], [0.25, 0.75]]
     """
-    fixed = np.asarray(matrix, np.float32)
-    if fixed.ndim != 2 or fixed.shape[0] != fixed.shape[1]:
-        raise ValueError(f"matrix must be square, got one of shape {fixed.shape}")
-    sums = fixed.sum(axis=1, dtype=np.float64)
-    if not np.allclose(sums, 1, rtol=0, atol=1e-5):
-        worst = int(np.argmax(~np.isclose(sums, 1, rtol=0, atol=1e-5)))
-        raise ValueError(f"matrix must have rows of sum 1, row {worst} has {sums[worst]:g}")
+    return _fixed(_square(matrix, "row"))
 
-    def draw(key: Array, slots: int) -> Mixing:
-        del key
-        if slots != len(fixed):
-            raise ValueError(f"matrix must mix the {slots} slots, got one of {len(fixed)}")
-        return Mixing(jnp.asarray(fixed))
 
+@part
+def push(matrix: ArrayLike) -> Redistribution:
+    r"""Push-sum: slot j sends the share :math:`W_{ij}` of its model, and of a weight, to slot i.
+
+    .. math:: x_i \leftarrow \sum_j W_{ij} x_j, \qquad \omega_i \leftarrow \sum_j W_{ij} \omega_j,
+              \qquad z_i = x_i / \omega_i
+
+    The clients use :math:`z_i`, and :math:`x_i` moves as far as training moves it. All weights are
+    1 at first. Only the columns of W sum to 1, so that a slot need not know who else sends to
+    whom; the weights undo that some receive more than others. The mixing keeps the sum of the
+    :math:`x_i`, and so the mean of the :math:`z_i` by their weights. If the rows sum to 1 too, all
+    weights stay 1 and it is :func:`mix`.
+
+    Needs a schedule without a server, slots that keep their clients, and equal weighting.
+
+    Args:
+        matrix: W, ``[S, S]``, whose columns sum to 1, such as those of :func:`outgoing`. Nothing in
+          it is negative, its diagonal is positive, and every slot reaches every other.
+
+    Returns:
+        A redistribution; a weight is 4 bytes beside each model that is sent.
+
+    Raises:
+        ValueError: if matrix is not so; in the first round, if it is not of the number of slots.
+
+    Source: He et al. 2019 <https://arxiv.org/abs/1910.04956>, Algorithm 1, with W transposed.
+
+    >>> push([[0.5, 0.0], [0.5, 1.0]])
+    Traceback (most recent call last):
+    ValueError: matrix must let every slot reach every other, slot 1 does not reach slot 0
+    """
+    fixed = _square(matrix, "column")
+    if (fixed < 0).any() or not (fixed.diagonal() > 0).all():
+        raise ValueError("matrix must have a positive diagonal and nothing negative")
+    # A slot that others do not reach would send its weight away until it is 0.
+    reached = fixed > 0
+    for _ in range(len(fixed).bit_length()):
+        reached = reached @ reached
+    if not reached.all():
+        to, start = np.argwhere(~reached)[0].tolist()
+        raise ValueError(
+            f"matrix must let every slot reach every other, slot {start} does not reach slot {to}"
+        )
+    draw = _fixed(fixed)
+    draw.weighted = True  # type: ignore[attr-defined]
+    draw.needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)  # type: ignore[attr-defined]
     return draw
 
 
@@ -176,6 +212,52 @@ def metropolis(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
     return np.asarray(_weights(jnp.asarray(_graph(edges))))
 
 
+def outgoing(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
+    r"""Equal shares for a slot itself and all to which it sends: columns that sum to 1.
+
+    .. math:: W_{ij} = \frac{1}{1 + d_j} \text{ for } i = j \text{ and the } d_j
+              \text{ slots to which } j \text{ sends}
+
+    Args:
+        edges: ``bool[S, S]``, whether slot j (the column) sends to slot i, e.g. :func:`one_sided`.
+
+    Returns:
+        ``f32[S, S]``.
+
+    >>> outgoing(one_sided(3, 1)).tolist()
+    [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    sends = np.asarray(edges, bool) | np.eye(len(edges), dtype=bool)
+    return (sends / sends.sum(axis=0)).astype(np.float32)
+
+
+def one_sided(slots: int, links: int, seed: int = 0) -> NDArray[np.bool_]:
+    """A directed graph: each slot sends to the next one, and to others drawn at random.
+
+    Args:
+        slots: S.
+        links: the slots to which each sends; how many send to it differs.
+        seed: of the draw.
+
+    Returns:
+        ``bool[S, S]``, whether slot j (the column) sends to slot i; every slot reaches every other.
+
+    Raises:
+        ValueError: if links is not in 1 .. S - 1.
+
+    >>> one_sided(3, 2).sum(axis=0).tolist()
+    [2, 2, 2]
+    """
+    if not 1 <= links < slots:
+        raise ValueError(f"links must be in 1..{slots - 1}, the other clients, got {links}")
+    rng = np.random.default_rng(seed)
+    edges = np.zeros((slots, slots), bool)
+    for sender in range(slots):
+        others = (sender + 2 + rng.permutation(slots - 2)[: links - 1]) % slots
+        edges[[(sender + 1) % slots, *others], sender] = True
+    return edges
+
+
 def ring(slots: int) -> NDArray[np.bool_]:
     """The graph that joins every slot with its two neighbours, ``bool[S, S]``.
 
@@ -202,6 +284,29 @@ def _graph(edges: ArrayLike) -> NDArray[np.bool_]:
     if (graph != graph.T).any() or graph.diagonal().any():
         raise ValueError("edges must be symmetric and without loops")
     return graph
+
+
+def _square(matrix: ArrayLike, line: str) -> NDArray[np.float32]:
+    """A matrix of which each ``line``, a row or a column, sums to 1."""
+    fixed = np.asarray(matrix, np.float32)
+    if fixed.ndim != 2 or fixed.shape[0] != fixed.shape[1]:
+        raise ValueError(f"matrix must be square, got one of shape {fixed.shape}")
+    sums = fixed.sum(axis=int(line == "row"), dtype=np.float64)
+    wrong = ~np.isclose(sums, 1, rtol=0, atol=1e-5)
+    if wrong.any():
+        worst = int(np.argmax(wrong))
+        raise ValueError(f"matrix must have {line}s of sum 1, {line} {worst} has {sums[worst]:g}")
+    return fixed
+
+
+def _fixed(matrix: NDArray[np.float32]) -> Redistribution:
+    def draw(key: Array, slots: int) -> Mixing:
+        del key
+        if slots != len(matrix):
+            raise ValueError(f"matrix must mix the {slots} slots, got one of {len(matrix)}")
+        return Mixing(jnp.asarray(matrix))
+
+    return draw
 
 
 def _weights(edges: Array) -> Array:

@@ -133,6 +133,11 @@ class Parts:
         return several or (unknown and bool(self.sending))
 
     @property
+    def weighted(self) -> bool:
+        """Whether a weight travels beside each model (push-sum)."""
+        return getattr(self.redistribution, "weighted", False)
+
+    @property
     def holds_updates(self) -> bool:
         """Whether the updates of a cohort are held together; else they are summed one by one."""
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)

@@ -179,7 +179,8 @@ def _dealt(
         jnp.where(held, a[row], absent) for a, absent in ((clients, none), (samples, 0))
     )
     row, clients, fresh, samples = parts.execution.replicate((row, clients, fresh[row], samples))
-    return Placed(carry._replace(client=clients), row, fresh, samples)
+    weight = jax.tree.map(lambda w: jnp.where(fresh, 1, w), carry.weight)
+    return Placed(carry._replace(client=clients, weight=weight), row, fresh, samples)
 
 
 def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:
@@ -231,4 +232,5 @@ def at_rest(parts: Parts, state: FedState, info: LocalInfo, tag: PyTree) -> Slot
         info=info,
         tag=tag,
         received=copies if parts.remembers else (),
+        weight=jnp.ones(parts.slots, jnp.float32) if parts.weighted else (),
     )

@@ -59,6 +59,7 @@ class _Task(NamedTuple):
     visit: Visits
     fresh: Array
     tag: PyTree
+    weight: PyTree
     share: PyTree
     limit: PyTree
 
@@ -68,7 +69,7 @@ class _Arrived(NamedTuple):
 
     Attributes:
         client: the client.
-        used: what trains there: the model, with the client's own leaves.
+        used: what trains there: the model over its weight, with the client's own leaves.
         received: the model.
         tag: what the broadcast said of it.
         origin: what it left the server with, () if nobody asks for it.
@@ -103,7 +104,8 @@ def _arrived(
         received, tag, origin = tree.select(
             task.fresh, (received, tag, origin), (stays, task.tag, own.left_with)
         )
-    return _Arrived(client, with_own(own.leaves, received), received, tag, origin)
+    used = tree.scale(1 / task.weight, received) if parts.weighted else received
+    return _Arrived(client, with_own(own.leaves, used), received, tag, origin)
 
 
 def _work(
@@ -120,7 +122,7 @@ def _work(
     local_key = stream(key, Round.CLIENTS)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
     visited = visits(data, slots.client, peers=parts.local.peers)
-    tasks = _Task(keys, visited, placed.fresh, slots.tag, share, limit)
+    tasks = _Task(keys, visited, placed.fresh, slots.tag, slots.weight, share, limit)
     rest = state.shared_state, state.round, stream(key, Round.COIN)
     common = _Common(state.server, state.server_samples, state.broadcast, *rest)
     kept = tree.take((state.client_state, state.own), slots.client)
@@ -181,7 +183,10 @@ def train(
     def given(arrived: _Arrived, task: _Task, trained: Trained) -> PyTree:
         received, tag, origin = arrived.received, arrived.tag, arrived.origin
         mine = own_leaves(parts, trained.variables)
-        model = returned(parts, trained.variables, received)
+        model = trained.variables
+        if parts.weighted:  # a model moves as far as what was made of it did
+            model = tree.add(model, tree.subtract(received, arrived.used))
+        model = returned(parts, model, received)
         update = model if parts.in_flight else tree.subtract(model, received)
         asked = (parts.sending and parts.models_travel) or (parts.in_flight and parts.loses)
         start = received if asked else ()
