@@ -179,6 +179,24 @@ MUTANTS = [
         tests("server_methods"),
     ),
     Mutant(
+        "engine/clients.py",
+        "start, size = start + before, jnp.minimum(size - before, each)",
+        "start, size = start, jnp.minimum(size - before, each)",
+        tests("streamed"),
+    ),
+    Mutant(
+        "engine/clients.py",
+        "before = jnp.minimum(round * each, size)",
+        "before = round * each % size",
+        tests("streamed"),
+    ),
+    Mutant(
+        "round/placement.py",
+        "client_sizes(data, clients, state.round)",
+        "client_sizes(data, clients)",
+        tests("streamed"),
+    ),
+    Mutant(
         "plan/redistribution.py",
         "slots._replace(variables=models, weight=weights)",
         "slots._replace(variables=models)",

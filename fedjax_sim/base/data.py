@@ -37,6 +37,8 @@ class ClientData:
           sharing); None: none. They count as traffic.
         differentiable: whether loops over a client's samples have a static length (static): an
           algorithm sets it, as its execution says.
+        samples_per_round: those of a client that come in with a round, in the order of its list
+          (static); None: all are there from the start. See :func:`fedjax_sim.data.streamed`.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -56,6 +58,7 @@ class ClientData:
     relabel: Array | None = None
     sent: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
+    samples_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def clients(self) -> int:

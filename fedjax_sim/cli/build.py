@@ -32,7 +32,7 @@ from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.client.objective import empirical_risk
-from fedjax_sim.data import Dataset
+from fedjax_sim.data import Dataset, streamed
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.targets import devices_of
@@ -130,6 +130,11 @@ def build(config: Config) -> Setup:
     except ValueError as error:
         raise flagged(error, ["clients", "folds", "standardise"]) from error
     data = attacking.poisoned(config.attack, problem.data, task)
+    if (each := experiment.samples_per_round) is not None:
+        try:
+            data = streamed(data, each)
+        except ValueError as error:
+            raise flagged(error, ["samples_per_round"]) from error
     problem = problem._replace(data=data)
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)

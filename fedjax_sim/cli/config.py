@@ -32,6 +32,7 @@ class Experiment(Source):
         clients_per_round: None for all clients.
         rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
         seeds: one run for each.
+        samples_per_round: of :func:`fedjax_sim.data.streamed`; None for all.
         eval_every: rounds between evaluations.
         partition: the text of a sampler, or a .npz file; None for the one of the data.
     """
@@ -53,6 +54,13 @@ class Experiment(Source):
         shown="4",
         metavar="N",
         convert=lambda text: tuple(range(int(number(int, at_least=1)(text)))),
+    )
+    samples_per_round: int | None = setting(
+        None,
+        "samples of a client that come in with a round, in the order in which they were dealt, and "
+        "are there in that round alone: with --epochs 1 the training loss is the online loss",
+        shown="all, in every round",
+        at_least=1,
     )
     eval_every: int = setting(1, "rounds between evaluations", at_least=1)
     partition: str | None = setting(

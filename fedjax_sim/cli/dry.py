@@ -60,7 +60,7 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
 def _sizes(data: ClientData) -> NDArray[np.int64]:
     """Of the clients of all runs."""
     given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
-    return given.reshape(-1)
+    return np.minimum(given, data.samples_per_round or data.capacity).reshape(-1)
 
 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

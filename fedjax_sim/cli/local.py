@@ -99,7 +99,7 @@ def rounds_of(algorithm: Algorithm, rounds: int) -> int:
 def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> None:
     """Raises ValueError if no client would take a step."""
     largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
-    samples = jnp.int32(largest)
+    samples = jnp.int32(min(largest, data.samples_per_round or largest))
     batches = int(local.change(epochs=1.0).steps(samples))
     if not batches:
         raise ValueError(

@@ -7,7 +7,7 @@ from fedjax_sim.data._fedaug import FedAug, augmentation_level, fedaug, rebalanc
 from fedjax_sim.data._huggingface import from_huggingface
 from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data.cache import cache_dir, cached_arrays
-from fedjax_sim.data.clients import client_data
+from fedjax_sim.data.clients import client_data, streamed
 from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
 from fedjax_sim.data.evaluation import EvalSet, eval_set
@@ -63,6 +63,7 @@ __all__ = [
     "shift_rows",
     "standardise_global",
     "standardise_local",
+    "streamed",
     "synthetic",
     "take_clients",
     "take_root",

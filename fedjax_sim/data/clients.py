@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -70,6 +71,55 @@ def client_data(
         copies=copies,
         sent=np.array([p.sent for p in many], np.int32)[stacked] if shared else None,
     )
+
+
+def streamed(data: ClientData, samples_per_round: int) -> ClientData:
+    r"""The same clients, whose samples come in by the round: online learning.
+
+    .. math:: \text{in round } t \text{ a client has its samples } tB,\ \dots,\ (t + 1)B - 1
+              \text{ alone}
+
+    They come in the order of the client's list, whether or not it trains; one whose samples have
+    all come in takes no step. If models count by samples (``weighting.by_samples``), then by those
+    that came in. The server's own do not stream.
+
+    With one epoch the loss that a round reports, ``Result.metrics.loss``, is that of samples on
+    which no model was trained before. Times ``metrics.samples``, summed over the rounds, it is the
+    online loss :math:`\sum_t \ell_t(w_t)`; less that of the best fixed model, it is the regret.
+
+    Refused in the first round: what reads the samples of clients beside their training, such as a
+    poll, a finish or peers, and models that return in a later round.
+
+    Args:
+        data: the clients, without copies of samples.
+        samples_per_round: B.
+
+    Returns:
+        The same arrays.
+
+    Raises:
+        ValueError: if samples_per_round is below 1, or there are copies (FedAug).
+
+    Source: He et al. 2019 <https://arxiv.org/abs/1910.04956>, section 3, whose B is 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.fedavg(local, clients_per_round=10)
+        >>> data = streamed(problem.data, 2)
+        >>> out = fs.simulate(algorithm, problem.model, data, problem.test, rounds=3, seeds=(0,))
+        >>> out.metrics.samples.tolist()
+        [[20, 20, 20]]
+    """
+    if samples_per_round < 1:
+        raise ValueError(f"samples_per_round must be at least 1, got {samples_per_round}")
+    if data.copies:
+        raise ValueError(
+            "samples_per_round needs clients without copies of samples: leave out FedAug and "
+            "rebalancing"
+        )
+    return dataclasses.replace(data, samples_per_round=samples_per_round)
 
 
 def in_host_memory(values: ArrayLike, dtype: DTypeLike | None = None) -> Array:

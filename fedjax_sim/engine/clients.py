@@ -17,10 +17,19 @@ def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
     return dataclasses.replace(arrays, differentiable=differentiable)
 
 
-def client_sizes(data: ClientData, clients: Array) -> Array:
-    """n_k of ``clients int32[S]``, copies apart: ``int32[S]``; 0 for client N, which is none."""
+def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -> Array:
+    """n_k of ``clients int32[S]``, copies apart: ``int32[S]``; 0 for client N, which is none.
+
+    Args:
+        data: the population.
+        clients: the clients.
+        round: ``int32[]``; what comes in with it, if samples stream in. None: all.
+    """
     if data.budget is None:
-        return _entries(data, clients)
+        sizes = _entries(data, clients)
+        if data.samples_per_round is None or round is None:
+            return sizes
+        return jnp.clip(sizes - round * data.samples_per_round, 0, data.samples_per_round)
     return jnp.where(clients < len(data.budget), data.budget[clients], 0)
 
 
@@ -73,12 +82,26 @@ class Visits(NamedTuple):
         coin: Array | None = None,
         limit: Array | None = None,
     ) -> ClientView:
-        """One of them, inside a task; ``pixels`` are :func:`samples_of` the data."""
+        """One of them, inside a task; ``pixels`` are :func:`samples_of` the data.
+
+        Raises:
+            ValueError: if samples stream in, and it is not known in which round this is.
+        """
+        start, size, capacity = self.start, self.size, data.capacity
+        if (each := data.samples_per_round) is not None:
+            if round is None or self.starts is not None:
+                raise ValueError(
+                    "samples_per_round needs methods that read the samples of clients in their own "
+                    "training alone: no poll, score or finish of all samples, and no peers"
+                )
+            before = jnp.minimum(round * each, size)
+            start, size = start + before, jnp.minimum(size - before, each)
+            capacity = min(capacity, each)
         return ClientView(
             *pixels,
-            start=self.start,
-            size=self.size,
-            capacity=data.capacity,
+            start=start,
+            size=size,
+            capacity=capacity,
             id=self.client,
             budget=self.budget,
             starts=self.starts,

@@ -323,7 +323,7 @@ class Algorithm:
         in_flight = parts.schedule.serverless or parts.evaluated == "in_flight"
         if slots is None or not in_flight:
             return state.server
-        samples = client_sizes(data, slots.client)
+        samples = client_sizes(data, slots.client, state.round - 1)
         cohort = collecting.cohort_of(parts, state, slots, samples, data)
         return collecting.mean_in_flight(parts, state, slots, cohort)
 

@@ -28,7 +28,7 @@ def gathered(
     if state.slots is None or parts.exchange.fragments:
         return state.server, jnp.int32(0)
     slots, due = state.slots, parts.schedule.due(state.round - 1)
-    samples = client_sizes(data, slots.client)
+    samples = client_sizes(data, slots.client, state.round - 1)
     slots = sendings.send_rest(parts, key, state, data, slots, ~due)
     everyone = jax.lax.cond(
         jnp.all(due),  # then the server has just taken them all

@@ -72,6 +72,7 @@ def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
     if parts.execution.lanes is not None:
         return parts.execution
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
+    sizes = np.minimum(sizes, data.samples_per_round or data.capacity)
     steps = np.asarray(parts.local.steps(jnp.asarray(sizes, jnp.int32)))
     return parts.execution.fitted(np.broadcast_to(steps, (runs, data.clients)), parts.slots)
 
@@ -127,7 +128,7 @@ def place(
         clients, chosen = timed(*given, outlook)
     assigned = _met(parts, key, clients, fresh, none)
     clients = by_number = awake(parts, key, state, assigned, none)
-    samples = client_sizes(data, clients)
+    samples = client_sizes(data, clients, state.round)
     row = _rows(parts, samples)
     carry = _empty(row) if flying is None else moves.take(flying, row)
     placed = _dealt(parts, row, clients, none, fresh, samples, carry)

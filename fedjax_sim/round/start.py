@@ -36,6 +36,11 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
             f"clients_per_round must be all {data.clients} clients for selection "
             f"{shown(parts.selection)}, got {parts.slots}"
         )
+    if parts.asynchronous and data.samples_per_round is not None:
+        raise ValueError(
+            f"samples_per_round needs models that return in the round in which they left, schedule "
+            f"is {shown(parts.schedule)}: use schedule=every_round(m)"
+        )
     known = None if parts.clock is None else parts.clock.clients
     if known is not None and data.clients > known:
         raise ValueError(
