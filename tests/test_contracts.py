@@ -699,6 +699,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "mix": lambda: fs.redistribution.mix(
             fs.redistribution.metropolis(fs.redistribution.ring(SLOTS))
         ),
+        "push": lambda: fs.redistribution.push(
+            fs.redistribution.outgoing(fs.redistribution.one_sided(SLOTS, 2))
+        ),
         "matchings": lambda: fs.redistribution.matchings(fs.redistribution.ring(SLOTS), 0.5),
     },
     "LocalUpdate": {

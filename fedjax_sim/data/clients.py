@@ -108,7 +108,9 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
         >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.fedavg(local, clients_per_round=10)
         >>> data = streamed(problem.data, 2)
-        >>> out = fs.simulate(algorithm, problem.model, data, problem.test, rounds=3, seeds=(0,))
+        >>> out = fs.simulate(
+        ...     algorithm, problem.model, data, problem.test, rounds=3, classes=problem.classes
+        ... )
         >>> out.metrics.samples.tolist()
         [[20, 20, 20]]
     """
