@@ -18,8 +18,8 @@ Generated from docs/papers.toml by `python docs/papers.py > docs/papers.md`.
 Here is every method and system that five papers on federated learning from non-IID data name, in
 the papers' order, with the main sections. Of {all}, {here} are there: by flags of
 `python -m fedjax_sim.bench`, which without `--algo` hold for any method, or in Python (`fs` is
-`import fedjax_sim as fs`). The others are planned, or could be but are not written, or are outside
-what this simulator is for; the table says why. Data sets, networks and surveys are left out, and so
+`import fedjax_sim as fs`). The others could be but are not written, or are outside what this
+simulator is for; the table says why. Data sets, networks and surveys are left out, and so
 are the other papers that the web page of RADFed v1 links to."""
 
 

@@ -17,7 +17,7 @@ from fedjax_sim.cli.parser import parse
 PAPERS, ROWS = papers.read()
 NAMES = sorted(row.name for row in ROWS)
 BY_NAME = {row.name: row for row in ROWS}
-WHY = ("Planned: ", "Not written: ", "Outside: ")
+WHY = ("Not written: ", "Outside: ")
 
 
 def flags(row: papers.Row) -> list[str]:
