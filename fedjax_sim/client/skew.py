@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.base import (
     Aggregator,
@@ -26,6 +27,7 @@ from fedjax_sim.engine.needs import AS_IT_IS, NO_FLIGHT, ONE_MODEL
 from fedjax_sim.engine.streams import Client, stream
 
 NOBODY = -1
+UNKNOWN = float(np.finfo(np.float32).max)  # a cost that any other is below
 
 
 class Scout(NamedTuple):
@@ -42,7 +44,7 @@ class Scout(NamedTuple):
         way: ``int32[]``, 1 or -1, the last change of it.
         lost: ``f32[]``, the accuracy lost since, summed over the rounds that measured it.
         measured: ``int32[]``, these rounds.
-        cost: ``f32[]``, of the level before; infinite at the start.
+        cost: ``f32[]``, of the level before; the largest float at the start.
     """
 
     model: Variables
@@ -140,7 +142,7 @@ def scouted(
     def start(variables: Variables) -> Scout:
         none, zero = jnp.int32(NOBODY), jnp.float32(0)
         level, way = jnp.int32(0), jnp.int32(1)
-        later = (jnp.int32(0), none, zero, level, way, zero, jnp.int32(0), jnp.float32(jnp.inf))
+        later = (jnp.int32(0), none, zero, level, way, zero, jnp.int32(0), jnp.float32(UNKNOWN))
         return Scout(variables, none, zero, *later)
 
     def told(state: Scout) -> tuple[Variables, Array]:
