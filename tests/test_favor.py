@@ -22,8 +22,8 @@ from fedjax_sim.plan.reinforcement import Network, sketch
 
 N, M, D, H, C, ROUNDS = len(SIZES), 3, 4, 5, 4, 9
 SETTINGS: dict[str, Any] = {
-    "target": 0.6, "base": 8.0, "discount": 0.7, "explore": 0.8, "decay": 0.7, "lr": 0.05,
-    "steps": 2, "batch": 6, "replay": C, "copied": 3, "size": D, "hidden": H,
+    "target": 0.6, "base": 8.0, "discount": 0.7, "explore": 0.8, "decay": 0.7, "lr": 0.2,
+    "steps": 2, "batch": 6, "replay": C, "copied": 5, "size": D, "hidden": H,
 }  # fmt: skip
 SLEEPY = fs.clock.simulated(1.0, available=fs.clock.bernoulli(0.7), failures=0.3)
 
@@ -128,11 +128,11 @@ def test_the_agent_against_a_plain_program(clock: fs.base.Clock | None) -> None:
             grads = gradient(theta, states, rewards + 0.7 * ahead, taken)
             nu = [0.9 * v + 0.1 * g**2 for v, g in zip(nu, grads, strict=True)]
             theta = [
-                w - 0.05 * g / np.sqrt(v + 1e-8) for w, g, v in zip(theta, grads, nu, strict=True)
+                w - 0.2 * g / np.sqrt(v + 1e-8) for w, g, v in zip(theta, grads, nu, strict=True)
             ]
         for ours, theirs in zip(theta, new.network, strict=True):
             np.testing.assert_allclose(theirs, ours, rtol=2e-3, atol=2e-4)
-        older = theta if t % 3 == 0 else older
+        older = theta if t % 5 == 0 else older
         for ours, theirs in zip(older, new.target, strict=True):
             np.testing.assert_allclose(theirs, ours, rtol=2e-3, atol=2e-4)
         # Slots that explore go to others, drawn uniformly.

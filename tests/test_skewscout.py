@@ -75,6 +75,8 @@ def test_like_the_paper(federation: Federation, models: dict[str, fs.Model]) -> 
             tau, last, lost = int(tau * 2.0**way), cost, []
         kept = state.shared_state.shared
         assert 2 * 2 ** int(kept.level) == tau
+        if np.isfinite(last):
+            assert float(kept.cost) == pytest.approx(last, abs=1e-5)
         taus.append(tau)
         assert float(kept.lost) == pytest.approx(sum(lost), abs=1e-5)
         owner = int(kept.owner)
