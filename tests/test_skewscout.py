@@ -17,7 +17,7 @@ from oracle import Layers, layers_of, loss_and_gradient
 import fedjax_sim as fs
 from fedjax_sim import algorithms
 
-LR, COHORT, ROUNDS, TRAVEL = 0.4, 3, 14, 2
+LR, COHORT, ROUNDS, TRAVEL = 0.4, 4, 20, 2
 BATCH = 64  # more than any client has: a step is one of gradient descent
 SETTINGS: dict[str, Any] = {
     "fewest_steps": 2, "most_steps": 9, "travel_rounds": TRAVEL, "loss_weight": 1.0,
