@@ -81,7 +81,8 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
 
     They come in the order of the client's list, whether or not it trains; one whose samples have
     all come in takes no step. If models count by samples (``weighting.by_samples``), then by those
-    that came in. The server's own do not stream.
+    that came in; if all count equally, a model that took no step counts too. The server's own
+    samples do not stream.
 
     With one epoch the loss that a round reports, ``Result.metrics.loss``, is that of samples on
     which no model was trained before. Times ``metrics.samples``, summed over the rounds, it is the
