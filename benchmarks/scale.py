@@ -1,6 +1,7 @@
 """A round's time and memory by the number of clients, the cohort and the runs.
 
     python -m benchmarks.scale --clients 10000 1000000 --cohorts 100 --runs 1
+    python -m benchmarks.scale --methods fedavg timed_fedavg fedbuff fedasync --clients 100000
 
 Logistic regression 16-10 on four samples a client, one epoch of B = 4: what is measured is what a
 round does besides training; `--model cnn` is the CNN of W2 on as many samples, whose memory counts.
@@ -10,8 +11,10 @@ Prints a table in markdown and writes a JSON file.
 import argparse
 import itertools
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +24,8 @@ import fedjax_sim as fs
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import use_all_cores, write_record
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base import ClientData
+from fedjax_sim.base import ClientData, Clock
+from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.simulation import experiment
@@ -30,11 +34,34 @@ HERE = Path(__file__).resolve().parent
 EACH, CLASSES = 4, 10
 SHAPES = {"logistic": (16,), "cnn": (32, 32, 3)}
 NETS = {"logistic": fs.models.logistic, "cnn": fs.models.two_conv}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "phase_shift": {"phases": 4},
-    "radfed": {"redistribution_rounds": 5},
-    "scaffold": {},
+
+CLOCK = fs.clock.simulated(fs.clock.lognormal(0.1, 1.0), fs.clock.bandwidth(1e5, 4e5))
+
+
+class Arm(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        method: a named one.
+        options: of it.
+        clock: of its devices.
+        visits: that a round waits for; None for the cohort.
+    """
+
+    method: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    clock: Clock | None = None
+    visits: int | None = None
+
+
+METHODS = {
+    "fedavg": Arm("fedavg"),
+    "phase_shift": Arm("phase_shift", {"phases": 4}),
+    "radfed": Arm("radfed", {"redistribution_rounds": 5}),
+    "scaffold": Arm("scaffold"),
+    "timed_fedavg": Arm("fedavg", clock=CLOCK),
+    "fedbuff": Arm("fedbuff", {"buffer_size": 10}, CLOCK, 10),
+    "fedasync": Arm("fedasync", {}, CLOCK, 1),
 }
 
 
@@ -65,7 +92,13 @@ def measured(
     model = fs.models.with_scaling(NETS[net](shape, CLASSES), scale, scale)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.01), batch_size=EACH)
     execution = fs.make_execution(devices)
-    method = ALGORITHMS[name](local, clients_per_round=cohort, execution=execution, **METHODS[name])
+    arm = METHODS[name]
+    make, given = ALGORITHMS[arm.method], dict(arm.options)
+    if arm.clock and "clock" in keywords(make):
+        given["clock"] = arm.clock
+    method = make(local, clients_per_round=cohort, execution=execution, **given)
+    if arm.clock and "clock" not in given:
+        method = method.replace(clock=arm.clock)
     data, test = federation(clients, shape)
     programs = experiment(
         method, model, data, test,
@@ -86,6 +119,7 @@ def measured(
         "runs": runs,
         "devices": devices,
         "ms a round": f"{1000 * best / rounds:.2f}",
+        "µs a visit": f"{1e6 * best / rounds / (arm.visits or cohort):.0f}",
         "data and states MB": f"{told.arguments / MB:,.1f}",
         "temporaries MB": f"{told.temporaries / MB:,.1f}",
     }
@@ -99,7 +133,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
+    untimed = [name for name, arm in METHODS.items() if not arm.clock]
+    add("--methods", nargs="+", choices=METHODS, default=untimed, metavar="NAME")
     add("--clients", nargs="+", type=int, default=[10_000, 1_000_000], metavar="N")
     add("--cohorts", nargs="+", type=int, default=[100], metavar="M")
     add("--runs", nargs="+", type=int, default=[1], metavar="R")
