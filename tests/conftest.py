@@ -118,6 +118,13 @@ def altered_data(data: fs.ClientData, **fields: Any) -> fs.ClientData:
     return dataclasses.replace(data, **fields)
 
 
+def with_root(data: fs.ClientData, rows: Any) -> fs.ClientData:
+    """The server owns these rows of x."""
+    index = np.concatenate([data.index, np.asarray(rows, np.int32)])
+    root = np.array([len(data.index), len(index)], np.int32)
+    return altered_data(data, index=index, root=root, capacity=max(data.capacity, len(rows)))
+
+
 def known(value: T | None) -> T:
     """What a result has here, and others may lack."""
     assert value is not None
@@ -212,6 +219,13 @@ def largest_change(a: Any, b: Any) -> float:
 @pytest.fixture(scope="session")
 def federation() -> Federation:
     return make_federation()
+
+
+@pytest.fixture(scope="session")
+def rooted(federation: Federation) -> fs.ClientData:
+    """The server owns the samples that no client does: five, fewer than the mean client."""
+    data = federation.data
+    return with_root(data, np.setdiff1d(np.arange(len(data.x)), data.index))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, altered_data, assert_trees, play
+from conftest import Federation, assert_trees, play
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -25,15 +25,6 @@ from fedjax_sim.engine.streams import Client, stream
 
 LR, DIGEST, ROUNDS, COHORT, STEPS, EPOCHS = 0.3, 0.02, 4, 5, 2, 3
 ONE = fs.make_execution(devices=1)
-
-
-@pytest.fixture(scope="module")
-def rooted(federation: Federation) -> ClientData:
-    """The samples that no client owns are public: five."""
-    data = federation.data
-    free = np.setdiff1d(np.arange(len(data.x)), data.index).astype(np.int32)
-    edges = np.array([len(data.index), len(data.index) + len(free)], np.int32)
-    return altered_data(data, index=np.concatenate([data.index, free]), root=edges)
 
 
 def local_of(model: fs.Model) -> fs.LocalUpdate:

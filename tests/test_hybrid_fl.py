@@ -32,15 +32,6 @@ def local(model: fs.Model) -> fs.LocalUpdate:
     return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
 
 
-@pytest.fixture(scope="module")
-def rooted(federation: Federation) -> ClientData:
-    """The samples that no client owns are the server's: fewer than a client's mean."""
-    data = federation.data
-    free = np.setdiff1d(np.arange(len(data.x)), data.index).astype(np.int32)
-    edges = np.array([len(data.index), len(data.index) + len(free)], np.int32)
-    return altered_data(data, index=np.concatenate([data.index, free]), root=edges)
-
-
 def test_it_is_the_mean_with_one_client_more(
     rooted: ClientData, model: fs.Model, local: fs.LocalUpdate
 ) -> None:

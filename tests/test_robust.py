@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, altered_data, assert_trees, make_federation, play
+from conftest import Federation, altered_data, assert_trees, make_federation, play, with_root
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
@@ -550,13 +550,6 @@ def test_clip(rows: np.ndarray) -> None:
         got = np.concatenate([out.params["a"][k], out.params["b"][k]])
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(out.state, rows[:, 0])
-
-
-def with_root(data: fs.ClientData, rows: Any) -> fs.ClientData:
-    """The server owns these rows of x."""
-    index = np.concatenate([data.index, np.asarray(rows, np.int32)])
-    root = np.array([len(data.index), len(index)], np.int32)
-    return altered_data(data, index=index, root=root, capacity=max(data.capacity, len(rows)))
 
 
 def test_trust(federation: Federation, models: dict[str, fs.Model]) -> None:

@@ -14,7 +14,15 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, altered_data, assert_trees, largest_change, play
+from conftest import (
+    Federation,
+    Play,
+    altered_data,
+    assert_trees,
+    largest_change,
+    play,
+    with_root,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,13 +150,6 @@ def test_only_the_last_of_a_chain_encodes() -> None:
     assert after is not None
     assert after(Variables((), ()), 1) == 7
     assert server.chain(encoder, server.mix(0.5)).download_bytes is None
-
-
-def with_root(data: ClientData, rows: list[int]) -> ClientData:
-    """These rows of x as the server's own."""
-    edges = np.array([len(data.index), len(data.index) + len(rows)], np.int32)
-    index = np.concatenate([data.index, np.array(rows, np.int32)])
-    return altered_data(data, index=index, root=edges)
 
 
 @pytest.fixture(scope="module")

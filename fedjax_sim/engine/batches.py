@@ -159,6 +159,35 @@ def sweep(
     return repeat(client, count, most, body, start)
 
 
+def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Array]) -> Array:
+    """What a function of minibatches says of each of a client's samples, in their stored order.
+
+    Args:
+        client: the client.
+        batch_size: B.
+        of_batch: ``[B, *s]`` of the samples of one batch.
+
+    Returns:
+        ``[capacity or more, *s]``; from n_k on it says nothing.
+
+    >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
+    ...                     jnp.int32(5), 5)
+    >>> of_each(client, 2, lambda batch: 10 * batch.x)[:5].tolist()
+    [20.0, 30.0, 40.0, 50.0, 60.0]
+    """
+
+    def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
+        done, found = carry
+        found = jax.lax.dynamic_update_slice_in_dim(found, of_batch(batch), done, axis=0)
+        return done + batch_size, found
+
+    one = jax.eval_shape(of_batch, rows_at(client, jnp.zeros(1, jnp.int32)))
+    room = -(-client.capacity // batch_size) * batch_size
+    none = jnp.zeros((room, *one.shape[1:]), one.dtype)
+    found: Array = sweep(client, batch_size, add, (jnp.int32(0), none))[1]
+    return found
+
+
 def shuffled(key: Array, size: Array, capacity: int) -> Array:
     """A uniformly random order of ``0..size-1`` in a buffer of at least ``capacity``.
 

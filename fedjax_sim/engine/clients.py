@@ -151,20 +151,18 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
     budget = None if data.budget is None else client_sizes(data, clients)
     relabel = None if data.relabel is None else data.relabel[clients]
 
-    def of_all(array: Array | None, wanted: bool = peers) -> Array | None:
-        if array is None or not wanted:
-            return None
-        return jnp.broadcast_to(array, (len(clients), *array.shape))
+    def for_each(array: Array | None) -> Array | None:
+        return None if array is None else jnp.broadcast_to(array, (len(clients), *array.shape))
 
     return Visits(
         clients,
         data.start[clients],
         _entries(data, clients),
         budget,
-        of_all(data.start),
+        for_each(data.start) if peers else None,
         relabel,
-        of_all(data.relabel),
-        of_all(data.root, wanted=True),
+        for_each(data.relabel) if peers else None,
+        for_each(data.root),
     )
 
 

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import on_root, rows_at, shuffled, sweep
+from fedjax_sim.engine.batches import of_each, on_root, rows_at, shuffled
 from fedjax_sim.engine.needs import WHOLE_MODEL
 from fedjax_sim.tasks.losses import masked_mean
 
@@ -80,15 +80,7 @@ def distilled(model: Model, steps: int = 100, lr: float = 1e-3, *, batch_size: i
             every = jax.vmap(said)(models)
             return jax.nn.softmax(jnp.mean(every, axis=0, where=present[:, None, None]))
 
-        def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
-            done, q = carry
-            q = jax.lax.dynamic_update_slice_in_dim(q, together(batch), done, axis=0)
-            return done + AT_ONCE, q
-
-        one = jax.eval_shape(together, rows_at(client, jnp.zeros(1, jnp.int32)))
-        room = -(-client.capacity // AT_ONCE) * AT_ONCE
-        none = jnp.zeros((room, *one.shape[1:]), one.dtype)
-        return sweep(client, AT_ONCE, add, (jnp.int32(0), none))[1]
+        return of_each(client, AT_ONCE, together)
 
     def distil(
         key: Array, mean: Variables, client: ClientView, models: Variables, present: Array
