@@ -26,6 +26,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
+from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.groups import first_fit, smallest_groups
 from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER, WHOLE_MODEL
 
@@ -179,7 +180,8 @@ def dynamic(
         if by == "angle":
             near = _angles_within(updates.params, limit)
         else:
-            near = _distances_within(tree.add(received.params, updates.params), limit)
+            models = tree.add(received.params, updates.params)
+            near = jnp.sqrt(squared_between(models)) <= limit
         group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
         # Groups are not those that the models left in: their common measure is the server's model.
         rows = Gathered(updates, weights, cohort._replace(received=received))
@@ -274,19 +276,6 @@ def _angles_within(updates: PyTree, degrees: float) -> Array:
     product = length[:, None] * length[None]
     cosine = jnp.clip(gram / jnp.where(product > 0, product, 1), -1, 1)
     return (cosine >= math.cos(math.radians(degrees))) | (product == 0)
-
-
-def _distances_within(weights: PyTree, limit: float) -> Array:
-    """``bool[S, S]``: whether the Euclidean distance of two rows is at most ``limit``."""
-
-    # Row by row: a product of all with all would lose small differences of long vectors.
-    def to_all(row: PyTree) -> Array:
-        squares = jax.tree.map(
-            lambda a, r: jnp.sum((a - r[None]).reshape(len(a), -1) ** 2, axis=1), weights, row
-        )
-        return jnp.sqrt(sum(jax.tree.leaves(squares)))
-
-    return jax.lax.map(to_all, weights) <= limit
 
 
 def _check_at_least_one(**settings: int) -> None:

@@ -54,7 +54,7 @@ SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
-FEDMD, XOR = tests("fedmd"), tests("xor_mixup")
+FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
 SCOUT = tests("skewscout")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
@@ -163,7 +163,7 @@ MUTANTS = [
         tests("invariants"),
     ),
     Mutant(
-        "plan/redistribution.py",
+        "plan/moves.py",
         "return (self.source != by_slot).astype(jnp.int32)",
         "return jnp.ones_like(by_slot)",
         tests("invariants"),
@@ -199,7 +199,73 @@ MUTANTS = [
         tests("streamed"),
     ),
     Mutant(
-        "plan/redistribution.py",
+        "plan/collaboration.py",
+        "degree[a] - old, degree[b] - old)",
+        "degree[a], degree[b])",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "loss = confidence * slots",
+        "loss = slots",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "jnp.where(trained[a] & trained[b], best, old)",
+        "best",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "mu_1 / 2 * distance",
+        "mu_1 * distance",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "2 * penalty * middle",
+        "penalty * middle",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "jnp.where(alone, 0, (low + high) / 2)",
+        "(low + high) / 2",
+        DADA,
+    ),
+    Mutant(
+        "plan/collaboration.py",
+        "pull / (confidence[:, None] + pull)",
+        "pull / (1 + pull)",
+        DADA,
+    ),
+    Mutant(
+        "plan/moves.py",
+        "got = got | self.seen",
+        "got = got & self.seen",
+        DADA,
+    ),
+    Mutant(
+        "round/own_models.py",
+        "tree.select(has, own, mean)",
+        "own",
+        DADA,
+    ),
+    Mutant(
+        "round/own_models.py",
+        "models = jax.vmap(tree.scale)(1 / slots.weight, models)",
+        "pass",
+        DADA,
+    ),
+    Mutant(
+        "round/polling.py",
+        "state._replace(redistribution=draw.redistribution), told",
+        "state, told",
+        DADA,
+    ),
+    Mutant(
+        "plan/moves.py",
         "slots._replace(variables=models, weight=weights)",
         "slots._replace(variables=models)",
         tests("push_sum"),
@@ -467,7 +533,7 @@ MUTANTS = [
         AGGREGATORS,
     ),
     Mutant(
-        "server/aggregators/_rows.py",
+        "engine/distances.py",
         "jnp.where(jnp.isnan(total), jnp.inf, total)",
         "total",
         AGGREGATORS,

@@ -50,6 +50,7 @@ SOME = (
     "dp_ftrl",
     "ccvr",
     "fedproto",
+    "dada",
 )
 FLAGS = ["--model", "logistic", "--clients", "8", "--clients-per-round", "4", "--seeds", "2"]
 FLAGS += ["--algo", "scaffold", "--rounds", "6", "--eval-every", "2"]

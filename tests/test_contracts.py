@@ -346,6 +346,14 @@ SIGNATURES: dict[str, Signature] = {
         "(key: Array, slots: int) -> Gather",
         "(key: Array, slots: int) -> Array",
     ),
+    "LearnedInit": Signature(
+        "learned._replace(init=f)", "(slots: int) -> Array", "(slots: Array) -> Array"
+    ),
+    "LearnedMove": Signature(
+        "learned._replace(move=f)",
+        "(key: Array, graph: Array, slots: Slots) -> tuple[Mixing, Array]",
+        "(key: Array, graph: Array, slots: Slots) -> Mixing",
+    ),
     # The clock.
     "Law": Signature(
         "clock._replace(compute=f)",
@@ -536,7 +544,7 @@ from fedjax_sim import compose, empirical_risk, local_sgd
 from fedjax_sim.base import *
 from fedjax_sim.client.reports import with_importance
 from fedjax_sim.compression import Compressor
-from fedjax_sim.plan.redistribution import Gather
+from fedjax_sim.plan.redistribution import Gather, Mixing
 
 key: Array
 data: ClientData
@@ -553,6 +561,7 @@ survey: Survey
 selection: Selection
 poll: Poll
 schedule: Schedule
+learned: LearnedRedistribution
 broadcast: Broadcast
 refresh: Refresh
 sending: Sending
@@ -703,6 +712,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "buffered": lambda: fs.schedule.buffered(SLOTS, at_work=SLOTS + 1),
         "periodic": lambda: fs.schedule.periodic(2.0, at_work=SLOTS),
     },
+    "LearnedRedistribution": {"learned": lambda: fs.redistribution.learned(peers=2)},
     "Redistribution": {
         "keep": lambda: fs.redistribution.keep,
         "permute": lambda: fs.redistribution.permute,
@@ -1118,6 +1128,27 @@ def test_redistribution(make: Make, run: Any, start: Variables) -> None:
     chex.assert_tree_all_finite(taken)
 
 
+@cases("LearnedRedistribution")
+def test_learned_redistribution(make: Make, run: Any, start: Variables) -> None:
+    part, order = make(), jnp.array([2, 0, 3, 1, SLOTS, SLOTS], jnp.int32)
+    count = jnp.arange(SLOTS, dtype=jnp.int32)
+    extra = {name: count.astype(jnp.float32) for name in part.reads}
+    info = LocalInfo(count.astype(jnp.float32), count, count, extra)
+    slots = Slots(stack_of(start, SLOTS, 0.5), count, count, count, info, (), ())
+
+    def moved(key: jax.Array, state: Any, slots: Slots) -> Any:
+        moves, state = part.move(key, state, slots)
+        return moves.take(slots, order), moves.received(), state
+
+    before = part.init(SLOTS)
+    taken, received, after = run(moved)(KEY, before, slots)
+    same_form(taken, jax.tree.map(lambda a: jnp.zeros((len(order), *a.shape[1:]), a.dtype), slots))
+    chex.assert_shape(received, (SLOTS,))
+    chex.assert_type(received, jnp.int32)
+    chex.assert_tree_all_finite((taken, after))
+    same_form(after, before)
+
+
 # -- the clients --
 
 
@@ -1491,6 +1522,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "radfed": {"redistribution_rounds": 3, "active_clients": 4},
     "gossip": {},
     "push_sum": {},
+    "dada": {},
     "scaffold": {},
     "fedasync": {},
     "fedbuff": {"buffer_size": 2},
@@ -1977,6 +2009,7 @@ STREAMS = {
     "Client": {
         "EPOCH": 0,
         "TURN": 2**30,
+        "FINAL_LOSS": 2**31 - 8,
         "AGREEMENT": 2**31 - 7,
         "TICKET": 2**31 - 6,
         "MIXING": 2**31 - 5,

@@ -139,6 +139,12 @@ METHODS: dict[str, Sent] = {
         up=lambda size: ((ROUNDS - 1) * 2 + 1) * COHORT * (size + 4),
         down=lambda size: (1 + (ROUNDS - 1) * 2) * COHORT * (size + 4),
     ),
+    # The same of all three others, once everybody has met everybody, with three numbers.
+    "dada": Sent(
+        {"peers": 60},
+        up=lambda size: ((ROUNDS - 1) * 3 + 1) * COHORT * (size + 12),
+        down=lambda size: (1 + (ROUNDS - 1) * 3) * COHORT * (size + 12),
+    ),
     "qffl": Sent(up=and_a_number),  # F_k
     "afl": Sent(up=and_a_number),
     "robust": Sent(),
@@ -313,6 +319,7 @@ ON_A_CLOCK = {name for name, method in ALGORITHMS.items() if needs_a_clock(metho
 UNTIMED = {
     "gossip": "redistribution",
     "push_sum": "redistribution",
+    "dada": "redistribution",
     "fedasync": "broadcast",
     "fedbuff": "broadcast",
 }

@@ -619,7 +619,7 @@ def matrix_of(part: Redistribution, key: jax.Array, slots: int) -> jax.Array:
 def test_gossip_has_the_activity_that_it_is_given(activity: float, model: fs.Model) -> None:
     """A node has two neighbours on the ring, so that it gets twice the activity on average."""
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
-    redistribute = gossip(local, clients_per_round=6, activity=activity).parts.redistribution
+    redistribute: Any = gossip(local, clients_per_round=6, activity=activity).parts.redistribution
     keys = jax.random.split(jax.random.key(0), 500)
     received = jax.vmap(lambda key: redistribute(key, 6).received())(keys)
     assert abs(float(jnp.mean(received.astype(jnp.float32))) - 2 * activity) < 0.1

@@ -52,6 +52,7 @@ from fedjax_sim.algorithms._fedasync import fedasync as fedasync
 from fedjax_sim.algorithms._fedbuff import fedbuff as fedbuff
 from fedjax_sim.algorithms._gossip import gossip as gossip
 from fedjax_sim.algorithms._push_sum import push_sum as push_sum
+from fedjax_sim.algorithms._dada import dada as dada
 from fedjax_sim.algorithms._qffl import qffl as qffl
 from fedjax_sim.algorithms._afl import afl as afl
 from fedjax_sim.algorithms._robust import robust as robust

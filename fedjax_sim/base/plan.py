@@ -272,3 +272,43 @@ class Redistribution(Protocol):
 
     def __call__(self, key: Array, slots: int, /) -> Moves:
         """The moves of S slots: mostly :class:`fedjax_sim.redistribution.Gather` or ``Mixing``."""
+
+
+class LearnedInit(Protocol):
+    """What a redistribution knows before the first round."""
+
+    def __call__(self, slots: int, /) -> PyTree:
+        """Its state, for S slots."""
+
+
+class LearnedMove(Protocol):
+    """Where models go between two local rounds, by what they are."""
+
+    def __call__(self, key: Array, state: PyTree, slots: Slots, /) -> tuple[Moves, PyTree]:
+        """The moves of the ``[S]`` slots as the last round left them, and the new state."""
+
+
+class LearnedRedistribution(NamedTuple):
+    """A redistribution that looks at the models, and may remember something of them.
+
+    Attributes:
+        init: its state before the first round.
+        move: where models go.
+        reads: the numbers of ``info.extra`` that it looks at.
+        beside: how many numbers, of 4 bytes each, travel with every model between clients.
+        needs: of the other parts.
+        origin: the call that made it.
+    """
+
+    init: LearnedInit
+    move: LearnedMove
+    reads: tuple[str, ...] = ()
+    beside: int = 0
+    needs: tuple[Need, ...] = ()
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+
+AnyRedistribution = Redistribution | LearnedRedistribution

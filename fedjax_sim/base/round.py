@@ -81,6 +81,7 @@ class FedState(NamedTuple):
         diagnostics: the states of the diagnostics.
         clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
         at_work: see :class:`AtWork`; () if a round waits for those that it sent.
+        redistribution: what it remembers; () if nothing.
     """
 
     round: Array
@@ -98,6 +99,7 @@ class FedState(NamedTuple):
     diagnostics: PyTree
     clock: PyTree = ()
     at_work: PyTree = ()
+    redistribution: PyTree = ()
 
 
 class Fragment(NamedTuple):

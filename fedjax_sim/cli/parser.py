@@ -30,7 +30,7 @@ ALGO, COMPARE = "phase_shift", ("fedavg",)
 OWN_MODELS = frozenset(
     {"ifca", "dynamic_clustering", "ditto", "fine_tuned"}
     | {"fedper", "fedrep", "lg_fedavg", "fedbn", "fedbabu"}
-    | {"per_fedavg", "pfedme", "apfl", "fedrod", "fedala", "fedproto", "fd", "fedmd"}
+    | {"per_fedavg", "pfedme", "apfl", "fedrod", "fedala", "fedproto", "fd", "fedmd", "dada"}
 )
 """The methods whose point is models of the clients' own."""
 

@@ -27,7 +27,12 @@ from fedjax_sim.client.boosting import boosted
 from fedjax_sim.client.control import budgeted
 from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
-from fedjax_sim.client.reports import with_importance, with_initial_loss, with_utility
+from fedjax_sim.client.reports import (
+    with_final_loss,
+    with_importance,
+    with_initial_loss,
+    with_utility,
+)
 from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.client.turns import in_turn
@@ -46,6 +51,7 @@ __all__ = [
     "local_sgd",
     "reflected",
     "scouted",
+    "with_final_loss",
     "with_importance",
     "with_initial_loss",
     "with_utility",

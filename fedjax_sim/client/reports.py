@@ -216,6 +216,33 @@ def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
 
 
 @part
+def with_final_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
+    r"""Reports the client's loss at the model that it has trained, as ``final_loss``.
+
+    .. math:: F_k(w_k) = \frac{1}{n_k} \sum_i \ell_i(w_k)
+
+    It is taken as :func:`with_initial_loss` takes that at the model received.
+
+    Args:
+        local: the local update.
+        objective: F.
+
+    Returns:
+        The same local update with ``info.extra["final_loss"]``, ``f32[]``; 0 for a client without
+        samples.
+    """
+
+    def loss(
+        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    ) -> Array:
+        del variables
+        dropout = stream(key, Client.FINAL_LOSS)
+        return _mean_loss(objective, local.batch_size, trained.variables, client, dropout)
+
+    return _reporting(local, "final_loss", loss)
+
+
+@part
 def with_utility(local: LocalUpdate, objective: Objective) -> LocalUpdate:
     r"""Reports Oort's statistical utility at the model that the client received, as ``utility``.
 

@@ -64,6 +64,7 @@ class Client(enum.IntEnum):
 
     EPOCH = 0
     TURN = 2**30
+    FINAL_LOSS = 2**31 - 8
     AGREEMENT = 2**31 - 7
     TICKET = 2**31 - 6
     MIXING = 2**31 - 5

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.base import Array, Redistribution, Slots, part
-from fedjax_sim.engine import tree
+from fedjax_sim.base import Array, Redistribution, part
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
+from fedjax_sim.plan.collaboration import learned
+from fedjax_sim.plan.moves import Gather, Mixing
 
-
-class Gather(NamedTuple):
-    """Every slot takes the whole model of one slot.
-
-    Attributes:
-        source: ``int32[S]``, the slot whose model slot i holds next.
-    """
-
-    source: Array
-
-    def take(self, slots: Slots, order: Array) -> Slots:
-        """See :class:`fedjax_sim.base.Moves`."""
-        moved: Slots = tree.take(slots, self.source[order])
-        return moved
-
-    def received(self) -> Array:
-        """See :class:`fedjax_sim.base.Moves`."""
-        by_slot = jnp.arange(len(self.source), dtype=jnp.int32)
-        return (self.source != by_slot).astype(jnp.int32)
-
-
-class Mixing(NamedTuple):
-    r"""Every slot takes a mean of models; everything else that is known of a slot stays.
-
-    Attributes:
-        matrix: W, ``f32[S, S]``: slot i goes on with :math:`\sum_j W_{ij} w_j`. Its rows sum to
-          1, or its columns if the models have weights, which are mixed as they are.
-    """
-
-    matrix: Array
-
-    def take(self, slots: Slots, order: Array) -> Slots:
-        """See :class:`fedjax_sim.base.Moves`."""
-        models, weights = tree.mix(self.matrix, (slots.variables, slots.weight))
-        moved: Slots = tree.take(slots._replace(variables=models, weight=weights), order)
-        return moved
-
-    def received(self) -> Array:
-        """See :class:`fedjax_sim.base.Moves`."""
-        others = ~jnp.eye(len(self.matrix), dtype=bool)
-        return jnp.sum((self.matrix != 0) & others, axis=1, dtype=jnp.int32)
+__all__ = [
+    "Gather",
+    "Mixing",
+    "complete",
+    "keep",
+    "learned",
+    "matchings",
+    "metropolis",
+    "mix",
+    "one_sided",
+    "outgoing",
+    "permute",
+    "push",
+    "ring",
+]
 
 
 def keep(key: Array, slots: int) -> Gather:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import (
     Aggregator,
+    AnyRedistribution,
     Array,
     Broadcast,
     ClientData,
@@ -24,7 +25,6 @@ from fedjax_sim.base import (
     Personal,
     PreAggregation,
     PyTree,
-    Redistribution,
     Refresh,
     Schedule,
     Selection,
@@ -59,7 +59,7 @@ def compose(
     selection: Selection,
     schedule: Schedule,
     broadcast: Broadcast | None = None,
-    redistribution: Redistribution = redistributions.keep,
+    redistribution: AnyRedistribution = redistributions.keep,
     refresh: Refresh | None = None,
     exchange: Exchange | None = None,
     sending: Sequence[Sending] = (),

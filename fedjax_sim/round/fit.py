@@ -41,7 +41,8 @@ KINDS: dict[str, type] = {
     "execution": Execution,
 }
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
-MADE = ("Aggregator", "Redistribution", "Weighting", "Personal")  # of factories, not called
+MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
+"""What factories return that were not called."""
 FUNCTIONS = ("redistribution", "weighting", "aggregator")
 
 
@@ -59,7 +60,8 @@ def check_parts(parts: Any) -> None:
         needs.check(role, part, parts)
     _check_effect(parts)
     _check_weighting(parts.weighting)
-    _check_redistribution(parts.redistribution, parts.slots)
+    if parts.learned is None:
+        _check_redistribution(parts.redistribution, parts.slots)
     if parts.clock is not None:
         _check_laws(parts.clock)
 
@@ -89,6 +91,8 @@ def _check_kinds(parts: Any) -> None:
         _check(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
     for role in (*FUNCTIONS, *(["personal"] if parts.personal is not None else [])):
         part = getattr(parts, role)
+        if role == "redistribution" and parts.learned is not None:
+            continue
         if not callable(part) or isinstance(part, type):
             raise ValueError(f"{role} must be a function, got {part!r}")
         if getattr(part, "__annotations__", {}).get("return") in MADE:

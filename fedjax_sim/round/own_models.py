@@ -28,6 +28,8 @@ def score_own(
 ) -> PyTree:
     """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``.
 
+    Without a server, a client would start from the model that it has itself.
+
     Args:
         parts: of the algorithm.
         key: of the evaluation.
@@ -48,9 +50,9 @@ def score_own(
 
     def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
         (pixels, constants), (server, sent, number), (key, visit, task) = fixed, common, task
-        client_state, mine = kept
+        client_state, mine, node = kept
         client = visit.view(pixels, data, number)
-        received, _ = parts.broadcast.send(None, sent, server, client)
+        received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         used = with_own(mine, received)
         return score(constants, own_model(key, used, client, client_state), task)
 
@@ -63,10 +65,26 @@ def score_own(
         one,
         (samples_of(data), constants),
         (server, state.broadcast, state.round),
-        tree.take((state.client_state, state.own), row),
+        (*tree.take((state.client_state, state.own), row), _nodes(parts, server, state, row)),
         parts.execution.replicate(own),
     )
     return jax.tree.map(
         lambda a: jnp.zeros((data.clients, *a.shape[1:]), a.dtype).at[row].set(a, mode="drop"),
         parts.execution.replicate(out),
     )
+
+
+def _nodes(parts: Parts, mean: Variables, state: FedState, row: Array) -> PyTree:
+    """The models of the clients ``row int32[P]``, if there is no server: ``[P, *p]``, else None.
+
+    A client that has none starts from ``mean``.
+    """
+    slots = state.slots
+    if slots is None or not parts.schedule.serverless:
+        return None
+    models = slots.variables
+    if parts.weighted:
+        models = jax.vmap(tree.scale)(1 / slots.weight, models)
+    hits = row[:, None] == slots.client[None]
+    mine = tree.take(models, jnp.argmax(hits, axis=1).astype(jnp.int32))
+    return jax.vmap(lambda has, own: tree.select(has, own, mean))(jnp.any(hits, axis=1), mine)

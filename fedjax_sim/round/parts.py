@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 from fedjax_sim.base import (
     Aggregator,
+    AnyRedistribution,
     Broadcast,
     Clock,
     Diagnostic,
     Exchange,
     Finish,
+    LearnedRedistribution,
     LocalUpdate,
     Personal,
     PreAggregation,
-    Redistribution,
     Refresh,
     Schedule,
     Selection,
@@ -79,7 +80,7 @@ class Parts:
     selection: Selection
     schedule: Schedule
     broadcast: Broadcast
-    redistribution: Redistribution
+    redistribution: AnyRedistribution
     refresh: Refresh
     exchange: Exchange
     sending: tuple[Sending, ...]
@@ -136,6 +137,17 @@ class Parts:
     def weighted(self) -> bool:
         """Whether a weight travels beside each model (push-sum)."""
         return getattr(self.redistribution, "weighted", False)
+
+    @property
+    def learned(self) -> LearnedRedistribution | None:
+        """The redistribution, if it looks at the models."""
+        found = self.redistribution
+        return found if isinstance(found, LearnedRedistribution) else None
+
+    @property
+    def beside(self) -> int:
+        """The numbers that travel with each model between clients."""
+        return int(self.weighted) if self.learned is None else self.learned.beside
 
     @property
     def holds_updates(self) -> bool:

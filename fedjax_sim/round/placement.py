@@ -14,7 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, ClientData, FedState, LocalInfo, Outlook, PyTree, Slots
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    FedState,
+    LearnedRedistribution,
+    LocalInfo,
+    Moves,
+    Outlook,
+    PyTree,
+    Slots,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.execution import Execution
@@ -44,6 +54,7 @@ class Draw(NamedTuple):
 
     Attributes:
         selection: the state of the selection.
+        redistribution: that of the redistribution.
         exchanged: ``int32[]``, models that went from client to client between the rounds.
         sent: ``int32[]``, models that were sent to clients who may come back in a later round.
         lost: ``int32[]``, clients of such models that were lost.
@@ -53,6 +64,7 @@ class Draw(NamedTuple):
     """
 
     selection: PyTree
+    redistribution: PyTree
     exchanged: Array
     sent: Array
     lost: Array
@@ -100,13 +112,13 @@ def place(
     count, none = parts.slots, data.clients
     by_slot = jnp.arange(count, dtype=jnp.int32)
     fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
-    flying = state.slots
+    flying, remembered = state.slots, state.redistribution
     if flying is None:
         clients, visits, exchanged = by_slot, jnp.zeros(count, jnp.int32), jnp.int32(0)
         source = by_slot
     else:
         clients = flying.client
-        moves = parts.redistribution(stream(key, Round.REDISTRIBUTION), count)
+        moves, remembered = _moves(parts, stream(key, Round.REDISTRIBUTION), state, flying)
         numbered = flying._replace(variables=(), received=(), client=by_slot)
         moved = moves.take(numbered, by_slot)
         visits, source = moved.visits, moved.client
@@ -133,7 +145,16 @@ def place(
     carry = _empty(row) if flying is None else moves.take(flying, row)
     placed = _dealt(parts, row, clients, none, fresh, samples, carry)
     nobody = jnp.int32(0)
-    return placed, Draw(chosen, exchanged, nobody, nobody, by_number, assigned, source)
+    return placed, Draw(chosen, remembered, exchanged, nobody, nobody, by_number, assigned, source)
+
+
+def _moves(parts: Parts, key: Array, state: FedState, flying: Slots) -> tuple[Moves, PyTree]:
+    """Where models go, and what is remembered of them."""
+    redistribution = parts.redistribution
+    if not isinstance(redistribution, LearnedRedistribution):
+        return redistribution(key, parts.slots), state.redistribution
+    moved: tuple[Moves, PyTree] = redistribution.move(key, state.redistribution, flying)
+    return parts.execution.replicate(moved)
 
 
 def _came(parts: Parts, state: FedState, data: ClientData, back: Back) -> tuple[Placed, Draw]:
@@ -148,6 +169,7 @@ def _came(parts: Parts, state: FedState, data: ClientData, back: Back) -> tuple[
     by_slot = jnp.arange(parts.slots, dtype=jnp.int32)
     draw = Draw(
         selection=state.selection,
+        redistribution=state.redistribution,
         exchanged=jnp.int32(0),
         sent=back.sent,
         lost=back.elapsed.lost,

@@ -58,7 +58,7 @@ def drawn(
     back = come_back(parts, key, state, data, traffic.sizes)
     foreseen = outlook(parts, key, state, data)
     placed, draw = placement.place(parts, key, state, data, foreseen, back)
-    return state, told, back, placed, draw
+    return state._replace(redistribution=draw.redistribution), told, back, placed, draw
 
 
 def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outlook | None:

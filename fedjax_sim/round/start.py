@@ -46,6 +46,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         raise ValueError(
             f"clock {shown(parts.clock)} must know the {data.clients} clients, it has {known}"
         )
+    learned = parts.learned
     state = FedState(
         round=jnp.int32(0),
         server=variables,
@@ -65,6 +66,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
         clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
         at_work=arrivals.nobody(parts, variables, data),
+        redistribution=() if learned is None else learned.init(parts.slots),
     )
     _check_reports(parts, state, data)
     if not parts.in_flight:
@@ -85,6 +87,8 @@ def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:
     """Refuses a part that reads a number which the clients do not report."""
     readers: list[tuple[str, Any]] = [("selection", parts.selection)]
     readers += [("preaggregation", part) for part in parts.preaggregation]
+    if learned := parts.learned:
+        readers.append(("redistribution", learned))
     if not any(part.reads for _, part in readers):
         return
     info = jax.eval_shape(lambda: first_visit(parts, state, data))[0].info

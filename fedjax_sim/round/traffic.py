@@ -93,7 +93,7 @@ def by_row(parts: Parts, state: FedState, data: ClientData, trips: Trips) -> tup
 def upload_bytes(parts: Parts, variables: Variables) -> int:
     """Of a model to a server that knows what the client received, or whole to other clients."""
     variables = travelling(parts, variables)
-    whole = tree.num_bytes(variables) + 4 * parts.weighted
+    whole = tree.num_bytes(variables) + 4 * parts.beside
     to_clients = parts.selection.sticky and parts.models_travel
     if parts.schedule.serverless or to_clients:
         return whole
@@ -106,7 +106,7 @@ def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
     others = parts.models_travel or parts.broadcast.offered is not None  # than the server's models
     first = bool(parts.exchange.fragments)  # a whole model goes to who has none
     if parts.server.download_bytes is None or others or first:
-        return tree.num_bytes(variables) + 4 * parts.weighted
+        return tree.num_bytes(variables) + 4 * parts.beside
     active = parts.selection.active or parts.slots
     every_round = parts.refresh.downloads or not parts.in_flight
     downloads = active * (parts.schedule.period if every_round else 1)  # in a period

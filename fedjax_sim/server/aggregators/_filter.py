@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Aggregator, Array, PyTree, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.distances import squared_from
 from fedjax_sim.server.aggregators._order import coordinate_median
 from fedjax_sim.server.aggregators._rows import (
     check_share,
@@ -15,7 +16,6 @@ from fedjax_sim.server.aggregators._rows import (
     in_floats,
     measured,
     needing,
-    squared_distances,
 )
 
 
@@ -67,7 +67,7 @@ def caf(byzantine: float | Array = 0.2) -> Aggregator:
         # of the others would cancel.
         centre = coordinate_median(stacked, weights)
         offset = jax.tree.map(lambda rows, a: rows - a[None], stacked, centre)
-        finite = present & jnp.isfinite(squared_distances(measured(stacked), measured(centre)))
+        finite = present & jnp.isfinite(squared_from(measured(stacked), measured(centre)))
         products = _products(tree.select_rows(finite, offset, jax.tree.map(jnp.zeros_like, offset)))
 
         def filtered(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Aggregator, Array, PyTree, Variables, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.distances import squared_from
 from fedjax_sim.server.aggregators._order import coordinate_median
-from fedjax_sim.server.aggregators._rows import in_floats, measured, squared_distances
+from fedjax_sim.server.aggregators._rows import in_floats, measured
 
 
 @part
@@ -54,7 +55,7 @@ def geometric_median(iterations: int = 10, eps: float = 1e-6) -> Aggregator:
         rows, present = measured(stacked), weights > 0
 
         def step(_: Array, centre: PyTree) -> PyTree:
-            distance = jnp.sqrt(squared_distances(rows, centre))
+            distance = jnp.sqrt(squared_from(rows, centre))
             here = present & (distance <= eps)
             beta = jnp.where(present & ~here, weights / distance, 0)
             eta = jnp.sum(jnp.where(here, weights, 0))

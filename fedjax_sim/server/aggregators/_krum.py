@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Aggregator, Array, PyTree, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.server.aggregators._rows import (
     check_share,
     counted,
-    distances_between,
     enough,
     in_floats,
+    measured,
     needing,
 )
 
@@ -102,7 +103,7 @@ def multi_krum(byzantine: float | Array = 0.2, keep: int | None = None) -> Aggre
 
 def _scores(stacked: PyTree, present: Array, neighbours: Array) -> Array:
     """``f32[P]``, sums of the smallest squared distances to other present rows."""
-    distance = distances_between(stacked)
+    distance = squared_between(measured(stacked))
     others = present[None] & ~jnp.eye(len(present), dtype=bool)
     ascending = jnp.sort(jnp.where(others, distance, jnp.inf), axis=1)
     near = jnp.arange(len(present), dtype=jnp.int32) < neighbours

@@ -80,31 +80,6 @@ def measured(model: PyTree) -> PyTree:
     return model.params if isinstance(model, Variables) else model
 
 
-def distances_between(stacked: PyTree) -> Array:
-    """``f32[P, P]``, squared, between all rows, infinite in place of NaN.
-
-    Row by row: as fast as a product of the centred stack with itself, and nothing cancels.
-    """
-    rows = measured(stacked)
-    return jax.lax.map(lambda row: squared_distances(rows, row), rows)
-
-
-def squared_distances(stacked: PyTree, point: PyTree) -> Array:
-    """From every row ``[P, *p]`` to a point ``[*p]``: ``f32[P]``, infinite in place of NaN.
-
-    >>> squared_distances(jnp.array([[3.0, 4.0], [jnp.nan, 0.0]]), jnp.zeros(2)).tolist()
-    [25.0, inf]
-    """
-
-    def leaf(rows: Array, at: Array) -> Array:
-        square = jnp.square(rows - at[None])
-        return jnp.sum(square, axis=tuple(range(1, rows.ndim))).astype(jnp.float32)
-
-    leaves = jax.tree.leaves(jax.tree.map(leaf, stacked, point))
-    total = sum(leaves[1:], leaves[0])
-    return jnp.where(jnp.isnan(total), jnp.inf, total)
-
-
 def check_share(name: str, share: float | Array) -> None:
     """Refuses a share of malicious rows that no rule withstands.
 

@@ -20,12 +20,13 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import (
     check_share,
     counted,
-    distances_between,
     enough,
+    measured,
 )
 
 Mix = Callable[[Array, Variables, Array, Array], tuple[Variables, Array]]
@@ -76,7 +77,7 @@ def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
         finite = present & jnp.isfinite(jax.vmap(tree.norm)(updates.params))
         count = jnp.sum(present, dtype=jnp.int32)
         neighbours = count - counted(byzantine, len(weights))(count)
-        distance = jnp.where(finite[None], distances_between(updates), jnp.inf)
+        distance = jnp.where(finite[None], squared_between(measured(updates)), jnp.inf)
         last = jnp.sort(distance, axis=1)[:, neighbours - 1, None]
         nearer, level = distance < last, (distance == last) & finite[None]
         left = neighbours - jnp.sum(nearer, axis=1, dtype=jnp.int32)
