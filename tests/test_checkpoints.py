@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "phase_shift": {"phases": 3},
     "radfedi": {"redistribution_rounds": 2, "objective": fs.toy(7, 0.9).objective},
     "ccvr": {"model": fs.toy(7, 0.9).model, "classes": 10},
+    "dada": {"objective": fs.toy(7, 0.9).objective},
     "fedproto": {
         "model": fs.toy(7, 0.9).model,
         "objective": fs.toy(7, 0.9).objective,
