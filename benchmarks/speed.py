@@ -8,6 +8,7 @@ clock and are reported apart. Speed is real training samples per second; padding
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import PINS, python_of
 from benchmarks.workloads import WORKLOADS, Timing, Workload
 
 HERE = Path(__file__).resolve().parent
@@ -36,7 +38,12 @@ CONTESTANTS = {
     "plain": "flax and optax, vmap over the cohort of a scan over padded steps",
     "torch": "PyTorch, one process, its best number of threads",
     "torch4": "PyTorch, one process of one thread per device (4 by default)",
+    "fedjax": "FedJAX, a client after another, a jitted step for each minibatch",
+    "pfl": "pfl-research with PyTorch, one process",
+    "flower": "Flower's simulation with PyTorch, a Ray actor of one thread per device",
 }
+"""Those of PINS run in environments of their own, which `python -m benchmarks.peers` makes."""
+OWN = [name for name in CONTESTANTS if name not in PINS]
 PATIENCE = 6  # a measurement of one round may last this many times `--seconds`
 
 Run = Callable[[Workload, int, int], Timing]
@@ -49,6 +56,9 @@ def find_run(contestant: str) -> Run:
         "plain": ("benchmarks.baselines.plain_jax", "run"),
         "torch": ("benchmarks.baselines.torch_loop", "run"),
         "torch4": ("benchmarks.baselines.torch_loop", "run_processes"),
+        "fedjax": ("benchmarks.peers.fedjax_loop", "run"),
+        "pfl": ("benchmarks.peers.pfl_loop", "run"),
+        "flower": ("benchmarks.peers.flower_simulation", "run"),
     }[contestant]
     run: Run = getattr(importlib.import_module(module), name)
     return run
@@ -104,6 +114,7 @@ def measure(
         "runs_per_repetition": calls,
         "repetitions": repetitions,
         "note": ", ".join(notes),
+        **({"versions": versions()} if contestant in PINS else {}),
     }
 
 
@@ -136,7 +147,8 @@ def _status_kb(pid: str, field: str) -> int:
 def spawn(contestant: str, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own; a failure becomes `{"error": ...}`."""
     job = json.dumps([contestant, name, args.devices, args.seconds, args.repeats])
-    command = [sys.executable, "-m", "benchmarks.speed", "--job", job]
+    python = python_of(contestant) if contestant in PINS else sys.executable
+    command = [python, "-m", "benchmarks.speed", "--job", job]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
@@ -171,14 +183,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that matter; None where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("fedjax_sim", "jax", "jaxlib", "flax", "torch", "numpy"):
-        try:
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, as far as they are installed."""
+    packages = ("fedjax_sim", "jax", "jaxlib", "flax", "torch", "numpy")
+    found = {"python": platform.python_version()}
+    for package in (*packages, "fedjax", "pfl", "flwr", "ray"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
     return found
 
 
@@ -217,7 +228,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--work", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W")
-    add("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="NAME")
+    add("--contestants", nargs="+", choices=CONTESTANTS, default=OWN, metavar="NAME")
     add("--devices", type=int, default=4, help="devices of ours, processes of torch4")
     add("--repeats", type=int, default=3, help="measurements; the median counts")
     add("--seconds", type=float, default=8.0, help="target length of a measurement")
@@ -228,6 +239,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def available(contestants: list[str]) -> list[str]:
     """Contestants without those that cannot run here, and one line that says why."""
+    for name in sorted(PINS.keys() & set(contestants)):
+        if not python_of(name).exists():
+            print(f"{name} is not installed: python -m benchmarks.peers {name}")
+            contestants = [c for c in contestants if c != name]
     if importlib.util.find_spec("torch") is None and {"torch", "torch4"} & set(contestants):
         print("torch is not installed: pip install fedjax_sim[benchmarks]")
         return [c for c in contestants if not c.startswith("torch")]
