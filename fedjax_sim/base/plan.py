@@ -312,3 +312,4 @@ class LearnedRedistribution(NamedTuple):
 
 
 AnyRedistribution = Redistribution | LearnedRedistribution
+"""What :func:`fedjax_sim.compose` takes as ``redistribution``: where models go, learned or not."""
