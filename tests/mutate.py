@@ -144,10 +144,16 @@ MUTANTS = [
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     Mutant(
         "models/convolutions.py",
-        'cpu=ways["direct"], default=ways["lax"]',
-        'cpu=ways["lax"], default=ways["direct"]',
-        tests("invariants"),
+        'cpu=ways[on_cpu], default=ways["lax"]',
+        'cpu=ways["lax"], default=ways[on_cpu]',
+        tests("models"),
     ),
+    Mutant(
+        "models/convolutions.py", "2 * math.prod(outputs)", "math.prod(outputs)", tests("models")
+    ),
+    Mutant("models/winograd.py", "[here[0] + ahead[0]", "[here[0]", tests("models")),
+    Mutant("models/winograd.py", "top : top + rows", "0:rows", tests("models")),
+    Mutant("models/winograd.py", "(0, 1, -1, 8, -8, 1)", "(0, 1, -1, 8, -8, 0)", tests("models")),
     # plan
     Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
     Mutant(

@@ -362,7 +362,7 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) 
         return lambda x, k, d: jnp.concatenate([conv(x, k).ravel(), depthwise(x, d).ravel()])
 
     wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], channels[0]))
-    for way in convolutions.LOWERINGS:
+    for way in set(convolutions.LOWERINGS) - {"winograd"}:
         ours = ways(
             lambda x, k, way=way: convolutions.conv(x, k, pads, way, stride=stride),
             lambda x, k: convolutions.depthwise(x, k, pads, stride=stride),
@@ -382,11 +382,82 @@ def test_the_tail_of_mobilenet_may_compute_in_bfloat16() -> None:
     assert {a.dtype for a in jax.tree.leaves(state)} == {jnp.dtype("float32")}
 
 
+TILED = [  # image, zeros around it: outputs that tiles of 4×4 fill, that they do not, and few
+    ((8, 12), ((1, 1), (1, 1))),
+    ((7, 10), ((0, 2), (3, 1))),
+    ((3, 4), ((0, 0), (0, 1))),
+]
+
+
+@pytest.mark.parametrize(("size", "pads"), TILED)
+def test_winograd_is_a_convolution(size: Any, pads: Any) -> None:
+    """Within 1e-5 of the largest value, and so are its gradients; under a vmap over kernels too."""
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, *size, 17)), rng.normal(size=(3, 3, 17, 18))
+
+    @functools.partial(jit, static_argnums=0)
+    def mapped(way: Any, *args: Any) -> Any:
+        def both(x: Any, k: Any) -> Any:
+            y, back = jax.vjp(lambda x, k: convolutions.conv(x, k, pads, way), x, k)
+            return y, back(jnp.sin(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
+        return jax.vmap(both)(*args)
+
+    with jax.enable_x64(True):
+        stacked = tuple(np.stack([a, 2 * a + 1]) for a in (x, kernel))
+        exact = jax.device_get(mapped("lax", *stacked))
+        assert_trees(jax.device_get(mapped("winograd", *stacked)), exact, rtol=1e-9, atol=1e-9)
+    single = jax.device_get(mapped("winograd", *(a.astype(np.float32) for a in stacked)))
+    for a, b in zip(jax.tree.leaves(single), jax.tree.leaves(exact), strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "dtype", "fast"),
+    [
+        (16, (16, 16), "float32", True),
+        (16, (15, 32), "float32", False),  # too few channels
+        (16, (32, 15), "float32", False),
+        (6, (16, 16), "float32", True),  # 36 outputs of 64
+        (5, (16, 16), "float32", False),  # 25 outputs of 64
+        (16, (16, 16), "bfloat16", False),
+    ],
+)
+def test_cpus_compute_large_convolutions_by_winograd(
+    size: int, channels: Any, dtype: str, fast: bool
+) -> None:
+    x = jnp.ones((1, size, size, channels[0]), dtype)
+    kernel, pads = jnp.ones((3, 3, *channels), dtype), ((1, 1), (1, 1))
+    wanted: convolutions.Lowering = "winograd" if fast else "direct"
+    programs = [
+        jax.jit(lambda x, k, way=way: convolutions.conv(x, k, pads, way)).lower(x, kernel)
+        for way in (None, wanted)
+    ]
+    chosen, asked = (program.as_text().count("stablehlo.convolution") for program in programs)
+    assert chosen == asked == (0 if fast else 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "stride", "got"),
+    [
+        ((5, 5, 16, 16), "float32", 1, "5×5 in float32 and stride 1"),
+        ((3, 3, 16, 16), "float32", 2, "3×3 in float32 and stride 2"),
+        ((3, 3, 16, 16), "bfloat16", 1, "3×3 in bfloat16 and stride 1"),
+    ],
+)
+def test_winograd_is_refused_of_other_kernels(
+    shape: Any, dtype: str, stride: int, got: str
+) -> None:
+    x, pads = jnp.ones((1, 8, 8, 16), dtype), ((0, 0), (0, 0))
+    with pytest.raises(ValueError, match=f"stride 1, got {got}$"):
+        convolutions.conv(x, jnp.ones(shape, dtype), pads, "winograd", stride=stride)
+
+
 def test_an_unknown_lowering_is_refused() -> None:
     x, kernel, pads = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))
-    known = "lowering must be one of lax, direct, im2col, got 'winograd'"
+    known = "lowering must be one of lax, direct, winograd, im2col, got 'fft'"
     with pytest.raises(ValueError, match=known):
-        convolutions.conv(x, kernel, pads, "winograd")  # type: ignore[arg-type]
+        convolutions.conv(x, kernel, pads, "fft")  # type: ignore[arg-type]
 
 
 def keras_mobilenet(images: np.ndarray, size: int) -> jax.Array:

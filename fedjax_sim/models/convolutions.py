@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 from fedjax_sim.base import Array
+from fedjax_sim.models import winograd
 
 Padding = Sequence[tuple[int, int]]
-Lowering = Literal["lax", "direct", "im2col"]
+Lowering = Literal["lax", "direct", "winograd", "im2col"]
 LOWERINGS: tuple[Lowering, ...] = get_args(Lowering)
 _NHWC = ("NHWC", "HWIO", "NHWC")
 
@@ -38,6 +40,9 @@ def conv(
       NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one.
       (``lax`` in a scan: 57 samples/s on that network; this one 1,400 to 2,250, ``im2col`` about
       half.)
+    - ``winograd``: 3×3 kernels with a quarter of the multiplications, 2 to 3 times as fast as
+      ``direct`` from 32 channels on, on images that its tiles of 4×4 outputs fill; float32 and
+      wider, to 1e-5 of the largest value (:func:`fedjax_sim.models.winograd.conv3x3`).
     - ``im2col``: shifted slices and one matrix product, which vmap batches.
 
     Args:
@@ -45,15 +50,16 @@ def conv(
             flax does: weights in bfloat16 or float64.
         kernel: ``f32[h, w, C, O]``.
         padding: (low, high) for H and W.
-        lowering: one of those above; None for "direct" in what is compiled for CPUs, and "lax" in
-            what is compiled for others.
+        lowering: one of those above; None for "winograd", if it is faster, or "direct" in what is
+            compiled for CPUs, and "lax" in what is compiled for others.
         stride: s, for H and W.
 
     Returns:
         ``f32[B, H', W', O]``.
 
     Raises:
-        ValueError: if there is no such lowering.
+        ValueError: if there is no such lowering, or it is "winograd" for a kernel that is not 3×3,
+            a stride above 1 or numbers of 16 bits.
 
     Example:
         >>> conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 5)), ((0, 0), (0, 0))).shape
@@ -66,12 +72,38 @@ def conv(
     ways: dict[Lowering, Callable[[Array, Array], Array]] = {
         "lax": lambda x, k: _nhwc(x, k, pads, stride),
         "direct": lambda x, k: _direct(x, k, pads, stride),
+        "winograd": lambda x, k: winograd.conv3x3(x, k, pads),
         "im2col": lambda x, k: _im2col(x, k, pads, stride),
     }
+    if lowering == "winograd" and not _may_be_winograd(kernel, stride):
+        given = "×".join(map(str, kernel.shape[:2]))
+        raise ValueError(
+            "lowering 'winograd' is of 3×3 kernels in float32 or float64 and stride 1, got "
+            f"{given} in {kernel.dtype} and stride {stride}"
+        )
     if lowering is not None:
         return ways[lowering](x, kernel)
-    computed: Array = jax.lax.platform_dependent(x, kernel, cpu=ways["direct"], default=ways["lax"])
+    on_cpu: Lowering = "direct"
+    if _may_be_winograd(kernel, stride) and _pays(x, kernel, pads):
+        on_cpu = "winograd"
+    computed: Array = jax.lax.platform_dependent(x, kernel, cpu=ways[on_cpu], default=ways["lax"])
     return computed
+
+
+def _may_be_winograd(kernel: Array, stride: int) -> bool:
+    return kernel.shape[:2] == (3, 3) and stride == 1 and kernel.dtype.itemsize >= 4
+
+
+def _pays(x: Array, kernel: Array, padding: Padding) -> bool:
+    """Whether Winograd's products outweigh its transforms.
+
+    On one core of an AMD EPYC, 16 images, forward and backward: 1.1 to 1.5 times as fast as
+    "direct" from 16 channels to 16, 1.2 to 3 times from 32 to 32 on. An image of 5×5 outputs is
+    39 % of its four tiles: from 64 channels to 64 it is 0.9 times as fast; one of 6×6, 1.4 times.
+    """
+    outputs = [n + low + high - 2 for n, (low, high) in zip(x.shape[1:3], padding, strict=True)]
+    covered = math.prod(winograd.TILE * winograd.tiles(n) for n in outputs)
+    return min(kernel.shape[2:]) >= 16 and 2 * math.prod(outputs) >= covered
 
 
 def _nhwc(
