@@ -362,7 +362,7 @@ def test_strided_convolutions(size: Any, pads: Any, stride: int, channels: Any) 
         return lambda x, k, d: jnp.concatenate([conv(x, k).ravel(), depthwise(x, d).ravel()])
 
     wanted = ways(lax, lambda x, k: lax(x, k[:, :, None], channels[0]))
-    for way in set(convolutions.LOWERINGS) - {"winograd"}:
+    for way in ("lax", "direct", "im2col"):
         ours = ways(
             lambda x, k, way=way: convolutions.conv(x, k, pads, way, stride=stride),
             lambda x, k: convolutions.depthwise(x, k, pads, stride=stride),
