@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, needs_a_clock
+from conftest import Federation, assert_trees, largest_change, needs_a_clock
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -20,8 +22,12 @@ from fedjax_sim.bench import main
 from fedjax_sim.engine import memory
 from fedjax_sim.engine.targets import devices_of
 from fedjax_sim.run.ahead import compile_ahead
+from fedjax_sim.run.counting import count_programs
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.inputs import drawing
 from fedjax_sim.run.simulation import experiment
+
+FIRST = ["weights", "start", "advance"]
 
 
 def programs_of(
@@ -70,7 +76,7 @@ def test_every_method_lowers_for_accelerators(
     name: str, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     programs = programs_of(name, federation, models["mlp"])
-    assert [name for name, _ in programs.lowered(["cuda", "tpu"])][:2] == ["start", "advance"]
+    assert [name for name, _ in programs.lowered(["cuda", "tpu"])][:3] == FIRST
 
 
 @pytest.mark.parametrize(("name", "finishes"), [("fedavg", False), ("radfed", True)])
@@ -79,13 +85,36 @@ def test_what_is_compiled_ahead_is_what_runs(
 ) -> None:
     programs = programs_of(name, federation, models["logistic"], devices=4, chunk=1)
     told = {program.name: program for program in compile_ahead(programs)}
-    assert list(told) == ["start", "advance", *(["finish"] if finishes else [])]
+    assert list(told) == [*FIRST, *(["finish"] if finishes else [])]
     sizes = sum(a.nbytes for a in jax.tree.leaves((federation.data, federation.test)))
     assert told["advance"].arguments > sizes
     assert told["advance"].collectives
     assert all(program.seconds > 0 and program.temporaries >= 0 for program in told.values())
     run = programs.start((0, 1))
     assert run.keys.shape == (2,)
+
+
+def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> None:
+    """Each run's are those of its seed alone."""
+    model = fs.models.logistic((6,), 3)
+    first, second = (programs_of(name, federation, model) for name in ("fedavg", "scaffold"))
+    drawn = first.start((5, 9)).state.server
+    with count_programs() as counter:
+        again = second.start((9, 5)).state.server
+    assert counter.programs == 2  # start and advance
+    assert_trees(drawn, jax.tree.map(lambda a: a[::-1], again))
+    assert largest_change(drawn, again) > 0.01
+
+
+def test_what_draws_weights_goes_with_the_model() -> None:
+    """Or the trunks of all models of a session would stay."""
+    model = fs.models.logistic((6,), 3)
+    draw = drawing(model.init, fs.make_execution().replicated)
+    draw.lower(np.zeros(2, np.uint32)).compile()
+    gone = weakref.ref(model.init), weakref.ref(draw)
+    del model, draw
+    gc.collect()
+    assert [known() for known in gone] == [None, None]
 
 
 def test_a_run_says_what_it_holds_before_it_starts(
@@ -177,7 +206,7 @@ def test_small_programs_compile_for_tpus(
     devices = devices_of(target)
     assert len(devices) == {"v5e:1x1": 1, "v5e:2x2": 4}[target]
     programs = programs_of(name, federation, models["logistic"], devices, None)
-    assert [p.name for p in compile_ahead(programs)][:2] == ["start", "advance"]
+    assert [p.name for p in compile_ahead(programs)][:3] == FIRST
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import RunAxes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.identity import digest
-from fedjax_sim.run.inputs import placed, stacked
+from fedjax_sim.run.inputs import drawing, placed, stacked
 from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage
 from fedjax_sim.run.varied import Varied
@@ -47,9 +47,9 @@ Sets = tuple[EvalSet, ...]
 class Experiment:
     """The programs; :func:`fedjax_sim.run.simulation` is a loop over them.
 
-    At most three: start, advance, and finish if models are in flight or the algorithm has a finish.
-    All are compiled before the first round, and once: ``advance`` takes the number of rounds as
-    data.
+    At most four: weights, which draws them and which experiments of one model share; start;
+    advance; and finish if models are in flight or the algorithm has a finish. All are compiled
+    before the first round, and once: ``advance`` takes the number of rounds as data.
 
     Args:
         algorithm: what to run.
@@ -147,6 +147,10 @@ class Experiment:
 
         data, sets = shapes(self._given)
         seeds, todo = shapes((np.zeros(self.runs, np.uint32), np.int32(0)))
+        if weights is None:
+            draw = drawing(self.model.init, self._execution.replicated).trace(seeds)
+            yield "weights", draw.lower(lowering_platforms=given)
+            weights = draw.out_info
         begin = self._traced("start", self._begin, seeds, shapes(weights), data)
         yield "start", begin.lower(lowering_platforms=given)
         run = shapes(begin.out_info)
@@ -224,8 +228,10 @@ class Experiment:
 
     def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
         """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
-        weights = self._prepare(initial)
-        run: Run = self._programs["start"](np.asarray(seeds, np.uint32), weights, self._inputs[0])
+        weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
+        if weights is None:
+            weights = self._programs["weights"](numbers)
+        run: Run = self._programs["start"](numbers, weights, self._inputs[0])
         return run
 
     def _prepare(self, initial: Variables | None, *, compiling: bool = True) -> Variables | None:
@@ -245,13 +251,11 @@ class Experiment:
             self.traffic = self.algorithm.traffic(shapes, one)
         return weights
 
-    def _begin(self, seeds: Array, weights: PyTree, data: ClientData) -> Run:
+    def _begin(self, seeds: Array, weights: Variables, data: ClientData) -> Run:
         def begin(
-            algorithm: Algorithm, seed: Array, weights: PyTree, data: ClientData
+            algorithm: Algorithm, seed: Array, variables: Variables, data: ClientData
         ) -> tuple[Array, FedState]:
-            key = jax.random.key(seed)
-            variables = weights or self.model.init(stream(key, Seed.WEIGHTS))
-            run_key = stream(key, Seed.ROUNDS)
+            run_key = stream(jax.random.key(seed), Seed.ROUNDS)
             return run_key, algorithm.init(run_key, variables, data)
 
         all_runs = self._map(begin, (0, 0, self._axes.data), (0, self._axes.state))

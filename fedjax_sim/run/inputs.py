@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from fedjax_sim.base import Array, Variables
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.streams import Seed, stream
 
 T = TypeVar("T")
+Init = Callable[[Array], Variables]
+_draws: weakref.WeakKeyDictionary[Init, dict[Sharding, Any]] = weakref.WeakKeyDictionary()
+
+
+def drawing(init: Init, sharding: Sharding) -> Any:
+    """What draws the weights of each run, ``uint32[R] -> [R, *p]``, jitted.
+
+    As long as the model lives it is one function, so that JAX compiles it once, whatever algorithms
+    train the model: within a program of each start it took more compiling than all the rest.
+
+    Args:
+        init: the model's.
+        sharding: of the seeds and the weights.
+    """
+    of_model = _draws.setdefault(init, {})
+    if sharding not in of_model:
+        known = weakref.ref(init)  # else the entry would hold its own key
+
+        def draw(seed: Array) -> Variables:
+            alive = known()
+            assert alive is not None
+            return alive(stream(jax.random.key(seed), Seed.WEIGHTS))
+
+        of_model[sharding] = jax.jit(jax.vmap(draw), in_shardings=sharding, out_shardings=sharding)
+    return of_model[sharding]
 
 
 def placed(given: T, execution: Execution) -> T:
