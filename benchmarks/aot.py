@@ -2,14 +2,14 @@
 
     python -m benchmarks.aot --work W2 W3 --targets v5e:1x1
 
-Compiles the rounds of `speed.py`'s workloads, the convolutions as they are and by im2col. Nothing
-runs. Milliseconds are those of the longest loop body, a step of all clients that train at once, by
-the model of the chip that XLA schedules with: trust ratios above 1.5. Prints a table in markdown
-and writes a JSON file. Needs the extra `aot`.
+Compiles the rounds of `speed.py`'s workloads, the convolutions as they are, by im2col, and by
+Winograd's filtering where it can. Nothing runs. Milliseconds are those of the longest loop body, a
+step of all clients that train at once, by the model of the chip that XLA:TPU schedules with: trust
+ratios above 1.5; of a GPU XLA says no time. Prints a table in markdown and writes a JSON file.
+Needs the extra `aot` for TPUs and `cuda12` for the GPU.
 """
 
 import argparse
-import functools
 import re
 import time
 from collections import Counter
@@ -25,24 +25,30 @@ from benchmarks.baselines.ours import experiment_of
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
 from benchmarks.workloads import WORKLOADS
+from fedjax_sim.base import Array
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.targets import devices_of
 from fedjax_sim.models import layers
-from fedjax_sim.models.convolutions import conv
+from fedjax_sim.models.convolutions import Padding, conv
 from fedjax_sim.run.ahead import told
 
 HERE = Path(__file__).resolve().parent
-TARGETS = ("v5e:1x1", "v5e:2x2")
+TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
 CONVOLUTIONAL = ("cnn", "bn_cnn")
-WAYS = ("as it is", "im2col")
+WAYS = ("as it is", "im2col", "winograd")
 
 
 def lowered_by(way: str) -> AbstractContextManager[object]:
-    """Within it, the networks' convolutions are computed in this way."""
-    if way != "im2col":
+    """Within it, the networks' convolutions are computed in this way, if they can be."""
+    if way == "as it is":
         return nullcontext()
-    return mock.patch.object(layers, "conv", functools.partial(conv, lowering="im2col"))
+
+    def chosen(x: Array, kernel: Array, padding: Padding) -> Array:
+        possible = way != "winograd" or (kernel.shape[:2] == (3, 3) and kernel.shape[2] >= 16)
+        return conv(x, kernel, padding, way if possible else "lax")  # type: ignore[arg-type]
+
+    return mock.patch.object(layers, "conv", chosen)
 
 
 def longest(text: str) -> float | None:
@@ -65,7 +71,8 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         programs = dict(experiment_of(WORKLOADS[work], execution).lowered())
         program = programs["advance"].compile()
     found = told("advance", time.perf_counter() - began, program)
-    ms = longest(program.as_text() or "")
+    text = program.as_text() or ""
+    ms = longest(text)
     return {
         "work": work,
         "target": target,
@@ -74,6 +81,7 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         "arguments MB": f"{found.arguments / MB:,.0f}",
         "temporaries MB": f"{found.temporaries / MB:,.0f}",
         "est. ms a step": "-" if ms is None else f"{ms:.3g}",
+        "cuDNN calls": text.count('custom_call_target="__cudnn$') if target == "h100" else "-",
         "collectives": ", ".join(f"{n} {kind}" for kind, n in found.collectives.items()),
     }
 
@@ -102,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     for work in args.work:
         for target in args.targets:
             for way in args.ways:
-                if way == "im2col" and WORKLOADS[work].net not in CONVOLUTIONAL:
+                if way != "as it is" and WORKLOADS[work].net not in CONVOLUTIONAL:
                     continue
                 rows.append(compiled(work, target, way))
                 print(*rows[-1].values(), sep="  ", flush=True)

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import Federation, assert_trees, largest_change, needs_a_clock
+from jax.experimental import topologies
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -209,19 +210,41 @@ def test_small_programs_compile_for_tpus(
     assert [p.name for p in compile_ahead(programs)][:3] == FIRST
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h100", "h100:2"])
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])
+def test_small_programs_compile_for_gpus(
+    name: str, target: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    try:
+        devices = devices_of(target)
+    except ImportError as error:
+        pytest.skip(str(error))
+    assert len(devices) == {"h100": 1, "h100:2": 2}[target]
+    programs = programs_of(name, federation, models["logistic"], devices, None)
+    assert [p.name for p in compile_ahead(programs)][:3] == FIRST
+
+
+def no_topology(*_: Any, **__: Any) -> Any:
+    """What JAX says without a plugin."""
+    raise NotImplementedError("topology not implemented for cuda")
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("v5e:2x2", "--compile-for v5e:2x2 needs libtpu: pip install 'fedjax-sim[aot]'"),
-        ("h100", "--compile-for must be like v5e:2x2, v6e:1x1 or another kind of TPU with the "),
+        ("v5e:2x2", "v5e:2x2 needs libtpu: pip install 'fedjax-sim[aot]'"),
+        ("h100", "h100 needs JAX's plugin for CUDA: pip install 'fedjax-sim[cuda12]'"),
+        ("h100:0", "must be like v5e:2x2, v6e:1x1 or another kind of TPU with the "),
     ],
 )
 def test_a_target_without_its_compiler_is_one_line(
     target: str, message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "libtpu", None)
+    monkeypatch.setattr(topologies, "get_topology_desc", no_topology)
     monkeypatch.chdir(tmp_path)
     assert main(["--compile-for", target]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert f"--compile-for {message}" in line
     assert not [*tmp_path.iterdir()]

@@ -16,7 +16,27 @@ _HOSTLESS = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once: none has a TPU
 }
-FORMS = "v5e:2x2, v6e:1x1 or another kind of TPU with the shape of its slice"
+# What XLA asks a GPU: NVIDIA's numbers of an H100 with 80 GB, in XLA's GpuTargetConfigProto.
+_H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+FORMS = (
+    "v5e:2x2, v6e:1x1 or another kind of TPU with the shape of its slice, or h100, or h100:4 for "
+    "so many"
+)
 
 
 def devices_of(target: str) -> tuple[jax.Device, ...]:
@@ -24,17 +44,35 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
 
     Args:
         target: a kind of TPU and the shape of a slice of it, ``v5e:2x2``; ``v5e:1x1`` is one chip,
-            as in Colab.
+            as in Colab. Or ``h100``, a GPU, or ``h100:4``, four of them in one machine.
 
     Returns:
         The devices, for :func:`fedjax_sim.make_execution`.
 
     Raises:
         ValueError: if there is no such target.
-        ImportError: without libtpu, of the extra ``aot``.
+        ImportError: without what compiles for it: libtpu, of the extra ``aot``, or JAX's plugin for
+            CUDA, of ``cuda12`` or ``cuda13``.
     """
-    if not re.fullmatch(r"v\d\w*:\d+(x\d+)+", target):
-        raise ValueError(f"compile_for must be like {FORMS}, got {target!r}")
+    if gpus := re.fullmatch(r"h100(?::([1-9]\d*))?", target):
+        return _gpus(target, int(gpus[1] or 1))
+    if re.fullmatch(r"v\d\w*:\d+(x\d+)+", target):
+        return _tpus(target)
+    raise ValueError(f"compile_for must be like {FORMS}, got {target!r}")
+
+
+def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:
+    shape = {"target_config": _H100, "topology": f"1x1x{count}"}  # of partitions, hosts, devices
+    try:
+        description = topologies.get_topology_desc(target, "cuda", **shape)
+    except NotImplementedError as error:
+        raise ImportError(
+            f"compile_for {target} needs JAX's plugin for CUDA: pip install 'fedjax-sim[cuda12]'"
+        ) from error
+    return tuple(description.devices)
+
+
+def _tpus(target: str) -> tuple[jax.Device, ...]:
     try:
         import libtpu  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
