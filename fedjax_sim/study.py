@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_sim import bench
+from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain, enter
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import check_free, versions, write_json, write_text
@@ -23,7 +24,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
-from fedjax_sim.cli.studies.plan import Cell, Study, counted, read_study
+from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 from fedjax_sim.cli.studies.view import viewed
 from fedjax_sim.cli.watching import Watch

@@ -193,7 +193,7 @@ def test_what_changes_shapes_is_run_in_turn(federation: Federation) -> None:
     data, test = federation.data, federation.test
     swept = fs.sweep(make, {"epochs": [1, 2], "lr": [0.05, 0.2]}, MODEL, data, test, **SCALE)
     assert [len(group) for group in swept.plan.groups] == [2, 2]
-    assert str(swept.plan) == "4 points x 1 seeds = 4 runs, in 2 groups of programs, in turn"
+    assert str(swept.plan) == "4 points x 1 seed = 4 runs, in 2 groups of programs, in turn"
     for point in swept.points[1:3]:
         assert_equal(point, alone(make, point, data, test))
 

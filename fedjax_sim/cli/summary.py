@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim import privacy
 from fedjax_sim.base import FedState, origins
+from fedjax_sim.base.words import counted
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
@@ -92,8 +93,8 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     print(
         f"{experiment.dataset}, {setup.model_name}: {setup.clients} clients, "
         f"{setup.clients_per_round} a round{skew}; {experiment.rounds} rounds, "
-        f"{config.training.epochs:g} epochs, {len(experiment.seeds)} seeds; {len(devices)} x "
-        f"{devices[0].device_kind}"
+        f"{config.training.epochs:g} epochs, {counted(len(experiment.seeds), 'seed')}; "
+        f"{len(devices)} x {devices[0].device_kind}"
         f"\nscore: {setup.score}, {setup.problem.scored}{prepared}\n"
     )
     print(table(summaries, setup.task.metrics[setup.score]))

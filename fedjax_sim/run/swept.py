@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.base.words import counted
 from fedjax_sim.run.result import Result
 
 Settings = Mapping[str, Any]
@@ -25,11 +26,11 @@ class Plan(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        points = sum(map(len, self.groups))
-        several = "group of programs" if len(self.groups) == 1 else "groups of programs, in turn"
+        points, groups = sum(map(len, self.groups)), len(self.groups)
         return (
-            f"{points} points x {self.seeds} seeds = {points * self.seeds} runs, "
-            f"in {len(self.groups)} {several}"
+            f"{counted(points, 'point')} x {counted(self.seeds, 'seed')} = "
+            f"{counted(points * self.seeds, 'run')}, in {counted(groups, 'group')} of programs"
+            f"{', in turn' * (groups > 1)}"
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config
 from fedjax_sim.cli.flags import flag
@@ -228,12 +229,3 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 def _runs(config: Config) -> int:
     return len(config.experiment.seeds) * (config.scores.folds or 1)
-
-
-def counted(number: int, what: str) -> str:
-    """So many of something.
-
-    >>> counted(1, "run"), counted(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from fedjax_sim.cli.studies.plan import Cell, Study, counted
+from fedjax_sim.base.words import counted
+from fedjax_sim.cli.studies.plan import Cell, Study
 from fedjax_sim.cli.studies.results import Row, best_of, shown_score
 from fedjax_sim.cli.watching import Tell, bar, called
 
