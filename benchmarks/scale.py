@@ -126,7 +126,7 @@ def measured(
         "runs": runs,
         "devices": devices,
         "ms a round": f"{1000 * best / rounds:.2f}",
-        "µs a visit": f"{1e6 * best / rounds / (arm.visits or cohort):.0f}",
+        "µs a visit": f"{1e6 * best / rounds / runs / (arm.visits or cohort):.0f}",
         "data and states MB": f"{told.arguments / MB:,.1f}",
         "temporaries MB": f"{told.temporaries / MB:,.1f}",
     }
