@@ -1,4 +1,4 @@
-"""The Python in README and CONTRIBUTING runs as printed, and the pages name what is there."""
+"""The Python in README, guide and CONTRIBUTING runs as printed; the pages name what is there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from fedjax_sim.base import Gathered
 
 ROOT = Path(__file__).parents[1]
 AT = {"client": 0.02, "server": 1.0}
+METHODS, RUNS = "docs/guide/methods.md", "docs/guide/runs.md"
 PAGES = [
     "README.md", "CONTRIBUTING.md", "docs/devices.md", "docs/glossary.md", "docs/releasing.md",
+    METHODS, RUNS, "docs/guide/data.md", "docs/guide/command.md",
 ]  # fmt: skip
 
 
@@ -41,9 +43,9 @@ def python_blocks(page: str) -> list[str]:
 def test_the_examples_train_and_show_their_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example, exchange, adapters, loading, watching, sweeps, hypergradients = python_blocks(
-        "README.md"
-    )
+    example, exchange = python_blocks("README.md")
+    adapters, hypergradients = python_blocks(METHODS)
+    loading, watching, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
     assert scope["result"].accuracy[-1, 0] > 0.5  # chance is 0.1
@@ -238,7 +240,7 @@ def test_the_objective_of_the_recipes_remembers(recipes: dict[str, Any]) -> None
     assert [float(w.params[0]) for w in out.servers] == [4.0, 2.0]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/glossary.md", "docs/round.svg"])
+@pytest.mark.parametrize("page", [METHODS, "docs/glossary.md", "docs/round.svg"])
 def test_every_role_is_explained(page: str) -> None:
     text = text_of(page)
     for role in inspect.signature(fs.compose).parameters:
@@ -247,7 +249,7 @@ def test_every_role_is_explained(page: str) -> None:
 
 def test_the_table_of_parts_says_where_they_are() -> None:
     """A choice in the third column is a name of the module in the second."""
-    rows = re.findall(r"^\| [^|]+ \| `fs\.(\w+)` \| ([^|]+) \|", text_of("README.md"), re.MULTILINE)
+    rows = re.findall(r"^\| [^|]+ \| `fs\.(\w+)` \| ([^|]+) \|", text_of(METHODS), re.MULTILINE)
     assert len(rows) == 17 + 3  # a row for each role, and three for what is inside a local update
     for where, choices in rows:
         module = getattr(fs, where)

@@ -358,8 +358,8 @@ def test_bad_files(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"```toml\n(.*?)```", readme, re.DOTALL)
+    page = (ROOT / "docs" / "guide" / "runs.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     plan = read_study(written(tmp_path, shown))
     assert str(plan) == "3 methods with 18 settings, 2 cells: 540 runs"
     for path in sorted((ROOT / "benchmarks" / "reproduce").glob("*.toml")):

@@ -47,9 +47,9 @@ Sets = tuple[EvalSet, ...]
 class Experiment:
     """The programs; :func:`fedjax_sim.run.simulation` is a loop over them.
 
-    At most four: weights, which draws them and which experiments of one model share; start;
-    advance; and finish if models are in flight or the algorithm has a finish. All are compiled
-    before the first round, and once: ``advance`` takes the number of rounds as data.
+    At most four: weights, which all experiments of a model share, start, advance, and finish if
+    models are in flight or the algorithm has a finish. All are compiled before the first round, and
+    once: ``advance`` takes the number of rounds as data.
 
     Args:
         algorithm: what to run.
@@ -82,8 +82,7 @@ class Experiment:
         varied: Varied | None = None,
     ) -> None:
         self.compile_seconds = 0.0
-        self.device_bytes = 0
-        self.model_bytes = 0
+        self.device_bytes = self.model_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
         self.finishing = 0 if algorithm.parts.finish is None else data.clients
         algorithm = algorithm.on(fitted(algorithm.parts, data, runs))
@@ -150,8 +149,8 @@ class Experiment:
         if weights is None:
             draw = drawing(self.model.init, self._execution.replicated).trace(seeds)
             yield "weights", draw.lower(lowering_platforms=given)
-            weights = draw.out_info
-        begin = self._traced("start", self._begin, seeds, shapes(weights), data)
+        weights = shapes(draw.out_info if weights is None else weights)
+        begin = self._traced("start", self._begin, seeds, weights, data)
         yield "start", begin.lower(lowering_platforms=given)
         run = shapes(begin.out_info)
         advance = self._traced("advance", self._rounds, run, data, sets, todo, donate=(0,))
@@ -229,8 +228,7 @@ class Experiment:
     def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
         """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
         weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
-        if weights is None:
-            weights = self._programs["weights"](numbers)
+        weights = self._programs["weights"](numbers) if weights is None else weights
         run: Run = self._programs["start"](numbers, weights, self._inputs[0])
         return run
 
@@ -252,19 +250,17 @@ class Experiment:
         return weights
 
     def _begin(self, seeds: Array, weights: Variables, data: ClientData) -> Run:
-        def begin(
-            algorithm: Algorithm, seed: Array, variables: Variables, data: ClientData
-        ) -> tuple[Array, FedState]:
+        def begin(algorithm: Algorithm, seed: Array, start: Variables, data: ClientData) -> PyTree:
             run_key = stream(jax.random.key(seed), Seed.ROUNDS)
-            return run_key, algorithm.init(run_key, variables, data)
+            return run_key, algorithm.init(run_key, start, data)
 
         all_runs = self._map(begin, (0, 0, self._axes.data), (0, self._axes.state))
         return Run(*all_runs(seeds, weights, data))
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
-        advanced = self._programs["advance"](run, *self._inputs, np.int32(todo))
-        out: tuple[Run, Metrics, Scored] = advanced
+        out: tuple[Run, Metrics, Scored]
+        out = self._programs["advance"](run, *self._inputs, np.int32(todo))
         return out
 
     def _rounds(
