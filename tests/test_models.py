@@ -23,6 +23,7 @@ import fedjax_sim as fs
 from fedjax_sim import tree
 from fedjax_sim.base import Batch
 from fedjax_sim.cli.build import load_model
+from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.models import adapters, convolutions, layers, mobilenet, resnet
 from fedjax_sim.models._lstm import recurrence
 from fedjax_sim.run import check_model
@@ -403,7 +404,7 @@ def test_winograd_is_a_convolution(size: Any, pads: Any) -> None:
 
         return jax.vmap(both)(*args)
 
-    with jax.enable_x64(True):
+    with enable_x64(True):
         stacked = tuple(np.stack([a, 2 * a + 1]) for a in (x, kernel))
         exact = jax.device_get(mapped("lax", *stacked))
         assert_trees(jax.device_get(mapped("winograd", *stacked)), exact, rtol=1e-9, atol=1e-9)
