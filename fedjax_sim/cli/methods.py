@@ -111,9 +111,7 @@ def add_options(
     Raises:
         ValueError: if two of those that will run take different values by one flag.
     """
-    everyone = {name for names in owners.values() for name in names}
-    whose = "one algorithm or some" if everyone - set(chosen) else ", ".join(chosen)
-    group = parser.add_argument_group(f"flags of {whose}, and their defaults there")
+    group = parser.add_argument_group(f"flags of {', '.join(chosen)}, and their defaults there")
     for key, names in owners.items():
         readers = {name: kind(parameters(name)[key].annotation) for name in names}
         first, *others = [name for name in names if name in chosen] or names[:1]

@@ -125,19 +125,18 @@ def _chosen(argv: Sequence[str]) -> _Chosen:
     beside = [label for labels in compare for label in labels if label != "none"]
     algorithms = tuple(dict.fromkeys([*algo, *beside]))
     names = tuple(dict.fromkeys(map(name_of, algorithms)))
-    if given.help and (given.algo or given.compare):
-        return _Chosen(algorithms, names, names, True)
-    listed = ALGORITHMS if given.help else ALGORITHMS.known
+    listed = () if given.help else ALGORITHMS.known
     return _Chosen(algorithms, names, tuple(dict.fromkeys([*listed, *names])), given.help)
 
 
 def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
     parser = Parser(
         prog="python -m fedjax_sim.bench",
+        usage="%(prog)s [--algo NAME] [--compare NAME ...] [FLAG ...]",
         description="Runs a federated algorithm beside others on the same clients, seeds and "
         "initial weights; prints a table and writes a folder of results.",
-        epilog="Example: python -m fedjax_sim.bench --algo phase_shift --phases 4. With --algo "
-        "before it, --help tells the flags of that algorithm alone.",
+        epilog="Example: python -m fedjax_sim.bench --algo phase_shift --phases 4. --algo NAME "
+        "--help tells the flags of that algorithm; --list those of all, in short.",
     )
     group = parser.add_argument_group("algorithm")
     _add_names(group, ALGORITHMS if chosen.helping else ())
