@@ -21,7 +21,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
 from fedjax_sim.engine import memory
-from fedjax_sim.engine.targets import devices_of
+from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.counting import count_programs
 from fedjax_sim.run.experiment import Experiment
@@ -223,6 +223,10 @@ def test_small_programs_compile_for_gpus(
     assert len(devices) == {"h100": 1, "h100:2": 2}[target]
     programs = programs_of(name, federation, models["logistic"], devices, None)
     assert [p.name for p in compile_ahead(programs)][:3] == FIRST
+
+
+def test_what_runs_here_is_compiled_by_the_options_of_the_process() -> None:
+    assert options_for(jax.devices()) is None
 
 
 def no_topology(*_: Any, **__: Any) -> Any:

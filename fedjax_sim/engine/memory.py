@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,14 +20,18 @@ class TooLargeError(ValueError):
     """More than a device's memory holds."""
 
 
-def compiled(lowered: Lowered) -> Compiled:
+def compiled(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compiled:
     """The program, compiled by XLA, which on accelerators plans all of the memory.
+
+    Args:
+        lowered: the program.
+        options: XLA's, for this program; None for those of the process.
 
     Raises:
         TooLargeError: if the memory of a device does not hold it; says both sizes.
     """
     try:
-        return lowered.compile()
+        return lowered.compile(None if options is None else dict(options))
     except jax.errors.JaxRuntimeError as error:
         told = str(error).partition("\n")[0]
         code, _, reason = told.partition(": ")

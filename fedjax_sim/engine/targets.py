@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -59,6 +60,18 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
     if re.fullmatch(r"v\d\w*:\d+(x\d+)+", target):
         return _tpus(target)
     raise ValueError(f"compile_for must be like {FORMS}, got {target!r}")
+
+
+def options_for(devices: Sequence[jax.Device]) -> dict[str, Any] | None:
+    """XLA's options for what is compiled for these devices; None for those of the process.
+
+    XLA times its kernels for products of matrices on the GPU. Without one it guesses, and finds
+    none for some products: cuBLAS then takes all of them.
+    """
+    device = devices[0]
+    if device.platform != "gpu" or device in jax.devices():
+        return None
+    return {"xla_gpu_enable_triton_gemm": False}
 
 
 def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:

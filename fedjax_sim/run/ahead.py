@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jax.stages import Compiled
 
 from fedjax_sim.engine.memory import compiled
+from fedjax_sim.engine.targets import options_for
 from fedjax_sim.run.experiment import Experiment
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -46,8 +47,9 @@ def compile_ahead(experiment: Experiment) -> Iterator[Program]:
         TooLargeError: if a program does not fit in a device's memory.
     """
     began = time.perf_counter()
+    options = options_for(experiment.algorithm.parts.execution.devices)
     for name, lowered in experiment.lowered():
-        program = compiled(lowered)
+        program = compiled(lowered, options)
         yield told(name, time.perf_counter() - began, program)
         began = time.perf_counter()
 
