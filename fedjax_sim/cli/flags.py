@@ -150,7 +150,8 @@ def number(
     argparse.ArgumentTypeError: must be a whole number at least 1, got '0'
     """
     limits = {"at least": at_least, "above": above, "below": below}
-    wanted = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
+    within = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
+    wanted = f"{'a whole' if of is int else 'a'} number {within or 'that is finite'}"
 
     def convert(text: str) -> float:
         try:
@@ -159,7 +160,6 @@ def number(
             value = math.nan
         if math.isfinite(value) and at_least <= value and above < value < below:
             return value
-        noun = "a whole number" if of is int else "a number"
-        raise argparse.ArgumentTypeError(f"must be {noun} {wanted}, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
 
     return convert
