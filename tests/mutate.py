@@ -140,6 +140,7 @@ MUTANTS = [
     ),
     Mutant("engine/draws.py", "_first(given) & ", "", tests("draws")),
     Mutant("engine/draws.py", "[taken, out]", "[out]", tests("draws")),
+    Mutant("run/inputs.py", "Seed.WEIGHTS", "Seed.ROUNDS", tests("ahead")),
     Mutant("engine/memory.py", "size > there", "size >= there", tests("ahead")),
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     Mutant(

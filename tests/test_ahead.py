@@ -21,6 +21,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
 from fedjax_sim.engine import memory
+from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.counting import count_programs
@@ -105,6 +106,8 @@ def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> 
     assert counter.programs == 2  # start and advance
     assert_trees(drawn, jax.tree.map(lambda a: a[::-1], again))
     assert largest_change(drawn, again) > 0.01
+    alone = model.init(stream(jax.random.key(5), Seed.WEIGHTS))
+    assert_trees(jax.tree.map(lambda a: a[0], drawn), alone, rtol=1e-6)
 
 
 def test_what_draws_weights_goes_with_the_model() -> None:
