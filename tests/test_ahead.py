@@ -175,7 +175,7 @@ class Refused:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    def compile(self) -> None:
+    def compile(self, options: Any) -> None:
         raise jax.errors.JaxRuntimeError(self.reason)
 
 
