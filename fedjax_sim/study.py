@@ -24,6 +24,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.stopping import held
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 from fedjax_sim.cli.studies.view import viewed
@@ -88,10 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if statuses[-1] > 2:
                     break
                 found = rows_of(study, cell, _folder(asked, cell)) if statuses[-1] < 2 else []
-                view.ended(cell, found)
                 rows += found
-                jax.clear_caches()  # another cell has other shapes
-                trim()
+                with held():
+                    view.ended(cell, found)
+                    jax.clear_caches()  # another cell has other shapes
+                    trim()
     except KeyboardInterrupt:
         statuses.append(bench.INTERRUPTED)
     if statuses[-1] > 2:

@@ -1298,6 +1298,7 @@ MUTANTS = [
     Mutant("run/identity.py", "if isinstance(value, Execution):", "if False:", SAVED),
     Mutant("run/identity.py", ", *held]", "]", SAVED),
     Mutant("cli/stopping.py", "not self.patient or", "", SAVED),
+    Mutant("cli/stopping.py", "if came:", "if not came:", SAVED + " -k=held"),
     Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
 ]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from conftest import assert_trees, known
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli import running
-from fedjax_sim.cli.stopping import Stopped, Stopping
+from fedjax_sim.cli.stopping import Stopped, Stopping, held
 from fedjax_sim.run import archive, checkpoints, simulate
 from fedjax_sim.run.identity import digest
 
@@ -419,6 +420,31 @@ def test_a_signal_is_heard_and_the_command_goes_on(
     ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
     assert ours == theirs
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_held_comes_at_the_end() -> None:
+    """Also within what would lose it: the callback of a weak reference."""
+    done = []
+
+    class Thing:
+        pass
+
+    def gone(_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("callback")
+
+    thing = Thing()
+    known = weakref.ref(thing, gone)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with held():
+            del thing
+            done.append("body")
+        done.append("after")
+    assert known() is None
+    assert done == ["callback", "body"]
+    with held():
+        done.append("nothing came")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_signal_is_heard_at_once() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
@@ -54,13 +55,33 @@ class Stopping:
 def patiently() -> Iterator[Stopping]:
     """Takes the signals as long as the run goes on."""
     stopping = Stopping()
+    with _taken_by(stopping):
+        yield stopping
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Lets a signal that comes meanwhile come at the end.
+
+    Python raises in the middle of what it runs, and what the callback of a weak reference raises is
+    lost: within ``jax.clear_caches()``, which lets go of thousands, that was one Ctrl-C of twelve.
+    """
+    came: list[int] = []
+    with _taken_by(lambda number, frame: came.append(number)):
+        yield
+    if came:
+        signal.raise_signal(came[0])
+
+
+@contextmanager
+def _taken_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield stopping  # Python takes signals in its main thread alone
+        yield  # Python takes signals in its main thread alone
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stopping) for number in numbers]
+    before = [signal.signal(number, handler) for number in numbers]
     try:
-        yield stopping
+        yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
