@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -108,6 +110,19 @@ def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> 
     assert largest_change(drawn, again) > 0.01
     alone = model.init(stream(jax.random.key(5), Seed.WEIGHTS))
     assert_trees(jax.tree.map(lambda a: a[0], drawn), alone, rtol=1e-6)
+
+
+def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
+    @dataclasses.dataclass
+    class Constant:
+        value: float
+
+        def __call__(self, key: jax.Array) -> fs.Variables:
+            return fs.Variables(jnp.float32(self.value), ())
+
+    init = Constant(2.0)
+    drawn = drawing(init, fs.make_execution().replicated)(np.zeros(3, np.uint32))
+    assert drawn.params.tolist() == [2.0] * 3
 
 
 def test_what_draws_weights_goes_with_the_model() -> None:

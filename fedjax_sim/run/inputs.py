@@ -29,7 +29,10 @@ def drawing(init: Init, sharding: Sharding) -> Any:
         init: the model's.
         sharding: of the seeds and the weights.
     """
-    of_model = _draws.setdefault(init, {})
+    try:
+        of_model = _draws.setdefault(init, {})
+    except TypeError:  # it cannot be a key, so that its program serves one experiment
+        of_model = {}
     if sharding not in of_model:
         known = weakref.ref(init)  # else the entry would hold its own key
 
