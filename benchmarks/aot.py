@@ -30,7 +30,7 @@ from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.memory import compiled as compile_program
 from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.models import layers
-from fedjax_sim.models.convolutions import Padding, conv
+from fedjax_sim.models.convolutions import Lowering, Padding, conv
 from fedjax_sim.run.ahead import told
 
 HERE = Path(__file__).resolve().parent
@@ -38,17 +38,18 @@ TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
 LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)')
 CONVOLUTIONAL = ("cnn", "bn_cnn")
-WAYS = ("as it is", "im2col", "winograd")
+WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
 
 
-def lowered_by(way: str) -> AbstractContextManager[object]:
+def lowered_by(name: str) -> AbstractContextManager[object]:
     """Within it, the networks' convolutions are computed in this way, if they can be."""
-    if way == "as it is":
+    way = WAYS[name]
+    if way is None:
         return nullcontext()
 
     def chosen(x: Array, kernel: Array, padding: Padding) -> Array:
         possible = way != "winograd" or (kernel.shape[:2] == (3, 3) and kernel.shape[2] >= 16)
-        return conv(x, kernel, padding, way if possible else "lax")  # type: ignore[arg-type]
+        return conv(x, kernel, padding, way if possible else "lax")
 
     return mock.patch.object(layers, "conv", chosen)
 
