@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -78,6 +79,14 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _fresh_trace_counter() -> None:
     """``chex.assert_max_traces`` counts by source code: each case of a test counts from 0."""
     chex.clear_trace_counter()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """It is heard: a shell lets what it starts in the background ignore it, children included."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

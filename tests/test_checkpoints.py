@@ -422,6 +422,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_signal_that_is_held_comes_at_the_end() -> None:
     """Also within what would lose it: the callback of a weak reference."""
     done = []
