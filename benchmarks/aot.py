@@ -30,7 +30,8 @@ from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.memory import compiled as compile_program
 from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.models import layers
-from fedjax_sim.models.convolutions import Lowering, Padding, conv
+from fedjax_sim.models.convolutions import Lowering, conv
+from fedjax_sim.models.winograd import Padding
 from fedjax_sim.run.ahead import told
 
 HERE = Path(__file__).resolve().parent

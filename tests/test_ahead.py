@@ -216,29 +216,18 @@ def test_the_command_refuses_what_a_tpu_cannot_hold(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["v5e:1x1", "v5e:2x2"])
+@pytest.mark.parametrize(
+    ("target", "count"), [("v5e:1x1", 1), ("v5e:2x2", 4), ("h100", 1), ("h100:2", 2)]
+)
 @pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])
-def test_small_programs_compile_for_tpus(
-    name: str, target: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install '.[aot]'")
-    devices = devices_of(target)
-    assert len(devices) == {"v5e:1x1": 1, "v5e:2x2": 4}[target]
-    programs = programs_of(name, federation, models["logistic"], devices, None)
-    assert [p.name for p in compile_ahead(programs)][:3] == FIRST
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["h100", "h100:2"])
-@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])
-def test_small_programs_compile_for_gpus(
-    name: str, target: str, federation: Federation, models: dict[str, fs.Model]
+def test_small_programs_compile_for_accelerators(
+    name: str, target: str, count: int, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     try:
         devices = devices_of(target)
     except ImportError as error:
         pytest.skip(str(error))
-    assert len(devices) == {"h100": 1, "h100:2": 2}[target]
+    assert len(devices) == count
     programs = programs_of(name, federation, models["logistic"], devices, None)
     assert [p.name for p in compile_ahead(programs)][:3] == FIRST
 

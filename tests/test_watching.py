@@ -158,7 +158,7 @@ def test_files_and_dumb_terminals_have_no_view(
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     text = """
-    run = {model = "logistic", clients = 6, rounds = 300}
+    run = {model = "logistic", clients = 6, rounds = 150}
     grid = {emd = [0.5, 1.4]}
     methods = ["fedavg", "fedprox"]
     """

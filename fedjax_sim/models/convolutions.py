@@ -13,8 +13,8 @@ from flax.linen.dtypes import promote_dtype
 
 from fedjax_sim.base import Array
 from fedjax_sim.models import winograd
+from fedjax_sim.models.winograd import Padding
 
-Padding = Sequence[tuple[int, int]]
 Lowering = Literal["lax", "direct", "winograd", "im2col"]
 LOWERINGS: tuple[Lowering, ...] = get_args(Lowering)
 _NHWC = ("NHWC", "HWIO", "NHWC")
@@ -40,9 +40,10 @@ def conv(
       NHWC/HWIO numbering: inside a loop XLA's CPU backend has its fast kernel only for that one.
       (``lax`` in a scan: 57 samples/s on that network; this one 1,400 to 2,250, ``im2col`` about
       half.)
-    - ``winograd``: 3×3 kernels with a quarter of the multiplications, 2 to 3 times as fast as
-      ``direct`` from 32 channels on, on images that its tiles of 4×4 outputs fill; float32 and
-      wider, to 1e-5 of the largest value (:func:`fedjax_sim.models.winograd.conv3x3`).
+    - ``winograd``: 3×3 kernels with a quarter of the multiplications, 1.5 times as fast as
+      ``direct`` with 32 channels and 2 to 2.7 times from 64 on, on images that its tiles of 4×4
+      outputs fill; float32 and wider, to 1e-5 of the largest value
+      (:func:`fedjax_sim.models.winograd.conv3x3`).
     - ``im2col``: shifted slices and one matrix product, which vmap batches.
 
     Args:
@@ -97,9 +98,10 @@ def _may_be_winograd(kernel: Array, stride: int) -> bool:
 def _pays(x: Array, kernel: Array, padding: Padding) -> bool:
     """Whether Winograd's products outweigh its transforms.
 
-    On one core of an AMD EPYC, 16 images, forward and backward: 1.1 to 1.5 times as fast as
-    "direct" from 16 channels to 16, 1.2 to 3 times from 32 to 32 on. An image of 5×5 outputs is
-    39 % of its four tiles: from 64 channels to 64 it is 0.9 times as fast; one of 6×6, 1.4 times.
+    On one core of an AMD EPYC, 16 images in a loop, forward and backward: 1.0 to 1.15 times as fast
+    as "direct" from 16 channels to 16, 1.5 to 1.6 times from 32 to 32, 2.1 to 2.7 times from 64 to
+    64 on. An image of 5×5 outputs is 39 % of its four tiles: from 64 channels to 64 it is 0.9 times
+    as fast; one of 6×6, 1.5 times.
     """
     outputs = [n + low + high - 2 for n, (low, high) in zip(x.shape[1:3], padding, strict=True)]
     covered = math.prod(winograd.TILE * winograd.tiles(n) for n in outputs)
