@@ -61,6 +61,7 @@ CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
 HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
 ATTACK = tests("attack_command")
+WINDOWS = tests("windows")
 
 MUTANTS = [
     # engine
@@ -1285,10 +1286,21 @@ MUTANTS = [
     Mutant("cli/sinks.py", "self._opens = None", "pass", WATCH),
     Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
     Mutant("cli/loading.py", "(place + 1) * runs)", "runs)", RUN_FOLDER),
+    # where clients' samples and states lie
+    Mutant("run/layout.py", "PartitionSpec(None, AXIS)", "PartitionSpec()", tests("layout")),
+    Mutant("run/layout.py", "lambda a: a[:, : self.clients]", "lambda a: a", tests("layout")),
+    Mutant("run/windows.py", "begins = ends - sizes", "begins = ends", WINDOWS),
+    Mutant("run/windows.py", "(full or t % every == 0)", "full", WINDOWS),
+    Mutant("run/windows.py", "more = of_round.tolist(), int", "more = new, int", WINDOWS),
+    Mutant("run/windows.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
+    Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
+    Mutant("run/foreseen.py", "wanted.x or wanted.y or wanted.index", "False", WINDOWS),
+    Mutant("engine/clients.py", "data.at is not None and not own", "False", WINDOWS),
+    Mutant("engine/clients.py", "if data.at is not None:", "if False:", WINDOWS),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),
-    Mutant("run/archive.py", "jax.random.wrap_key_data(put(array)) if", "put(array) if", SAVED),
+    Mutant("run/archive.py", "jax.random.wrap_key_data(jnp.asarray(array)) if", "array if", SAVED),
     Mutant("run/archive.py", "aside = path.with_name", "aside = path or path.with_name", SAVED),
     Mutant("run/checkpoints.py", "saved.done % eval_every == 0", "True", SAVED),
     Mutant("run/checkpoints.py", "run.state.server if collected is None else", "", SAVED),

@@ -40,9 +40,11 @@ def programs_of(
     model: fs.Model,
     devices: int | Sequence[jax.Device] = 1,
     chunk: int | None = 0,
+    samples_mb: float | None = None,
 ) -> Experiment:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
-    objective, execution = fs.empirical_risk(model), fs.make_execution(devices, chunk)
+    objective = fs.empirical_risk(model)
+    execution = fs.make_execution(devices, chunk, samples_mb=samples_mb)
     common: dict[str, Any] = {
         "model": model,
         "objective": objective,

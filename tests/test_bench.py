@@ -368,6 +368,12 @@ BAD = {
     "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
     "lanes": (["--lanes", "-1"], "--lanes"),
+    "samples": (["--samples-mb", "0"], "--samples-mb: must be a number above 0"),
+    "few samples": (["--samples-mb", "0.001"], "samples_mb must be at least 0."),
+    "all samples": (
+        ["--samples-mb", "1", "--algo", "radfedi"],
+        "radfedi: samples_mb needs methods that read the samples of clients in their own training",
+    ),
     "unknown": (["--nope"], "--nope"),
     "mistyped": (["--round", "3"], "did you mean --rounds"),
     "no folder": (["--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),

@@ -25,7 +25,14 @@ from fedjax_sim.base.client import (
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
-from fedjax_sim.base.data import Batch, ClientData, ClientView, MissingRootError, Transform
+from fedjax_sim.base.data import (
+    Batch,
+    ClientData,
+    ClientView,
+    FetchedError,
+    MissingRootError,
+    Transform,
+)
 from fedjax_sim.base.exchange import Exchange
 from fedjax_sim.base.finish import Finish, FinishMove, FinishTell
 from fedjax_sim.base.model import (
@@ -163,6 +170,7 @@ __all__ = [
     "Elapsed",
     "Exchange",
     "FedState",
+    "FetchedError",
     "Finish",
     "FinishMove",
     "FinishTell",

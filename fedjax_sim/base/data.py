@@ -40,6 +40,9 @@ class ClientData:
           algorithm sets it, as its execution says.
         samples_per_round: those of a client that come in with a round, in the order of its list
           (static); None: all are there from the start. See :func:`fedjax_sim.data.streamed`.
+        at: ``int32[N]``, where client k's samples begin in ``index``, which has those of some
+          clients alone; None: at ``start[k]``, and all are there. A run sets it, see ``samples_mb``
+          of :func:`fedjax_sim.make_execution`.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -60,6 +63,7 @@ class ClientData:
     sent: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
     samples_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
+    at: Array | None = None
 
     @property
     def clients(self) -> int:
@@ -77,13 +81,23 @@ class MissingRootError(ValueError):
     """A method needs samples of the server's own, and the data have none."""
 
 
+class FetchedError(ValueError):
+    """A method reads samples of a client that does not train, and those are on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "samples_mb needs methods that read the samples of clients in their own training "
+            "alone: no poll, count, score or finish of all samples, and no peers"
+        )
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientView:
     """One client: the pooled arrays of :class:`ClientData` and where its list lies in them.
 
     Attributes:
-        x: ``[n_total, *feature]``.
+        x: ``[n_total, *feature]``; like y and index None if the samples stay on the host.
         y: ``[n_total, *target]``.
         index: ``int32[nnz]``.
         start: ``int32[]``, the first entry of the client in ``index``.

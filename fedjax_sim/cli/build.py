@@ -27,20 +27,20 @@ from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged
 from fedjax_sim.cli.local import augmentations, check_steps, make_local, optimised, scheduled
-from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.machine import execution_of
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, streamed
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.execution import Execution, make_execution
-from fedjax_sim.engine.targets import devices_of
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_compute_dtype, with_scaling
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
 from fedjax_sim.run.checks import check_parts, trace_round
+from fedjax_sim.run.windows import Windows
 from fedjax_sim.tasks import scoring
 
 
@@ -93,19 +93,6 @@ class Setup:
         return float(np.mean([emd(table) for table in self.tables]))
 
 
-def _execution(machine: Machine) -> Execution:
-    """The devices of this machine, or those to compile for."""
-    if machine.compile_for is None:
-        return make_execution(machine.devices, machine.chunk, lanes=machine.lanes)
-    found = devices_of(machine.compile_for)
-    count = len(found) if machine.devices is None else machine.devices
-    if count > len(found):
-        raise ValueError(
-            f"devices must be in 1..{len(found)} for {machine.compile_for}, got {count}"
-        )
-    return make_execution(found[:count], machine.chunk, lanes=machine.lanes)
-
-
 def build(config: Config) -> Setup:
     """Everything that the run needs.
 
@@ -115,7 +102,7 @@ def build(config: Config) -> Setup:
     """
     experiment, training = config.experiment, config.training
     try:
-        execution = _execution(config.machine)
+        execution = execution_of(config.machine)
     except (ValueError, ImportError) as error:
         raise flagged(error, ["devices", "chunk", "lanes", "compile_for"]) from error
     dataset = population(experiment.load(), config.scores.split)
@@ -143,6 +130,13 @@ def build(config: Config) -> Setup:
     model = adapting.adapted(net, config.weights)
     objective = empirical_risk(model, task.loss, training.l2)
     transforms = augmentations(config.preparation, dataset)
+
+    checked = problem.data  # by each algorithm, or what it would have of these
+    if execution.samples_mb is not None:
+        try:
+            checked = Windows(checked, execution.samples_mb).fetched(None)
+        except ValueError as error:
+            raise flagged(error, ["samples_mb"]) from error
 
     def local_of(training: Training, *, check: bool = True) -> LocalUpdate:
         local = adapting.local_of(make_local(training, objective, transforms), config.weights)
@@ -181,9 +175,7 @@ def build(config: Config) -> Setup:
         given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
 
         def make(local: LocalUpdate) -> Algorithm:
-            return make_algorithm(
-                name, config, local, given, model, problem.data, task, check=check
-            )
+            return make_algorithm(name, config, local, given, model, checked, task, check=check)
 
         try:
             return scheduled(mine, local, experiment.rounds, make)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
+
+import jax
 
 from fedjax_sim.cli.processes import Meeting, meeting
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.sinks import SINKS, known
-from fedjax_sim.engine.targets import FORMS
+from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.targets import FORMS, devices_of
 from fedjax_sim.partition.pictures import Format
 
 
@@ -21,6 +25,7 @@ class Machine(Group):
         distributed: where it meets the other processes of the run; None if it is alone.
         chunk: None for the backend's default.
         lanes: likewise.
+        samples_mb: of the clients' samples on a device; None for all.
         out: the run folder; None for a new one in ``runs/``.
         pictures: their format.
         compile_for: a target to compile for, instead of running; None to run here.
@@ -62,6 +67,13 @@ class Machine(Group):
         "done, in place of --chunk; 0 for none",
         shown="none on CPU or with --chunk, else by the clients' sizes",
         at_least=0,
+    )
+    samples_mb: float | None = setting(
+        None,
+        "MB of the clients' samples that a device holds: the others stay in this machine's memory, "
+        "and those of the next cohorts are fetched while these train",
+        shown="all samples",
+        above=0,
     )
     out: str | None = setting(
         None,
@@ -123,3 +135,23 @@ class Machine(Group):
             raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
         if self.dry_run and self.compile_for is not None:
             raise ValueError("--dry-run compiles nothing: leave out --compile-for")
+
+
+def execution_of(machine: Machine) -> Execution:
+    """The devices of this machine, or those to compile for.
+
+    Raises:
+        ValueError: if there are not so many devices.
+        ImportError: if what compiles for the others is not installed.
+    """
+    devices: int | Sequence[jax.Device] | None = machine.devices
+    if machine.compile_for is not None:
+        devices = devices_of(machine.compile_for)
+        count = len(devices) if machine.devices is None else machine.devices
+        if count > len(devices):
+            raise ValueError(
+                f"devices must be in 1..{len(devices)} for {machine.compile_for}, got {count}"
+            )
+        devices = devices[:count]
+    lanes, samples_mb = machine.lanes, machine.samples_mb
+    return make_execution(devices, machine.chunk, lanes=lanes, samples_mb=samples_mb)

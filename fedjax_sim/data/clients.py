@@ -179,6 +179,6 @@ def as_runs(
         kinds = ", ".join(sorted({type(p).__name__ for p in many})) or "none"
         raise ValueError(
             "partitions must be a Partition or a list of them, one for each run, got a list of "
-            f"{kinds}; partition_from_lists makes one of each client's rows"
+            f"{kinds}; fs.partition.partition_from_lists makes one of each client's rows"
         )
     return many, slice(None)

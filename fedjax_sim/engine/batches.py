@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     Batch,
     ClientData,
     ClientView,
+    FetchedError,
     MissingRootError,
     PyTree,
     Variables,
@@ -91,7 +92,12 @@ def rows_at(client: ClientView, position: Array) -> Batch:
     """The samples at ``position int32[B]`` of a client's list.
 
     Padding, from n_k on, repeats the client's own last sample: never another client's data.
+
+    Raises:
+        FetchedError: if they are not there.
     """
+    if client.x is None:
+        raise FetchedError
     mask = position < client.size
     row = client.index[client.start + jnp.minimum(position, client.size - 1)]
     copy = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, ClientView
+from fedjax_sim.base import Array, ClientData, ClientView, FetchedError
 
 
 def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
@@ -40,7 +40,13 @@ def _entries(data: ClientData, clients: Array) -> Array:
 
 
 def label_counts(data: ClientData, classes: int) -> Array:
-    """Samples and copies of each class at each client, as it sees them: ``int32[N, M]``."""
+    """Samples and copies of each class at each client, as it sees them: ``int32[N, M]``.
+
+    Raises:
+        FetchedError: if the samples of some clients are not there.
+    """
+    if data.at is not None:
+        raise FetchedError
     clients = data.clients
     entry = jnp.arange(len(data.index), dtype=jnp.int32)
     # Entries of other runs lie before the first client or after the last: client -1 or N.
@@ -83,6 +89,8 @@ class Visits(NamedTuple):
         round: Array | None = None,
         coin: Array | None = None,
         limit: Array | None = None,
+        *,
+        trains: bool = True,
     ) -> ClientView:
         """One of them, inside a task; ``pixels`` are :func:`samples_of` the data.
 
@@ -90,6 +98,9 @@ class Visits(NamedTuple):
             ValueError: if samples stream in, and it is not known in which round this is.
         """
         start, size, capacity = self.start, self.size, data.capacity
+        own = trains and round is not None and self.starts is None
+        if data.at is not None and not own:  # whose samples are there?
+            pixels = cast(tuple[Array, Array, Array], (None, None, None))
         if (each := data.samples_per_round) is not None:
             if round is None or self.starts is not None:
                 raise ValueError(
@@ -156,7 +167,7 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
 
     return Visits(
         clients,
-        data.start[clients],
+        begins(data, clients),
         _entries(data, clients),
         budget,
         for_each(data.start) if peers else None,
@@ -164,6 +175,11 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
         for_each(data.relabel) if peers else None,
         for_each(data.root),
     )
+
+
+def begins(data: ClientData, clients: Array) -> Array:
+    """Where the lists of ``clients int32[T]`` begin in ``data.index``."""
+    return (data.start if data.at is None else data.at)[clients]
 
 
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:

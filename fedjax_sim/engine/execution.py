@@ -42,12 +42,14 @@ class Execution:
         lanes: clients that one device trains at once, each in a lane that takes the next one when
           its visit ends, in place of chunks; 0 for none. None: as many as fit the sizes, see
           :meth:`fitted`; until then none.
+        samples_mb: MB of the clients' samples that a device holds; None: all of them.
     """
 
     devices: tuple[jax.Device, ...]
     chunk: int | None
     differentiable: bool = False
     lanes: int | None = 0
+    samples_mb: float | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -271,6 +273,7 @@ def make_execution(
     *,
     differentiable: bool = False,
     lanes: int | None = None,
+    samples_mb: float | None = None,
 ) -> Execution:
     """The devices of all processes, and the batching that is fastest on them.
 
@@ -297,9 +300,15 @@ def make_execution(
             visit ends, in place of chunks; 0 for none. None: none on CPU or beside a ``chunk``,
             else as many as fit the sizes where they are known, as in :func:`fedjax_sim.simulate`.
             Local updates that cannot stop between two steps have no lanes.
+        samples_mb: MB of the clients' samples that a device holds. The others stay in the host's
+            memory, or in the file of a ``numpy.memmap``: rounds run in stretches, and the samples
+            of the next cohorts are fetched while these train. Half is for either. None: a device
+            holds all samples. :func:`fedjax_sim.simulate` alone fetches; with the
+            :meth:`step <fedjax_sim.Algorithm.step>` of an algorithm this does nothing.
 
     Raises:
-        ValueError: if there are not so many devices, or chunk or lanes is negative.
+        ValueError: if there are not so many devices, chunk or lanes is negative, or samples_mb is
+            not above 0.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8
@@ -317,8 +326,10 @@ def make_execution(
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if lanes is not None and lanes < 0:
         raise ValueError(f"lanes must be at least 0, got {lanes}")
+    if samples_mb is not None and not samples_mb > 0:
+        raise ValueError(f"samples_mb must be above 0, got {samples_mb}")
     if lanes is None and (chunk is not None or used[0].platform == "cpu"):
         lanes = 0
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None, differentiable, lanes)
+    return Execution(used, chunk or None, differentiable, lanes, samples_mb)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ClientData, FedState, PyTree, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import client_sizes, samples_of, visits
+from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.exchanging import with_own
 from fedjax_sim.round.parts import Parts
@@ -46,12 +46,14 @@ def score_own(
     own_model = parts.personal
     if own_model is None:
         raise ValueError("the algorithm has no personal models, see personal of compose")
-    row = parts.execution.deal(client_sizes(data, jnp.arange(data.clients, dtype=jnp.int32)))
+    # In their order, not dealt by size: so each device scores those whose states it has.
+    count, rows = data.clients, parts.execution.rows(data.clients)
+    row = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), count)
 
     def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
         (pixels, constants), (server, sent, number), (key, visit, task) = fixed, common, task
         client_state, mine, node = kept
-        client = visit.view(pixels, data, number)
+        client = visit.view(pixels, data, number, trains=False)
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         used = with_own(mine, received)
         return score(constants, own_model(key, used, client, client_state), task)
@@ -61,17 +63,19 @@ def score_own(
     # All clients, but no more of them at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
+    # Gathered by their numbers, they would be made whole on every device.
+    padded = jax.tree.map(
+        lambda a: jnp.concatenate([a, jnp.broadcast_to(a[-1:], (rows - count, *a.shape[1:]))]),
+        (state.client_state, state.own),
+    )
     out = execution.run(
         one,
         (samples_of(data), constants),
         (server, state.broadcast, state.round),
-        (*tree.take((state.client_state, state.own), row), _nodes(parts, server, state, row)),
+        (*padded, _nodes(parts, server, state, row)),
         parts.execution.replicate(own),
     )
-    return jax.tree.map(
-        lambda a: jnp.zeros((data.clients, *a.shape[1:]), a.dtype).at[row].set(a, mode="drop"),
-        parts.execution.replicate(out),
-    )
+    return jax.tree.map(lambda a: a[:count], parts.execution.replicate(out))
 
 
 def _nodes(parts: Parts, mean: Variables, state: FedState, row: Array) -> PyTree:

@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,6 @@ def unpacked(
     arrays: Arrays,
     prefix: str,
     shapes: PyTree,
-    put: Callable[[NDArray[Any]], Any] = lambda a: a,
     *,
     exact: bool = False,
 ) -> Any:
@@ -100,7 +99,6 @@ def unpacked(
         arrays: by name.
         prefix: of the names.
         shapes: what the tree is like.
-        put: where the leaves go.
         exact: whether the shapes must be those; rows of a stage are as many as it has rounds.
     """
     leaves = []
@@ -110,5 +108,5 @@ def unpacked(
             raise CheckpointError(f"the checkpoint lacks {prefix}{path} {list(shape)}")
         if array.dtype.kind == "V":  # NumPy's files do not know bfloat16
             array = array.view(like.dtype)
-        leaves.append(jax.random.wrap_key_data(put(array)) if _is_key(like) else put(array))
+        leaves.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(like) else array)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

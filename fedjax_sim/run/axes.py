@@ -77,7 +77,14 @@ def client_axes(data: ClientData) -> Any:
     own = _axis(data.start)
     seen = data.relabel is not None and data.relabel.ndim == 3
     return _prefix(
-        data, index=None, start=own, budget=own, root=own, sent=own, relabel=0 if seen else None
+        data,
+        index=None,
+        start=own,
+        budget=own,
+        root=own,
+        sent=own,
+        relabel=0 if seen else None,
+        at=own,
     )
 
 

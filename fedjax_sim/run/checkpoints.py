@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Sharding
-from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, PyTree
 from fedjax_sim.run.archive import DAMAGED, Arrays, CheckpointError, packed, read, unpacked, write
+from fedjax_sim.run.layout import Layout, placed
 from fedjax_sim.run.stages import Collected, Run, Stage
 
 VERSION = 2
@@ -69,7 +68,7 @@ class Saved(NamedTuple):
     def restored(
         self,
         shapes: Mapping[str, PyTree],
-        sharding: Sharding,
+        layout: Layout,
         rounds: int,
         record: Callable[[FedState], PyTree] | None,
     ) -> tuple[Run, list[tuple[int, Stage]]]:
@@ -77,24 +76,23 @@ class Saved(NamedTuple):
 
         Args:
             shapes: what the programs of the experiment give, by name.
-            sharding: where the state goes.
+            layout: where the state goes.
             rounds: of the whole run; models in flight are collected at its end alone.
             record: what was kept of each state.
 
         Raises:
             CheckpointError: if the arrays are not those of the programs.
         """
-
-        def put(a: NDArray[Any]) -> jax.Array:
-            return jax.make_array_from_process_local_data(sharding, a)
-
-        run: Run = unpacked(self.arrays, "run", shapes["start"], put, exact=True)
+        like = jax.eval_shape(layout.stripped, shapes["start"])
+        told: Run = unpacked(self.arrays, "run", like, exact=True)
+        run = layout.put(told)
         collected: Collected | None = None
         if self.done == rounds and "finish" in shapes:
-            collected = unpacked(self.arrays, "collected", shapes["finish"], put, exact=True)
+            end = unpacked(self.arrays, "collected", shapes["finish"], exact=True)
+            collected = placed(layout.execution.replicated, end)
         server = run.state.server if collected is None else collected.variables
         metrics, scored = shapes["advance"][1:]
-        kept = None if record is None else jax.device_get(record(run.state))
+        kept = None if record is None else jax.device_get(record(told.state))
         stages, done = [], 0
         for i, todo in enumerate(self.rounds):
             done += todo
@@ -120,6 +118,7 @@ class Saver:
         identity: what the run is, by name: settings, or their fingerprints.
         rounds: of the run.
         eval_every: rounds between evaluations.
+        layout: of the run.
 
     Attributes:
         saved: the checkpoint to go on from; None in a new folder.
@@ -130,8 +129,14 @@ class Saver:
     """
 
     def __init__(
-        self, where: Checkpoints, identity: Mapping[str, Any], rounds: int, eval_every: int
+        self,
+        where: Checkpoints,
+        identity: Mapping[str, Any],
+        rounds: int,
+        eval_every: int,
+        layout: Layout,
     ) -> None:
+        self._layout = layout
         self._where, self._identity = where, json.loads(json.dumps(identity))
         self._folder, self._rounds = Path(where.folder), rounds
         try:
@@ -176,7 +181,9 @@ class Saver:
     def _save(self) -> None:
         assert self._last is not None
         done, stage = self._last
-        arrays = packed("run", stage.run) | packed("collected", stage.collected) | self._stages
+        assert stage.run is not None
+        run = self._layout.told(stage.run)
+        arrays = packed("run", run) | packed("collected", stage.collected) | self._stages
         told = {
             "version": VERSION,
             "done": done,

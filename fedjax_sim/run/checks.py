@@ -14,6 +14,7 @@ from fedjax_sim.base import Array, ClientData, FedState, Metrics, Model, Task, o
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import client_axes, first_run
+from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.result import DivergedError
 
 
@@ -227,7 +228,8 @@ def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
         data: the clients; ``start`` may have a leading axis of runs.
 
     Raises:
-        ValueError: if the algorithm does not fit the data, say lacks samples of the server's.
+        ValueError: if the algorithm does not fit the data, say lacks samples of the server's, or
+            visits clients whose samples cannot be fetched in time.
 
     >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
     >>> import optax
@@ -246,4 +248,14 @@ def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
         one = first_run(data, axes)
         return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
 
-    jax.eval_shape(begin, jax.random.key(0), data)
+    def clients(state: FedState, data: ClientData) -> Array:
+        def body(state: FedState, _: None) -> tuple[FedState, Array]:
+            state, metrics = algorithm.step(jax.random.key(0), state, one)
+            return state, metrics.client
+
+        one = first_run(data, axes)
+        return jax.lax.scan(body, state, length=2)[1]
+
+    state, _ = jax.eval_shape(begin, jax.random.key(0), data)
+    if data.at is not None:
+        foreseen(clients, algorithm, state, data)

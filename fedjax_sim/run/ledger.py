@@ -86,7 +86,7 @@ class Ledger:
             evaluations=self.evaluations,
             metrics=metrics,
             variables=None if gone else self._last.variables,
-            state=None if run is None or gone else run.state,
+            state=None if run is None or gone else self._programs.told(run).state,
             samples=int(self.totals.samples.sum()),
             steps=int(self.totals.steps.sum()),
             executed=int(self.totals.executed.sum()),

@@ -23,6 +23,7 @@ from fedjax_sim.base import (
 from fedjax_sim.clustering import models_taken
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import root_view
+from fedjax_sim.engine.clients import begins
 
 __all__ = ["central_divergence", "model_divergence", "models_taken"]
 
@@ -150,7 +151,7 @@ def _union(cohort: Cohort) -> ClientView:
     data = cohort.data
     clients = jnp.sort(cohort.client)
     # Indexing clamps: client N, which is none, starts and ends at the last entry of start.
-    begin, sizes = data.start[clients], data.start[clients + 1] - data.start[clients]
+    begin, sizes = begins(data, clients), data.start[clients + 1] - data.start[clients]
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     most = min(len(clients) * data.capacity, len(data.index))
     entry = jnp.arange(most, dtype=jnp.int32)

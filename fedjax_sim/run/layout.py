@@ -1,0 +1,110 @@
+"""Where the state of a run lies: what clients keep is split over the devices, the rest is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
+
+from fedjax_sim.base import FedState, PyTree
+from fedjax_sim.engine.execution import AXIS, Execution
+from fedjax_sim.run.stages import Run
+
+KEPT = ("client_state", "own", "sending")
+"""The fields of :class:`fedjax_sim.base.FedState` that have a row for each client."""
+
+
+class Layout(NamedTuple):
+    """The layout of a run between two programs.
+
+    What clients keep, ``[R, N, *]``, is what grows with their number: the devices of a process have
+    equal parts of it, and a round gathers the rows of its cohort. So that parts are equal there may
+    be rows of padding after the last client, which only programs see. Each process has all rows,
+    and can save a run without the others.
+
+    Models in flight stay whole on every device: each may move anywhere in every round, so that
+    split ones would have to be made whole for it.
+
+    Attributes:
+        execution: the devices.
+        clients: N.
+    """
+
+    execution: Execution
+    clients: int
+
+    @property
+    def shardings(self) -> Any:
+        """Of a run, as a prefix."""
+        whole = self.execution.replicated
+        split = NamedSharding(self._mesh, PartitionSpec(None, AXIS))
+        fields: Any = (split if name in KEPT else whole for name in FedState._fields)
+        return Run(whole, FedState(*fields))  # type: ignore[arg-type]
+
+    def padded(self, run: Run) -> Run:
+        """The run as programs hand it on."""
+        more = self._rows - self.clients
+        return _changed(run, lambda a: _longer(jnp, a, more)) if more else run
+
+    def stripped(self, run: Run) -> Run:
+        """The run as rounds know it."""
+        return _changed(run, lambda a: a[:, : self.clients]) if self._rows > self.clients else run
+
+    def told(self, run: Run) -> Run:
+        """The run as users and checkpoints know it, of arrays that this process can read."""
+        run = _changed(run, _read) if jax.process_count() > 1 else run
+        return jax.jit(self.stripped)(run) if self._rows > self.clients else run
+
+    def put(self, run: Run) -> Run:
+        """A run of which this process has the arrays, as programs hand it on."""
+        more = self._rows - self.clients
+        run = _changed(run, lambda a: _longer(np, np.asarray(a), more)) if more else run
+        on_devices: Run = jax.tree.map(placed, self.shardings, run)
+        return on_devices
+
+    @property
+    def _mesh(self) -> Mesh:
+        """The devices, by process."""
+        devices = self.execution.devices
+        processes = len({device.process_index for device in devices})
+        return Mesh(np.array(devices).reshape(processes, -1), ("processes", AXIS))
+
+    @property
+    def _rows(self) -> int:
+        parts = self._mesh.shape[AXIS]
+        return -(-self.clients // parts) * parts
+
+
+def _changed(run: Run, change: Callable[[Any], Any]) -> Run:
+    kept = {name: jax.tree.map(change, getattr(run.state, name)) for name in KEPT}
+    return run._replace(state=run.state._replace(**kept))
+
+
+def _longer(xp: Any, a: Any, more: int) -> Any:
+    last = xp.broadcast_to(a[:, -1:], (len(a), more, *a.shape[2:]))
+    return xp.concatenate([a, last], axis=1)
+
+
+def _read(a: jax.Array) -> NDArray[Any]:
+    """An array of which this process has all parts."""
+    out = np.empty(a.shape, a.dtype)
+    for shard in a.addressable_shards:
+        out[shard.index] = np.asarray(shard.data)
+    return out
+
+
+def placed(sharding: Sharding, values: PyTree) -> PyTree:
+    """Arrays of which this process has all parts, on devices of several."""
+
+    def put(a: Any) -> jax.Array:
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(put(jax.random.key_data(a)))
+        host = np.asarray(a)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(put, values)

@@ -1,0 +1,252 @@
+"""The XLA programs of one experiment, all its runs (seeds, folds) on one more leading axis."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+from jax.stages import Lowered, Traced
+from numpy.typing import NDArray
+
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    FedState,
+    Metrics,
+    Model,
+    PyTree,
+    Task,
+    Variables,
+)
+from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.streams import Seed, stream
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.axes import RunAxes
+from fedjax_sim.run.foreseen import foreseen
+from fedjax_sim.run.inputs import drawing
+from fedjax_sim.run.layout import Layout
+from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
+from fedjax_sim.run.stages import Collected, Run, Scored
+from fedjax_sim.run.varied import Varied
+from fedjax_sim.run.windows import Windows
+
+Sets = tuple[EvalSet, ...]
+
+
+class Programs:
+    """What the programs compute; :class:`fedjax_sim.run.experiment.Experiment` runs them.
+
+    The arguments are those of an experiment. If samples stay on the host, a program of its own
+    runs ``rounds``, on the data of a window, and another does what is left of ``advance``.
+
+    Attributes:
+        layout: of a run between two programs.
+        shapes: what each program gives, by name, once it is lowered.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        task: Task,
+        execution: Execution,
+        data: ClientData,
+        sets: Sets,
+        runs: int,
+        eval_every: int,
+        *,
+        personal: bool,
+        varied: Varied | None,
+        windows: Windows | None,
+    ) -> None:
+        self.layout = Layout(execution, data.clients)
+        self.shapes: dict[str, Any] = {}
+        self._algorithm, self._model, self._task, self._varied = algorithm, model, task, varied
+        self._execution, self._runs, self._every = execution, runs, eval_every
+        self._given, self._windows = (data, sets), windows
+        self._axes = RunAxes.of(data, sets, runs)
+        score = functools.partial(evaluate, model, task, execution)
+        self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
+        self._score_own: Any = None
+        if personal and algorithm.personal is not None:
+            most = int(np.diff(sets[0].start).max())
+            own_score = functools.partial(self._own_counts, most=most)
+            self._score_own = self._map(own_score, (*self._of_run, self._axes.sets[0]))
+
+    def lowered(
+        self, platforms: Sequence[str] | None = None, weights: Variables | None = None
+    ) -> Iterator[tuple[str, Lowered]]:
+        """The programs and their names, lowered for devices that need not be there.
+
+        Nothing is placed and nothing runs: :meth:`jax.stages.Lowered.compile` then compiles them.
+
+        Args:
+            platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
+            weights: ``[R, *p]``, to start from; None for the model's own.
+        """
+        given = None if platforms is None else tuple(platforms)
+        whole, of_run = self._execution.replicated, self.layout.shardings
+
+        def shapes(tree: PyTree, where: PyTree = whole) -> PyTree:
+            def part(sharding: Sharding, values: PyTree) -> PyTree:
+                shape = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+                return jax.tree.map(lambda a: shape(a.shape, a.dtype), values)
+
+            return jax.tree.map(part, where, tree)
+
+        windows = self._windows
+        data, sets = shapes(self._given)
+        if windows is not None:
+            data, window = shapes((windows.fetched(None), windows.like()))
+        seeds, todo = shapes((np.zeros(self._runs, np.uint32), np.int32(0)))
+        if weights is None:
+            draw = drawing(self._model.init, whole).trace(seeds)
+            yield "weights", draw.lower(lowering_platforms=given)
+        weights = shapes(draw.out_info if weights is None else weights)
+        begin = self._traced("start", self._begin, (seeds, weights, data), (whole,) * 3, of_run)
+        yield "start", begin.lower(lowering_platforms=given)
+        run = shapes(begin.out_info, of_run)
+        puts = of_run, whole, whole, whole
+        if windows is None:
+            args: tuple[Any, ...] = (run, data, sets, todo)
+            gives = of_run, whole, whole
+            advance = self._traced("advance", self._advance, args, puts, gives, (0,))
+            yield "advance", advance.lower(lowering_platforms=given)
+        else:
+            args = run, window, todo
+            rounds = self._traced("rounds", self._rounds, args, puts[:3], (of_run, whole), (0,))
+            yield "rounds", rounds.lower(lowering_platforms=given)
+            score = self._traced("evaluate", self._evaluate, (run, data, sets), puts[:3], whole)
+            self.shapes["advance"] = *rounds.out_info, score.out_info
+            yield "evaluate", score.lower(lowering_platforms=given)
+        if self._algorithm.ends:
+            finish = self._traced("finish", self._collect, (run, data, sets), puts[:3], whole)
+            yield "finish", finish.lower(lowering_platforms=given)
+
+    def _traced(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        puts: PyTree,
+        gives: PyTree,
+        donated: tuple[int, ...] = (),
+    ) -> Traced:
+        jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
+        traced = jitted.trace(*args)
+        self.shapes[name] = traced.out_info
+        return traced
+
+    @property
+    def _of_run(self) -> tuple[Any, ...]:
+        """Axes of what each run has: key, state, data."""
+        return 0, self._axes.state, self._axes.data
+
+    def _map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
+        """``fn(algorithm, ...)`` for each run, with the algorithm of each."""
+        if self._varied is None:
+            return self._axes.map(functools.partial(fn, self._algorithm), in_axes, out_axes)
+        point, at = self._varied.point, self._varied.at
+
+        def of_point(point: Array, *args: Any) -> Any:
+            return fn(at(point).on(self._algorithm.parts.execution), *args)
+
+        return functools.partial(self._axes.map(of_point, (0, *in_axes), out_axes), point)
+
+    def _begin(self, seeds: Array, weights: Variables, data: ClientData) -> Run:
+        def begin(algorithm: Algorithm, seed: Array, start: Variables, data: ClientData) -> PyTree:
+            run_key = stream(jax.random.key(seed), Seed.ROUNDS)
+            return run_key, algorithm.init(run_key, start, data)
+
+        all_runs = self._map(begin, (0, 0, self._axes.data), (0, self._axes.state))
+        return self.layout.padded(Run(*all_runs(seeds, weights, data)))
+
+    def _advance(
+        self, run: Run, data: ClientData, sets: Sets, todo: Array
+    ) -> tuple[Run, Metrics, Scored]:
+        run, rows = self._rounds(run, data, todo)
+        return run, rows, self._evaluate(run, data, sets)
+
+    def _rounds(self, run: Run, data: ClientData, todo: Array) -> tuple[Run, Metrics]:
+        keys, state = self.layout.stripped(run)
+        step = jax.jit(self._step, inline=True)  # traced once, for its shapes and in the loop
+        shape = jax.eval_shape(step, keys, state, data)[1]
+        rows = jax.tree.map(
+            lambda s: jnp.zeros((self._runs, self._every, *s.shape[1:]), s.dtype), shape
+        )
+
+        # A bound that is data: a shorter last stretch needs no program of its own.
+        def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
+            state, rows = carry
+            state, new = step(keys, state, data)
+            return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
+
+        state, rows = jax.lax.fori_loop(0, todo, body, (state, rows))
+        return self.layout.padded(Run(keys, state)), rows
+
+    @property
+    def _step(self) -> Callable[[Array, FedState, ClientData], tuple[FedState, Metrics]]:
+        return self._map(_at_round(Algorithm.step), self._of_run, (self._axes.state, 0))
+
+    def cohorts(self, run: Run, data: ClientData, rounds: int) -> NDArray[np.int32]:
+        """The clients of the next rounds, ``int32[R, rounds, S]``; N for none. Nobody trains.
+
+        Raises:
+            ValueError: if who comes depends on what clients say or on what was trained.
+        """
+
+        def drawn(run: Run, data: ClientData) -> Array:
+            def body(state: FedState, _: None) -> tuple[FedState, Array]:
+                state, metrics = self._step(keys, state, data)
+                return state, metrics.client
+
+            keys, state = self.layout.stripped(run)
+            return jax.lax.scan(body, state, length=rounds)[1]
+
+        draw = foreseen(drawn, self._algorithm, run, data)
+        return np.asarray(draw(run, data)).swapaxes(0, 1)
+
+    def _evaluate(self, run: Run, data: ClientData, sets: Sets) -> Scored:
+        run = self.layout.stripped(run)
+        evaluated = self._map(_at_round(Algorithm.evaluated), self._of_run)
+        return self._scored(evaluated(run.keys, run.state, data), run, data, sets)
+
+    def _collect(self, run: Run, data: ClientData, sets: Sets) -> Collected:
+        run = self.layout.stripped(run)
+        gather = self._map(_at_round(Algorithm.collect), self._of_run)
+        variables, uploads = gather(run.keys, run.state, data)
+        run = Run(run.keys, run.state._replace(server=variables))
+        return Collected(variables, uploads, self._scored(variables, run, data, sets))
+
+    def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
+        counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+        if self._score_own is None:
+            return Scored(counts, None)
+        return Scored(counts, self._score_own(run.keys, run.state, data, sets[0]))
+
+    def _own_counts(
+        self,
+        algorithm: Algorithm,
+        key: Array,
+        state: FedState,
+        data: ClientData,
+        examples: EvalSet,
+        *,
+        most: int,
+    ) -> Counts:
+        key = jax.random.fold_in(key, state.round)
+        own = functools.partial(algorithm.score_personal, key, state, data)
+        return evaluate_own(self._model, self._task, own, examples, most=most)
+
+
+def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn(algorithm, key, state, data)`` with the key of the round, of the run's."""
+    return lambda algorithm, key, state, data: fn(
+        algorithm, jax.random.fold_in(key, state.round), state, data
+    )

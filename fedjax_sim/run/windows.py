@@ -1,0 +1,187 @@
+"""Clients' samples that stay on the host: which of them the devices have, and in which rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import Array, ClientData
+from fedjax_sim.data.clients import in_host_memory
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.memory import MB, TooLargeError
+from fedjax_sim.run.inputs import placed
+
+
+class Window(NamedTuple):
+    """Some rounds in a row, and all clients that train in them.
+
+    Attributes:
+        rounds: how many.
+        clients: ``int64[U]``, :math:`p (N + 1) + k` for client k of partition p.
+    """
+
+    rounds: int
+    clients: NDArray[np.int64]
+
+
+class Windows:
+    """The windows of a run; of two, one trains while the other is fetched.
+
+    Args:
+        data: the clients, in host memory.
+        samples_mb: MB that a device may hold of their samples, in both windows.
+
+    Raises:
+        TooLargeError: if the server's own samples, which it always has, do not fit.
+    """
+
+    def __init__(self, data: ClientData, samples_mb: float) -> None:
+        self._data, self._given = data, samples_mb
+        self._starts = np.atleast_2d(np.asarray(data.start))
+        self._sizes = np.diff(self._starts, append=self._starts[:, -1:]).ravel()  # client N: 0
+        roots = np.reshape([] if data.root is None else data.root, (-1, 2))
+        self._roots = [np.arange(*ends) for ends in roots]
+        self._sample = data.x[:1].nbytes + data.y[:1].nbytes + data.index.itemsize
+        self.room = int(samples_mb * MB / 2 // self._sample)
+        self._check(0, "the server's own samples")
+
+    def cut(self, cohorts: NDArray[np.integer], every: int) -> Iterator[Window]:
+        """Cuts rounds into windows of as many as fit.
+
+        Args:
+            cohorts: ``int[R, T, S]``, the clients of each round; N for none.
+            every: rounds between evaluations, at which a window ends.
+
+        Raises:
+            TooLargeError: if the clients of one round do not fit.
+        """
+        runs, total, _ = cohorts.shape
+        own = np.arange(runs)[:, None] % len(self._starts)
+        known: dict[int, None] = {}
+        rounds = size = 0
+        for t in range(total):
+            of_round = np.unique(own * (self._data.clients + 1) + cohorts[:, t])
+            new = [k for k in of_round.tolist() if k not in known]
+            more = int(self._sizes[new].sum())
+            full = size + more + self._of_roots > self.room
+            if rounds and (full or t % every == 0):
+                yield Window(rounds, np.array([*known], np.int64))
+                known, rounds, size = {}, 0, 0
+                new, more = of_round.tolist(), int(self._sizes[of_round].sum())
+            self._check(more, f"the clients of round {t + 1}")
+            known |= dict.fromkeys(new)
+            rounds, size = rounds + 1, size + more
+        if rounds:
+            yield Window(rounds, np.array([*known], np.int64))
+
+    def fetched(self, window: Window | None) -> ClientData:
+        """The data that these rounds need, in arrays that are as large for every window.
+
+        Without a window, those of the server alone.
+        """
+        data, rows = self._data, self.room if window else max(self._of_roots, 1)
+        members = np.empty(0, np.int64) if window is None else window.clients
+        members = members[members % (data.clients + 1) < data.clients]
+        part, client = np.divmod(members, data.clients + 1)
+        sizes = self._sizes[members]
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        stretch = np.repeat(self._starts[part, client] - begins, sizes)
+        entry = np.concatenate([stretch + np.arange(len(stretch)), *self._roots]).astype(np.int64)
+        entry = np.asarray(data.index)[entry]
+        row = entry % len(data.x)
+        index = np.arange(rows, dtype=np.int32)
+        index[: len(entry)] += np.where(entry < len(data.x), 0, rows).astype(np.int32)
+        at = np.zeros((len(self._starts), data.clients), np.int32)
+        at[part, client] = begins
+        root = None
+        if data.root is not None:
+            lengths = np.array([len(r) for r in self._roots])
+            stops = len(stretch) + np.cumsum(lengths)
+            edges = np.stack([stops - lengths, stops], axis=1)
+            root = in_host_memory(edges.reshape(np.shape(data.root)), np.int32)
+        return dataclasses.replace(
+            data,
+            x=_rows(data.x, row, rows),
+            y=_rows(data.y, row, rows),
+            index=in_host_memory(index),
+            at=in_host_memory(at.reshape(*np.shape(data.start)[:-1], -1)),
+            root=root,
+        )
+
+    def like(self) -> ClientData:
+        """The shapes of what :meth:`fetched` gives for a window."""
+        data, room = self.fetched(None), self.room
+
+        def shape(a: Array) -> Array:
+            return cast(Array, jax.ShapeDtypeStruct((room, *a.shape[1:]), a.dtype))
+
+        x, y, index = map(shape, (data.x, data.y, data.index))
+        return dataclasses.replace(data, x=x, y=y, index=index)
+
+    @property
+    def _of_roots(self) -> int:
+        return sum(map(len, self._roots))
+
+    def _check(self, samples: int, whose: str) -> None:
+        samples += self._of_roots
+        if samples > self.room:
+            least = np.ceil(200 * samples * self._sample / MB) / 100
+            raise TooLargeError(
+                f"samples_mb must be at least {least:,.2f}: half of it holds {whose}, "
+                f"{samples:,} samples, got {self._given:g}"
+            )
+
+
+class Feed:
+    """Gives the data of one window after another; :meth:`fetch` gets the next one ready.
+
+    Args:
+        windows: of the run.
+        execution: devices.
+        fixed: the data, whose other arrays are on the devices.
+        cohorts: ``int[R, T, S]``, the clients of the rounds that are left.
+        every: rounds between evaluations.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        execution: Execution,
+        fixed: ClientData,
+        cohorts: NDArray[np.integer],
+        every: int,
+    ) -> None:
+        self._windows, self._execution, self._fixed = windows, execution, fixed
+        self._left = iter([*windows.cut(cohorts, every)])
+        self._next: tuple[Window, ClientData] | None = None
+        self.fetch()
+
+    def fetch(self) -> None:
+        """Begins to place the next window's data on the devices, if there is one."""
+        window = next(self._left, None)
+        if window is None:
+            self._next = None
+            return
+        data = self._windows.fetched(window)
+        moving = placed((data.x, data.y, data.index, data.at, data.root), self._execution)
+        x, y, index, at, root = moving
+        there = dataclasses.replace(self._fixed, x=x, y=y, index=index, at=at, root=root)
+        self._next = window, there
+
+    def take(self) -> tuple[Window, ClientData]:
+        """The window that was fetched."""
+        assert self._next is not None
+        return self._next
+
+
+def _rows(values: Array, row: NDArray[np.integer], room: int) -> Array:
+    """Those rows of an array that may lie in a file, and zeros up to ``room`` of them."""
+    out = np.zeros((room, *values.shape[1:]), values.dtype)
+    np.take(values, row, axis=0, out=out[: len(row)], mode="clip")
+    return in_host_memory(out)

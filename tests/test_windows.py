@@ -1,0 +1,275 @@
+"""Samples that stay on the host: fetched in time, the same for every part, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_ahead import programs_of
+
+import fedjax_sim as fs
+from fedjax_sim import bench
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.engine.memory import TooLargeError
+from fedjax_sim.partition import Partition, partition_from_lists
+from fedjax_sim.run.windows import Windows
+
+SAMPLE = 6 * 4 + 4 + 4
+"""Bytes of a sample of the federation: x, y, index."""
+
+
+def holding(samples: int) -> float:
+    """MB of which half holds so many samples of the federation."""
+    return 2 * samples * SAMPLE / 1e6
+
+
+def repeating(lists: Sequence[Any]) -> Partition:
+    """Of samples that may be several clients', or copies."""
+    return dataclasses.replace(partition_from_lists(lists), repeats=True)
+
+
+@st.composite
+def populations(draw: st.DrawFn) -> tuple[fs.ClientData, np.ndarray, int, int]:
+    """Clients of several partitions, with copies and the server's samples; cohorts; a stretch."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    runs, clients, total = draw(st.integers(1, 3)), draw(st.integers(1, 6)), 40
+    several, rooted, copied = (draw(st.booleans()) for _ in range(3))
+    root = np.arange(36, 40) if rooted else None
+
+    def partition() -> Partition:
+        lists = [rng.choice(36, rng.integers(1, 9), replace=False) for _ in range(clients)]
+        if copied:
+            lists = [np.concatenate([own, own[:2] + total]) for own in lists]
+        return repeating(lists)
+
+    partitions = [partition() for _ in range(runs)] if several else partition()
+    x = rng.normal(size=(total, 3)).astype(np.float32)
+    data = fs.client_data(x, np.arange(total) % 5, partitions, root=root)
+    cohorts = rng.integers(0, clients + 1, (runs, draw(st.integers(1, 9)), 3))
+    most = int(max(np.diff(np.atleast_2d(data.start)).max(), 1))
+    return data, cohorts, most * runs * 3 + 4 * runs, draw(st.integers(1, 4))
+
+
+@given(populations(), st.integers(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_every_client_of_a_round_is_there(
+    population: tuple[fs.ClientData, np.ndarray, int, int], more: int
+) -> None:
+    data, cohorts, most, every = population
+    each = 3 * 4 + 4 + 4
+    windows = Windows(data, 2 * (most + more) * each / 1e6 + 1e-9)
+    starts, total, n = np.atleast_2d(data.start), len(data.x), data.clients
+    roots = np.reshape([] if data.root is None else data.root, (-1, 2))
+    entries = np.asarray(data.index)
+    done = 0
+    for window in windows.cut(cohorts, every):
+        there = windows.fetched(window)
+        assert len(there.x) == len(there.y) == len(there.index) == windows.room
+        at = np.atleast_2d(known_array(there.at))
+        for r, t in itertools.product(range(len(cohorts)), range(done, done + window.rounds)):
+            p = r % len(starts)
+            for k in cohorts[r, t][cohorts[r, t] < n]:
+                own = entries[starts[p, k] : starts[p, k + 1]]
+                found = np.asarray(there.index)[at[p, k] : at[p, k] + len(own)]
+                assert np.array_equal(found >= windows.room, own >= total)
+                assert np.array_equal(there.x[found % windows.room], data.x[own % total])
+                assert np.array_equal(there.y[found % windows.room], data.y[own % total])
+        moved = np.reshape([] if there.root is None else there.root, (-1, 2))
+        for old, new in zip(roots, moved, strict=True):
+            rows = np.asarray(there.index)[slice(*new)]
+            assert np.array_equal(there.x[rows], data.x[entries[slice(*old)]])
+        assert done // every == (done + window.rounds - 1) // every
+        done += window.rounds
+    assert done == cohorts.shape[1]
+
+
+def known_array(value: Any) -> np.ndarray:
+    assert value is not None
+    return np.asarray(value)
+
+
+def test_windows_are_as_long_as_they_may_be() -> None:
+    lists = np.split(np.arange(12), 4)  # 3 samples each
+    data = fs.client_data(np.zeros((12, 5), np.float32), np.zeros(12), partition_from_lists(lists))
+    cohorts = np.array([[0, 1], [1, 0], [2, 4], [3, 2], [3, 3], [0, 1]])[None]
+    cuts = {
+        samples: [window.rounds for window in Windows(data, 2e-6 * samples * 28).cut(cohorts, 9)]
+        for samples in (6, 9, 12)
+    }
+    assert cuts == {6: [2, 3, 1], 9: [3, 2, 1], 12: [6]}
+    assert [w.rounds for w in Windows(data, 1).cut(cohorts, 4)] == [4, 2]
+    with pytest.raises(TooLargeError, match=re.escape(
+        "samples_mb must be at least 0.01: half of it holds the clients of round 1, 6 samples"
+    )):  # fmt: skip
+        [*Windows(data, 2e-6 * 5 * 28).cut(cohorts, 9)]
+
+
+def stages(
+    name: str, federation: Federation, model: fs.Model, mb: float | None, rounds: int = 5
+) -> Any:
+    """The last stage of two runs on two devices, and the cohorts of all rounds."""
+    programs = programs_of(name, federation, model, devices=2, chunk=1, samples_mb=mb)
+    found = [stage for _, stage in programs.stages((0, 1), rounds)]
+    run = found[-1].run
+    assert run is not None
+    return programs.told(run).state, found[-1].variables, [stage.metrics for stage in found]
+
+
+def numbers(tree: Any) -> Any:
+    """Keys as numbers."""
+
+    def number(a: Any) -> Any:
+        key = jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(a) if key else a)
+
+    return jax.tree.map(number, tree)
+
+
+SOME = ("fedavg", "scaffold", "phase_shift", "radfed", "fltrust", "fedasync")
+OTHERS = (
+    "dada", "dp_fedavg", "feddf", "fedbuff", "fedcs", "fedmd", "gossip", "hybrid_fl", "ifca",
+    "mime", "scaffnew", "skewscout", "streaming_diloco", "zeno",
+)  # fmt: skip
+"""One of each kind: asks, polls, finishes, reads the server's samples, draws any number, ..."""
+REFUSED = (
+    "radfedi", "feddisco", "ccvr", "power_of_choice", "tifl", "oort", "favor", "fedmix", "astraea",
+)  # fmt: skip
+
+
+def _same(name: str, federation: Federation, model: fs.Model) -> None:
+    sizes, total = np.sort(federation.sizes), len(federation.data.x)
+    # As little as the rounds of two runs may need, with what the server owns.
+    most = min(2 * int(sizes[-4:].sum()), int(sizes.sum()) - 1)
+    most = int(sizes.sum()) if name in ("scaffnew", "dp_fedavg") else most  # all may come
+    mb = holding(most + total - int(sizes.sum()))
+    theirs = stages(name, federation, model, mb)
+    assert_trees(*map(numbers, (theirs, stages(name, federation, model, None))))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_run_is_the_same_to_the_bit(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    _same(name, federation, models["mlp"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_kinds_are_the_same_to_the_bit(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    _same(name, federation, models["mlp"])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_who_needs_samples_of_others_is_refused(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    with pytest.raises(ValueError, match=r"samples_mb needs (methods that read|cohorts that are)"):
+        stages(name, federation, models["mlp"], 1.0)
+
+
+def test_a_device_holds_no_more_than_it_may(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """A hundred times the samples, which it does not hold; a longer run compiles no more."""
+    x, y = (np.concatenate([np.asarray(a)] * 100) for a in (federation.data.x, federation.data.y))
+    given = fs.client_data(x, y, federation.partition)
+    objective = fs.empirical_risk(models["logistic"])
+    local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=8)
+
+    def go(rounds: int, mb: float | None) -> fs.Result:
+        execution = fs.make_execution(devices=2, samples_mb=mb)
+        algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+        return fs.simulate(
+            algorithm, models["logistic"], given, federation.test, rounds=rounds, classes=3,
+            execution=execution,
+        )  # fmt: skip
+
+    whole, short, long = go(1, None), go(2, holding(120)), go(6, holding(120))
+    assert short.device_bytes < whole.device_bytes - x.nbytes + 240 * SAMPLE
+    assert short.xla_programs == long.xla_programs
+
+
+def problem(tmp_path: Path) -> tuple[fs.Model, fs.ClientData, Any]:
+    """Clients whose samples lie in a file, some of them altered copies."""
+    rng = np.random.default_rng(3)
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (60, 4))
+    x[:] = rng.normal(size=(60, 4))
+    y = rng.integers(0, 3, 60)
+    lists = [np.arange(k, 60, 12) for k in range(12)]
+    lists = [np.concatenate([own, own[:2] + 60]) for own in lists]
+    return (
+        fs.models.logistic((4,), 3),
+        fs.client_data(np.load(tmp_path / "x.npy", mmap_mode="r"), y, repeating(lists)),
+        fs.data.eval_set(x, y, partition_from_lists([own[:5] for own in lists])),
+    )
+
+
+def trained(tmp_path: Path, samples: int | None, **changed: Any) -> fs.Result:
+    model, data, test = problem(tmp_path)
+    assert isinstance(np.asarray(data.x).base, np.memmap)
+    mb = None if samples is None else 2e-6 * samples * (16 + 8)
+    execution = fs.make_execution(devices=2, samples_mb=mb)
+
+    def shifted(key: Any, batch: fs.base.Batch, client: Any) -> fs.base.Batch:
+        assert batch.copy is not None
+        moved = batch.x + jax.random.normal(key, batch.x.shape)
+        return batch._replace(x=jnp.where(batch.copy[:, None], moved, batch.x))
+
+    objective = fs.empirical_risk(model)
+    local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=4, transforms=[shifted])
+    method = changed.pop("method", "ditto")
+    algorithm = ALGORITHMS[method](local, clients_per_round=3, execution=execution)
+    given = {"rounds": 6, "classes": 3, "eval_every": 3, "execution": execution, **changed}
+    return fs.simulate(algorithm, model, data, test, **given)
+
+
+def all_of(result: fs.Result) -> Any:
+    scores = [(e.test, e.personal) for e in result.evaluations]
+    return numbers((result.variables, result.state, result.metrics, scores))
+
+
+def test_samples_may_lie_in_a_file_and_runs_go_on(tmp_path: Path) -> None:
+    """With own models scored, copies altered, and a resumed run whose windows are others."""
+    whole = trained(tmp_path, None, personal=True)
+    some = trained(tmp_path, 21, personal=True)
+    assert_trees(all_of(some), all_of(whole))
+    folder = tmp_path / "saved"
+    trained(tmp_path, 21, personal=True, checkpoints=folder, rounds=3)
+    assert_trees(all_of(trained(tmp_path, 30, personal=True, checkpoints=folder)), all_of(whole))
+
+
+def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="samples_mb needs methods that read the samples"):
+        trained(tmp_path, 30, personal=True, method="fine_tuned")
+    with pytest.raises(TooLargeError, match=r"samples_mb must be at least 0\.01: half of it holds"):
+        trained(tmp_path, 20)
+    with pytest.raises(ValueError, match="samples_mb must be above 0, got 0"):
+        fs.make_execution(samples_mb=0)
+
+
+def test_the_command_says_the_same(tmp_path: Path) -> None:
+    def scores(*more: str) -> list[Any]:
+        flags = ["--model", "logistic", "--clients", "20", "--clients-per-round", "2", "--json"]
+        flags += ["--rounds", "4", "--seeds", "2", "--compare", "none", "--no-cache", "--algo"]
+        flags += ["radfed", "--redistribution-rounds", "2", *more]
+        folder = tmp_path / f"run{len(more)}"
+        assert bench.main([*flags, "--out", str(folder)]) == 0
+        rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+    assert scores() == scores("--samples-mb", "0.1")
