@@ -40,6 +40,9 @@ FORMS = (
 )
 
 
+_LEVEL = "xla_backend_optimization_level"
+
+
 def devices_of(target: str) -> tuple[jax.Device, ...]:
     """The devices of a target, to compile for and not to run on.
 
@@ -65,13 +68,18 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
 def options_for(devices: Sequence[jax.Device]) -> dict[str, Any] | None:
     """XLA's options for what is compiled for these devices; None for those of the process.
 
+    On CPU LLVM optimises at level 1, unless ``XLA_FLAGS`` says another: at 3, XLA's default, most
+    of compiling is LLVM's second look at code that XLA has vectorised, which then runs no faster.
+
     XLA times its kernels for products of matrices on the GPU. Without one it guesses, and finds
     none for some products: cuBLAS then takes all of them.
     """
     device = devices[0]
-    if device.platform != "gpu" or device in jax.devices():
-        return None
-    return {"xla_gpu_enable_triton_gemm": False}
+    if device.platform == "cpu" and _LEVEL not in os.environ.get("XLA_FLAGS", ""):
+        return {_LEVEL: 1}
+    if device.platform == "gpu" and device not in jax.devices():
+        return {"xla_gpu_enable_triton_gemm": False}
+    return None
 
 
 def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:

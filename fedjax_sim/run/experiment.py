@@ -16,6 +16,7 @@ from fedjax_sim.base import ClientData, FedState, Metrics, Model, PyTree, Task, 
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import check_fits, compiled, needed
+from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import client_axes, first_run
@@ -233,10 +234,10 @@ class Experiment:
     def _compile(self, weights: Variables | None, names: Sequence[str] | None) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
-        pool = ThreadPoolExecutor()
+        pool, options = ThreadPoolExecutor(), options_for(self._execution.devices)
         try:
             compiling = {
-                name: pool.submit(compiled, lowered)
+                name: pool.submit(compiled, lowered, options)
                 for name, lowered in self.lowered(weights=weights)
                 if names is None or name in names
             }
