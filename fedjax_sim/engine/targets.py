@@ -65,17 +65,18 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
     raise ValueError(f"compile_for must be like {FORMS}, got {target!r}")
 
 
-def options_for(devices: Sequence[jax.Device]) -> dict[str, Any] | None:
+def options_for(devices: Sequence[jax.Device], *, once: bool = False) -> dict[str, Any] | None:
     """XLA's options for what is compiled for these devices; None for those of the process.
 
-    On CPU LLVM optimises at level 1, unless ``XLA_FLAGS`` says another: at 3, XLA's default, most
-    of compiling is LLVM's second look at code that XLA has vectorised, which then runs no faster.
+    What runs ``once`` on CPU is optimised at LLVM's level 1, unless ``XLA_FLAGS`` says another: a
+    third of the CPU time of compiling what draws weights, and the same bits. Rounds are not: most
+    are as fast, but SCAFFOLD's on an MLP and two devices took 8.5 ms in place of 4.3.
 
     XLA times its kernels for products of matrices on the GPU. Without one it guesses, and finds
     none for some products: cuBLAS then takes all of them.
     """
     device = devices[0]
-    if device.platform == "cpu" and _LEVEL not in os.environ.get("XLA_FLAGS", ""):
+    if once and device.platform == "cpu" and _LEVEL not in os.environ.get("XLA_FLAGS", ""):
         return {_LEVEL: 1}
     if device.platform == "gpu" and device not in jax.devices():
         return {"xla_gpu_enable_triton_gemm": False}

@@ -28,6 +28,8 @@ from fedjax_sim.run.stages import Collected, Run, Scored, Stage
 from fedjax_sim.run.varied import Varied
 from fedjax_sim.run.windows import Feed, Windows
 
+ONCE = ("weights", "start")
+"""The programs that run once, and not for long."""
 GOING_ON = ("advance", "rounds", "evaluate", "finish")
 """The programs that a run needs which is resumed."""
 
@@ -234,10 +236,10 @@ class Experiment:
     def _compile(self, weights: Variables | None, names: Sequence[str] | None) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
-        pool, options = ThreadPoolExecutor(), options_for(self._execution.devices)
+        pool, devices = ThreadPoolExecutor(), self._execution.devices
         try:
             compiling = {
-                name: pool.submit(compiled, lowered, options)
+                name: pool.submit(compiled, lowered, options_for(devices, once=name in ONCE))
                 for name, lowered in self.lowered(weights=weights)
                 if names is None or name in names
             }
