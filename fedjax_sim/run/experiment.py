@@ -142,8 +142,9 @@ class Experiment:
             yield from past
             done = saved.done
         if self._windows is not None and not over:
-            cohorts = self._computed.cohorts(run, self._inputs[0], rounds - done)
-            base = self._inputs[0]
+            began, base = time.perf_counter(), self._inputs[0]
+            cohorts = self._computed.cohorts(run, base, rounds - done)
+            self.compile_seconds += time.perf_counter() - began  # of which the draws are little
             self._feed = Feed(self._windows, self._execution, base, cohorts, self._every)
         while done < rounds:
             todo = min(self._every, rounds - done)
@@ -247,5 +248,13 @@ class Experiment:
         finally:  # an interrupt does not wait for XLA
             pool.shutdown(wait=False, cancel_futures=True)
         self.compile_seconds += time.perf_counter() - began
-        self.device_bytes = max(map(needed, self._programs.values()), default=0)
+        self.device_bytes = max(map(self._held, self._programs), default=0)
         check_fits(self.device_bytes, self._execution.devices)
+
+    def _held(self, name: str) -> int:
+        """Bytes on a device while a program runs: what it needs, and what waits for others."""
+        needs = needed(self._programs[name])
+        if self._windows is None:
+            return needs
+        window, sets = map(tree.num_bytes, (self._windows.like(), self._given[1]))
+        return needs + (window + sets if name == "rounds" else 2 * window)
