@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees
+from conftest import Federation, altered_data, assert_trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ahead import programs_of
@@ -115,6 +115,19 @@ def test_windows_are_as_long_as_they_may_be() -> None:
         "samples_mb must be at least 0.01: half of it holds the clients of round 1, 6 samples"
     )):  # fmt: skip
         [*Windows(data, 2e-6 * 5 * 28).cut(cohorts, 9)]
+
+
+def test_runs_of_a_partition_share_its_samples() -> None:
+    """Two algorithms beside each other, say, on the same two partitions."""
+    one, two = (partition_from_lists(np.split(np.arange(12)[::way], 4)) for way in (1, -1))
+    x = np.zeros((12, 5), np.float32)
+    data = fs.client_data(x, np.zeros(12), [one, two])
+    data = altered_data(data, start=np.concatenate([data.start, data.start]))
+    windows = Windows(data, 2e-6 * 12 * 28 + 1e-9)
+    (window,) = windows.cut(np.array([[[0, 1]], [[0, 2]], [[1, 0]], [[2, 4]]]), 9)
+    assert len(window.clients) == 5  # client 4 is none
+    at = known_array(windows.fetched(window).at)
+    assert np.array_equal(at[:2], at[2:])
 
 
 def stages(

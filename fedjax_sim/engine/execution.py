@@ -302,7 +302,7 @@ def make_execution(
             Local updates that cannot stop between two steps have no lanes.
         samples_mb: MB of the clients' samples that a device holds. The others stay in the host's
             memory, or in the file of a ``numpy.memmap``: rounds run in stretches, and the samples
-            of the next cohorts are fetched while these train. Half is for either. None: a device
+            of the next cohorts are fetched while these train. Each has half of it. None: a device
             holds all samples. :func:`fedjax_sim.simulate` alone fetches; with the
             :meth:`step <fedjax_sim.Algorithm.step>` of an algorithm this does nothing.
 

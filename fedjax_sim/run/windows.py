@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, ClientData
 from fedjax_sim.data.clients import in_host_memory
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
     Attributes:
         rounds: how many.
-        clients: ``int64[U]``, :math:`p (N + 1) + k` for client k of partition p.
+        clients: ``int64[U]``, :math:`p (N + 1) + k` for client k of the p-th partition.
     """
 
     rounds: int
@@ -41,10 +41,13 @@ class Windows:
     """
 
     def __init__(self, data: ClientData, samples_mb: float) -> None:
-        self._data, self._given = data, samples_mb
-        self._starts = np.atleast_2d(np.asarray(data.start))
+        x, y, index = map(in_host_memory, (data.x, data.y, data.index))
+        self._data = data = dataclasses.replace(data, x=x, y=y, index=index)
+        self._given = samples_mb
+        # Runs may share a partition, and so the samples of a client.
+        self._starts, self._part = _different(np.atleast_2d(data.start))
         self._sizes = np.diff(self._starts, append=self._starts[:, -1:]).ravel()  # client N: 0
-        roots = np.reshape([] if data.root is None else data.root, (-1, 2))
+        roots, self._root = _different(np.reshape([] if data.root is None else data.root, (-1, 2)))
         self._roots = [np.arange(*ends) for ends in roots]
         self._sample = data.x[:1].nbytes + data.y[:1].nbytes + data.index.itemsize
         self.room = int(samples_mb * MB / 2 // self._sample)
@@ -61,7 +64,7 @@ class Windows:
             TooLargeError: if the clients of one round do not fit.
         """
         runs, total, _ = cohorts.shape
-        own = np.arange(runs)[:, None] % len(self._starts)
+        own = np.resize(self._part, runs)[:, None]
         known: dict[int, None] = {}
         rounds = size = 0
         for t in range(total):
@@ -103,14 +106,14 @@ class Windows:
         if data.root is not None:
             lengths = np.array([len(r) for r in self._roots])
             stops = len(stretch) + np.cumsum(lengths)
-            edges = np.stack([stops - lengths, stops], axis=1)
+            edges = np.stack([stops - lengths, stops], axis=1)[self._root]
             root = in_host_memory(edges.reshape(np.shape(data.root)), np.int32)
         return dataclasses.replace(
             data,
             x=_rows(data.x, row, rows),
             y=_rows(data.y, row, rows),
             index=in_host_memory(index),
-            at=in_host_memory(at.reshape(*np.shape(data.start)[:-1], -1)),
+            at=in_host_memory(at[self._part].reshape(*np.shape(data.start)[:-1], -1)),
             root=root,
         )
 
@@ -178,6 +181,12 @@ class Feed:
         """The window that was fetched."""
         assert self._next is not None
         return self._next
+
+
+def _different(rows: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows that differ, and which of them each is."""
+    found, place = np.unique(np.asarray(rows, np.int64), axis=0, return_inverse=True)
+    return found, place.reshape(-1)
 
 
 def _rows(values: Array, row: NDArray[np.integer], room: int) -> Array:
