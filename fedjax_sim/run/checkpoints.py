@@ -20,7 +20,7 @@ import jax
 
 from fedjax_sim.base import FedState, PyTree
 from fedjax_sim.run.archive import DAMAGED, Arrays, CheckpointError, packed, read, unpacked, write
-from fedjax_sim.run.layout import Layout, placed
+from fedjax_sim.run.layout import Layout, put
 from fedjax_sim.run.stages import Collected, Run, Stage
 
 VERSION = 2
@@ -89,7 +89,7 @@ class Saved(NamedTuple):
         collected: Collected | None = None
         if self.done == rounds and "finish" in shapes:
             end = unpacked(self.arrays, "collected", shapes["finish"], exact=True)
-            collected = placed(layout.execution.replicated, end)
+            collected = put(layout.execution.replicated, end)
         server = run.state.server if collected is None else collected.variables
         metrics, scored = shapes["advance"][1:]
         kept = None if record is None else jax.device_get(record(told.state))

@@ -64,7 +64,7 @@ class Layout(NamedTuple):
         """A run of which this process has the arrays, as programs hand it on."""
         more = self._rows - self.clients
         run = _changed(run, lambda a: _longer(np, np.asarray(a), more)) if more else run
-        on_devices: Run = jax.tree.map(placed, self.shardings, run)
+        on_devices: Run = jax.tree.map(put, self.shardings, run)
         return on_devices
 
     @property
@@ -98,13 +98,13 @@ def _read(a: jax.Array) -> NDArray[Any]:
     return out
 
 
-def placed(sharding: Sharding, values: PyTree) -> PyTree:
+def put(sharding: Sharding, values: PyTree) -> PyTree:
     """Arrays of which this process has all parts, on devices of several."""
 
-    def put(a: Any) -> jax.Array:
+    def one(a: Any) -> jax.Array:
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(a)))
+            return jax.random.wrap_key_data(one(jax.random.key_data(a)))
         host = np.asarray(a)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
-    return jax.tree.map(put, values)
+    return jax.tree.map(one, values)
