@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -71,13 +71,29 @@ class Layout(NamedTuple):
     def _mesh(self) -> Mesh:
         """The devices, by process."""
         devices = self.execution.devices
-        processes = len({device.process_index for device in devices})
-        return Mesh(np.array(devices).reshape(processes, -1), ("processes", AXIS))
+        groups = groups_of([device.process_index for device in devices])
+        return Mesh(np.array(devices).reshape(groups, -1), ("processes", AXIS))
 
     @property
     def _rows(self) -> int:
         parts = self._mesh.shape[AXIS]
         return -(-self.clients // parts) * parts
+
+
+def groups_of(processes: Sequence[int]) -> int:
+    """How many groups have all rows: one for each process, or each device where that is uneven.
+
+    Args:
+        processes: of each device.
+
+    >>> groups_of([0, 0, 1, 1]), groups_of([0, 1, 0, 1]), groups_of([0, 0, 1])
+    (2, 4, 3)
+    """
+    count = len(set(processes))
+    if len(processes) % count:
+        return len(processes)
+    rows = np.reshape(processes, (count, -1))
+    return count if (rows == rows[:, :1]).all() else len(processes)
 
 
 def _changed(run: Run, change: Callable[[Any], Any]) -> Run:
