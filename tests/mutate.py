@@ -1294,6 +1294,8 @@ MUTANTS = [
     Mutant("run/windows.py", "more = of_round.tolist(), int", "more = new, int", WINDOWS),
     Mutant("run/windows.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
+    Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
+    Mutant("run/experiment.py", "(window + sets if name", "(0 if name", WINDOWS),
     Mutant("run/foreseen.py", "wanted.x or wanted.y or wanted.index", "False", WINDOWS),
     Mutant("engine/clients.py", "data.at is not None and not own", "False", WINDOWS),
     Mutant("engine/clients.py", "if data.at is not None:", "if False:", WINDOWS),

@@ -23,7 +23,7 @@ from test_ahead import programs_of
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.engine.memory import TooLargeError
+from fedjax_sim.engine.memory import TooLargeError, needed
 from fedjax_sim.partition import Partition, partition_from_lists
 from fedjax_sim.run.windows import Windows
 
@@ -187,6 +187,33 @@ def test_other_kinds_are_the_same_to_the_bit(
     _same(name, federation, models["mlp"])
 
 
+@pytest.mark.parametrize("case", ["a centralised twin", "flipped labels", "streamed samples"])
+def test_what_else_reads_samples_reads_the_same(
+    case: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model, data = models["logistic"], federation.data
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
+    twin = {"": fs.diagnostics.central_divergence(local)}
+    if case == "flipped labels":
+        flipped = np.tile(np.arange(3, dtype=np.int32), (data.clients, 1))
+        flipped[::2] = [2, 1, 0]
+        data = altered_data(data, relabel=flipped)
+    elif case == "streamed samples":
+        data = fs.data.streamed(data, 3)
+
+    def go(mb: float | None) -> fs.Result:
+        execution = fs.make_execution(devices=2, samples_mb=mb)
+        algorithm = fs.fedavg(local, clients_per_round=3, execution=execution)
+        if case == "a centralised twin":
+            algorithm = algorithm.replace(diagnostics=twin)
+        return fs.simulate(
+            algorithm, model, data, federation.test, rounds=4, classes=3, execution=execution
+        )
+
+    ours, theirs = (go(mb) for mb in (holding(90), None))
+    assert_trees(*(numbers((r.variables, r.metrics, r.state)) for r in (ours, theirs)))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_who_needs_samples_of_others_is_refused(
     name: str, federation: Federation, models: dict[str, fs.Model]
@@ -214,7 +241,19 @@ def test_a_device_holds_no_more_than_it_may(
 
     whole, short, long = go(1, None), go(2, holding(120)), go(6, holding(120))
     assert short.device_bytes < whole.device_bytes - x.nbytes + 240 * SAMPLE
+    tested = sum(np.asarray(a).nbytes for a in federation.test)
+    assert short.device_bytes > 240 * SAMPLE + tested
     assert short.xla_programs == long.xla_programs
+
+
+def test_what_waits_for_the_rounds_counts(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """The test set and the next window."""
+    programs = programs_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
+    next(programs.stages((0, 1), 1))
+    waits = programs._held("rounds") - needed(programs._programs["rounds"])
+    assert waits > 200 * SAMPLE + sum(np.asarray(a).nbytes for a in federation.test)
 
 
 def problem(tmp_path: Path) -> tuple[fs.Model, fs.ClientData, Any]:

@@ -131,7 +131,7 @@ def build(config: Config) -> Setup:
     objective = empirical_risk(model, task.loss, training.l2)
     transforms = augmentations(config.preparation, dataset)
 
-    checked = problem.data  # by each algorithm, or what it would have of these
+    checked = problem.data  # what a round is traced on: the shapes and fields of the run's
     if execution.samples_mb is not None:
         try:
             checked = Windows(checked, execution.samples_mb).fetched(None)

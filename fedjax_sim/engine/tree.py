@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine.vmapped import everywhere
@@ -29,6 +31,22 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     """Gathers rows of a stack: ``[S, *p]``, ``int32[R]`` -> ``[R, *p]``."""
     # a[rows] would ask of each row, for each leaf, whether it is negative.
     return jax.tree.map(lambda a: a.at[rows].get(wrap_negative_indices=False), tree)
+
+
+def longer(tree: PyTree, more: int, *, axis: int = 0) -> PyTree:
+    """Repeats the last entry of an axis; NumPy's arrays stay on the host.
+
+    >>> longer(jnp.arange(3), 2).tolist()
+    [0, 1, 2, 2, 2]
+    """
+
+    def one(a: Array) -> Array:
+        xp: Any = np if isinstance(a, np.ndarray) else jnp
+        last = a[(slice(None),) * axis + (slice(-1, None),)]
+        longer: Array = xp.concatenate([a, xp.repeat(last, more, axis=axis)], axis=axis)
+        return longer
+
+    return jax.tree.map(one, tree)
 
 
 def only(mask: PyTree, tree: PyTree) -> PyTree:

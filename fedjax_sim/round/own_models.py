@@ -64,10 +64,7 @@ def score_own(
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
     # Gathered by their numbers, they would be made whole on every device.
-    padded = jax.tree.map(
-        lambda a: jnp.concatenate([a, jnp.broadcast_to(a[-1:], (rows - count, *a.shape[1:]))]),
-        (state.client_state, state.own),
-    )
+    padded = tree.longer((state.client_state, state.own), rows - count)
     out = execution.run(
         one,
         (samples_of(data), constants),

@@ -30,8 +30,6 @@ from fedjax_sim.run.windows import Feed, Windows
 
 ONCE = ("weights", "start")
 """The programs that run once, and not for long."""
-GOING_ON = ("advance", "rounds", "evaluate", "finish")
-"""The programs that a run needs which is resumed."""
 
 
 class Experiment:
@@ -132,7 +130,7 @@ class Experiment:
         """
         over = saved is not None and saved.done == rounds
         # What goes on needs nothing to begin with, and what is over nothing at all.
-        self._prepare(initial, () if over else GOING_ON if saved else None)
+        self._prepare(initial, lambda name: not over and (saved is None or name not in ONCE))
         if on_compiled is not None and not over:
             on_compiled(self.device_bytes)
         if saved is None:
@@ -197,13 +195,13 @@ class Experiment:
         return run
 
     def _prepare(
-        self, initial: Variables | None, names: Sequence[str] | None = None
+        self, initial: Variables | None, wanted: Callable[[str], bool] = lambda name: True
     ) -> Variables | None:
-        """Compiles the programs of these ``names``, or all, once; gives the weights of each run."""
+        """Compiles the programs that are ``wanted``, once; gives the weights of each run."""
         shapes = jax.eval_shape(lambda: self.model.init(jax.random.key(0)))
         weights = None if initial is None else stacked(initial, shapes, self.runs)
         if not self.model_bytes:
-            self._compile(weights, names)
+            self._compile(weights, wanted)
             self.model_bytes = tree.num_bytes(shapes)
             data = self._inputs[0]
             one = jax.eval_shape(lambda d: first_run(d, client_axes(data)), data)
@@ -234,7 +232,7 @@ class Experiment:
         out: Collected = self._programs["finish"](run, *self._inputs)
         return out
 
-    def _compile(self, weights: Variables | None, names: Sequence[str] | None) -> None:
+    def _compile(self, weights: Variables | None, wanted: Callable[[str], bool]) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
         pool, devices = ThreadPoolExecutor(), self._execution.devices
@@ -242,7 +240,7 @@ class Experiment:
             compiling = {
                 name: pool.submit(compiled, lowered, options_for(devices, once=name in ONCE))
                 for name, lowered in self.lowered(weights=weights)
-                if names is None or name in names
+                if wanted(name)
             }
             self._programs = {name: job.result() for name, job in compiling.items()}
         finally:  # an interrupt does not wait for XLA

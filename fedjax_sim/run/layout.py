@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, PyTree
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import AXIS, Execution
 from fedjax_sim.run.stages import Run
 
@@ -48,24 +49,26 @@ class Layout(NamedTuple):
 
     def padded(self, run: Run) -> Run:
         """The run as programs hand it on."""
-        more = self._rows - self.clients
-        return _changed(run, lambda a: _longer(jnp, a, more)) if more else run
+        return self._changed(run, lambda a: tree.longer(a, self._padding, axis=1))
 
     def stripped(self, run: Run) -> Run:
         """The run as rounds know it."""
-        return _changed(run, lambda a: a[:, : self.clients]) if self._rows > self.clients else run
+        return self._changed(run, lambda a: a[:, : self.clients])
 
     def told(self, run: Run) -> Run:
         """The run as users and checkpoints know it, of arrays that this process can read."""
-        run = _changed(run, _read) if jax.process_count() > 1 else run
-        return jax.jit(self.stripped)(run) if self._rows > self.clients else run
+        if jax.process_count() > 1:  # no program: each tells when it wants to
+            return self.stripped(_changed(run, _read))
+        return jax.jit(self.stripped)(run) if self._padding else run
 
     def put(self, run: Run) -> Run:
         """A run of which this process has the arrays, as programs hand it on."""
-        more = self._rows - self.clients
-        run = _changed(run, lambda a: _longer(np, np.asarray(a), more)) if more else run
+        run = self._changed(run, lambda a: tree.longer(np.asarray(a), self._padding, axis=1))
         on_devices: Run = jax.tree.map(put, self.shardings, run)
         return on_devices
+
+    def _changed(self, run: Run, change: Callable[[Any], Any]) -> Run:
+        return _changed(run, change) if self._padding else run
 
     @property
     def _mesh(self) -> Mesh:
@@ -75,9 +78,9 @@ class Layout(NamedTuple):
         return Mesh(np.array(devices).reshape(groups, -1), ("processes", AXIS))
 
     @property
-    def _rows(self) -> int:
-        parts = self._mesh.shape[AXIS]
-        return -(-self.clients // parts) * parts
+    def _padding(self) -> int:
+        """The rows after the last client."""
+        return -self.clients % self._mesh.shape[AXIS]
 
 
 def groups_of(processes: Sequence[int]) -> int:
@@ -99,11 +102,6 @@ def groups_of(processes: Sequence[int]) -> int:
 def _changed(run: Run, change: Callable[[Any], Any]) -> Run:
     kept = {name: jax.tree.map(change, getattr(run.state, name)) for name in KEPT}
     return run._replace(state=run.state._replace(**kept))
-
-
-def _longer(xp: Any, a: Any, more: int) -> Any:
-    last = xp.broadcast_to(a[:, -1:], (len(a), more, *a.shape[2:]))
-    return xp.concatenate([a, last], axis=1)
 
 
 def _read(a: jax.Array) -> NDArray[Any]:
