@@ -1,5 +1,6 @@
 """Image data sets: known counts, the cache, and errors without network."""
 
+import importlib.util
 import io
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from conftest import known
+from sklearn.datasets import load_digits
 
 from fedjax_sim.data import (
     DATASETS,
@@ -20,6 +22,7 @@ from fedjax_sim.data import (
     cached_arrays,
     channel_statistics,
     download_dataset,
+    from_arrays,
     load_dataset,
 )
 
@@ -45,6 +48,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_those_of_scikit_learn(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its file lies as where it does not."""
+    if not found:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    digits, raw = load_dataset("digits"), load_digits()
+    wanted = from_arrays("digits", raw.images.astype(np.uint8)[..., None], raw.target)
+    for part in ("train_x", "train_y", "test_x", "test_y"):
+        np.testing.assert_array_equal(getattr(digits, part), getattr(wanted, part), strict=True)
 
 
 def test_digits() -> None:

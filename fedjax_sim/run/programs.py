@@ -185,7 +185,8 @@ class Programs:
         def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
             state, rows = carry
             state, new = step(keys, state, data)
-            return state, jax.tree.map(lambda a, b: a.at[:, i].set(b), rows, new)
+            put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=1)
+            return state, jax.tree.map(put, rows, new)  # a scatter would be a loop on CPU
 
         state, rows = jax.lax.fori_loop(0, todo, body, (state, rows))
         return self.layout.padded(Run(keys, state)), rows
