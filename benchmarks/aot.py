@@ -72,7 +72,7 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
     execution = fs.make_execution(devices_of(target))
     with lowered_by(way):
         began = time.perf_counter()
-        programs = dict(experiment_of(WORKLOADS[work], execution).lowered())
+        programs = dict(experiment_of(WORKLOADS[work], execution).programs.lowered())
         program = compile_program(programs["advance"], options_for(execution.devices))
     found = told("advance", time.perf_counter() - began, program)
     text = program.as_text() or ""

@@ -107,17 +107,17 @@ def measured(
     if arm.clock and "clock" not in given:
         method = method.replace(clock=arm.clock)
     data, test = federation(clients, shape, samples)
-    programs = experiment(
+    made = experiment(
         method, model, data, test,
         classes=CLASSES, seeds=range(runs), eval_every=rounds, execution=execution,
     )  # fmt: skip
-    told = {program.name: program for program in compile_ahead(programs)}["advance"]
-    run = programs.start(range(runs))
-    run, *_ = jax.block_until_ready(programs.advance(run, 1))
+    told = {program.name: program for program in compile_ahead(made.programs)}["advance"]
+    run = made.start(range(runs))
+    run, *_ = jax.block_until_ready(made.advance(run, 1))
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()
-        run, *_ = jax.block_until_ready(programs.advance(run, rounds))
+        run, *_ = jax.block_until_ready(made.advance(run, rounds))
         best = min(best, time.perf_counter() - began)
     return {
         "": name,

@@ -1167,7 +1167,7 @@ MUTANTS = [
     Mutant("run/stop.py", "better = value > best", "better = value >= best", STOP),
     Mutant("run/stop.py", "over |= since", "over = since", STOP),
     Mutant("run/rounds.py", "if over:\n                    break", "pass", STOP),
-    Mutant("run/rounds.py", "collected = programs.finish(stage.run)", "return stage", STOP),
+    Mutant("run/rounds.py", "collected = experiment.finish(stage.run)", "return stage", STOP),
     Mutant("run/ledger.py", "np.all(stop.done", "np.any(stop.done", STOP),
     Mutant("run/result.py", "found <= value if", "found >= value if", STOP),
     # the clock

@@ -34,7 +34,7 @@ from fedjax_sim.run.simulation import experiment
 FIRST = ["weights", "start", "advance"]
 
 
-def programs_of(
+def experiment_of(
     name: str,
     federation: Federation,
     model: fs.Model,
@@ -81,29 +81,29 @@ def programs_of(
 def test_every_method_lowers_for_accelerators(
     name: str, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    programs = programs_of(name, federation, models["mlp"])
-    assert [name for name, _ in programs.lowered(["cuda", "tpu"])][:3] == FIRST
+    made = experiment_of(name, federation, models["mlp"])
+    assert [name for name, _ in made.programs.lowered(["cuda", "tpu"])][:3] == FIRST
 
 
 @pytest.mark.parametrize(("name", "finishes"), [("fedavg", False), ("radfed", True)])
 def test_what_is_compiled_ahead_is_what_runs(
     name: str, finishes: bool, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    programs = programs_of(name, federation, models["logistic"], devices=4, chunk=1)
-    told = {program.name: program for program in compile_ahead(programs)}
+    made = experiment_of(name, federation, models["logistic"], devices=4, chunk=1)
+    told = {program.name: program for program in compile_ahead(made.programs)}
     assert list(told) == [*FIRST, *(["finish"] if finishes else [])]
     sizes = sum(a.nbytes for a in jax.tree.leaves((federation.data, federation.test)))
     assert told["advance"].arguments > sizes
     assert told["advance"].collectives
     assert all(program.seconds > 0 and program.temporaries >= 0 for program in told.values())
-    run = programs.start((0, 1))
+    run = made.start((0, 1))
     assert run.keys.shape == (2,)
 
 
 def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> None:
     """Each run's are those of its seed alone."""
     model = fs.models.logistic((6,), 3)
-    first, second = (programs_of(name, federation, model) for name in ("fedavg", "scaffold"))
+    first, second = (experiment_of(name, federation, model) for name in ("fedavg", "scaffold"))
     drawn = first.start((5, 9)).state.server
     with count_programs() as counter:
         again = second.start((9, 5)).state.server
@@ -230,8 +230,8 @@ def test_small_programs_compile_for_accelerators(
     except ImportError as error:
         pytest.skip(str(error))
     assert len(devices) == count
-    programs = programs_of(name, federation, models["logistic"], devices, None)
-    assert [p.name for p in compile_ahead(programs)][:3] == FIRST
+    made = experiment_of(name, federation, models["logistic"], devices, None)
+    assert [p.name for p in compile_ahead(made.programs)][:3] == FIRST
 
 
 def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
@@ -248,7 +248,7 @@ def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
     quick = {"xla_backend_optimization_level": 1}
     for flags in ("--xla_cpu_use_fusion_emitters=true", "--xla_backend_optimization_level=2"):
         monkeypatch.setenv("XLA_FLAGS", flags)
-        programs_of("fedavg", federation, models["logistic"]).start((0, 1))
+        experiment_of("fedavg", federation, models["logistic"]).start((0, 1))
     assert sorted(given, key=str) == [None] * 4 + [quick] * 2
     assert options_for(jax.devices()) is None
 

@@ -28,6 +28,7 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import convolutions, layers
 from fedjax_sim.run.counting import count_programs
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.programs import Programs
 from fedjax_sim.server.aggregators import AGGREGATORS
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -228,14 +229,15 @@ def test_advancing_again_compiles_nothing(
     execution = fs.make_execution()
     algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4)
     sets = (eval_set(*federation.test),)
-    programs = Experiment(
+    programs = Programs(
         algorithm, models["logistic"], federation.task, execution, federation.data, sets, 1, 3
     )
-    run = programs.start((0,))
-    run, _, _ = programs.advance(run, 3)
+    experiment = Experiment(programs)
+    run = experiment.start((0,))
+    run, _, _ = experiment.advance(run, 3)
     with count_programs() as counter:
-        run, _, _ = programs.advance(run, 3)
-        run, _, _ = programs.advance(run, 1)  # a shorter last stretch
+        run, _, _ = experiment.advance(run, 3)
+        run, _, _ = experiment.advance(run, 1)  # a shorter last stretch
         assert counter.programs == 0
         jax.jit(lambda x: x * 3.25)(np.ones(17)).block_until_ready()
         assert counter.programs == 1  # the counter does count

@@ -15,7 +15,7 @@ from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.simulation import experiment
 
 
-def programs_of(clients: int, devices: int, method: str = "scaffold") -> Experiment:
+def experiment_of(clients: int, devices: int, method: str = "scaffold") -> Experiment:
     problem, execution = fs.toy(clients, 0.9), fs.make_execution(devices)
     local = fs.local_sgd(problem.objective, optax.sgd(0.05))
     algorithm = fs.ALGORITHMS[method](local, clients_per_round=4, execution=execution)
@@ -27,16 +27,16 @@ def programs_of(clients: int, devices: int, method: str = "scaffold") -> Experim
 
 @pytest.mark.parametrize("clients", [5, 8])
 def test_each_device_holds_an_equal_part(clients: int) -> None:
-    programs, alone = programs_of(clients, 4), programs_of(clients, 1)
-    run, one = programs.start((3, 4)), alone.start((3, 4))
+    made, alone = experiment_of(clients, 4), experiment_of(clients, 1)
+    run, one = made.start((3, 4)), alone.start((3, 4))
     for _ in range(2):
         for leaf in jax.tree.leaves(run.state.client_state):
             assert {shard.data.shape[1] for shard in leaf.addressable_shards} == {2}
         assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(run.state.server))
-        state = programs.told(run).state
+        state = made.told(run).state
         assert all(len(leaf[0]) == clients for leaf in jax.tree.leaves(state.client_state))
         assert_trees(state, alone.told(one).state, rtol=2e-5, atol=1e-6)
-        run, one = programs.advance(run, 2)[0], alone.advance(one, 2)[0]
+        run, one = made.advance(run, 2)[0], alone.advance(one, 2)[0]
 
 
 def kept(method: str, devices: int, clients: int, **changed: Any) -> fs.Result:

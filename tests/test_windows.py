@@ -18,7 +18,7 @@ import pytest
 from conftest import Federation, altered_data, assert_trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ahead import programs_of
+from test_ahead import experiment_of
 
 import fedjax_sim as fs
 from fedjax_sim import bench
@@ -134,11 +134,11 @@ def stages(
     name: str, federation: Federation, model: fs.Model, mb: float | None, rounds: int = 5
 ) -> Any:
     """The last stage of two runs on two devices, and the cohorts of all rounds."""
-    programs = programs_of(name, federation, model, devices=2, chunk=1, samples_mb=mb)
-    found = [stage for _, stage in programs.stages((0, 1), rounds)]
+    made = experiment_of(name, federation, model, devices=2, chunk=1, samples_mb=mb)
+    found = [stage for _, stage in made.stages((0, 1), rounds)]
     run = found[-1].run
     assert run is not None
-    return programs.told(run).state, found[-1].variables, [stage.metrics for stage in found]
+    return made.told(run).state, found[-1].variables, [stage.metrics for stage in found]
 
 
 def numbers(tree: Any) -> Any:
@@ -250,9 +250,9 @@ def test_what_waits_for_the_rounds_counts(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     """The test set and the next window."""
-    programs = programs_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
-    next(programs.stages((0, 1), 1))
-    waits = programs._held("rounds") - needed(programs._programs["rounds"])
+    made = experiment_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
+    next(made.stages((0, 1), 1))
+    waits = made._held("rounds") - needed(made._compiled["rounds"])
     assert waits > 200 * SAMPLE + sum(np.asarray(a).nbytes for a in federation.test)
 
 

@@ -25,6 +25,7 @@ from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.stages import Run
 
 ROUNDS = 4096
@@ -114,7 +115,8 @@ def experiment_of(workload: Workload, execution: Execution) -> Experiment:
     )
     sets = (eval_set(work.x[:1], work.y[:1]),)
     task = fs.tasks.classification(VOCABULARY if workload.net == "lstm" else CLASSES)
-    return Experiment(algorithm, model, task, execution, data, sets, 1, ROUNDS)
+    programs = Programs(algorithm, model, task, execution, data, sets, 1, ROUNDS)
+    return Experiment(programs)
 
 
 @lru_cache(maxsize=1)

@@ -22,8 +22,8 @@ def compile_all(config: Config, setup: Setup) -> None:
     )
     print(_COLUMNS.format(*_HEAD).rstrip())
     for name in config.algorithms:
-        programs = experiment(*what_runs(name, setup), **how_it_runs(name, config, setup))
-        for program in compile_ahead(programs):
+        made = experiment(*what_runs(name, setup), **how_it_runs(name, config, setup))
+        for program in compile_ahead(made.programs):
             print(_row(name, program), flush=True)
     print(f"\n{NOTE}")
 

@@ -12,7 +12,7 @@ from jax.stages import Compiled
 
 from fedjax_sim.engine.memory import compiled
 from fedjax_sim.engine.targets import options_for
-from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.programs import Programs
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
@@ -40,15 +40,15 @@ class Program(NamedTuple):
     collectives: Mapping[str, int]
 
 
-def compile_ahead(experiment: Experiment) -> Iterator[Program]:
-    """Compiles one program after another for the experiment's devices; nothing runs.
+def compile_ahead(programs: Programs) -> Iterator[Program]:
+    """Compiles one program after another for their devices; nothing runs.
 
     Raises:
         TooLargeError: if a program does not fit in a device's memory.
     """
     began = time.perf_counter()
-    options = options_for(experiment.algorithm.parts.execution.devices)
-    for name, lowered in experiment.lowered():
+    options = options_for(programs.execution.devices)
+    for name, lowered in programs.lowered():
         program = compiled(lowered, options)
         yield told(name, time.perf_counter() - began, program)
         began = time.perf_counter()

@@ -66,32 +66,34 @@ class Totals(NamedTuple):
 class Ledger:
     """Adds up what a run does, stage by stage."""
 
-    def __init__(self, programs: Experiment) -> None:
-        setup = setup_bytes(programs.algorithm, programs.model, programs.data, programs.runs)
+    def __init__(self, experiment: Experiment) -> None:
+        of = experiment.programs
+        setup = setup_bytes(of.algorithm, of.model, of.data, of.runs)
         self.evaluations: list[Evaluation] = []
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
-        self._programs, self._bytes = programs, setup.copy()
+        self._experiment, self._task, self._bytes = experiment, of.task, setup.copy()
+        self._finishing = 0 if of.algorithm.parts.finish is None else of.data.clients
         self._seconds = np.zeros(setup.shape[1])
         self._rows: list[Metrics] = []
 
     def result(self, began: float, xla_programs: int) -> Result:
         """What is known of a run that ``began`` then (``time.perf_counter``)."""
-        compiling = self._programs.compile_seconds
+        compiling = self._experiment.compile_seconds
         metrics = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *self._rows)
         # A run that is interrupted within a program has given its arrays away.
         run = self._last.run
         gone = run is None or any(a.is_deleted() for a in jax.tree.leaves(run))
         return Result(
-            task=self._programs.task,
+            task=self._task,
             evaluations=self.evaluations,
             metrics=metrics,
             variables=None if gone else self._last.variables,
-            state=None if run is None or gone else self._programs.told(run).state,
+            state=None if run is None or gone else self._experiment.told(run).state,
             samples=int(self.totals.samples.sum()),
             steps=int(self.totals.steps.sum()),
             executed=int(self.totals.executed.sum()),
-            model_bytes=self._programs.model_bytes,
-            device_bytes=self._programs.device_bytes,
+            model_bytes=self._experiment.model_bytes,
+            device_bytes=self._experiment.device_bytes,
             compile_seconds=compiling,
             run_seconds=time.perf_counter() - began - compiling,
             xla_programs=xla_programs,
@@ -102,7 +104,7 @@ class Ledger:
         self._last = stage
         self._rows.append(stage.metrics)
         self.totals = self.totals.plus(stage.metrics)
-        self._bytes += sent_bytes(self._programs.traffic, stage.metrics, done)
+        self._bytes += sent_bytes(self._experiment.traffic, stage.metrics, done)
         if stage.metrics.time is not None:
             self._seconds += stage.metrics.time.seconds.sum(axis=1, dtype=np.float64)
         evaluation = self._evaluation(done, stage.scored, stage)
@@ -110,7 +112,7 @@ class Ledger:
 
     def stops(self, stop: Stop, evaluation: Evaluation) -> bool:
         """Whether all runs are done with this evaluation."""
-        return bool(np.all(stop.done([*self.evaluations, evaluation], self._programs.task)))
+        return bool(np.all(stop.done([*self.evaluations, evaluation], self._task)))
 
     def ended(self, before: Evaluation, stage: Stage) -> Evaluation:
         """What is known of a stage once its models in flight were ``collected``."""
@@ -118,18 +120,18 @@ class Ledger:
         self._last = stage
         last = np.asarray(stage.collected.uploads, np.int64)
         self.totals = self.totals._replace(uploads=self.totals.uploads + last)
-        traffic, clients = self._programs.traffic, self._programs.finishing
+        traffic, clients = self._experiment.traffic, self._finishing
         self.totals = self.totals._replace(downloads=self.totals.downloads + clients)
         self._bytes[0] += last * traffic.upload + clients * traffic.finish
         self._bytes[1] += clients * traffic.download
         after = self._evaluation(before.round, stage.collected.counts, stage)
-        uncollected = before.test.pooled[self._programs.task.score]
+        uncollected = before.test.pooled[self._task.score]
         return after._replace(uncollected=uncollected, before=before)
 
     def _evaluation(self, done: int, counted: Scored, stage: Stage) -> Evaluation:
         rows = stage.metrics
         counts, personal = jax.tree.map(np.asarray, counted)
-        scored = functools.partial(set_scores, self._programs.task)
+        scored = functools.partial(set_scores, self._task)
         test, *validation = map(scored, counts)
         totals, (up, down) = self.totals, self._bytes.copy()
         return Evaluation(

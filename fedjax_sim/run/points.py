@@ -100,7 +100,7 @@ def run_points(
     slices = [slice(place * runs, (place + 1) * runs) for place in range(size)]
     everyone = [*map(int, seeds)] * size
 
-    def programs() -> Experiment:
+    def make() -> Experiment:
         return experiment(
             points.algorithms[0],
             model,
@@ -117,7 +117,7 @@ def run_points(
                 on_evaluation(place, of_runs(evaluation, mine))
 
     result = run_rounds(
-        programs,
+        make,
         rounds,
         everyone,
         initial=initial,

@@ -27,6 +27,7 @@ from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
+from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.inputs import drawing
@@ -42,10 +43,28 @@ Sets = tuple[EvalSet, ...]
 class Programs:
     """What the programs compute; :class:`fedjax_sim.run.experiment.Experiment` runs them.
 
-    The arguments are those of an experiment. If samples stay on the host, a program of its own
-    runs ``rounds``, on the data of a window, and another does what is left of ``advance``.
+    At most four: weights, which all experiments of a model share, start, advance, and finish if
+    models are in flight or the algorithm has a finish. ``advance`` takes the number of rounds as
+    data. If samples stay on the host, a program of its own runs ``rounds``, on the data of a
+    window, and another does what is left of ``advance``.
+
+    Args:
+        algorithm: what to run.
+        model: the model that its local update trains.
+        task: what the sets are scored by.
+        execution: devices.
+        data: the clients.
+        sets: evaluation sets, e.g. (test, validation).
+        runs: R.
+        every: the most rounds that one ``advance`` may run.
+        personal: whether the clients of the first set are those of ``data``: it is then scored with
+          each client's own model too, if the algorithm has such.
+        varied: what makes the algorithm of each run, if runs differ in more than their seeds;
+          ``algorithm`` is then one of them.
 
     Attributes:
+        algorithm: with lanes that fit the clients' sizes.
+        windows: of samples that stay on the host; None if there are none.
         layout: of a run between two programs.
         shapes: what each program gives, by name, once it is lowered.
     """
@@ -59,22 +78,25 @@ class Programs:
         data: ClientData,
         sets: Sets,
         runs: int,
-        eval_every: int,
+        every: int,
         *,
-        personal: bool,
-        varied: Varied | None,
-        windows: Windows | None,
+        personal: bool = False,
+        varied: Varied | None = None,
     ) -> None:
+        self.algorithm = algorithm.on(fitted(algorithm.parts, data, runs))
+        self.model, self.task, self.execution = model, task, execution
+        self.data, self.sets, self.runs, self.every = data, sets, runs, every
+        self.personal = personal and algorithm.personal is not None
+        self.varied = varied
+        mb = execution.samples_mb
+        self.windows = None if mb is None else Windows(data, mb)
         self.layout = Layout(execution, data.clients)
         self.shapes: dict[str, Any] = {}
-        self._algorithm, self._model, self._task, self._varied = algorithm, model, task, varied
-        self._execution, self._runs, self._every = execution, runs, eval_every
-        self._given, self._windows = (data, sets), windows
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, task, execution)
         self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
         self._score_own: Any = None
-        if personal and algorithm.personal is not None:
+        if self.personal:
             most = int(np.diff(sets[0].start).max())
             own_score = functools.partial(self._own_counts, most=most)
             self._score_own = self._map(own_score, (*self._of_run, self._axes.sets[0]))
@@ -91,7 +113,7 @@ class Programs:
             weights: ``[R, *p]``, to start from; None for the model's own.
         """
         given = None if platforms is None else tuple(platforms)
-        whole, of_run = self._execution.replicated, self.layout.shardings
+        whole, of_run = self.execution.replicated, self.layout.shardings
 
         def shapes(tree: PyTree, where: PyTree = whole) -> PyTree:
             def part(sharding: Sharding, values: PyTree) -> PyTree:
@@ -100,13 +122,13 @@ class Programs:
 
             return jax.tree.map(part, where, tree)
 
-        windows = self._windows
-        data, sets = shapes(self._given)
+        windows = self.windows
+        data, sets = shapes((self.data, self.sets))
         if windows is not None:
             data, window = shapes((windows.fetched(None), windows.like()))
-        seeds, todo = shapes((np.zeros(self._runs, np.uint32), np.int32(0)))
+        seeds, todo = shapes((np.zeros(self.runs, np.uint32), np.int32(0)))
         if weights is None:
-            draw = drawing(self._model.init, whole).trace(seeds)
+            draw = drawing(self.model.init, whole).trace(seeds)
             yield "weights", draw.lower(lowering_platforms=given)
         weights = shapes(draw.out_info if weights is None else weights)
         begin = self._traced("start", self._begin, (seeds, weights, data), (whole,) * 3, of_run)
@@ -125,7 +147,7 @@ class Programs:
             score = self._traced("evaluate", self._evaluate, (run, data, sets), puts[:3], whole)
             self.shapes["advance"] = *rounds.out_info, score.out_info
             yield "evaluate", score.lower(lowering_platforms=given)
-        if self._algorithm.ends:
+        if self.algorithm.ends:
             finish = self._traced("finish", self._collect, (run, data, sets), puts[:3], whole)
             yield "finish", finish.lower(lowering_platforms=given)
 
@@ -150,12 +172,12 @@ class Programs:
 
     def _map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
         """``fn(algorithm, ...)`` for each run, with the algorithm of each."""
-        if self._varied is None:
-            return self._axes.map(functools.partial(fn, self._algorithm), in_axes, out_axes)
-        point, at = self._varied.point, self._varied.at
+        if self.varied is None:
+            return self._axes.map(functools.partial(fn, self.algorithm), in_axes, out_axes)
+        point, at = self.varied.point, self.varied.at
 
         def of_point(point: Array, *args: Any) -> Any:
-            return fn(at(point).on(self._algorithm.parts.execution), *args)
+            return fn(at(point).on(self.algorithm.parts.execution), *args)
 
         return functools.partial(self._axes.map(of_point, (0, *in_axes), out_axes), point)
 
@@ -178,7 +200,7 @@ class Programs:
         step = jax.jit(self._step, inline=True)  # traced once, for its shapes and in the loop
         shape = jax.eval_shape(step, keys, state, data)[1]
         rows = jax.tree.map(
-            lambda s: jnp.zeros((self._runs, self._every, *s.shape[1:]), s.dtype), shape
+            lambda s: jnp.zeros((self.runs, self.every, *s.shape[1:]), s.dtype), shape
         )
 
         # A bound that is data: a shorter last stretch needs no program of its own.
@@ -210,7 +232,7 @@ class Programs:
             keys, state = self.layout.stripped(run)
             return jax.lax.scan(body, state, length=rounds)[1]
 
-        draw = foreseen(drawn, self._algorithm, run, data)
+        draw = foreseen(drawn, self.algorithm, run, data)
         return np.asarray(draw(run, data)).swapaxes(0, 1)
 
     def _evaluate(self, run: Run, data: ClientData, sets: Sets) -> Scored:
@@ -243,7 +265,7 @@ class Programs:
     ) -> Counts:
         key = jax.random.fold_in(key, state.round)
         own = functools.partial(algorithm.score_personal, key, state, data)
-        return evaluate_own(self._model, self._task, own, examples, most=most)
+        return evaluate_own(self.model, self.task, own, examples, most=most)
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,23 +55,23 @@ def run_rounds(
     """
     began = time.perf_counter()
     with count_programs() as counter:
-        programs = made()
+        experiment = made()
         seeds = checked_seeds(seeds)
-        ledger = Ledger(programs)
+        ledger, clients = Ledger(experiment), experiment.programs.data.clients
         saver = None
         if checkpoints is not None:
-            saver = programs.saver(checkpoints, rounds, seeds, initial)
+            saver = experiment.saver(checkpoints, rounds, seeds, initial)
         saved = None if saver is None else saver.saved
         began -= 0.0 if saved is None else saved.seconds
-        stages = programs.stages(seeds, rounds, initial, record, on_compiled, saved)
+        stages = experiment.stages(seeds, rounds, initial, record, on_compiled, saved)
         try:
             for done, stage in stages:
                 before = done - stage.rounds
-                check_cohorts(np.asarray(stage.metrics.client), before, programs.data.clients)
+                check_cohorts(np.asarray(stage.metrics.client), before, clients)
                 evaluation = ledger.evaluation(done, stage)
                 over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
                 if over:
-                    stage = ended(programs, stage)
+                    stage = ended(experiment, stage)
                     if stage.collected is not None:
                         evaluation = ledger.ended(evaluation, stage)
                 if not diverging:
@@ -113,7 +113,7 @@ def check_losses(local: Any, evaluation: Evaluation, seeds: Sequence[int]) -> No
         check_finite(evaluation.personal.pooled.loss[:, None], last - 1, seeds)
 
 
-def ended(programs: Experiment, stage: Stage) -> Stage:
+def ended(experiment: Experiment, stage: Stage) -> Stage:
     """A stage as the last one: its models in flight are collected.
 
     Raises:
@@ -121,7 +121,7 @@ def ended(programs: Experiment, stage: Stage) -> Stage:
     """
     if stage.run is None:
         raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
-    collected = programs.finish(stage.run)
+    collected = experiment.finish(stage.run)
     if collected is None:
         return stage
     return stage._replace(collected=collected, variables=collected.variables)

@@ -25,6 +25,7 @@ from fedjax_sim.run.checks import (
     checked_seeds,
 )
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.result import Evaluation, Result
 from fedjax_sim.run.rounds import run_rounds
 from fedjax_sim.run.stop import Stop, check_stop
@@ -120,7 +121,7 @@ def simulate(
     """
     rounds = whole("rounds", rounds)
 
-    def programs() -> Experiment:
+    def make() -> Experiment:
         made = experiment(
             algorithm,
             model,
@@ -139,11 +140,11 @@ def simulate(
         if stop is not None:
             own = ["personal"] if personal and algorithm.personal is not None else []
             held = [] if validation is None else ["validation"]
-            check_stop(stop, made.task, ["test", *held, *own])
+            check_stop(stop, made.programs.task, ["test", *held, *own])
         return made
 
     return run_rounds(
-        programs,
+        make,
         rounds,
         seeds,
         initial=initial,
@@ -190,7 +191,7 @@ def experiment(
     check_model(model, data.x, data.y, task)
     check_trained(algorithm, model)
     check_sets(data, sets, len(seeds), personal=personal, most=task.most)
-    return Experiment(
+    programs = Programs(
         algorithm,
         model,
         task,
@@ -202,6 +203,7 @@ def experiment(
         personal=personal,
         varied=varied,
     )
+    return Experiment(programs)
 
 
 def _chosen(task: Task | None, classes: int | None, auc: bool | None) -> Task:
