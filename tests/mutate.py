@@ -1308,6 +1308,8 @@ MUTANTS = [
     Mutant("run/checkpoints.py", "run.state.server if collected is None else", "", SAVED),
     Mutant("run/checkpoints.py", "if theirs != ours:", "if False:", SAVED),
     Mutant("run/checkpoints.py", "self._done = done\n        for", "for", SAVED),
+    Mutant("engine/targets.py", "largest < _SHARED", "largest < 0", tests("ahead")),
+    Mutant("engine/memory.py", "max(most, *map(largest_made, inner))", "most", tests("ahead")),
     Mutant("run/experiment.py", "done = saved.done", "done = 0", SAVED),
     Mutant("run/identity.py", "if isinstance(value, Execution):", "if False:", SAVED),
     Mutant("run/identity.py", ", *held]", "]", SAVED),

@@ -245,12 +245,39 @@ def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
         return compiled(lowered, options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    quick = {"xla_backend_optimization_level": 1}
-    for flags in ("--xla_cpu_use_fusion_emitters=true", "--xla_backend_optimization_level=2"):
+    quick, alone = {"xla_backend_optimization_level": 1}, {"xla_disable_hlo_passes": ALONE}
+    expected: dict[str, list[Any]] = {
+        "--xla_cpu_use_fusion_emitters=true": [quick, quick | alone, alone],
+        "--xla_backend_optimization_level=2": [None, alone, alone],
+        "--xla_disable_hlo_passes=fusion": [quick, quick, None],
+    }
+    for flags, wanted in expected.items():
+        given.clear()
         monkeypatch.setenv("XLA_FLAGS", flags)
         experiment_of("fedavg", federation, models["logistic"]).start((0, 1))
-    assert sorted(given, key=str) == [None] * 4 + [quick] * 2
+        assert sorted(given, key=str) == sorted(wanted, key=str)  # weights, start, advance
     assert options_for(jax.devices()) is None
+
+
+ALONE = "cpu-parallel-task-assigner"
+
+
+@pytest.mark.parametrize(("width", "shared"), [(4, False), (20_000, True)])
+def test_what_a_step_takes_of_many_samples_waits_for_no_thread(width: int, shared: bool) -> None:
+    """XLA on CPU shares a gather of four of them between threads; a large layer may be shared."""
+    x = np.zeros((200_000, 6), np.float32)
+    partition = fs.partition.iid(np.zeros(len(x), np.int32), 100, seed=0)
+    data = fs.client_data(x, np.zeros(len(x), np.int32), partition)
+    model = fs.models.mlp((6,), 3, widths=(width,))
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
+    one = fs.make_execution(devices=1)
+    made = experiment(
+        fs.algorithms.scaffold(local, clients_per_round=5, execution=one),
+        model, data, (x[:9], [0, 1, 2] * 3), classes=3, execution=one,
+    )  # fmt: skip
+    made.start((0,))
+    text = made._compiled["advance"].as_text()
+    assert ('outer_dimension_partitions":["' in str(text)) == shared
 
 
 def no_topology(*_: Any, **__: Any) -> Any:

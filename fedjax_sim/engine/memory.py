@@ -9,9 +9,16 @@ from contextlib import suppress
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.stages import Compiled, Lowered
 
 MB = 1e6
+
+_HANDED_ON = {
+    "device_put", "dynamic_update_slice", "reshape", "scatter", "scatter-add",
+    "sharding_constraint", "squeeze",
+}  # fmt: skip
+"""What gives an array that it was given, all of it or but for a few entries."""
 
 _ADVICE = "take fewer clients a round, fewer seeds at once, or train fewer models at a time (chunk)"
 
@@ -47,6 +54,43 @@ def needed(program: Compiled) -> int:
         return 0
     given, made = memory.argument_size_in_bytes, memory.output_size_in_bytes
     return int(given + made - memory.alias_size_in_bytes + memory.temp_size_in_bytes)
+
+
+def largest_made(jaxpr: Jaxpr) -> int:
+    """Bytes of the largest array that operations of a program make, loops included.
+
+    What is handed on does not count, nor what is changed in a few places.
+
+    >>> import jax.numpy as jnp
+    >>> made = jax.make_jaxpr(lambda a, i: a.at[i].add(a[i] * jnp.ones((8, 1))))
+    >>> largest_made(made(jnp.zeros((1000, 2)), jnp.arange(8)).jaxpr)
+    64
+    """
+    most = 0
+    for equation in jaxpr.eqns:
+        inner = [
+            part.jaxpr if isinstance(part, ClosedJaxpr) else part
+            for part in jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
+            if _is_program(part)
+        ]
+        if inner:
+            most = max(most, *map(largest_made, inner))
+        elif not _hands_on(equation):
+            shapes: list[Any] = [out.aval for out in equation.outvars]
+            most = max(most, *(a.size * a.dtype.itemsize for a in shapes))
+    return most
+
+
+def _hands_on(equation: JaxprEqn) -> bool:
+    if equation.primitive.name == "broadcast_in_dim":  # with one more axis of length 1
+        given: Any = equation.invars[0].aval
+        made: Any = equation.outvars[0].aval
+        return bool(given.size == made.size)
+    return equation.primitive.name in _HANDED_ON
+
+
+def _is_program(part: Any) -> bool:
+    return isinstance(part, ClosedJaxpr | Jaxpr)
 
 
 def memory_of(devices: Sequence[jax.Device]) -> int | None:

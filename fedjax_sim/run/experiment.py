@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -190,7 +191,7 @@ class Experiment:
         pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
         try:
             compiling = {
-                name: pool.submit(compiled, lowered, options_for(devices, once=name in ONCE))
+                name: pool.submit(compiled, lowered, self._options(name))
                 for name, lowered in self.programs.lowered(weights=weights)
                 if wanted(name)
             }
@@ -200,6 +201,12 @@ class Experiment:
         self.compile_seconds += time.perf_counter() - began
         self.device_bytes = max(map(self._held, self._compiled), default=0)
         check_fits(self.device_bytes, devices)
+
+    def _options(self, name: str) -> dict[str, Any] | None:
+        """XLA's, for a program that was just lowered."""
+        of = self.programs
+        largest = of.largest.get(name)
+        return options_for(of.execution.devices, once=name in ONCE, largest=largest)
 
     def _held(self, name: str) -> int:
         """Bytes on a device while a program runs: what it needs, and what waits for others."""

@@ -25,6 +25,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.memory import largest_made
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import fitted
@@ -67,6 +68,7 @@ class Programs:
         windows: of samples that stay on the host; None if there are none.
         layout: of a run between two programs.
         shapes: what each program gives, by name, once it is lowered.
+        largest: bytes of the largest array that each makes, likewise.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Programs:
         self.windows = None if mb is None else Windows(data, mb)
         self.layout = Layout(execution, data.clients)
         self.shapes: dict[str, Any] = {}
+        self.largest: dict[str, int] = {}
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, task, execution)
         self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
@@ -163,6 +166,7 @@ class Programs:
         jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
         traced = jitted.trace(*args)
         self.shapes[name] = traced.out_info
+        self.largest[name] = largest_made(traced.jaxpr.jaxpr)
         return traced
 
     @property
