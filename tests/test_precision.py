@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.engine.doubles import enable_x64
+from fedjax_sim.engine.memory import operations
 from fedjax_sim.models import convolutions, layers, resnet
 
 IMAGE, CLASSES, SAMPLES = (16, 16, 3), 3, 7
@@ -253,14 +253,9 @@ MIXED = {
 
 def products(jaxpr: Any) -> set[Any]:
     """Types of the results of all products of matrices and convolutions, nested ones included."""
-    found = set()
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            found.add(equation.outvars[0].aval.dtype)
-        for inner in jax.tree.leaves(tuple(equation.params.values())):
-            if isinstance(inner, ClosedJaxpr | Jaxpr):
-                found |= products(getattr(inner, "jaxpr", inner))
-    return found
+    kinds = ("dot_general", "conv_general_dilated")
+    of_kind: list[Any] = [e for e in operations(jaxpr) if e.primitive.name in kinds]
+    return {equation.outvars[0].aval.dtype for equation in of_kind}
 
 
 @pytest.mark.parametrize("name", MIXED)

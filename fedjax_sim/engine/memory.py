@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -66,19 +66,25 @@ def largest_made(jaxpr: Jaxpr) -> int:
     >>> largest_made(made(jnp.zeros((1000, 2)), jnp.arange(8)).jaxpr)
     64
     """
-    most = 0
+    made = (e.outvars for e in operations(jaxpr) if not _hands_on(e))
+    shapes: list[Any] = [out.aval for outs in made for out in outs]
+    return max((a.size * a.dtype.itemsize for a in shapes), default=0)
+
+
+def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Those of a program and of the programs within it, such as the bodies of loops.
+
+    >>> doubled = jax.make_jaxpr(jax.jit(lambda x: 2 * x))
+    >>> [operation.primitive.name for operation in operations(doubled(1.0).jaxpr)]
+    ['mul']
+    """
     for equation in jaxpr.eqns:
-        inner = [
-            part.jaxpr if isinstance(part, ClosedJaxpr) else part
-            for part in jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
-            if _is_program(part)
-        ]
-        if inner:
-            most = max(most, *map(largest_made, inner))
-        elif not _hands_on(equation):
-            shapes: list[Any] = [out.aval for out in equation.outvars]
-            most = max(most, *(a.size * a.dtype.itemsize for a in shapes))
-    return most
+        params = jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
+        inner = [part for part in params if _is_program(part)]
+        for part in inner:
+            yield from operations(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
+        if not inner:
+            yield equation
 
 
 def _hands_on(equation: JaxprEqn) -> bool:

@@ -80,7 +80,7 @@ def options_for(
     samples counts with all samples of all clients, and waits for another thread in each step: of a
     million clients a round of logistic regression took twice as long. So nothing is shared if no
     array that the program makes, ``largest`` bytes, is as large as XLA gives to two threads. Larger
-    models keep it: two CNNs took 7 and 14 % longer without on two devices, 25 % on one.
+    models keep it: two CNNs lost 7 and 14 % of their speed without on two devices.
 
     XLA times its kernels for products of matrices on the GPU. Without one it guesses, and finds
     none for some products: cuBLAS then takes all of them.

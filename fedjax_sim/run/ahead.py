@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from jax.stages import Compiled
 
 from fedjax_sim.engine.memory import compiled
-from fedjax_sim.engine.targets import options_for
 from fedjax_sim.run.programs import Programs
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
@@ -47,9 +46,8 @@ def compile_ahead(programs: Programs) -> Iterator[Program]:
         TooLargeError: if a program does not fit in a device's memory.
     """
     began = time.perf_counter()
-    options = options_for(programs.execution.devices)
     for name, lowered in programs.lowered():
-        program = compiled(lowered, options)
+        program = compiled(lowered, programs.options(name))
         yield told(name, time.perf_counter() - began, program)
         began = time.perf_counter()
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,17 +15,13 @@ from jax.stages import Compiled
 from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import check_fits, compiled, needed
-from fedjax_sim.engine.targets import options_for
 from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.identity import digest
 from fedjax_sim.run.inputs import placed, stacked
-from fedjax_sim.run.programs import Programs, Sets
+from fedjax_sim.run.programs import ONCE, Programs, Sets
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage
 from fedjax_sim.run.windows import Feed
-
-ONCE = ("weights", "start")
-"""The programs that run once, and not for long."""
 
 
 class Experiment:
@@ -191,7 +186,7 @@ class Experiment:
         pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
         try:
             compiling = {
-                name: pool.submit(compiled, lowered, self._options(name))
+                name: pool.submit(compiled, lowered, self.programs.options(name))
                 for name, lowered in self.programs.lowered(weights=weights)
                 if wanted(name)
             }
@@ -201,12 +196,6 @@ class Experiment:
         self.compile_seconds += time.perf_counter() - began
         self.device_bytes = max(map(self._held, self._compiled), default=0)
         check_fits(self.device_bytes, devices)
-
-    def _options(self, name: str) -> dict[str, Any] | None:
-        """XLA's, for a program that was just lowered."""
-        of = self.programs
-        largest = of.largest.get(name)
-        return options_for(of.execution.devices, once=name in ONCE, largest=largest)
 
     def _held(self, name: str) -> int:
         """Bytes on a device while a program runs: what it needs, and what waits for others."""

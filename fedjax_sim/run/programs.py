@@ -27,6 +27,7 @@ from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import largest_made
 from fedjax_sim.engine.streams import Seed, stream
+from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import RunAxes
@@ -39,6 +40,9 @@ from fedjax_sim.run.varied import Varied
 from fedjax_sim.run.windows import Windows
 
 Sets = tuple[EvalSet, ...]
+
+ONCE = ("weights", "start")
+"""The programs that run once, and not for long."""
 
 
 class Programs:
@@ -68,7 +72,6 @@ class Programs:
         windows: of samples that stay on the host; None if there are none.
         layout: of a run between two programs.
         shapes: what each program gives, by name, once it is lowered.
-        largest: bytes of the largest array that each makes, likewise.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Programs:
         self.windows = None if mb is None else Windows(data, mb)
         self.layout = Layout(execution, data.clients)
         self.shapes: dict[str, Any] = {}
-        self.largest: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
         self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, task, execution)
         self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
@@ -154,6 +157,11 @@ class Programs:
             finish = self._traced("finish", self._collect, (run, data, sets), puts[:3], whole)
             yield "finish", finish.lower(lowering_platforms=given)
 
+    def options(self, name: str) -> dict[str, Any] | None:
+        """XLA's, for a program that was just lowered."""
+        largest = self._largest.get(name)
+        return options_for(self.execution.devices, once=name in ONCE, largest=largest)
+
     def _traced(
         self,
         name: str,
@@ -166,7 +174,7 @@ class Programs:
         jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
         traced = jitted.trace(*args)
         self.shapes[name] = traced.out_info
-        self.largest[name] = largest_made(traced.jaxpr.jaxpr)
+        self._largest[name] = largest_made(traced.jaxpr.jaxpr)
         return traced
 
     @property
