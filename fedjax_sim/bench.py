@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from fedjax_sim.base.data import ElsewhereError
 from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
         try:
             with patiently() as stopping, warnings_in_a_line(PROGRAM):
                 diverged = run(config, setup, groups, folder, command, stopping, watch)
-        except (TooLargeError, CheckpointError) as error:
+        except (TooLargeError, ElsewhereError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:
             if not jax.distributed.is_initialized():

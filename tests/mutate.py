@@ -62,6 +62,7 @@ DATASETS = tests("datasets") + " -k=tokens"
 HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
+MEMORY = tests("client_memory")
 
 MUTANTS = [
     # engine
@@ -1290,8 +1291,34 @@ MUTANTS = [
     Mutant("run/layout.py", "PartitionSpec(None, AXIS)", "PartitionSpec()", tests("layout")),
     Mutant("run/layout.py", "lambda a: a[:, : self.clients]", "lambda a: a", tests("layout")),
     Mutant("run/windows.py", "begins = ends - sizes", "begins = ends", WINDOWS),
-    Mutant("run/windows.py", "(full or t % every == 0)", "full", WINDOWS),
-    Mutant("run/windows.py", "more = of_round.tolist(), int", "more = new, int", WINDOWS),
+    Mutant("run/windows.py", "(t % every == 0 or self._lacking", "(self._lacking", WINDOWS),
+    Mutant("run/windows.py", "more = of_round, int", "more = new, int", WINDOWS),
+    Mutant("run/windows.py", "people > self._held.clients", "False", MEMORY),
+    Mutant("run/windows.py", "len(people) + len(there - people)", "len(there)", MEMORY),
+    Mutant("run/windows.py", "            people |= there", "            people = there", MEMORY),
+    Mutant("run/client_memory.py", "rows = layout.clients if not each else", "rows =", MEMORY),
+    Mutant("run/client_memory.py", "if any(jax.tree.leaves(kept_of(run)))", "if False", MEMORY),
+    Mutant("run/client_memory.py", "is not None and size > there", "is None", MEMORY),
+    Mutant("run/client_memory.py", "there = clients[index[1]]", "there = clients", MEMORY),
+    Mutant("run/client_memory.py", "there = clients[shard.index[1]]", "there = clients", MEMORY),
+    Mutant("run/client_memory.py", "jax.tree.map(np.copy, self._rows)", "self._rows", MEMORY),
+    Mutant("run/metrics.py", "start[known], jnp.where", "start[clients * 0], jnp.where", MEMORY),
+    Mutant("run/experiment.py", "return out._replace(counts", "return out or dict(counts", MEMORY),
+    Mutant(
+        "round/own_models.py",
+        "in_axes=(None, 0))(stream(key, Round.PERSONAL), client)",
+        "in_axes=(None, 0))(stream(key, Round.PERSONAL), row)",
+        tests("personal") + " " + MEMORY,
+    ),
+    Mutant("round/own_models.py", "visits(data, client, peers", "visits(data, row, peers", MEMORY),
+    Mutant("round/sending.py", "rows_of(data, slots.client))", "slots.client)", MEMORY),
+    Mutant("round/sending.py", "update, rows_of(data, client)", "update, client", MEMORY),
+    Mutant(
+        "round/training.py",
+        "row = rows_of(data, placed.slots.client)",
+        "row = placed.slots.client",
+        MEMORY,
+    ),
     Mutant("run/windows.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),

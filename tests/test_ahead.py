@@ -41,10 +41,13 @@ def experiment_of(
     devices: int | Sequence[jax.Device] = 1,
     chunk: int | None = 0,
     samples_mb: float | None = None,
+    client_state_mb: float | None = None,
 ) -> Experiment:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
     objective = fs.empirical_risk(model)
-    execution = fs.make_execution(devices, chunk, samples_mb=samples_mb)
+    execution = fs.make_execution(
+        devices, chunk, samples_mb=samples_mb, client_state_mb=client_state_mb
+    )
     common: dict[str, Any] = {
         "model": model,
         "objective": objective,

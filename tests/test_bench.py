@@ -370,6 +370,7 @@ BAD = {
     "lanes": (["--lanes", "-1"], "--lanes"),
     "samples": (["--samples-mb", "0"], "--samples-mb: must be a number above 0"),
     "few samples": (["--samples-mb", "0.001"], "samples_mb must be at least 0."),
+    "client states": (["--client-state-mb", "-1"], "--client-state-mb: must be a number above 0"),
     "all samples": (
         ["--samples-mb", "1", "--algo", "radfedi"],
         "radfedi: samples_mb needs methods that read the samples of clients in their own training",

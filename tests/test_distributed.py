@@ -23,7 +23,7 @@ from several import trained
 from fedjax_sim import bench
 from fedjax_sim.cli.processes import _digest
 
-METHODS = ("fedavg", "phase_shift", "radfed", "scaffold", "gossip", "dp_fedavg")
+METHODS = ("fedavg", "phase_shift", "radfed", "scaffold", "gossip", "dp_fedavg", "ditto")
 TINY = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--emd", "0.9"]
 TINY += ["--no-cache", "--compare", "none", "--algo", "radfed", "--redistribution-rounds", "2"]
 LIMIT = 400.0

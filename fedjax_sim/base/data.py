@@ -13,6 +13,21 @@ from fedjax_sim.base.arrays import Array, PyTree
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Held:
+    """Of whom a device holds what a client keeps from visit to visit.
+
+    Attributes:
+        row: ``int32[N + 1]``, the row of client k; ``rows`` for those whose state is elsewhere, and
+          for client N, which is none.
+        rows: how many there are (static).
+    """
+
+    row: Array
+    rows: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ClientData:
     """Pooled samples and a ragged (CSR) list of the samples that each client owns.
 
@@ -43,6 +58,8 @@ class ClientData:
         at: ``int32[N]``, where client k's samples begin in ``index``, which has those of some
           clients alone; None: at ``start[k]``, and all are there. A run sets it, see ``samples_mb``
           of :func:`fedjax_sim.make_execution`.
+        held: where what client k keeps lies; None: in row k, and that of all is there. A run sets
+          it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -64,6 +81,7 @@ class ClientData:
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
     samples_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
     at: Array | None = None
+    held: Held | None = None
 
     @property
     def clients(self) -> int:
@@ -81,13 +99,27 @@ class MissingRootError(ValueError):
     """A method needs samples of the server's own, and the data have none."""
 
 
-class FetchedError(ValueError):
+class ElsewhereError(ValueError):
+    """A method needs what is on the host, and not when it is on the devices."""
+
+
+class FetchedError(ElsewhereError):
     """A method reads samples of a client that does not train, and those are on the host."""
 
     def __init__(self) -> None:
         super().__init__(
             "samples_mb needs methods that read the samples of clients in their own training "
             "alone: no poll, count, score or finish of all samples, and no peers"
+        )
+
+
+class HeldError(ElsewhereError):
+    """A method reads what clients keep that do not train, and that is on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "client_state_mb needs methods that read what a client keeps in its own training "
+            "alone: no last step or upload of all clients that needs it"
         )
 
 

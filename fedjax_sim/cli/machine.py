@@ -26,6 +26,7 @@ class Machine(Group):
         chunk: None for the backend's default.
         lanes: likewise.
         samples_mb: of the clients' samples on a device; None for all.
+        client_state_mb: of what clients keep on a device; None for all.
         out: the run folder; None for a new one in ``runs/``.
         pictures: their format.
         compile_for: a target to compile for, instead of running; None to run here.
@@ -73,6 +74,13 @@ class Machine(Group):
         "MB of the clients' samples that a device holds: the others stay in this machine's memory, "
         "and those of the next cohorts are fetched while these train",
         shown="all samples",
+        above=0,
+    )
+    client_state_mb: float | None = setting(
+        None,
+        "MB of what clients keep from visit to visit that a device holds (control variates, own "
+        "models, residuals): that of the others stays in this machine's memory",
+        shown="what all keep",
         above=0,
     )
     out: str | None = setting(
@@ -153,5 +161,10 @@ def execution_of(machine: Machine) -> Execution:
                 f"devices must be in 1..{len(devices)} for {machine.compile_for}, got {count}"
             )
         devices = devices[:count]
-    lanes, samples_mb = machine.lanes, machine.samples_mb
-    return make_execution(devices, machine.chunk, lanes=lanes, samples_mb=samples_mb)
+    return make_execution(
+        devices,
+        machine.chunk,
+        lanes=machine.lanes,
+        samples_mb=machine.samples_mb,
+        client_state_mb=machine.client_state_mb,
+    )

@@ -182,6 +182,16 @@ def begins(data: ClientData, clients: Array) -> Array:
     return (data.start if data.at is None else data.at)[clients]
 
 
+def kept_rows(data: ClientData) -> int:
+    """How many rows there are of what clients keep: N, unless some of it is on the host."""
+    return data.clients if data.held is None else data.held.rows
+
+
+def rows_of(data: ClientData, clients: Array) -> Array:
+    """The rows of what ``clients int32[T]`` keep; one that does not exist for client N."""
+    return clients if data.held is None else data.held.row[clients]
+
+
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:
     """x, y and index: constants of :meth:`Execution.run`."""
     return data.x, data.y, data.index

@@ -43,6 +43,7 @@ class Execution:
           its visit ends, in place of chunks; 0 for none. None: as many as fit the sizes, see
           :meth:`fitted`; until then none.
         samples_mb: MB of the clients' samples that a device holds; None: all of them.
+        client_state_mb: likewise of what clients keep from visit to visit.
     """
 
     devices: tuple[jax.Device, ...]
@@ -50,6 +51,7 @@ class Execution:
     differentiable: bool = False
     lanes: int | None = 0
     samples_mb: float | None = None
+    client_state_mb: float | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -274,6 +276,7 @@ def make_execution(
     differentiable: bool = False,
     lanes: int | None = None,
     samples_mb: float | None = None,
+    client_state_mb: float | None = None,
 ) -> Execution:
     """The devices of all processes, and the batching that is fastest on them.
 
@@ -305,10 +308,14 @@ def make_execution(
             of the next cohorts are fetched while these train. Each has half of it. None: a device
             holds all samples. :func:`fedjax_sim.simulate` alone fetches; with the
             :meth:`step <fedjax_sim.Algorithm.step>` of an algorithm this does nothing.
+        client_state_mb: MB that a device holds of what clients keep from visit to visit: control
+            variates, own models, residuals of codes. If that of all is more, it stays in the host's
+            memory, and the devices have that of the clients of a few rounds at a time. None: the
+            devices hold all. For :func:`fedjax_sim.simulate` too.
 
     Raises:
-        ValueError: if there are not so many devices, chunk or lanes is negative, or samples_mb is
-            not above 0.
+        ValueError: if there are not so many devices, chunk or lanes is negative, or samples_mb or
+            client_state_mb is not above 0.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8
@@ -326,10 +333,11 @@ def make_execution(
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if lanes is not None and lanes < 0:
         raise ValueError(f"lanes must be at least 0, got {lanes}")
-    if samples_mb is not None and not samples_mb > 0:
-        raise ValueError(f"samples_mb must be above 0, got {samples_mb}")
+    for name, mb in (("samples_mb", samples_mb), ("client_state_mb", client_state_mb)):
+        if mb is not None and not mb > 0:
+            raise ValueError(f"{name} must be above 0, got {mb}")
     if lanes is None and (chunk is not None or used[0].platform == "cpu"):
         lanes = 0
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None, differentiable, lanes, samples_mb)
+    return Execution(used, chunk or None, differentiable, lanes, samples_mb, client_state_mb)

@@ -111,9 +111,15 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
     devices = [d for d in devices if d.process_index == jax.process_index()]
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
+    there = memory_of_host()
+    return None if there is None else there // len(devices)
+
+
+def memory_of_host() -> int | None:
+    """Bytes of this machine; None if it does not say."""
     if not hasattr(os, "sysconf"):  # Windows
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_fits(size: int, devices: Sequence[jax.Device]) -> None:

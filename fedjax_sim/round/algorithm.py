@@ -255,7 +255,7 @@ class Algorithm:
             parts, key, state, data, placed.slots, trained, start, due
         )
         skipped = sendings.skipped(parts, came.arrived, sent)
-        trained, mine = sendings.undone(parts, state, placed.slots.client, skipped, trained, mine)
+        trained, mine = sendings.undone(parts, state, data, placed.slots, skipped, trained, mine)
         client_state, own, shared_state = training.client_states(
             parts, state, data, placed, trained, mine
         )
@@ -320,8 +320,7 @@ class Algorithm:
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
         parts, slots = self.parts, state.slots
-        in_flight = parts.schedule.serverless or parts.evaluated == "in_flight"
-        if slots is None or not in_flight:
+        if slots is None or not (parts.schedule.serverless or parts.evaluated == "in_flight"):
             return state.server
         samples = client_sizes(data, slots.client, state.round - 1)
         cohort = collecting.cohort_of(parts, state, slots, samples, data)
@@ -335,11 +334,12 @@ class Algorithm:
         score: Callable[[PyTree, Variables, PyTree], PyTree],
         constants: PyTree,
         tasks: PyTree,
+        clients: Array | None = None,
     ) -> PyTree:
-        """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``."""
-        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
+        """``score(constants, variables, task)`` with clients' own models: ``[K, ...]``."""
         received = self.evaluated(key, state, data)
-        return score_own(self.parts, key, received, state, data, score, constants, tasks)
+        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
+        return score_own(self.parts, key, received, state, data, score, constants, tasks, clients)
 
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
         """The sizes of what travels in a round; takes shapes and gives Python integers."""

@@ -25,8 +25,9 @@ def score_own(
     score: Callable[[PyTree, Variables, PyTree], PyTree],
     constants: PyTree,
     tasks: PyTree,
+    clients: Array | None = None,
 ) -> PyTree:
-    """``score(constants, variables, task)`` with each client's own model: ``[N, ...]``.
+    """``score(constants, variables, task)`` with each client's own model: ``[K, ...]``.
 
     Without a server, a client would start from the model that it has itself.
 
@@ -38,7 +39,9 @@ def score_own(
         data: the clients.
         score: what to compute.
         constants: the same for all clients.
-        tasks: ``[N, ...]``.
+        tasks: ``[K, ...]``.
+        clients: ``int32[K]``, N for none; the state has what each of them keeps, in this order.
+            None: all.
 
     Raises:
         ValueError: if the algorithm has no personal models.
@@ -47,8 +50,11 @@ def score_own(
     if own_model is None:
         raise ValueError("the algorithm has no personal models, see personal of compose")
     # In their order, not dealt by size: so each device scores those whose states it has.
-    count, rows = data.clients, parts.execution.rows(data.clients)
+    if clients is None:
+        clients = jnp.arange(data.clients, dtype=jnp.int32)
+    count, rows = len(clients), parts.execution.rows(len(clients))
     row = jnp.minimum(jnp.arange(rows, dtype=jnp.int32), count)
+    client = jnp.pad(clients, (0, rows - count), constant_values=data.clients)
 
     def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
         (pixels, constants), (server, sent, number), (key, visit, task) = fixed, common, task
@@ -58,8 +64,8 @@ def score_own(
         used = with_own(mine, received)
         return score(constants, own_model(key, used, client, client_state), task)
 
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), row)
-    own = (keys, visits(data, row, peers=parts.local.peers), tree.take(tasks, row))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)
+    own = (keys, visits(data, client, peers=parts.local.peers), tree.take(tasks, row))
     # All clients, but no more of them at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
@@ -69,14 +75,14 @@ def score_own(
         one,
         (samples_of(data), constants),
         (server, state.broadcast, state.round),
-        (*padded, _nodes(parts, server, state, row)),
+        (*padded, _nodes(parts, server, state, client)),
         parts.execution.replicate(own),
     )
     return jax.tree.map(lambda a: a[:count], parts.execution.replicate(out))
 
 
-def _nodes(parts: Parts, mean: Variables, state: FedState, row: Array) -> PyTree:
-    """The models of the clients ``row int32[P]``, if there is no server: ``[P, *p]``, else None.
+def _nodes(parts: Parts, mean: Variables, state: FedState, client: Array) -> PyTree:
+    """The models of the clients ``client int32[P]``, if there is no server: ``[P, *p]``, else None.
 
     A client that has none starts from ``mean``.
     """
@@ -86,6 +92,6 @@ def _nodes(parts: Parts, mean: Variables, state: FedState, row: Array) -> PyTree
     models = slots.variables
     if parts.weighted:
         models = jax.vmap(tree.scale)(1 / slots.weight, models)
-    hits = row[:, None] == slots.client[None]
+    hits = client[:, None] == slots.client[None]
     mine = tree.take(models, jnp.argmax(hits, axis=1).astype(jnp.int32))
     return jax.vmap(lambda has, own: tree.select(has, own, mean))(jnp.any(hits, axis=1), mine)

@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import rows_of
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.collecting import measured_from
 from fedjax_sim.round.exchanging import travelling
@@ -66,13 +67,13 @@ def send(
     known = start if parts.models_travel else measured_from(parts, state, slots)
     if not parts.in_flight:
         given, message, kept, sent = _through(
-            parts, key, state, slots.client, sends, visited, known, trained.variables,
+            parts, key, state, data, slots.client, sends, visited, known, trained.variables,
             trained.message,
         )  # fmt: skip
         return trained._replace(variables=given, message=message), kept, sent
     update = tree.subtract(trained.variables, known)
     update, message, kept, sent = _through(
-        parts, key, state, slots.client, sends, visited, known, update, trained.message
+        parts, key, state, data, slots.client, sends, visited, known, update, trained.message
     )
     models = tree.select_rows(sent, tree.add(known, update), trained.variables)
     return trained._replace(variables=models, message=message), kept, sent
@@ -84,7 +85,13 @@ def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
 
 
 def undone(
-    parts: Parts, state: FedState, client: Array, skipped: Array, trained: Trained, mine: PyTree
+    parts: Parts,
+    state: FedState,
+    data: ClientData,
+    slots: Slots,
+    skipped: Array,
+    trained: Trained,
+    mine: PyTree,
 ) -> tuple[Trained, PyTree]:
     """What the clients give and keep, where some are ``skipped bool[P]``: these as before.
 
@@ -93,14 +100,15 @@ def undone(
     Args:
         parts: of the algorithm.
         state: before the round.
-        client: ``int32[P]``.
+        data: the clients.
+        slots: ``[P]``, with the clients that trained.
         skipped: see :func:`skipped`.
         trained: ``[P]``, what they give.
         mine: ``[P, *p]``, the leaves that stay with them.
     """
     if not any(part.screens for part in parts.sending):
         return trained, mine
-    before = tree.take((state.client_state, state.own), client)
+    before = tree.take((state.client_state, state.own), rows_of(data, slots.client))
     kept, mine = tree.select_rows(skipped, before, (trained.client_state, mine))
     told = trained.info.loss, trained.info.extra
     loss, extra = tree.select_rows(skipped, jax.tree.map(jnp.zeros_like, told), told)
@@ -125,7 +133,9 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent = _through(parts, key, state, padded.client, sends, sends, known, update, ())
+    update, _, _, sent = _through(
+        parts, key, state, data, padded.client, sends, sends, known, update, ()
+    )
     models = tree.select_rows(sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
@@ -134,6 +144,7 @@ def _through(
     parts: Parts,
     key: Array,
     state: FedState,
+    data: ClientData,
     client: Array,
     sends: Array,
     trains: Array,
@@ -146,7 +157,7 @@ def _through(
     The update of a row that does not send stays as it is, and the message of one that did not
     train.
     """
-    kept, sent, whole = [], sends, update
+    kept, sent, whole, row = [], sends, update, rows_of(data, client)
     update = travelling(parts, update)
     for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
         part_key = stream(key, Round.SENDING, i)
@@ -159,14 +170,14 @@ def _through(
             message = tree.select(task.trains, given.message, message)
             return update, message, own, task.sends & given.present
 
-        mine = tree.take(own, client)
+        mine = tree.take(own, row)
         if part.hear is not None:
             mine = _heard(part.hear, mine, travelling(parts, known))
         rows = (update, message, mine)
         # A client that has withheld its update has nothing to encode: its residual stays.
         tasks = parts.execution.replicate(_Task(keys, client, sent, trains))
         update, message, rows, present = parts.execution.run(one, (), (), rows, tasks)
-        kept.append(jax.tree.map(lambda a, row: a.at[client].set(row, mode="drop"), own, rows))
+        kept.append(jax.tree.map(lambda a, new: a.at[row].set(new, mode="drop"), own, rows))
         sent = sent & parts.execution.replicate(present)
         if part.together is not None:
             update = part.together(part_key, update, client, sent)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import ClientData, FedState, Now, PyTree, Variables, shown
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import kept_rows
 from fedjax_sim.round import arrivals
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
@@ -46,7 +47,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         raise ValueError(
             f"clock {shown(parts.clock)} must know the {data.clients} clients, it has {known}"
         )
-    learned = parts.learned
+    learned, rows = parts.learned, kept_rows(data)
     state = FedState(
         round=jnp.int32(0),
         server=variables,
@@ -54,10 +55,10 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         opt_state=server_state(parts, variables),
         slots=None,
         selection=parts.selection.init(variables, data, parts.execution),
-        client_state=tree.stack_copies(parts.local.client_state(variables), data.clients),
-        own=tree.stack_copies(own(parts, variables), data.clients),
+        client_state=tree.stack_copies(parts.local.client_state(variables), rows),
+        own=tree.stack_copies(own(parts, variables), rows),
         sending=tuple(
-            tree.stack_copies(part.init(travelling(parts, variables), data), data.clients)
+            tree.stack_copies(part.init(travelling(parts, variables), data), rows)
             for part in parts.sending
         ),
         shared_state=parts.local.shared_state(variables),

@@ -22,7 +22,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import Addend
-from fedjax_sim.engine.clients import Visits, samples_of, visits
+from fedjax_sim.engine.clients import Visits, rows_of, samples_of, visits
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.streams import Client, Round, stream
 from fedjax_sim.round.collecting import weights_of
@@ -125,7 +125,7 @@ def _work(
     tasks = _Task(keys, visited, placed.fresh, slots.tag, slots.weight, share, limit)
     rest = state.shared_state, state.round, stream(key, Round.COIN)
     common = _Common(state.server, state.server_samples, state.broadcast, *rest)
-    kept = tree.take((state.client_state, state.own), slots.client)
+    kept = tree.take((state.client_state, state.own), rows_of(data, slots.client))
     own = _Own(slots.variables, kept[0], slots.received, kept[1])
     return common, own, parts.execution.replicate(tasks)
 
@@ -306,9 +306,9 @@ def client_states(
         trained: ``[P]``, what the clients give.
         mine: ``[P, *p]``, the leaves that stay with them.
     """
-    client = placed.slots.client
+    row = rows_of(data, placed.slots.client)
     kept, own = jax.tree.map(
-        lambda all_, rows: all_.at[client].set(rows, mode="drop"),
+        lambda all_, rows: all_.at[row].set(rows, mode="drop"),
         (state.client_state, state.own),
         (trained.client_state, mine),
     )

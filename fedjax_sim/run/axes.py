@@ -85,6 +85,7 @@ def client_axes(data: ClientData) -> Any:
         sent=own,
         relabel=0 if seen else None,
         at=own,
+        held=None,
     )
 
 

@@ -20,6 +20,7 @@ import jax
 
 from fedjax_sim.base import FedState, PyTree
 from fedjax_sim.run.archive import DAMAGED, Arrays, CheckpointError, packed, read, unpacked, write
+from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.layout import Layout, put
 from fedjax_sim.run.stages import Collected, Run, Stage
 
@@ -68,7 +69,7 @@ class Saved(NamedTuple):
     def restored(
         self,
         shapes: Mapping[str, PyTree],
-        layout: Layout,
+        layout: Layout | ClientMemory,
         rounds: int,
         record: Callable[[FedState], PyTree] | None,
     ) -> tuple[Run, list[tuple[int, Stage]]]:
@@ -83,7 +84,7 @@ class Saved(NamedTuple):
         Raises:
             CheckpointError: if the arrays are not those of the programs.
         """
-        like = jax.eval_shape(layout.stripped, shapes["start"])
+        like = layout.like(shapes["start"])
         told: Run = unpacked(self.arrays, "run", like, exact=True)
         run = layout.put(told)
         collected: Collected | None = None
@@ -134,7 +135,7 @@ class Saver:
         identity: Mapping[str, Any],
         rounds: int,
         eval_every: int,
-        layout: Layout,
+        layout: Layout | ClientMemory,
     ) -> None:
         self._layout = layout
         self._where, self._identity = where, json.loads(json.dumps(identity))

@@ -258,4 +258,4 @@ def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
 
     state, _ = jax.eval_shape(begin, jax.random.key(0), data)
     if data.at is not None:
-        foreseen(clients, algorithm, state, data)
+        foreseen(clients, algorithm, state, data, "samples_mb")

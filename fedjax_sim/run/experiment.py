@@ -17,8 +17,10 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import check_fits, compiled, needed
 from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
+from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.identity import digest
 from fedjax_sim.run.inputs import placed, stacked
+from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.programs import ONCE, Programs, Sets
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage
 from fedjax_sim.run.windows import Feed
@@ -46,6 +48,8 @@ class Experiment:
         self.device_bytes = self.model_bytes = 0
         self.traffic = Traffic(0, 0, 0, 0)
         self._feed: Feed | None = None
+        of = programs
+        self._memory = ClientMemory(of.layout, of.data.clients) if of.hosted else None
         self._compiled: dict[str, Compiled] = {}
 
     @functools.cached_property
@@ -60,7 +64,12 @@ class Experiment:
 
     def told(self, run: Run) -> Run:
         """The run as users know it; see :class:`fedjax_sim.run.layout.Layout`."""
-        return self.programs.layout.told(run)
+        return self._keeper.told(run)
+
+    @property
+    def _keeper(self) -> Layout | ClientMemory:
+        """What tells and restores runs."""
+        return self._memory or self.programs.layout
 
     def stages(
         self,
@@ -83,12 +92,13 @@ class Experiment:
         if saved is None:
             run, done = self.start(seeds, initial), 0
         else:
-            run, past = saved.restored(of.shapes, of.layout, rounds, record)
+            run, past = saved.restored(of.shapes, self._keeper, rounds, record)
             yield from past
             done = saved.done
         if of.windows is not None and not over:
             began, base = time.perf_counter(), self._inputs[0]
-            cohorts = of.cohorts(run, base, rounds - done)
+            rows = run if self._memory is None else self._memory.lent(run, np.arange(0))
+            cohorts = of.cohorts(rows, base, rounds - done)
             self.compile_seconds += time.perf_counter() - began  # of which the draws are little
             self._feed = Feed(of.windows, of.execution, base, cohorts, of.every)
         while done < rounds:
@@ -132,14 +142,14 @@ class Experiment:
         if of.varied is not None:
             identity["points"] = [dict(point) for point in of.varied.settings]
         given = where if isinstance(where, Checkpoints) else Checkpoints(where)
-        return Saver(given, identity, rounds, of.every, of.layout)
+        return Saver(given, identity, rounds, of.every, self._keeper)
 
     def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
         """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
         weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
         weights = self._compiled["weights"](numbers) if weights is None else weights
         run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
-        return run
+        return run if self._memory is None else self._memory.begin(run)
 
     def _prepare(
         self, initial: Variables | None, wanted: Callable[[str], bool] = lambda name: True
@@ -163,22 +173,42 @@ class Experiment:
             out = self._compiled["advance"](run, *self._inputs, np.int32(todo))
             return out
         assert self._feed is not None
+        assert self.programs.windows is not None
         parts: list[Metrics] = []
         while todo:
             window, data = self._feed.take()
+            clients, memory = self.programs.windows.people(window), self._memory
+            run = run if memory is None else memory.lent(run, clients)
             run, rows = self._compiled["rounds"](run, data, np.int32(window.rounds))
             self._feed.fetch()  # while they run
+            run = run if memory is None else memory.returned(run, clients)
             parts.append(jax.tree.map(lambda a, w=window: np.asarray(a)[:, : w.rounds], rows))
             todo -= window.rounds
         rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
-        return run, rows, self._compiled["evaluate"](run, *self._inputs)
+        return run, rows, self._with_own(run, self._compiled["evaluate"](run, *self._inputs))
 
     def finish(self, run: Run) -> Collected | None:
         """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
         if not self.programs.algorithm.ends:
             return None
         out: Collected = self._compiled["finish"](run, *self._inputs)
-        return out
+        run = run._replace(state=run.state._replace(server=out.variables))
+        return out._replace(counts=self._with_own(run, out.counts))
+
+    def _with_own(self, run: Run, scored: Scored) -> Scored:
+        """With the counts of own models, of some at a time, if what clients keep is on the host."""
+        of, memory = self.programs, self._memory
+        if memory is None or not of.personal:
+            return scored
+        found, room = [], of.layout.clients
+        for first in range(0, of.data.clients, room):
+            some = np.arange(first, min(first + room, of.data.clients), dtype=np.int32)
+            clients = np.full(room, of.data.clients, np.int32)
+            clients[: len(some)] = some
+            out = self._compiled["own"](memory.lent(run, some), *self._inputs, clients)
+            found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
+        answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
+        return scored._replace(personal=self._compiled["count"](answers, self._inputs[1]))
 
     def _compile(self, weights: Variables | None, wanted: Callable[[str], bool]) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
@@ -202,5 +232,6 @@ class Experiment:
         needs, windows = needed(self._compiled[name]), self.programs.windows
         if windows is None:
             return needs
-        window, sets = map(tree.num_bytes, (windows.like(), self.programs.sets))
+        window = tree.num_bytes(windows.moving(windows.like()))
+        sets = tree.num_bytes(self.programs.sets)
         return needs + (window + sets if name == "rounds" else 2 * window)

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_sim.base import Array, ClientData, PyTree, shown
+from fedjax_sim.base.data import ElsewhereError
 from fedjax_sim.round import Algorithm
 
 Draw = Callable[[PyTree, ClientData], Array]
 
 
-def foreseen(draw: Draw, algorithm: Algorithm, given: PyTree, data: ClientData) -> Draw:
+def needed(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
+    """A program without what it does in vain; of each input, whether what it gives depends on it.
+
+    >>> made = jax.make_jaxpr(lambda a: 2 * a["x"])(given := {"x": 1.0, "y": 2.0})
+    >>> needed(made.jaxpr, given)[1]
+    {'x': True, 'y': False}
+    """
+    rest, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return rest, jax.tree.unflatten(jax.tree.structure(inputs), used)
+
+
+def foreseen(
+    draw: Draw, algorithm: Algorithm, given: PyTree, data: ClientData, setting: str
+) -> Draw:
     """``draw`` without what its result does not need: without training, say.
 
     Args:
@@ -22,25 +36,27 @@ def foreseen(draw: Draw, algorithm: Algorithm, given: PyTree, data: ClientData) 
         algorithm: whose rounds they are.
         given: what the draw begins with, or its shapes.
         data: the clients, or their shapes.
+        setting: for which the draw must be known, by name.
 
     Raises:
-        ValueError: if the result needs samples; names what decides who comes.
+        ElsewhereError: if the result needs samples; names what decides who comes.
     """
     traced = jax.jit(draw).trace(given, data).jaxpr
-    needed, used = dce_jaxpr(traced.jaxpr, [True])
-    _, wanted = jax.tree.unflatten(jax.tree.structure((given, data)), used)
+    rest, used = needed(traced.jaxpr, (given, data))
+    _, wanted = used
     if wanted.x or wanted.y or wanted.index:
         parts = algorithm.parts
         clock = "" if parts.clock is None else f" with clock {shown(parts.clock)}"
-        raise ValueError(
-            "samples_mb needs cohorts that are known before anyone trains, which those of "
+        raise ElsewhereError(
+            f"{setting} needs cohorts that are known before anyone trains, which those of "
             f"selection {shown(parts.selection)}{clock} are not"
         )
-    plain = jax.jit(jaxpr_as_fun(ClosedJaxpr(needed, traced.consts)))
+    plain = jax.jit(jaxpr_as_fun(ClosedJaxpr(rest, traced.consts)))
+    needs = jax.tree.leaves(used)
 
     def drawn(given: PyTree, data: ClientData) -> Array:
         leaves = jax.tree.leaves((given, data))
-        out: Array = plain(*(a for a, need in zip(leaves, used, strict=True) if need))[0]
+        out: Array = plain(*(a for a, need in zip(leaves, needs, strict=True) if need))[0]
         return out
 
     return drawn

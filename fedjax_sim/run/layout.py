@@ -43,9 +43,18 @@ class Layout(NamedTuple):
     def shardings(self) -> Any:
         """Of a run, as a prefix."""
         whole = self.execution.replicated
-        split = NamedSharding(self._mesh, PartitionSpec(None, AXIS))
-        fields: Any = (split if name in KEPT else whole for name in FedState._fields)
+        fields: Any = (self.split if name in KEPT else whole for name in FedState._fields)
         return Run(whole, FedState(*fields))  # type: ignore[arg-type]
+
+    @property
+    def split(self) -> NamedSharding:
+        """Of what clients keep."""
+        return NamedSharding(self._mesh, PartitionSpec(None, AXIS))
+
+    @property
+    def parts(self) -> int:
+        """The devices that share what clients keep."""
+        return self._mesh.shape[AXIS]
 
     def padded(self, run: Run) -> Run:
         """The run as programs hand it on."""
@@ -58,8 +67,13 @@ class Layout(NamedTuple):
     def told(self, run: Run) -> Run:
         """The run as users and checkpoints know it, of arrays that this process can read."""
         if jax.process_count() > 1:  # no program: each tells when it wants to
-            return self.stripped(_changed(run, _read))
+            return self.stripped(changed(run, read))
         return jax.jit(self.stripped)(run) if self._padding else run
+
+    def like(self, run: Run) -> Run:
+        """The shapes of a run as it is told, by those of one on the devices."""
+        shapes: Run = jax.eval_shape(self.stripped, run)
+        return shapes
 
     def put(self, run: Run) -> Run:
         """A run of which this process has the arrays, as programs hand it on."""
@@ -68,7 +82,7 @@ class Layout(NamedTuple):
         return on_devices
 
     def _changed(self, run: Run, change: Callable[[Any], Any]) -> Run:
-        return _changed(run, change) if self._padding else run
+        return changed(run, change) if self._padding else run
 
     @property
     def _mesh(self) -> Mesh:
@@ -80,7 +94,7 @@ class Layout(NamedTuple):
     @property
     def _padding(self) -> int:
         """The rows after the last client."""
-        return -self.clients % self._mesh.shape[AXIS]
+        return -self.clients % self.parts
 
 
 def groups_of(processes: Sequence[int]) -> int:
@@ -99,12 +113,24 @@ def groups_of(processes: Sequence[int]) -> int:
     return count if (rows == rows[:, :1]).all() else len(processes)
 
 
-def _changed(run: Run, change: Callable[[Any], Any]) -> Run:
-    kept = {name: jax.tree.map(change, getattr(run.state, name)) for name in KEPT}
+def kept_of(run: Run) -> dict[str, PyTree]:
+    """What clients keep, by the fields of a state."""
+    return {name: getattr(run.state, name) for name in KEPT}
+
+
+def bare(run: Run) -> Run:
+    """The run without what clients keep."""
+    nothing: dict[str, Any] = dict.fromkeys(KEPT, ())
+    return run._replace(state=run.state._replace(**nothing))
+
+
+def changed(run: Run, change: Callable[[Any], Any]) -> Run:
+    """The run with other arrays of what clients keep."""
+    kept = jax.tree.map(change, kept_of(run))
     return run._replace(state=run.state._replace(**kept))
 
 
-def _read(a: jax.Array) -> NDArray[Any]:
+def read(a: jax.Array) -> NDArray[Any]:
     """An array of which this process has all parts."""
     out = np.empty(a.shape, a.dtype)
     for shard in a.addressable_shards:

@@ -68,28 +68,30 @@ def evaluate(
     return _counted(task, losses, answers, examples)
 
 
-def evaluate_own(
+def own_answers(
     model: Model,
     task: Task,
     personal: Callable[..., Any],
     examples: EvalSet,
     *,
     most: int,
+    clients: Array | None = None,
     batch_size: int = 50,
-) -> Counts:
-    """Counts the answers of each client's own model to that client's samples.
+) -> tuple[Array, PyTree]:
+    """The answers of clients' own models to these clients' samples.
 
     Args:
         model: the model.
-        task: what is counted of its answers.
-        personal: ``(score, constants, tasks) -> [K, ...]``, calls ``score(constants, variables,
-          task)`` with each client's own model: ``Algorithm.personal`` of one run.
-        examples: of the K clients; ``index`` and ``start`` may be batched by vmap.
+        task: what is kept of its answers.
+        personal: ``(score, constants, tasks, clients) -> [K, ...]``, calls ``score(constants,
+          variables, task)`` with each client's own model: ``Algorithm.score_personal`` of one run.
+        examples: of all clients; ``index`` and ``start`` may be batched by vmap.
         most: samples of the client that has the most.
+        clients: ``int32[K]``; None: all.
         batch_size: rows at once.
 
     Returns:
-        Counts of all samples that are no padding.
+        Losses and answers ``[K, at least most, ...]``, for :func:`count_own`.
     """
     batch_size = min(batch_size, most)
     room = -(-most // batch_size) * batch_size
@@ -109,13 +111,23 @@ def evaluate_own(
         empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(answers, rows))
         return jax.lax.fori_loop(0, (size + batch_size - 1) // batch_size, batch, empty)
 
-    n, start = len(examples.index), examples.start
-    position = start[:-1, None] + jnp.arange(room, dtype=jnp.int32)[None]
+    n, start, sizes = len(examples.index), examples.start[:-1], jnp.diff(examples.start)
+    if clients is not None:
+        known = jnp.minimum(clients, examples.clients - 1)
+        start, sizes = start[known], jnp.where(clients < examples.clients, sizes[known], 0)
+    position = start[:, None] + jnp.arange(room, dtype=jnp.int32)[None]
     rows = examples.index[jnp.minimum(position, n - 1)]
-    out = personal(score, (examples.x, examples.y), (rows, jnp.diff(start)))
+    pool = (examples.x, examples.y)
+    out: tuple[Array, PyTree] = personal(score, pool, (rows, sizes), clients)
+    return out
+
+
+def count_own(task: Task, found: tuple[Array, PyTree], examples: EvalSet) -> Counts:
+    """Counts the :func:`own_answers` of all clients to their samples that are no padding."""
+    n, start, room = len(examples.index), examples.start, found[0].shape[1]
     client = jnp.minimum(_owners(examples), examples.clients - 1)
     here = jnp.minimum(jnp.arange(n, dtype=jnp.int32) - start[client], room - 1)
-    losses, answers = jax.tree.map(lambda a: a[client, here], out)
+    losses, answers = jax.tree.map(lambda a: a[client, here], found)
     return _counted(task, losses, answers, examples)
 
 

@@ -31,10 +31,11 @@ from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import fitted
 from fedjax_sim.run.axes import RunAxes
+from fedjax_sim.run.client_memory import check_unread, rows_that_fit
 from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.inputs import drawing
-from fedjax_sim.run.layout import Layout
-from fedjax_sim.run.metrics import Counts, evaluate, evaluate_own
+from fedjax_sim.run.layout import Layout, bare
+from fedjax_sim.run.metrics import Counts, count_own, evaluate, own_answers
 from fedjax_sim.run.stages import Collected, Run, Scored
 from fedjax_sim.run.varied import Varied
 from fedjax_sim.run.windows import Windows
@@ -50,8 +51,9 @@ class Programs:
 
     At most four: weights, which all experiments of a model share, start, advance, and finish if
     models are in flight or the algorithm has a finish. ``advance`` takes the number of rounds as
-    data. If samples stay on the host, a program of its own runs ``rounds``, on the data of a
-    window, and another does what is left of ``advance``.
+    data. If samples or client states stay on the host, a program of its own runs ``rounds``, on the
+    data of a window, and another does what is left of ``advance``; if client states do, ``own``
+    scores the own models of some clients, and ``count`` adds up what all gave.
 
     Args:
         algorithm: what to run.
@@ -69,8 +71,9 @@ class Programs:
 
     Attributes:
         algorithm: with lanes that fit the clients' sizes.
-        windows: of samples that stay on the host; None if there are none.
+        windows: of samples or client states that stay on the host; None if all are on the devices.
         layout: of a run between two programs.
+        hosted: whether what clients keep stays on the host.
         shapes: what each program gives, by name, once it is lowered.
     """
 
@@ -93,19 +96,18 @@ class Programs:
         self.data, self.sets, self.runs, self.every = data, sets, runs, every
         self.personal = personal and algorithm.personal is not None
         self.varied = varied
-        mb = execution.samples_mb
-        self.windows = None if mb is None else Windows(data, mb)
-        self.layout = Layout(execution, data.clients)
+        self._axes = RunAxes.of(data, sets, runs)
+        self.layout, mb = Layout(execution, data.clients), execution.client_state_mb
+        rows = None if mb is None else rows_that_fit(self.begun, self.layout, mb)
+        self.layout = self.layout if rows is None else Layout(execution, rows.clients)
+        self.hosted = rows is not None
+        self.windows = None
+        if execution.samples_mb is not None or self.hosted:
+            self.windows = Windows(data, execution.samples_mb, rows)
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
-        self._axes = RunAxes.of(data, sets, runs)
         score = functools.partial(evaluate, model, task, execution)
         self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
-        self._score_own: Any = None
-        if self.personal:
-            most = int(np.diff(sets[0].start).max())
-            own_score = functools.partial(self._own_counts, most=most)
-            self._score_own = self._map(own_score, (*self._of_run, self._axes.sets[0]))
 
     def lowered(
         self, platforms: Sequence[str] | None = None, weights: Variables | None = None
@@ -141,6 +143,7 @@ class Programs:
         yield "start", begin.lower(lowering_platforms=given)
         run = shapes(begin.out_info, of_run)
         puts = of_run, whole, whole, whole
+        counted = None  # of own models, by a program of its own
         if windows is None:
             args: tuple[Any, ...] = (run, data, sets, todo)
             gives = of_run, whole, whole
@@ -150,11 +153,29 @@ class Programs:
             args = run, window, todo
             rounds = self._traced("rounds", self._rounds, args, puts[:3], (of_run, whole), (0,))
             yield "rounds", rounds.lower(lowering_platforms=given)
+            if self.hosted and self.algorithm.ends:
+                args = run, data, sets
+                check_unread(jax.make_jaxpr(self._collect)(*args).jaxpr, args)
+            if self.hosted and self.personal:
+                some = shapes(np.zeros(self.layout.clients, np.int32))
+                own = self._traced("own", self._own, (run, data, sets, some), puts, whole)
+                yield "own", own.lower(lowering_platforms=given)
+                of_all = shapes(self._of_all(own.out_info))
+                count = self._traced("count", self._count, (of_all, sets), whole, whole)
+                yield "count", count.lower(lowering_platforms=given)
+                counted = count.out_info
+            run = bare(run) if self.hosted else run
             score = self._traced("evaluate", self._evaluate, (run, data, sets), puts[:3], whole)
-            self.shapes["advance"] = *rounds.out_info, score.out_info
+            scored = (
+                score.out_info if counted is None else score.out_info._replace(personal=counted)
+            )
+            self.shapes["advance"] = *rounds.out_info, scored
             yield "evaluate", score.lower(lowering_platforms=given)
         if self.algorithm.ends:
             finish = self._traced("finish", self._collect, (run, data, sets), puts[:3], whole)
+            if counted is not None:
+                counts = finish.out_info.counts._replace(personal=counted)
+                self.shapes["finish"] = finish.out_info._replace(counts=counts)
             yield "finish", finish.lower(lowering_platforms=given)
 
     def options(self, name: str) -> dict[str, Any] | None:
@@ -176,6 +197,14 @@ class Programs:
         self.shapes[name] = traced.out_info
         self._largest[name] = largest_made(traced.jaxpr.jaxpr)
         return traced
+
+    @property
+    def begun(self) -> Run:
+        """The shapes of a run before the first round."""
+        seeds = np.zeros(self.runs, np.uint32)
+        weights = jax.eval_shape(jax.vmap(lambda _: self.model.init(jax.random.key(0))), seeds)
+        run: Run = jax.eval_shape(self._begin, seeds, weights, self.data)
+        return run
 
     @property
     def _of_run(self) -> tuple[Any, ...]:
@@ -244,7 +273,8 @@ class Programs:
             keys, state = self.layout.stripped(run)
             return jax.lax.scan(body, state, length=rounds)[1]
 
-        draw = foreseen(drawn, self.algorithm, run, data)
+        assert self.windows is not None
+        draw = foreseen(drawn, self.algorithm, run, data, self.windows.setting)
         return np.asarray(draw(run, data)).swapaxes(0, 1)
 
     def _evaluate(self, run: Run, data: ClientData, sets: Sets) -> Scored:
@@ -261,23 +291,41 @@ class Programs:
 
     def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
         counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
-        if self._score_own is None:
+        if not self.personal or self.hosted:
             return Scored(counts, None)
-        return Scored(counts, self._score_own(run.keys, run.state, data, sets[0]))
+        return Scored(counts, self._count(self._own(run, data, sets), sets))
 
-    def _own_counts(
-        self,
-        algorithm: Algorithm,
-        key: Array,
-        state: FedState,
-        data: ClientData,
-        examples: EvalSet,
-        *,
-        most: int,
-    ) -> Counts:
-        key = jax.random.fold_in(key, state.round)
-        own = functools.partial(algorithm.score_personal, key, state, data)
-        return evaluate_own(self.model, self.task, own, examples, most=most)
+    def _own(self, run: Run, data: ClientData, sets: Sets, clients: Array | None = None) -> PyTree:
+        """The answers of the own models of these clients, or of all."""
+        run, most = self.layout.stripped(run), int(np.diff(self.sets[0].start).max())
+
+        def answers(
+            algorithm: Algorithm,
+            key: Array,
+            state: FedState,
+            data: ClientData,
+            examples: EvalSet,
+            clients: Array | None,
+        ) -> PyTree:
+            key = jax.random.fold_in(key, state.round)
+            own = functools.partial(algorithm.score_personal, key, state, data)
+            return own_answers(self.model, self.task, own, examples, most=most, clients=clients)
+
+        of_runs = self._map(answers, (*self._of_run, self._axes.sets[0], None))
+        return of_runs(run.keys, run.state, data, sets[0], clients)
+
+    def _count(self, found: PyTree, sets: Sets) -> Counts:
+        count = functools.partial(count_own, self.task)
+        counts: Counts = self._axes.map(count, (0, self._axes.sets[0]))(found, sets[0])
+        return counts
+
+    def _of_all(self, found: PyTree) -> PyTree:
+        """The shapes of the answers of all clients' models, by those of some."""
+
+        def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((a.shape[0], self.data.clients, *a.shape[2:]), a.dtype)
+
+        return jax.tree.map(of_all, found)
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,16 +1,17 @@
-"""Clients' samples that stay on the host: which of them the devices have, and in which rounds."""
+"""What stays on the host of the clients: of whom the devices have it, and in which rounds."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, ClientData
+from fedjax_sim.base.data import Held
 from fedjax_sim.data.clients import in_host_memory
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import MB, TooLargeError
@@ -29,29 +30,54 @@ class Window(NamedTuple):
     clients: NDArray[np.int64]
 
 
+class Rows(NamedTuple):
+    """The devices' room for what clients keep.
+
+    Attributes:
+        clients: how many it holds.
+        devices: that share it.
+        bytes: for one client, in all runs.
+        given: MB that a device may hold.
+    """
+
+    clients: int
+    devices: int
+    bytes: int
+    given: float
+
+
 class Windows:
-    """The windows of a run; of two, one trains while the other is fetched.
+    """The windows of a run; of two, one trains while the samples of the other are fetched.
 
     Args:
         data: the clients, in host memory.
-        samples_mb: MB that a device may hold of their samples, in both windows.
+        samples_mb: MB that a device may hold of their samples, in both windows; None: it has all.
+        rows: for what they keep; None: there is one for each client.
+
+    Attributes:
+        setting: that needs them, by name.
+        room: samples of a window; None: all are there.
 
     Raises:
-        TooLargeError: if the server's own samples, which it always has, do not fit.
+        TooLargeError: if the server's own samples, which a device always has, do not fit.
     """
 
-    def __init__(self, data: ClientData, samples_mb: float) -> None:
+    def __init__(
+        self, data: ClientData, samples_mb: float | None, rows: Rows | None = None
+    ) -> None:
         x, y, index = map(in_host_memory, (data.x, data.y, data.index))
         self._data = data = dataclasses.replace(data, x=x, y=y, index=index)
-        self._given = samples_mb
+        self._given, self._held = samples_mb, rows
+        self.setting = "client_state_mb" if samples_mb is None else "samples_mb"
         # Runs may share a partition, and so the samples of a client.
         self._starts, self._part = _different(np.atleast_2d(data.start))
         self._sizes = np.diff(self._starts, append=self._starts[:, -1:]).ravel()  # client N: 0
         roots, self._root = _different(np.reshape([] if data.root is None else data.root, (-1, 2)))
         self._roots = [np.arange(*ends) for ends in roots]
         self._sample = data.x[:1].nbytes + data.y[:1].nbytes + data.index.itemsize
-        self.room = int(samples_mb * MB / 2 // self._sample)
-        self._check(0, "the server's own samples")
+        self.room = None if samples_mb is None else int(samples_mb * MB / 2 // self._sample)
+        self._check(0, 0, "the server's own samples")
+        self._check(0, 1, "a client")
 
     def cut(self, cohorts: NDArray[np.integer], every: int) -> Iterator[Window]:
         """Cuts rounds into windows of as many as fit.
@@ -64,30 +90,48 @@ class Windows:
             TooLargeError: if the clients of one round do not fit.
         """
         runs, total, _ = cohorts.shape
-        own = np.resize(self._part, runs)[:, None]
+        own, none = np.resize(self._part, runs)[:, None], self._data.clients
         known: dict[int, None] = {}
+        people: set[int] = set()
         rounds = size = 0
         for t in range(total):
-            of_round = np.unique(own * (self._data.clients + 1) + cohorts[:, t])
-            new = [k for k in of_round.tolist() if k not in known]
-            more = int(self._sizes[new].sum())
-            full = size + more + self._of_roots > self.room
-            if rounds and (full or t % every == 0):
+            of_round = np.unique(own * (none + 1) + cohorts[:, t]).tolist()
+            new = [k for k in of_round if k not in known]
+            there = {k % (none + 1) for k in of_round} - {none}
+            more, faces = int(self._sizes[new].sum()), len(people) + len(there - people)
+            if rounds and (t % every == 0 or self._lacking(size + more, faces)):
                 yield Window(rounds, np.array([*known], np.int64))
-                known, rounds, size = {}, 0, 0
-                new, more = of_round.tolist(), int(self._sizes[of_round].sum())
-            self._check(more, f"the clients of round {t + 1}")
+                known, people, rounds, size = {}, set(), 0, 0
+                new, more = of_round, int(self._sizes[of_round].sum())
+            if not rounds:
+                self._check(more, len(there), f"the clients of round {t + 1}")
             known |= dict.fromkeys(new)
+            people |= there
             rounds, size = rounds + 1, size + more
         if rounds:
             yield Window(rounds, np.array([*known], np.int64))
+
+    def people(self, window: Window | None) -> NDArray[np.int64]:
+        """The clients that train in any of the runs, in order."""
+        if window is None:
+            return np.empty(0, np.int64)
+        clients = np.unique(window.clients % (self._data.clients + 1))
+        return clients[clients < self._data.clients]
 
     def fetched(self, window: Window | None) -> ClientData:
         """The data that these rounds need, in arrays that are as large for every window.
 
         Without a window, those of the server alone.
         """
-        data, rows = self._data, self.room if window else max(self._of_roots, 1)
+        data = self._data
+        if self._held is not None:
+            there, count = self.people(window), self._held.clients
+            places = np.full(data.clients + 1, count, np.int32)
+            places[there] = np.arange(len(there), dtype=np.int32)
+            data = dataclasses.replace(data, held=Held(in_host_memory(places), count))
+        if self.room is None:
+            return data
+        rows = self.room if window else max(self._of_roots, 1)
         members = np.empty(0, np.int64) if window is None else window.clients
         members = members[members % (data.clients + 1) < data.clients]
         part, client = np.divmod(members, data.clients + 1)
@@ -120,6 +164,8 @@ class Windows:
     def like(self) -> ClientData:
         """The shapes of what :meth:`fetched` gives for a window."""
         data, room = self.fetched(None), self.room
+        if room is None:
+            return data
 
         def shape(a: Array) -> Array:
             return cast(Array, jax.ShapeDtypeStruct((room, *a.shape[1:]), a.dtype))
@@ -127,18 +173,35 @@ class Windows:
         x, y, index = map(shape, (data.x, data.y, data.index))
         return dataclasses.replace(data, x=x, y=y, index=index)
 
+    def moving(self, data: ClientData) -> dict[str, Any]:
+        """The fields of a window's data that no other window has."""
+        samples = () if self.room is None else ("x", "y", "index", "at", "root")
+        return {name: getattr(data, name) for name in (*samples, "held")}
+
     @property
     def _of_roots(self) -> int:
         return sum(map(len, self._roots))
 
-    def _check(self, samples: int, whose: str) -> None:
-        samples += self._of_roots
-        if samples > self.room:
-            least = np.ceil(200 * samples * self._sample / MB) / 100
+    def _lacking(self, samples: int, people: int) -> bool:
+        """Whether a window is too small for so much."""
+        few = self.room is not None and samples + self._of_roots > self.room
+        return few or (self._held is not None and people > self._held.clients)
+
+    def _check(self, samples: int, people: int, whose: str) -> None:
+        if not self._lacking(samples, people):
+            return
+        rows, samples = self._held, samples + self._of_roots
+        if rows is not None and people > rows.clients:
+            least = np.ceil(100 * -(-people // rows.devices) * rows.bytes / MB) / 100
             raise TooLargeError(
-                f"samples_mb must be at least {least:,.2f}: half of it holds {whose}, "
-                f"{samples:,} samples, got {self._given:g}"
+                f"client_state_mb must be at least {least:,.2f}: it holds what is kept by {whose}, "
+                f"{people:,} in all, got {rows.given:g}"
             )
+        least = np.ceil(200 * samples * self._sample / MB) / 100
+        raise TooLargeError(
+            f"samples_mb must be at least {least:,.2f}: half of it holds {whose}, "
+            f"{samples:,} samples, got {self._given:g}"
+        )
 
 
 class Feed:
@@ -172,10 +235,8 @@ class Feed:
             self._next = None
             return
         data = self._windows.fetched(window)
-        moving = placed((data.x, data.y, data.index, data.at, data.root), self._execution)
-        x, y, index, at, root = moving
-        there = dataclasses.replace(self._fixed, x=x, y=y, index=index, at=at, root=root)
-        self._next = window, there
+        moving = placed(self._windows.moving(data), self._execution)
+        self._next = window, dataclasses.replace(self._fixed, **moving)
 
     def take(self) -> tuple[Window, ClientData]:
         """The window that was fetched."""

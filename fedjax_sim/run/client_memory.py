@@ -1,0 +1,131 @@
+"""What clients keep, in host memory: the devices have it of those who train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr
+from numpy.typing import NDArray
+
+from fedjax_sim.base import PyTree
+from fedjax_sim.base.data import HeldError
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.memory import MB, TooLargeError, memory_of_host
+from fedjax_sim.run.foreseen import needed
+from fedjax_sim.run.layout import Layout, bare, changed, kept_of, read
+from fedjax_sim.run.stages import Run
+from fedjax_sim.run.windows import Rows
+
+
+def rows_that_fit(state: Run, layout: Layout, mb: float) -> Rows | None:
+    """The rows for what clients keep that a device has room for; None if all fit.
+
+    Args:
+        state: the shapes of a run, with what all clients keep.
+        layout: of it.
+        mb: that a device may hold.
+    """
+    each = tree.num_bytes(kept_of(layout.like(state))) // layout.clients
+    rows = layout.clients if not each else int(mb * MB // each) * layout.parts
+    return None if rows >= layout.clients else Rows(rows, layout.parts, each, mb)
+
+
+def check_unread(jaxpr: Jaxpr, inputs: tuple[Any, ...]) -> None:
+    """Refuses a program that reads what clients keep, beside the rounds.
+
+    Args:
+        jaxpr: of the program.
+        inputs: of it, of which the first is a run.
+
+    Raises:
+        HeldError: if it does.
+    """
+    run: Run = needed(jaxpr, inputs)[1][0]
+    if any(jax.tree.leaves(kept_of(run))):
+        raise HeldError
+
+
+class ClientMemory:
+    """What all clients keep, ``[R, N, *]``; the devices have it of some, while a program needs it.
+
+    It stands for a :class:`fedjax_sim.run.layout.Layout` where runs are told and restored. Runs
+    between two programs are without what clients keep.
+
+    Args:
+        layout: of what the devices have.
+        clients: N.
+    """
+
+    def __init__(self, layout: Layout, clients: int) -> None:
+        self.execution = layout.execution
+        self._layout, self._clients = layout, clients
+        self._rows: dict[str, PyTree] = {}
+
+    def begin(self, run: Run) -> Run:
+        """All clients start from the same, which is the first row of a run.
+
+        Raises:
+            TooLargeError: if this machine has not the memory; says both sizes.
+        """
+        size = tree.num_bytes(kept_of(run)) // self._layout.clients * self._clients
+        there = memory_of_host()
+        if there is not None and size > there:
+            raise TooLargeError(
+                f"what {self._clients:,} clients keep needs {size / MB:,.0f} MB of this machine's "
+                f"memory, which has {there / MB:,.0f} MB: take fewer clients or fewer seeds at once"
+            )
+
+        def repeated(a: jax.Array) -> NDArray[Any]:
+            return np.repeat(read(a)[:, :1], self._clients, axis=1)
+
+        self._rows = jax.tree.map(repeated, kept_of(run))
+        return bare(run)
+
+    def lent(self, run: Run, clients: NDArray[np.integer]) -> Run:
+        """The run with what these clients keep in its first rows, in order."""
+        room, split = self._layout.clients, self._layout.split
+
+        def some(a: NDArray[Any]) -> jax.Array:
+            def part(index: Any) -> NDArray[Any]:  # a slice of each axis
+                there = clients[index[1]]
+                rows = np.zeros((len(a), room // self._layout.parts, *a.shape[2:]), a.dtype)
+                np.take(a, there, axis=1, out=rows[:, : len(there)], mode="clip")
+                return rows
+
+            return jax.make_array_from_callback((len(a), room, *a.shape[2:]), split, part)
+
+        return _with(run, jax.tree.map(some, self._rows))
+
+    def returned(self, run: Run, clients: NDArray[np.integer]) -> Run:
+        """The run without what was :meth:`lent`, which is taken back when the rounds are over."""
+
+        def keep(mine: NDArray[Any], theirs: jax.Array) -> None:
+            for shard in theirs.addressable_shards:  # as they are: each copy takes its time
+                there = clients[shard.index[1]]
+                mine[:, there] = np.asarray(shard.data)[:, : len(there)]
+
+        jax.tree.map(keep, self._rows, kept_of(run))
+        return bare(run)
+
+    def like(self, run: Run) -> Run:
+        """The shapes of a run as it is told, by those of one on the devices."""
+
+        def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((a.shape[0], self._clients, *a.shape[2:]), a.dtype)
+
+        return changed(run, of_all)
+
+    def told(self, run: Run) -> Run:
+        """The run as users and checkpoints know it."""
+        return _with(run, jax.tree.map(np.copy, self._rows))
+
+    def put(self, run: Run) -> Run:
+        """A run that was told, as programs hand it on."""
+        self._rows = jax.tree.map(np.array, kept_of(run))
+        return self._layout.put(bare(run))
+
+
+def _with(run: Run, kept: dict[str, PyTree]) -> Run:
+    return run._replace(state=run.state._replace(**kept))
