@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 
 import fedjax_sim as fs
 from benchmarks.reproduce.common import dealt, fewer, markdown, spread
-from benchmarks.script import use_all_cores, write_record
+from benchmarks.script import write_record
 from fedjax_sim import algorithms as methods
 from fedjax_sim.base import Clock, Law, Link, LocalUpdate, Now, Objective
 from fedjax_sim.cli.problem import Problem
 from fedjax_sim.data import Dataset
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.streams import Device, stream
 
@@ -286,7 +287,7 @@ def main() -> None:
     add("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     started = time.time()
-    use_all_cores()
+    use_cores()
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {"target": TARGET, "seeds": args.seeds, "budget_seconds": args.seconds}
     for name in args.datasets:

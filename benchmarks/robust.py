@@ -29,7 +29,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks.script import use_all_cores, write_record
+from benchmarks.script import write_record
 from fedjax_sim import (
     aggregators,
     attacks,
@@ -56,6 +56,7 @@ from fedjax_sim.base import (
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, client_data, load_dataset
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import compose
@@ -396,7 +397,7 @@ def draw(name: str, table: Table, args: argparse.Namespace, path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run every cell, print the tables, write the numbers and the pictures."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     args.out.mkdir(parents=True, exist_ok=True)
     started = time.time()
     names = ["digits"] if args.small else ["digits", "mnist"]

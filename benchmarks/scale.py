@@ -24,10 +24,11 @@ import optax
 
 import fedjax_sim as fs
 from benchmarks.reproduce.common import markdown
-from benchmarks.script import use_all_cores, write_record
+from benchmarks.script import write_record
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import ClientData, Clock
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.simulation import experiment
@@ -159,7 +160,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Measures all, prints the table and writes it."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     started, rows = time.time(), []
     asked = (args.methods, args.clients, args.cohorts, args.runs, args.devices)
     for setting in itertools.product(*asked):

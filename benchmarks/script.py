@@ -1,4 +1,4 @@
-"""What the scripts that train share: devices, and records of what was found."""
+"""What the scripts that train share: records of what was found."""
 
 import datetime
 import json
@@ -6,18 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks.speed import command, machine
-from fedjax_sim.bench import available_cores
 from fedjax_sim.cli.folder import versions
-
-
-def use_all_cores() -> None:
-    """One JAX device for each core; to be called before anything is computed."""
-    settings: Any = jax.config  # untyped
-    settings.update("jax_num_cpu_devices", available_cores())
 
 
 def write_record(path: Path, started: float, **content: Any) -> None:

@@ -17,7 +17,8 @@ import optax
 
 import fedjax_sim as fs
 from benchmarks.reproduce.common import markdown
-from benchmarks.script import use_all_cores, write_record
+from benchmarks.script import write_record
+from fedjax_sim.engine.cores import use_cores
 
 HERE = Path(__file__).resolve().parent
 GRID = {"mu": [0.01, 0.1, 1.0], "lr": [0.003, 0.01, 0.03, 0.1]}
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sweep.json")
     args = parser.parse_args()
     started = time.time()
-    use_all_cores()
+    use_cores()
     digits = fs.load_dataset("digits")
     model = fs.models.mlp((8, 8, 1), 10)
     assert digits.mean is not None

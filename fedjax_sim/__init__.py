@@ -36,6 +36,7 @@ from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.engine import optimizers, tree
+from fedjax_sim.engine.cores import OneDeviceWarning, use_cores
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.models import leaves, load_weights, save_weights
@@ -78,6 +79,7 @@ __all__ = [
     "Execution",
     "LocalUpdate",
     "Model",
+    "OneDeviceWarning",
     "Result",
     "Sweep",
     "TooLargeError",
@@ -136,6 +138,7 @@ __all__ = [
     "terms",
     "toy",
     "tree",
+    "use_cores",
     "weighting",
 ]
 

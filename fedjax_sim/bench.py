@@ -25,6 +25,7 @@ from fedjax_sim.cli.running import checkpoints_found, open_folder, run
 from fedjax_sim.cli.stopping import Stopped, patiently
 from fedjax_sim.cli.watching import Watch, bar
 from fedjax_sim.data import cache_dir
+from fedjax_sim.engine.cores import available_cores, use_cores
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
 
@@ -128,7 +129,7 @@ def start_jax(machine: Machine) -> None:
         settings.update("jax_platforms", "cpu")  # what is compiled for is not here
     cores = available_cores()
     with suppress(RuntimeError):
-        settings.update("jax_num_cpu_devices", min(machine.devices or cores, cores))
+        use_cores(min(machine.devices or cores, cores))
     # What --compile-for prints are seconds of compiling, not of reading what was kept; and JAX 0.7
     # cannot keep programs for devices that are not there.
     if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
@@ -136,13 +137,6 @@ def start_jax(machine: Machine) -> None:
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if machine.distributed is not None:
         join(machine.distributed, PROGRAM)
-
-
-def available_cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

@@ -1335,6 +1335,13 @@ MUTANTS = [
     Mutant("run/checkpoints.py", "run.state.server if collected is None else", "", SAVED),
     Mutant("run/checkpoints.py", "if theirs != ours:", "if False:", SAVED),
     Mutant("run/checkpoints.py", "self._done = done\n        for", "for", SAVED),
+    Mutant("engine/cores.py", "cores > 1 and not chosen", "cores > 1", tests("cores")),
+    Mutant(
+        "engine/execution.py",
+        "if devices is None:\n            tell",
+        "if devices:\n            tell",
+        tests("cores"),
+    ),
     Mutant("engine/targets.py", "largest < _SHARED", "largest < 0", tests("ahead")),
     Mutant("engine/memory.py", "for part in inner:", "for part in inner[:0]:", tests("ahead")),
     Mutant("run/experiment.py", "done = saved.done", "done = 0", SAVED),

@@ -21,8 +21,9 @@ from jax.experimental import topologies
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.bench import available_cores, main
+from fedjax_sim.bench import main
 from fedjax_sim.engine import memory
+from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.run.ahead import compile_ahead

@@ -31,6 +31,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.summary import privacy_spent, pull_of, show
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.data import load_dataset
+from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.partition import (
     iid,
@@ -750,7 +751,7 @@ def test_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_more_devices_than_cores_are_refused_at_once(tmp_path: Path) -> None:
-    cores = bench.available_cores()
+    cores = available_cores()
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     argv = [*ENTRY, *TINY, "--devices", "99", "--out", str(tmp_path / "run")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100, env=env)
@@ -759,7 +760,7 @@ def test_more_devices_than_cores_are_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bench.available_cores() < 2, reason="needs two cores")
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
 def test_command_uses_several_devices_and_a_quiet_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,8 +41,9 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_examples_train_and_show_their_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     example, exchange = python_blocks("README.md")
     adapters, hypergradients = python_blocks(METHODS)
     loading, watching, sweeps = python_blocks(RUNS)

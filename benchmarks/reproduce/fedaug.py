@@ -46,12 +46,12 @@ from benchmarks.reproduce.common import (
     thesis_update,
     write_curves,
 )
-from benchmarks.script import use_all_cores
 from fedjax_sim.algorithms import fednova, fedprox
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.cli.problem import official
 from fedjax_sim.client.augment import fedaug_augmentations
 from fedjax_sim.data import Dataset, fedaug
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.partition import Partition, parse_sampler
 
 FIGURES = ("5", "grown", "6.1")
@@ -403,7 +403,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs every figure on every data set."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     for name in args.datasets:
         dataset = fewer(fs.load_dataset(name, args.data_dir), args.size.samples[name])
         for figure in args.figures:

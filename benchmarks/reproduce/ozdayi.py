@@ -34,11 +34,11 @@ from benchmarks.reproduce.common import (
     spread,
     write_curves,
 )
-from benchmarks.script import use_all_cores
 from fedjax_sim.algorithms import ozdayi
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.problem import Problem, official
 from fedjax_sim.data import Dataset, client_data, take_root
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.optimizers import gradient_noise, project_l2_ball
 from fedjax_sim.partition import partition_from_lists
 
@@ -238,7 +238,7 @@ def reproduce(dataset: Dataset, name: str, args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs every data set."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     for name in args.datasets or args.size.datasets:
         print(name, file=sys.stderr, flush=True)
         whole = fs.load_dataset(name, args.data_dir)

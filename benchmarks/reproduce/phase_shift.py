@@ -39,9 +39,9 @@ from benchmarks.reproduce.common import (
     thesis_update,
     write_curves,
 )
-from benchmarks.script import use_all_cores
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.data import Dataset
+from fedjax_sim.engine.cores import use_cores
 
 TOTAL = {8: 120, 16: 128}  # epochs in all, by E (section 4.5.1)
 DOUBLED_TOTAL = 64  # of Figure 4.2
@@ -262,7 +262,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs every figure on every data set."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     for name in args.datasets:
         whole = fs.load_dataset(name, args.data_dir)
         dataset = fewer(whole, args.size.samples[name])

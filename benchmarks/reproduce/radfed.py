@@ -39,7 +39,7 @@ from benchmarks.reproduce.common import (
     simulate,
     spread,
 )
-from benchmarks.script import use_all_cores, write_record
+from benchmarks.script import write_record
 from fedjax_sim import diagnostics, redistribution, schedule, selection, weighting
 from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import LocalUpdate, Weighting
@@ -48,6 +48,7 @@ from fedjax_sim.cli.commands import deal_seeds
 from fedjax_sim.cli.config import Standardise
 from fedjax_sim.cli.problem import Problem, by_clients, population
 from fedjax_sim.data import DataNotFoundError, Dataset, load_dataset
+from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.partition import parse_sampler
 from fedjax_sim.round import compose
 
@@ -367,7 +368,7 @@ def divergence_table(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, A
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs rows and figures, prints the tables, writes the numbers and the pictures."""
     args = parse(argv)
-    use_all_cores()
+    use_cores()
     started, small, out = time.time(), "_small" if args.small else "", args.out
     scores: dict[str, Any] = {}
     curves: dict[str, Any] = {}

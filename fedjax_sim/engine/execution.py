@@ -22,6 +22,7 @@ from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
+from fedjax_sim.engine.cores import tell_of_others
 from fedjax_sim.engine.dealing import balance, lanes_for
 from fedjax_sim.engine.device import TaskFn, Work, pooled, run_on_device
 from fedjax_sim.engine.lanes import InSteps
@@ -284,8 +285,8 @@ def make_execution(
     (24-76 k samples/s vmapped, 218-263 k mapped, on the 784-200-200-10 MLP), and a vmapped
     convolution is grouped, for which XLA has no fast kernel there. On accelerators as many
     lanes under one vmap as the clients' sizes keep busy: all clients of a cohort if they are equal.
-    ``jax_num_cpu_devices`` must be set before JAX starts (the command line does) for more than one
-    CPU device.
+    CPU devices are made of cores by :func:`fedjax_sim.use_cores` (the command line does it); a
+    warning says so if there is only one and nobody chose it.
 
     Args:
         devices: how many of each process to use, None for all; or the devices themselves, which may
@@ -329,6 +330,8 @@ def make_execution(
         if devices is not None and not 1 <= devices <= least:
             raise ValueError(f"devices must be in 1..{least} on this machine, got {devices}")
         used = tuple(device for of_one in available for device in of_one[:devices])
+        if devices is None:
+            tell_of_others(used)
     if chunk is not None and chunk < 0:
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if lanes is not None and lanes < 0:

@@ -1,0 +1,69 @@
+"""CPU devices of cores: one alone that nobody chose is told of."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import jax
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim.engine import cores
+
+
+def said(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """What a fresh process prints, of a machine with three cores."""
+    head = "import fedjax_sim as fs; from fedjax_sim.engine import cores\n"
+    head += "cores.available_cores = lambda: 3\n"
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    argv = [sys.executable, *options, "-c", head + code]
+    return subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env=env | {"JAX_PLATFORMS": "cpu"},
+    )
+
+
+def test_each_core_is_a_device() -> None:
+    done = said("fs.use_cores(); print(len(fs.make_execution().devices))", "-W", "error")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_one_device_that_nobody_chose_is_told_of() -> None:
+    """Once, and it is too late then."""
+    chosen = "import warnings\nwith warnings.catch_warnings(action='error'): fs.make_execution(1)\n"
+    done = said(chosen + "[fs.make_execution() for _ in range(2)]; fs.use_cores()")
+    warned = (
+        "OneDeviceWarning: clients train on one CPU device of 3 cores: call fedjax_sim.use_cores()"
+    )
+    assert done.stderr.count(warned) == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == (
+        "RuntimeError: use_cores must come before JAX computes anything: it has started, with 1 "
+        "CPU device"
+    )
+
+
+def test_devices_that_someone_chose_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "available_cores", lambda: 8)
+    one = tuple(jax.devices()[:1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cores.tell_of_others(one)  # of four that conftest has made
+        monkeypatch.setattr(cores, "available_cores", lambda: 1)
+        cores.tell_of_others(one)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        fs.use_cores(0)
+    with pytest.raises(RuntimeError, match=re.escape("it has started, with 4 CPU devices")):
+        fs.use_cores(3)
+    fs.use_cores(4)
