@@ -41,8 +41,11 @@ def use_cores(count: int | None = None) -> None:
     """
     if count is not None and count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
+    wanted, config = count or available_cores(), jax.config
+    if config.jax_num_cpu_devices == wanted:  # type: ignore[attr-defined]
+        return  # JAX 0.7 would refuse it once it has started: a notebook's cell runs twice
     try:
-        jax.config.update("jax_num_cpu_devices", count or available_cores())
+        jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError as error:
         there = len(jax.devices("cpu"))
         raise RuntimeError(
