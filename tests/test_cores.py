@@ -37,13 +37,14 @@ def test_each_core_is_a_device() -> None:
 
 
 def test_one_device_that_nobody_chose_is_told_of() -> None:
-    """Once, and it is too late then."""
-    chosen = "import warnings\nwith warnings.catch_warnings(action='error'): fs.make_execution(1)\n"
-    done = said(chosen + "[fs.make_execution() for _ in range(2)]; fs.use_cores()")
-    warned = (
-        "OneDeviceWarning: clients train on one CPU device of 3 cores: call fedjax_sim.use_cores()"
-    )
-    assert done.stderr.count(warned) == 1
+    """Once, at the user's line, and it is too late then."""
+    code = "import optax, warnings\n"
+    code += "with warnings.catch_warnings(action='error'): fs.make_execution(1)\n"
+    code += "local = fs.local_sgd(fs.toy().objective, optax.sgd(0.1))\n"
+    code += "fs.fedavg(local, clients_per_round=2)\n"
+    done = said(code + "fs.make_execution(); fs.use_cores()")
+    (warned,) = re.findall(r".*OneDeviceWarning.*", done.stderr)
+    assert warned.startswith("<string>:6: OneDeviceWarning: clients train on one CPU device of 3 ")
     last = done.stderr.splitlines()[-1]
     assert last == (
         "RuntimeError: use_cores must come before JAX computes anything: it has started, with 1 "

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import sys
+import traceback
 import warnings
 
 import jax
@@ -59,9 +63,19 @@ def tell_of_others(devices: tuple[jax.Device, ...]) -> None:
     cores, config = available_cores(), jax.config
     chosen = config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]
     if len(devices) == 1 and devices[0].platform == "cpu" and cores > 1 and not chosen:
-        warnings.warn(
-            f"clients train on one CPU device of {cores} cores: call fedjax_sim.use_cores() before "
-            "JAX computes anything, or give make_execution(devices=1)",
-            OneDeviceWarning,
-            stacklevel=3,
-        )
+        _warn_once(cores)
+
+
+@functools.cache
+def _warn_once(cores: int) -> None:
+    """Of a process, at the line of the first caller that is not of this package."""
+    ours = itertools.takewhile(
+        lambda at: at[0].f_globals.get("__name__", "").startswith("fedjax_sim."),
+        traceback.walk_stack(sys._getframe()),
+    )
+    warnings.warn(
+        f"clients train on one CPU device of {cores} cores: call fedjax_sim.use_cores() before JAX "
+        "computes anything, or say execution=make_execution(devices=1)",
+        OneDeviceWarning,
+        stacklevel=1 + len([*ours]),
+    )
