@@ -793,6 +793,8 @@ def test_an_altered_file_is_read_or_refused_in_a_line(
         err = capsys.readouterr().err
         assert (status, err.count("\n")) in [(0, 0), (2, 1)]
         refused += status == 2
+        if "nan" in (found.get("dataset"), found.get("partition")):
+            continue  # it is a name then
         for path in (tmp_path / f"{i}").glob("table.*"):
             assert not re.search(r"\b(nan|inf)\b", path.read_text(), re.I)
     assert refused

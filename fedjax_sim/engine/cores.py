@@ -28,7 +28,7 @@ def use_cores(count: int | None = None) -> None:
 
     By itself JAX has one CPU device, whose threads share each operation. On two cores two devices
     train an MLP 3.1 times as fast, CNNs 1.5 and 1.6 times. If there is an accelerator, it trains as
-    it would without.
+    it would without. This sets JAX's ``jax_num_cpu_devices``.
 
     Args:
         count: of the devices; None: as many as there are cores that this process may use. The
@@ -37,9 +37,6 @@ def use_cores(count: int | None = None) -> None:
     Raises:
         ValueError: if count is below 1.
         RuntimeError: if JAX has started with another number: call it before JAX computes anything.
-
-    Source: JAX's ``jax_num_cpu_devices``
-    <https://docs.jax.dev/en/latest/config_options.html#jax_num_cpu_devices>.
 
     >>> use_cores(len(jax.devices("cpu")))  # as many as there are: nothing changes
     """
