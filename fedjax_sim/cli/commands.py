@@ -19,6 +19,7 @@ from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.data import DATASETS, Dataset, parse_dataset
 from fedjax_sim.data.sources import dataset_forms
+from fedjax_sim.engine.cores import OneDeviceWarning
 from fedjax_sim.partition import Partition, Sample, validate_partition
 from fedjax_sim.run import CheckpointWarning
 
@@ -156,6 +157,8 @@ def enter(main: Callable[[], int]) -> NoReturn:
     Args:
         main: the command.
     """
+    # Commands choose their devices, and describe methods before they do.
+    warnings.simplefilter("ignore", OneDeviceWarning)
     try:
         try:
             status = main()
