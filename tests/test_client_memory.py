@@ -24,6 +24,7 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run import client_memory
@@ -143,37 +144,23 @@ def test_what_reads_or_restores_it_does_so_with_its_own(
     assert_trees(all_of(ours), all_of(theirs))
 
 
-def _same(name: str, federation: Federation, model: fs.Model) -> None:
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_whatever_clients_keep_is_the_same_to_the_bit(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
     """Of 8 clients one device has what 7 keep."""
 
-    def found(mb: float | None) -> Any:
-        made = experiment_of(name, federation, model, chunk=1, client_state_mb=mb)
+    def found(mb: float | None) -> tuple[Any, Any]:
+        made = experiment_of(name, federation, models["mlp"], chunk=1, client_state_mb=mb)
         run = (stages := [stage for _, stage in made.stages((0, 1), 5)])[-1].run
         assert run is not None
-        return made.told(run).state, stages[-1].variables, [stage.metrics for stage in stages]
+        return made.told(run), (stages[-1].variables, [stage.metrics for stage in stages])
 
     whole = found(None)
-    state = whole[0]
-    size = sum(
-        np.asarray(a).nbytes
-        for a in jax.tree.leaves((state.client_state, state.own, state.sending))
-    )
+    size = tree.num_bytes(kept_of(whole[0]))
     assert_trees(numbers(found(7 / 8 * size / 1e6 + 1e-9)), numbers(whole))
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_own_models_residuals_and_leaves(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    _same(name, federation, models["mlp"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_whatever_else_clients_keep(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    _same(name, federation, models["mlp"])
 
 
 @pytest.mark.slow

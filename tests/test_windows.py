@@ -162,29 +162,19 @@ REFUSED = (
 )  # fmt: skip
 
 
-def _same(name: str, federation: Federation, model: fs.Model) -> None:
+@pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_a_run_is_the_same_to_the_bit(
+    name: str, federation: Federation, models: dict[str, fs.Model]
+) -> None:
     sizes, total = np.sort(federation.sizes), len(federation.data.x)
     # As little as the rounds of two runs may need, with what the server owns.
     most = min(2 * int(sizes[-4:].sum()), int(sizes.sum()) - 1)
     most = int(sizes.sum()) if name in ("scaffnew", "dp_fedavg") else most  # all may come
     mb = holding(most + total - int(sizes.sum()))
-    theirs = stages(name, federation, model, mb)
-    assert_trees(*map(numbers, (theirs, stages(name, federation, model, None))))
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_a_run_is_the_same_to_the_bit(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    _same(name, federation, models["mlp"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_kinds_are_the_same_to_the_bit(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    _same(name, federation, models["mlp"])
+    theirs, ours = (stages(name, federation, models["mlp"], held) for held in (mb, None))
+    assert_trees(*map(numbers, (theirs, ours)))
 
 
 @pytest.mark.parametrize("case", ["a centralised twin", "flipped labels", "streamed samples"])

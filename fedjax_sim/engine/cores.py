@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 import warnings
+from typing import Any
 
 import jax
 
@@ -42,11 +43,12 @@ def use_cores(count: int | None = None) -> None:
     """
     if count is not None and count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    wanted, config = count or available_cores(), jax.config
-    if config.jax_num_cpu_devices == wanted:  # type: ignore[attr-defined]
+    wanted = count or available_cores()
+    settings: Any = jax.config  # untyped
+    if settings.jax_num_cpu_devices == wanted:
         return  # JAX 0.7 would refuse it once it has started: a notebook's cell runs twice
     try:
-        jax.config.update("jax_num_cpu_devices", wanted)
+        settings.update("jax_num_cpu_devices", wanted)
     except RuntimeError as error:
         there = len(jax.devices("cpu"))
         raise RuntimeError(
@@ -57,8 +59,9 @@ def use_cores(count: int | None = None) -> None:
 
 def tell_of_others(devices: tuple[jax.Device, ...]) -> None:
     """Warns if these, which nobody chose, are one CPU device beside cores that could be others."""
-    cores, config = available_cores(), jax.config
-    chosen = config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]
+    cores = available_cores()
+    settings: Any = jax.config  # untyped
+    chosen = settings.jax_num_cpu_devices > 0
     if len(devices) == 1 and devices[0].platform == "cpu" and cores > 1 and not chosen:
         _warn_once(cores)
 

@@ -14,7 +14,7 @@ from fedjax_sim.base.data import HeldError
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import MB, TooLargeError, memory_of_host
 from fedjax_sim.run.foreseen import needed
-from fedjax_sim.run.layout import Layout, bare, changed, kept_of, read
+from fedjax_sim.run.layout import Layout, bare, kept_of, read, shapes_for, with_kept
 from fedjax_sim.run.stages import Run
 from fedjax_sim.run.windows import Rows
 
@@ -96,7 +96,7 @@ class ClientMemory:
 
             return jax.make_array_from_callback((len(a), room, *a.shape[2:]), split, part)
 
-        return _with(run, jax.tree.map(some, self._rows))
+        return with_kept(run, jax.tree.map(some, self._rows))
 
     def returned(self, run: Run, clients: NDArray[np.integer]) -> Run:
         """The run without what was :meth:`lent`, which is taken back when the rounds are over."""
@@ -111,21 +111,13 @@ class ClientMemory:
 
     def like(self, run: Run) -> Run:
         """The shapes of a run as it is told, by those of one on the devices."""
-
-        def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((a.shape[0], self._clients, *a.shape[2:]), a.dtype)
-
-        return changed(run, of_all)
+        return with_kept(run, shapes_for(self._clients, kept_of(run)))
 
     def told(self, run: Run) -> Run:
         """The run as users and checkpoints know it."""
-        return _with(run, jax.tree.map(np.copy, self._rows))
+        return with_kept(run, jax.tree.map(np.copy, self._rows))
 
     def put(self, run: Run) -> Run:
         """A run that was told, as programs hand it on."""
         self._rows = jax.tree.map(np.array, kept_of(run))
         return self._layout.put(bare(run))
-
-
-def _with(run: Run, kept: dict[str, PyTree]) -> Run:
-    return run._replace(state=run.state._replace(**kept))

@@ -118,16 +118,28 @@ def kept_of(run: Run) -> dict[str, PyTree]:
     return {name: getattr(run.state, name) for name in KEPT}
 
 
+def with_kept(run: Run, kept: dict[str, PyTree]) -> Run:
+    """The run with this in place of what clients keep."""
+    return run._replace(state=run.state._replace(**kept))
+
+
 def bare(run: Run) -> Run:
     """The run without what clients keep."""
-    nothing: dict[str, Any] = dict.fromkeys(KEPT, ())
-    return run._replace(state=run.state._replace(**nothing))
+    return with_kept(run, dict.fromkeys(KEPT, ()))
 
 
 def changed(run: Run, change: Callable[[Any], Any]) -> Run:
     """The run with other arrays of what clients keep."""
-    kept = jax.tree.map(change, kept_of(run))
-    return run._replace(state=run.state._replace(**kept))
+    return with_kept(run, jax.tree.map(change, kept_of(run)))
+
+
+def shapes_for(clients: int, found: PyTree) -> PyTree:
+    """The shapes ``[R, N, *]`` of all clients', by those of some clients' ``found``."""
+
+    def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((a.shape[0], clients, *a.shape[2:]), a.dtype)
+
+    return jax.tree.map(of_all, found)
 
 
 def read(a: jax.Array) -> NDArray[Any]:

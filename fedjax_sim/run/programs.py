@@ -34,7 +34,7 @@ from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.client_memory import check_unread, rows_that_fit
 from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.inputs import drawing
-from fedjax_sim.run.layout import Layout, bare
+from fedjax_sim.run.layout import Layout, bare, shapes_for
 from fedjax_sim.run.metrics import Counts, count_own, evaluate, own_answers
 from fedjax_sim.run.stages import Collected, Run, Scored
 from fedjax_sim.run.varied import Varied
@@ -160,7 +160,7 @@ class Programs:
                 some = shapes(np.zeros(self.layout.clients, np.int32))
                 own = self._traced("own", self._own, (run, data, sets, some), puts, whole)
                 yield "own", own.lower(lowering_platforms=given)
-                of_all = shapes(self._of_all(own.out_info))
+                of_all = shapes(shapes_for(self.data.clients, own.out_info))
                 count = self._traced("count", self._count, (of_all, sets), whole, whole)
                 yield "count", count.lower(lowering_platforms=given)
                 counted = count.out_info
@@ -318,14 +318,6 @@ class Programs:
         count = functools.partial(count_own, self.task)
         counts: Counts = self._axes.map(count, (0, self._axes.sets[0]))(found, sets[0])
         return counts
-
-    def _of_all(self, found: PyTree) -> PyTree:
-        """The shapes of the answers of all clients' models, by those of some."""
-
-        def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((a.shape[0], self.data.clients, *a.shape[2:]), a.dtype)
-
-        return jax.tree.map(of_all, found)
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
