@@ -217,7 +217,7 @@ def models_taken() -> Diagnostic:
         visited = cohort.present
         same = (cohort.tag[:, None] == cohort.tag[None]) & visited[None]
         earlier = jnp.any(jnp.tril(same, -1), axis=1)
-        taken = jnp.sum(visited & ~earlier, dtype=jnp.float32)
+        taken = jnp.sum(visited & ~earlier, dtype=jnp.int32).astype(jnp.float32)
         return {"models_taken": taken}, state
 
     return Diagnostic(init=lambda variables, data: (), measure=measure, needs=(CLUSTER,))

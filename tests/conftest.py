@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -245,3 +247,44 @@ def models(federation: Federation) -> dict[str, fs.Model]:
         "mlp": lambda: fs.models.mlp(shape, federation.classes, widths=(7, 5)),
     }
     return {name: make() for name, make in build.items()}
+
+
+@contextlib.contextmanager
+def compiled_programs() -> Iterator[list[str]]:
+    """What XLA makes meanwhile of the programs that are compiled ahead, as those of a run are."""
+    compile_one, texts = jax.stages.Lowered.compile, []
+
+    def noted(self: jax.stages.Lowered, *args: Any, **options: Any) -> jax.stages.Compiled:
+        made = compile_one(self, *args, **options)
+        texts.append(known(made.as_text()))
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", noted)
+        yield texts
+
+
+def unordered_sums(program: str) -> list[str]:
+    """The lines of a compiled program that add floats of several devices in whatever order.
+
+    Where all devices but one add zeros, as if a row is gathered, there is nothing to order.
+    """
+    bodies = dict(re.findall(r"^%(\S+) \([^\n]*\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL))
+    found = []
+    for line in program.splitlines():
+        sums = re.search(r"= (.*?) all-reduce\((.*?)\), .*to_apply=%([^\s,]+)", line)
+        if (
+            sums is None
+            or not re.search(r"\b(f|bf)\d+\[", sums[1])
+            or " add(" not in bodies[sums[3]]
+        ):
+            continue
+        name = re.search(r'op_name="([^"]*)"', line)
+        one_of_them = (
+            all(part.strip("()").endswith("/gather") for part in name[1].split(":"))
+            if name
+            else all("dynamic-update-slice" in operand for operand in sums[2].split(", "))
+        )
+        if not one_of_them:
+            found.append(line)
+    return found

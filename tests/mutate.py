@@ -63,12 +63,13 @@ HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
+ORDER = tests("order")
 
 MUTANTS = [
     # engine
     Mutant(
         "engine/tree.py",
-        "share = weights / jnp.sum(weights)",
+        "share = weights / row_sum(weights)",
         "share = weights / len(weights)",
         ROUND,
     ),
@@ -81,8 +82,24 @@ MUTANTS = [
     Mutant("engine/chunks.py", "tree.wide(a.dtype)", "a.dtype", tests("sums")),
     Mutant("engine/chunks.py", "whole < count", "False", tests("sums")),
     Mutant("engine/chunks.py", "return total + jnp.einsum", "return jnp.einsum", tests("sums")),
-    Mutant("engine/execution.py", "out, jax.lax.psum(sums, AXIS)", "out, sums", tests("sums")),
-    Mutant("round/training.py", "weights / jnp.sum(weights)", "weights", tests("sums")),
+    Mutant("engine/order.py", "mesh.size <= 2", "mesh.size <= 4", ORDER),
+    Mutant("engine/order.py", "AXIS not in mesh.manual_axes", "True", ORDER),
+    Mutant("engine/tree.py", "return jnp.sum(order.whole(rows))", "return jnp.sum(rows)", ORDER),
+    Mutant("engine/order.py", "return _whole(values), True", "return values, True", ORDER),
+    Mutant("engine/order.py", "if a.dtype == dtype", "if True", ORDER),
+    Mutant(
+        "engine/tree.py", "jax.vmap(product)(columns,", "jax.vmap(product)(columns[::-1],", ORDER
+    ),
+    Mutant(
+        "run/programs.py",
+        "with in_order(self.execution.mesh)",
+        "if True",
+        tests("methods") + " -k=radfedp",
+    ),
+    Mutant(
+        "engine/execution.py", "device_sum(sums), ran", "tree.take(sums, 0), ran", tests("sums")
+    ),
+    Mutant("round/training.py", "weights / tree.row_sum(weights)", "weights", tests("sums")),
     Mutant("server/update.py", "any(own.reads_updates", "all(own.reads_updates", tests("sums")),
     Mutant("engine/groups.py", "1 + jnp.min(f, axis=1)", "1 + jnp.max(f, axis=1)", CLUSTERS),
     Mutant(
@@ -328,7 +345,7 @@ MUTANTS = [
     ),
     Mutant(
         "client/corrections.py",
-        "share = jnp.sum(present) / clients",
+        "share = tree.row_sum(present) / clients",
         "share = jnp.float32(1)",
         LOCAL,
     ),
@@ -488,7 +505,7 @@ MUTANTS = [
         "server, gathered.cohort.data",
         SERVER,
     ),
-    Mutant("server/distillation.py", "where=present[:", "where=(present | True)[:", DISTILLED),
+    Mutant("server/distillation.py", "tree.expand(present, every)", "True", DISTILLED),
     Mutant("server/distillation.py", "wanted), mask)", "wanted), mask | True)", DISTILLED),
     Mutant("server/distillation.py", "CLIP = 5.0", "CLIP = 50.0", DISTILLED),
     Mutant(
@@ -912,7 +929,7 @@ MUTANTS = [
         "known = jnp.where(present | (sent",
         ADAPTIVE,
     ),
-    Mutant("client/control.py", "_mean(n, jax.vmap", "_mean(known, jax.vmap", ADAPTIVE),
+    Mutant("client/control.py", "_mean(n, tree.norms", "_mean(known, tree.norms", ADAPTIVE),
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
     Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
     Mutant("plan/reinforcement.py", "jnp.argmax(q_of(theta", "jnp.argmax(q_of(state.target", FAVOR),

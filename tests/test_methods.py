@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees, needs_a_clock
+from conftest import assert_trees, compiled_programs, needs_a_clock, unordered_sums
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -383,8 +383,14 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method(name: str, digits: Any) -> None:
-    """Two seeds on 4 devices: finite, compiled once, bytes by hand."""
-    result = run(name, networks()["mlp"], digits, (3, 4), devices=4)
+    """Two seeds on 4 devices: finite, compiled once, bytes by hand, sums in order.
+
+    Several processes then compute the same bits, see tests/test_distributed.py.
+    """
+    with compiled_programs() as programs:
+        result = run(name, networks()["mlp"], digits, (3, 4), devices=4)
+    assert len(programs) >= 2
+    assert not [line for text in programs for line in unordered_sums(text)]
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.variables))
     assert result.xla_programs <= 4
     last, size = result.evaluations[-1], result.model_bytes
@@ -405,7 +411,9 @@ def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> No
         with pytest.raises(ValueError, match="BatchNorm"):
             run(name, normed, digits, (3,))
     model = networks()["mlp"] if private else normed
-    both = run(name, model, digits, (3, 4), devices=4)
+    with compiled_programs() as programs:
+        both = run(name, model, digits, (3, 4), devices=4)
+    assert not [line for text in programs for line in unordered_sums(text)]
     alone = run(name, model, digits, (4,), devices=1)
     second = jax.tree.map(lambda a: a[1:], both.variables)
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)

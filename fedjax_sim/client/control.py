@@ -170,7 +170,7 @@ def budgeted(
         beta, rho = (_mean(known, a) for a in (sent.smoothness, sent.slope))
         mean = aggregator(sent.gradient, jnp.where(anyone, n, 1))
         away = jax.tree.map(lambda rows, m: rows - m[None], sent.gradient, mean)
-        delta = _mean(n, jax.vmap(tree.norm)(away).astype(jnp.float32))
+        delta = _mean(n, tree.norms(away).astype(jnp.float32))
         best = jnp.where(jnp.any(known > 0), chosen(plan.steps, beta, delta, rho), plan.steps)
         left = plan.left - step_cost * plan.steps.astype(jnp.float32) - round_cost
         allowed = jnp.floor((left - round_cost) / step_cost)
@@ -201,8 +201,8 @@ def budgeted(
 
 def _mean(weights: Array, values: Array) -> Array:
     """Of ``[P]``; 0 without weights. What has none may be NaN."""
-    total = jnp.sum(jnp.where(weights > 0, weights * values, 0))
-    return total / jnp.maximum(jnp.sum(weights), 1)
+    total = tree.row_sum(jnp.where(weights > 0, weights * values, 0))
+    return total / jnp.maximum(tree.row_sum(weights), 1)
 
 
 def _whole(objective: Objective, context: Context, model: Variables) -> tuple[Array, PyTree]:

@@ -220,7 +220,7 @@ def scaffold(option: Option = 2) -> Correction:
         common: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
         present = (samples > 0).astype(jnp.float32)
-        share = jnp.sum(present) / clients
+        share = tree.row_sum(present) / clients
 
         def moved(c: Array, change: Array) -> Array:
             return jnp.where(share > 0, c + share.astype(c.dtype) * change, c)

@@ -172,8 +172,8 @@ def client_momentum(alpha: float, lr: float, momentum: float = 0.0) -> Correctio
     def follow(common: PyTree, step: Variables, gathered: Gathered) -> PyTree:
         weights = gathered.weights
         counts = accumulated(gathered.cohort.info.steps, momentum)
-        share = weights / jnp.sum(weights)
-        steps = jnp.sum(jnp.where(weights > 0, share * counts, 0))
+        share = weights / tree.row_sum(weights)
+        steps = tree.row_sum(jnp.where(weights > 0, share * counts, 0))
         # If every last minibatch was dropped, nobody took a step.
         length = jnp.where(steps > 0, lr * steps, 1)
         return tree.select(steps > 0, tree.scale(-1 / length, step.params), common)

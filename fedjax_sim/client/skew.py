@@ -161,8 +161,8 @@ def scouted(
         del clients, aggregator
         present = samples > 0
         others = present & (sent.owner != state.owner) & (state.owner != NOBODY)
-        count = jnp.sum(others, dtype=jnp.float32)
-        away = jnp.sum(jnp.where(others, sent.away, 0)) / jnp.maximum(count, 1)
+        count = jnp.sum(others, dtype=jnp.int32).astype(jnp.float32)
+        away = tree.row_sum(jnp.where(others, sent.away, 0)) / jnp.maximum(count, 1)
         anyone = count > 0
         row = jnp.argmax(jnp.where(present, sent.ticket, -1)).astype(jnp.int32)
         return climbed(

@@ -26,9 +26,8 @@ from fedjax_sim.engine.cores import tell_of_others
 from fedjax_sim.engine.dealing import balance, lanes_for
 from fedjax_sim.engine.device import TaskFn, Work, pooled, run_on_device
 from fedjax_sim.engine.lanes import InSteps
+from fedjax_sim.engine.order import AXIS, device_sum
 from fedjax_sim.engine.vmapped import flattened
-
-AXIS = "clients"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,17 +255,18 @@ class Execution:
             load = jnp.sum(ran, dtype=jnp.int32)
             # Its first task bears how long it waits for the last of the devices.
             ran = ran.at[0].add(jax.lax.pmax(load, AXIS) - load)
-            return out, jax.lax.psum(sums, AXIS), ran
+            return out, jax.tree.map(lambda a: a[None], sums), ran
 
         split, whole = PartitionSpec(AXIS), PartitionSpec()
         given: tuple[PyTree, PyTree, Array] = jax.shard_map(
             on_device,
             mesh=self.mesh,
             in_specs=(whole, whole, Work(whole, split, whole, whole)),  # type: ignore[arg-type]
-            out_specs=(split, whole, split),
+            out_specs=(split, split, split),
             check_vma=False,
         )(constants, pool, work)
-        return given
+        out, sums, ran = given
+        return out, device_sum(sums), ran
 
 
 def make_execution(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, PyTree
+from fedjax_sim.engine import order
 from fedjax_sim.engine.vmapped import everywhere
 
 
@@ -87,18 +89,42 @@ def select_rows(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
 
 
 def mix(matrix: Array, stacked: PyTree) -> PyTree:
-    """Mixes the rows of a stack: ``f32[R, S]``, ``[S, *p]`` -> ``[R, *p]``.
+    """Weighted sums of the rows of a stack: ``f32[R, S]``, ``[S, *p]`` -> ``[R, *p]``.
+
+    Or one: ``f32[S]``, ``[S, *p]`` -> ``[*p]``.
 
     >>> mix(jnp.array([[0.5, 0.5]]), {"w": jnp.array([1.0, 3.0])})["w"].tolist()
     [2.0]
     """
+    devices = order.sharers()
 
-    def mixed(rows: Array) -> Array:
-        values = rows.astype(wide(rows.dtype))
-        new = jnp.einsum("rs,s...->r...", matrix.astype(values.dtype), values, precision="highest")
-        return in_dtype(new, rows.dtype)
+    # A product: XLA's CPU reductions over a leading axis run at a tenth of the memory's speed.
+    def product(columns: Array, rows: Array) -> Array:
+        rows = rows.astype(wide(rows.dtype))
+        return jnp.tensordot(columns.T.astype(rows.dtype), rows, 1, precision="highest")
 
-    return jax.tree.map(mixed, stacked)
+    if devices == 1:
+        sums = jax.tree.map(functools.partial(product, matrix.T), stacked)
+    else:
+        columns = order.blocks(matrix.T, devices)
+        each = jax.tree.map(lambda a: jax.vmap(product)(columns, order.blocks(a, devices)), stacked)
+        sums = order.device_sum(each)
+    return jax.tree.map(lambda a, b: in_dtype(a, b.dtype), sums, stacked)
+
+
+def row_sum(rows: Array) -> Array:
+    """The sum over the rows of a stack, ``f[S, *p] -> f[*p]``; over devices in their order.
+
+    >>> row_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [4.0, 6.0]
+    """
+    devices = order.sharers()
+    if devices == 1:
+        return jnp.sum(rows, axis=0)
+    if rows.ndim == 1:
+        return jnp.sum(order.whole(rows))
+    total: Array = order.device_sum(jnp.sum(order.blocks(rows, devices), axis=1))
+    return total
 
 
 def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
@@ -160,6 +186,15 @@ def norm(tree: PyTree) -> Array:
     return jnp.sqrt(sum((s.astype(wide) for s in squares), jnp.zeros((), wide)))
 
 
+def norms(stacked: PyTree) -> Array:
+    """Euclidean norm of each row over all leaves, ``[S, *p] -> f32[S]``.
+
+    >>> norms({"w": jnp.array([[3.0, 4.0], [0.0, 0.0]])}).tolist()
+    [5.0, 0.0]
+    """
+    return jax.vmap(norm)(stacked)
+
+
 def mean(stacked: PyTree, weights: Array) -> PyTree:
     r"""Weighted mean of the rows, :math:`\sum_k \frac{a_k}{\sum_j a_j} w_k`.
 
@@ -175,15 +210,8 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
     >>> mean(jnp.array([1.0, 4.0, jnp.nan]), jnp.array([1.0, 2.0, 0.0])).tolist()
     3.0
     """
-    share = weights / jnp.sum(weights)
-
-    # A product: XLA's CPU reductions over a leading axis run at a tenth of the memory's speed.
-    def average(rows: Array) -> Array:
-        values = rows.astype(wide(rows.dtype))
-        total = jnp.einsum("s,s...->...", share.astype(values.dtype), values, precision="highest")
-        return in_dtype(total, rows.dtype)
-
-    return present_only(lambda rows: jax.tree.map(average, rows), stacked, weights)
+    share = weights / row_sum(weights)
+    return present_only(functools.partial(mix, share), stacked, weights)
 
 
 def present_only(reduce: Callable[[PyTree], PyTree], stacked: PyTree, weights: Array) -> PyTree:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, Redistribution, part
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.collaboration import learned
 from fedjax_sim.plan.moves import Gather, Mixing
@@ -287,7 +288,7 @@ def _weights(edges: Array) -> Array:
     degree = jnp.sum(edges, axis=1, dtype=jnp.int32)
     weight = 1 / (1 + jnp.maximum(degree[:, None], degree[None, :])).astype(jnp.float32)
     between = jnp.where(edges, weight, 0)
-    return between + jnp.diag(1 - jnp.sum(between, axis=1))
+    return between + jnp.diag(1 - tree.row_sum(between))  # as many in a column as in a row
 
 
 def _coloured(edges: NDArray[np.bool_]) -> NDArray[np.int32]:

@@ -94,7 +94,7 @@ def banded_mechanism(
         newest = jax.tree.map(
             lambda new, last: jnp.concatenate([new[None], last])[: bands - 1], drawn, past
         )
-        norms = jax.vmap(tree.norm)(updates.params)
+        norms = tree.norms(updates.params)
         rows = noisy_rows(updates, weights, norms, clip, drawn, clients_per_round)
         return *rows, newest
 

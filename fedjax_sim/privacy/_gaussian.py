@@ -58,7 +58,7 @@ def gaussian_mechanism(
     def apply(
         key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        norms = jax.vmap(tree.norm)(updates.params)
+        norms = tree.norms(updates.params)
         drawn = normal(key, cohort.server.params, deviation)
         rows = noisy_rows(updates, weights, norms, clip, drawn, clients_per_round)
         return *rows, state
@@ -146,13 +146,13 @@ def adaptive_mechanism(
     def apply(
         key: Array, limit: Array, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, Array]:
-        norms = jax.vmap(tree.norm)(updates.params)
+        norms = tree.norms(updates.params)
         drawn = normal(
             jax.random.fold_in(key, 0), cohort.server.params, raised * limit / clients_per_round
         )
         below = jnp.where(weights > 0, (norms <= limit).astype(jnp.float32) - 0.5, 0)
         noise = bits * jax.random.normal(jax.random.fold_in(key, 1))
-        share = 0.5 + (jnp.sum(below) + noise) / clients_per_round
+        share = 0.5 + (tree.row_sum(below) + noise) / clients_per_round
         rows = noisy_rows(updates, weights, norms, limit, drawn, clients_per_round)
         return *rows, limit * jnp.exp(-clip_lr * (share - quantile))
 

@@ -90,7 +90,7 @@ def tree_mechanism(clip: float, noise_multiplier: float, clients_per_round: int)
         own = jnp.where(nodes.done == 0, jax.random.key_data(key), nodes.key)
         now = nodes.done + 1
         drawn = _difference(jax.random.wrap_key_data(own), now, cohort.server.params, deviation)
-        norms = jax.vmap(tree.norm)(updates.params)
+        norms = tree.norms(updates.params)
         rows = noisy_rows(updates, weights, norms, clip, drawn, clients_per_round)
         return *rows, Nodes(own, now % epoch_rounds(cohort.data.clients, clients_per_round))
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Cohort, FedState, LocalInfo, PyTree, Slots, Variables
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.parts import Parts
 
@@ -58,6 +59,6 @@ def loss(info: LocalInfo, skipped: Array) -> Array:
     """The mean of a round by sample, without those that are ``skipped bool[P]``: ``f32[]``."""
     samples = jnp.where(skipped, 0, info.samples).astype(jnp.float32)
     # If every last batch is dropped, no sample is visited: that is no divergence.
-    mean = jnp.sum(info.loss * samples) / jnp.maximum(jnp.sum(samples), 1)
-    nobody = jnp.any(skipped) & (jnp.sum(samples) == 0)
+    mean = tree.row_sum(info.loss * samples) / jnp.maximum(tree.row_sum(samples), 1)
+    nobody = jnp.any(skipped) & ~jnp.any(samples > 0)
     return jnp.where(nobody, jnp.nan, mean)

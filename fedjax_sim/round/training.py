@@ -208,7 +208,7 @@ def train(
     if summed:
         counted = due & (slots.client < data.clients)
         weights = weights_of(parts, placed.samples, placed.samples, counted)
-        share = weights / jnp.sum(weights)
+        share = weights / tree.row_sum(weights)
     work = _work(parts, key, state, data, placed, share, limit)
     ran = None
     run = functools.partial(parts.execution.run, cost=placed.samples, summed=summed)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, PyTree
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.execution import AXIS, Execution
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.order import AXIS
 from fedjax_sim.run.stages import Run
 
 KEPT = ("client_state", "own", "sending")

@@ -26,6 +26,7 @@ from fedjax_sim.base import (
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import largest_made
+from fedjax_sim.engine.order import in_order
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
@@ -192,7 +193,12 @@ class Programs:
         gives: PyTree,
         donated: tuple[int, ...] = (),
     ) -> Traced:
-        jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
+        @functools.wraps(fn)
+        def ordered(*args: Any) -> Any:
+            with in_order(self.execution.mesh):
+                return fn(*args)
+
+        jitted = jax.jit(ordered, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
         traced = jitted.trace(*args)
         self.shapes[name] = traced.out_info
         self._largest[name] = largest_made(traced.jaxpr.jaxpr)

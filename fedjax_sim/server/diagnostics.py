@@ -68,7 +68,7 @@ def model_divergence() -> Diagnostic:
         total = jnp.float32(0)
         for a in rows:
             unit = a / tree.expand(jnp.maximum(norms, np.finfo(jnp.float32).tiny), a)
-            centre = jnp.sum(unit, axis=0, keepdims=True) / jnp.maximum(count, 1)
+            centre = tree.row_sum(unit)[None] / jnp.maximum(count, 1)
             total += _square(jnp.where(tree.expand(present, a), unit - centre, 0))
         return {"DL": total / jnp.maximum(count - 1, 1)}, state
 

@@ -78,7 +78,9 @@ def distilled(model: Model, steps: int = 100, lr: float = 1e-3, *, batch_size: i
                 return model.apply(w, batch.x, train=False, mask=batch.mask)[0]
 
             every = jax.vmap(said)(models)
-            return jax.nn.softmax(jnp.mean(every, axis=0, where=present[:, None, None]))
+            count = tree.row_sum(present.astype(every.dtype))
+            shown = jnp.where(tree.expand(present, every), every, 0)
+            return jax.nn.softmax(tree.row_sum(shown) / count)
 
         return of_each(client, AT_ONCE, together)
 

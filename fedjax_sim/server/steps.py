@@ -120,8 +120,8 @@ def extrapolated(eps: float = 1e-3) -> Server:
     ) -> tuple[Variables, PyTree]:
         del key, server
         weights = gathered.weights
-        squares = jax.vmap(tree.norm)(gathered.updates.params) ** 2.0
-        mean = jnp.sum(jnp.where(weights > 0, weights * squares, 0)) / jnp.sum(weights)
+        squares = tree.norms(gathered.updates.params) ** 2.0
+        mean = tree.row_sum(jnp.where(weights > 0, weights * squares, 0)) / tree.row_sum(weights)
         rate = jnp.maximum(1, mean / (2 * (tree.norm(step.params) ** 2.0 + eps)))
         return step._replace(params=tree.scale(rate, step.params)), state
 

@@ -163,7 +163,7 @@ def sign_agreement(
 
         def agreed(taken: Array, updates: Array) -> Array:
             signs = jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)
-            total = jnp.sum(signs, axis=0)
+            total = tree.row_sum(signs)
             enough = (total if literal else jnp.abs(total)) >= threshold
             return jnp.where(enough, taken, -taken if backwards else 0)
 

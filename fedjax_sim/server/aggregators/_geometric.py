@@ -58,9 +58,9 @@ def geometric_median(iterations: int = 10, eps: float = 1e-6) -> Aggregator:
             distance = jnp.sqrt(squared_from(rows, centre))
             here = present & (distance <= eps)
             beta = jnp.where(present & ~here, weights / distance, 0)
-            eta = jnp.sum(jnp.where(here, weights, 0))
+            eta = tree.row_sum(jnp.where(here, weights, 0))
             towards = tree.subtract(tree.mean(rows, beta), centre)
-            force = jnp.sum(beta) * tree.norm(towards)
+            force = tree.row_sum(beta) * tree.norm(towards)
             # Without a row farther than ε the force is NaN, which is not greater than η either.
             share = jnp.where(force > eta, 1 - eta / force, 0)
             return jax.tree.map(

@@ -82,9 +82,9 @@ def _trimmed(stacked: PyTree, weights: Array, cut: Callable[[Array], Array]) -> 
         # A present infinity and an absent row may swap ranks: they have the same value.
         rows = jnp.where(tree.expand(present, rows) & ~jnp.isnan(rows), rows, jnp.inf)
         rank = _ranks(rows)
-        lowest = jnp.sum(jnp.where(rank == first, rows, 0), axis=0)
+        lowest = tree.row_sum(jnp.where(rank == first, rows, 0))
         kept = (rank >= first) & (rank < count - first)
-        above = jnp.sum(jnp.where(kept, rows - lowest[None], 0), axis=0)  # 0 if all are equal
+        above = tree.row_sum(jnp.where(kept, rows - lowest[None], 0))  # 0 if all are equal
         return lowest + above / (count - 2 * first).astype(rows.dtype)
 
     return jax.tree.map(leaf, stacked)

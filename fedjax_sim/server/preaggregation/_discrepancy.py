@@ -19,6 +19,7 @@ from fedjax_sim.base import (
     for_classes,
     part,
 )
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import label_counts
 
 Discrepancy = Literal["kl", "l2"]
@@ -86,9 +87,9 @@ def discrepancy(
         present = weights > 0
         d = jnp.where(present, distances[cohort.client], 0)
         if distance == "kl":
-            total = jnp.sum(d)
+            total = tree.row_sum(d)
             d = d / jnp.where(total > 0, total, 1)
-        size = weights / jnp.sum(weights)
+        size = weights / tree.row_sum(weights)
         wanted = jnp.where(present, jnp.maximum(size - a * d + b, 0), 0)
         return updates, jnp.where(jnp.any(wanted > 0), wanted, weights), distances
 

@@ -17,6 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.order import whole
 
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
 
@@ -78,10 +79,10 @@ def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
         power = (loss / largest) ** q
         scale = power / rate
         if not concrete(q) or q > 0:
-            square = jnp.square(jax.vmap(tree.norm)(updates.params) / rate)
+            square = jnp.square(tree.norms(updates.params) / rate)
             scale = scale + q * power / loss * square
-        total = jnp.sum(jnp.where(present, weights * scale, 0))
-        factor = jnp.sum(weights) * power / rate / total
+        total = tree.row_sum(jnp.where(present, weights * scale, 0))
+        factor = tree.row_sum(weights) * power / rate / total
         params = jax.vmap(tree.scale)(factor, updates.params)
         return Variables(params, updates.state), weights, state
 
@@ -136,7 +137,8 @@ def agnostic(step: float) -> PreAggregation:
         # If none has weight, no update counts.
         rows = tree.select_rows(weighed, updates, jax.tree.map(jnp.zeros_like, updates))
         ascent = jnp.where(present, step * _initial_loss(cohort), 0)
-        moved = mixture.at[cohort.client].add(ascent, mode="drop")
+        client, ascent = whole((cohort.client, ascent))
+        moved = mixture.at[client].add(ascent, mode="drop")
         after = _onto_simplex(moved)
         return rows, jnp.where(jnp.any(weighed), own, weights), after
 

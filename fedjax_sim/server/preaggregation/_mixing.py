@@ -74,7 +74,7 @@ def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
     ) -> tuple[Variables, Array]:
         del key, client
         present = weights > 0
-        finite = present & jnp.isfinite(jax.vmap(tree.norm)(updates.params))
+        finite = present & jnp.isfinite(tree.norms(updates.params))
         count = jnp.sum(present, dtype=jnp.int32)
         neighbours = count - counted(byzantine, len(weights))(count)
         distance = jnp.where(finite[None], squared_between(measured(updates)), jnp.inf)

@@ -91,8 +91,8 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
     ) -> tuple[Variables, Array, PyTree]:
         del key
         a = accumulated(cohort.info.steps)
-        share = weights / jnp.sum(weights)
-        effective = jnp.sum(share * a)
+        share = weights / tree.row_sum(weights)
+        effective = tree.row_sum(share * a)
         ratio = jnp.where(a > 0, effective / jnp.where(a > 0, a, 1), 1)
         params = jax.vmap(tree.scale)(ratio, updates.params)
         return Variables(params, updates.state), weights, state

@@ -63,7 +63,7 @@ def trust(local: LocalUpdate) -> PreAggregation:
             key, server, cohort.data, local.client_state(server), local.shared_state(server)
         )
         own = tree.subtract(trained.variables.params, server.params)
-        norm = jax.vmap(tree.norm)(updates.params)
+        norm = tree.norms(updates.params)
         along = jax.vmap(_dot, in_axes=(0, None))(updates.params, own)
         # NaN, from an absent or broken row, is not greater than 0 either.
         trusted = (weights > 0) & (along > 0) & jnp.isfinite(norm)
