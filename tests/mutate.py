@@ -84,6 +84,12 @@ MUTANTS = [
     Mutant("engine/chunks.py", "return total + jnp.einsum", "return jnp.einsum", tests("sums")),
     Mutant("engine/order.py", "mesh.size <= 2", "mesh.size <= 4", ORDER),
     Mutant("engine/order.py", "AXIS not in mesh.manual_axes", "True", ORDER),
+    Mutant(
+        "engine/order.py",
+        "flat = _split(flat, AXIS, None)",
+        "flat = flat",
+        tests("methods") + " -k=dynamic_clustering",
+    ),
     Mutant("engine/tree.py", "return jnp.sum(order.whole(rows))", "return jnp.sum(rows)", ORDER),
     Mutant("engine/order.py", "return _whole(values), True", "return values, True", ORDER),
     Mutant("engine/order.py", "if a.dtype == dtype", "if True", ORDER),

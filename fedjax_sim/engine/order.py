@@ -82,6 +82,8 @@ def _added(flat: Array) -> Array:
     Gathered whole before they are added, they would be D models on each device.
     """
     devices, size = flat.shape
+    # Each says what it has, or XLA gives the sums that follow from it to all devices again.
+    flat = _split(flat, AXIS, None)
     flat = _split(jnp.pad(flat, ((0, 0), (0, -size % devices))), None, AXIS)
     return whole(functools.reduce(operator.add, jnp.unstack(flat)))[:size]
 

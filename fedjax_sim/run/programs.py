@@ -193,12 +193,7 @@ class Programs:
         gives: PyTree,
         donated: tuple[int, ...] = (),
     ) -> Traced:
-        @functools.wraps(fn)
-        def ordered(*args: Any) -> Any:
-            with in_order(self.execution.mesh):
-                return fn(*args)
-
-        jitted = jax.jit(ordered, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
+        jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
         traced = jitted.trace(*args)
         self.shapes[name] = traced.out_info
         self._largest[name] = largest_made(traced.jaxpr.jaxpr)
@@ -219,12 +214,17 @@ class Programs:
 
     def _map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
         """``fn(algorithm, ...)`` for each run, with the algorithm of each."""
+
+        def ordered(algorithm: Algorithm, *args: Any) -> Any:
+            with in_order(self.execution.mesh):
+                return fn(algorithm, *args)
+
         if self.varied is None:
-            return self._axes.map(functools.partial(fn, self.algorithm), in_axes, out_axes)
+            return self._axes.map(functools.partial(ordered, self.algorithm), in_axes, out_axes)
         point, at = self.varied.point, self.varied.at
 
         def of_point(point: Array, *args: Any) -> Any:
-            return fn(at(point).on(self.algorithm.parts.execution), *args)
+            return ordered(at(point).on(self.algorithm.parts.execution), *args)
 
         return functools.partial(self._axes.map(of_point, (0, *in_axes), out_axes), point)
 
