@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.base import Array, PyTree
 
@@ -89,7 +89,9 @@ def _added(flat: Array) -> Array:
 
 
 def _split(values: Array, *by: str | None) -> Array:
-    return jax.lax.with_sharding_constraint(values, PartitionSpec(*by))
+    # Of its mesh too: JAX 0.7 does not look for an abstract one.
+    sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*by))
+    return jax.lax.with_sharding_constraint(values, sharding)
 
 
 @custom_vmap
