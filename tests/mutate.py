@@ -1366,6 +1366,7 @@ MUTANTS = [
         tests("cores"),
     ),
     Mutant("engine/targets.py", "largest < _SHARED", "largest < 0", tests("ahead")),
+    Mutant("engine/targets.py", "options[_IN_PLACE] = True", "pass", tests("ahead")),
     Mutant("engine/memory.py", "for part in inner:", "for part in inner[:0]:", tests("ahead")),
     Mutant("run/experiment.py", "done = saved.done", "done = 0", SAVED),
     Mutant("run/identity.py", "if isinstance(value, Execution):", "if False:", SAVED),

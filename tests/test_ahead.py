@@ -250,17 +250,39 @@ def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
     quick, alone = {"xla_backend_optimization_level": 1}, {"xla_disable_hlo_passes": ALONE}
+    in_place = {IN_PLACE: True}
     expected: dict[str, list[Any]] = {
-        "--xla_cpu_use_fusion_emitters=true": [quick, quick | alone, alone],
-        "--xla_backend_optimization_level=2": [None, alone, alone],
-        "--xla_disable_hlo_passes=fusion": [quick, quick, None],
+        "--xla_cpu_use_fusion_emitters=true": [quick, quick | alone, alone | in_place],
+        "--xla_backend_optimization_level=2": [None, alone, alone | in_place],
+        "--xla_disable_hlo_passes=fusion": [quick, quick, in_place],
+        f"--{IN_PLACE}=false": [quick, quick | alone, alone],
     }
     for flags, wanted in expected.items():
         given.clear()
         monkeypatch.setenv("XLA_FLAGS", flags)
         experiment_of("fedavg", federation, models["logistic"]).start((0, 1))
         assert sorted(given, key=str) == sorted(wanted, key=str)  # weights, start, advance
-    assert options_for(jax.devices()) is None
+    assert options_for(jax.devices()) is None  # flags say all
+
+
+def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not so a layer whose update XLA may put before the gradient of the one before."""
+    x, y = np.zeros((20, 6), np.float32), np.zeros(20, np.int32)
+    data = fs.client_data(x, y, fs.partition.iid(y, 4, seed=0))
+    model = fs.models.mlp((6,), 3, widths=(40, 50))
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
+    one = fs.make_execution(devices=1)
+    copies = []
+    for flags in ("", f"--{IN_PLACE}=false"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        made = experiment(
+            fs.fedavg(local, clients_per_round=2, execution=one),
+            model, data, (x, y), classes=3, execution=one,
+        )  # fmt: skip
+        made.start((0,))
+        text = str(made._compiled["advance"].as_text())
+        copies.append(len(re.findall(r"= f32\[40,50\]\S* copy\(", text)))
+    assert copies[0] == copies[1] - 1
 
 
 def test_a_part_may_print(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -278,6 +300,7 @@ def test_a_part_may_print(federation: Federation, models: dict[str, fs.Model]) -
 
 
 ALONE = "cpu-parallel-task-assigner"
+IN_PLACE = "xla_cpu_copy_insertion_use_region_analysis"
 
 
 @pytest.mark.parametrize(("width", "shared"), [(4, False), (20_000, True)])
