@@ -60,15 +60,15 @@ def device_sum(parts: PyTree) -> PyTree:
     if devices == 1:
         return jax.tree.map(functools.partial(jnp.sum, axis=0), parts)
     leaves, structure = jax.tree.flatten(parts)
-    added: list[Array] = [jnp.empty(0)] * len(leaves)
+    added: dict[int, Array] = {}
     # All of a type at once: each collective makes all devices wait for the last.
     for dtype in dict.fromkeys(a.dtype for a in leaves):
         some = [i for i, a in enumerate(leaves) if a.dtype == dtype]
         flat = jnp.concatenate([leaves[i].reshape(devices, -1) for i in some], axis=1)
         ends = np.cumsum([leaves[i][0].size for i in some])
-        for i, sum_of in zip(some, jnp.split(_added(flat), ends[:-1]), strict=False):
-            added[i] = sum_of.reshape(leaves[i].shape[1:])
-    return jax.tree.unflatten(structure, added)
+        for i, values in zip(some, jnp.split(_added(flat), ends[:-1]), strict=True):
+            added[i] = values.reshape(leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, [added[i] for i in range(len(leaves))])
 
 
 def whole(values: PyTree) -> PyTree:

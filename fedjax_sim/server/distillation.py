@@ -72,15 +72,15 @@ def distilled(model: Model, steps: int = 100, lr: float = 1e-3, *, batch_size: i
 
     def taught(client: ClientView, models: Variables, present: Array) -> Array:
         """``f32[n, M]``, q of every sample; 0 from the last one on."""
+        count = jnp.sum(present, dtype=jnp.int32)
 
         def together(batch: Batch) -> Array:
             def said(w: Variables) -> Array:
                 return model.apply(w, batch.x, train=False, mask=batch.mask)[0]
 
             every = jax.vmap(said)(models)
-            count = tree.row_sum(present.astype(every.dtype))
             shown = jnp.where(tree.expand(present, every), every, 0)
-            return jax.nn.softmax(tree.row_sum(shown) / count)
+            return jax.nn.softmax(tree.row_sum(shown) / count.astype(every.dtype))
 
         return of_each(client, AT_ONCE, together)
 
