@@ -1326,7 +1326,7 @@ MUTANTS = [
     Mutant("run/client_memory.py", "there = clients[shard.index[1]]", "there = clients", MEMORY),
     Mutant("run/client_memory.py", "jax.tree.map(np.copy, self._rows)", "self._rows", MEMORY),
     Mutant("run/metrics.py", "start[known], jnp.where", "start[clients * 0], jnp.where", MEMORY),
-    Mutant("run/experiment.py", "return out._replace(counts", "return out or dict(counts", MEMORY),
+    Mutant("run/experiment.py", "self._own(run) if", "None if", MEMORY),
     Mutant(
         "round/own_models.py",
         "in_axes=(None, 0))(stream(key, Round.PERSONAL), client)",
@@ -1345,7 +1345,13 @@ MUTANTS = [
     Mutant("run/windows.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
-    Mutant("run/experiment.py", "(window + sets if name", "(0 if name", WINDOWS),
+    Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
+    Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
+    Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring")),
+    Mutant("run/scoring.py", "axes.runs, axes.sets", "axes.runs", tests("scoring")),
+    Mutant("run/metrics.py", ">= examples.start[-1]", "> examples.start[-1]", tests("scoring")),
+    Mutant("run/programs.py", '"finish" and not trains', '"finish"', tests("ahead")),
+    Mutant("engine/targets.py", '"xla_cpu_use_fusion_emitters": False', "", tests("ahead")),
     Mutant("run/foreseen.py", "wanted.x or wanted.y or wanted.index", "False", WINDOWS),
     Mutant("engine/clients.py", "data.at is not None and not own", "False", WINDOWS),
     Mutant("engine/clients.py", "if data.at is not None:", "if False:", WINDOWS),
@@ -1385,6 +1391,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once (default: 1)")
     args = parser.parse_args()
     chosen = [m for m in MUTANTS if args.only in m.file or args.only in m.old]
+    if not chosen:
+        parser.error(f"no mutant has {args.only!r} in its file or line")
     for mutant in chosen:
         found = (ROOT / "fedjax_sim" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
         if found != 1:

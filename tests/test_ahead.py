@@ -32,7 +32,7 @@ from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.inputs import drawing
 from fedjax_sim.run.simulation import experiment
 
-FIRST = ["weights", "start", "advance"]
+FIRST = ["weights", "start", "advance", "evaluate"]
 
 
 def experiment_of(
@@ -86,7 +86,7 @@ def test_every_method_lowers_for_accelerators(
     name: str, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     made = experiment_of(name, federation, models["mlp"])
-    assert [name for name, _ in made.programs.lowered(["cuda", "tpu"])][:3] == FIRST
+    assert [name for name, _ in made.programs.lowered(["cuda", "tpu"])][:4] == FIRST
 
 
 @pytest.mark.parametrize(("name", "finishes"), [("fedavg", False), ("radfed", True)])
@@ -96,8 +96,8 @@ def test_what_is_compiled_ahead_is_what_runs(
     made = experiment_of(name, federation, models["logistic"], devices=4, chunk=1)
     told = {program.name: program for program in compile_ahead(made.programs)}
     assert list(told) == [*FIRST, *(["finish"] if finishes else [])]
-    sizes = sum(a.nbytes for a in jax.tree.leaves((federation.data, federation.test)))
-    assert told["advance"].arguments > sizes
+    for name, given in (("advance", federation.data), ("evaluate", federation.test)):
+        assert told[name].arguments > sum(a.nbytes for a in jax.tree.leaves(given))
     assert told["advance"].collectives
     assert all(program.seconds > 0 and program.temporaries >= 0 for program in told.values())
     run = made.start((0, 1))
@@ -235,7 +235,7 @@ def test_small_programs_compile_for_accelerators(
         pytest.skip(str(error))
     assert len(devices) == count
     made = experiment_of(name, federation, models["logistic"], devices, None)
-    assert [p.name for p in compile_ahead(made.programs)][:3] == FIRST
+    assert [p.name for p in compile_ahead(made.programs)][:4] == FIRST
 
 
 def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
@@ -249,19 +249,24 @@ def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
         return compiled(lowered, options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    quick, alone = {"xla_backend_optimization_level": 1}, {"xla_disable_hlo_passes": ALONE}
-    in_place = {IN_PLACE: True}
-    expected: dict[str, list[Any]] = {
-        "--xla_cpu_use_fusion_emitters=true": [quick, quick | alone, alone | in_place],
-        "--xla_backend_optimization_level=2": [None, alone, alone | in_place],
-        "--xla_disable_hlo_passes=fusion": [quick, quick, in_place],
-        f"--{IN_PLACE}=false": [quick, quick | alone, alone],
+    level, plain = {"xla_backend_optimization_level": 1}, {"xla_cpu_use_fusion_emitters": False}
+    quick, alone, in_place = level | plain, {"xla_disable_hlo_passes": ALONE}, {IN_PLACE: True}
+    rounds = alone | in_place
+    expected: dict[str, list[Any]] = {  # weights, start, advance, evaluate, finish
+        "": [quick, quick | alone, rounds, rounds, quick | alone],
+        "--xla_cpu_use_fusion_emitters=true": [level, level | alone, rounds, rounds, level | alone],
+        "--xla_backend_optimization_level=2": [plain, plain | alone, rounds, rounds, plain | alone],
+        "--xla_disable_hlo_passes=fusion": [quick, quick, in_place, in_place, quick],
+        f"--{IN_PLACE}=false": [quick, quick | alone, alone, alone, quick | alone],
     }
     for flags, wanted in expected.items():
         given.clear()
         monkeypatch.setenv("XLA_FLAGS", flags)
-        experiment_of("fedavg", federation, models["logistic"]).start((0, 1))
-        assert sorted(given, key=str) == sorted(wanted, key=str)  # weights, start, advance
+        experiment_of("radfed", federation, models["logistic"]).start((0, 1))
+        assert sorted(given, key=str) == sorted(wanted, key=str)
+    ended = experiment_of("ccvr", federation, models["mlp"])  # its finish trains a layer
+    ended.start((0, 1))
+    assert ended.programs.options("finish") == alone  # flags are the last of those above
     assert options_for(jax.devices()) is None  # flags say all
 
 

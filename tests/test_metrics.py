@@ -49,8 +49,9 @@ ranked_pairs = jax.jit(functools.partial(rank_wins, groups=CLIENTS))
 def counter(classes: int) -> Any:
     execution = fs.make_execution(devices=2)
     task = fs.tasks.classification(classes, auc=True)
+    apply = given_logits.apply
     return jax.jit(
-        lambda examples: evaluate(given_logits, task, execution, fs.Variables((), ()), examples)
+        lambda examples: evaluate(apply, task, execution, fs.Variables((), ()), examples)
     )
 
 

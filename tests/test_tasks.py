@@ -135,7 +135,7 @@ def test_tokens_count_alike_however_long_their_sequences() -> None:
     logits = np.random.default_rng(0).normal(size=(4, 3, 3)).astype(np.float32)
     given = fs.Model(lambda key: fs.Variables((), ()), lambda v, x, **_: (x, ()))
     test = eval_set(logits, y, partition_from_lists([[0, 1], [2], [3]]))
-    counts = evaluate(given, task, fs.make_execution(devices=1), fs.Variables((), ()), test)
+    counts = evaluate(given.apply, task, fs.make_execution(devices=1), fs.Variables((), ()), test)
     found = set_scores(task, jax.tree.map(np.asarray, counts))
     log_p = np.asarray(jax.nn.log_softmax(logits))
     for scores, rows in (

@@ -47,6 +47,12 @@ def compiled(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Comp
         raise TooLargeError(f"{reason.rstrip('.') or told}: {_ADVICE}") from error
 
 
+def arguments(program: Compiled) -> int:
+    """Bytes of what a program is given on one device; unused arguments do not count."""
+    memory: Any = program.memory_analysis()
+    return 0 if memory is None else int(memory.argument_size_in_bytes)
+
+
 def needed(program: Compiled) -> int:
     """Bytes that a program holds on one device at most, what it is given and gives included."""
     memory: Any = program.memory_analysis()

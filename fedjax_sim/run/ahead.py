@@ -20,8 +20,8 @@ class Program(NamedTuple):
     """What XLA says of a program; bytes and operations are those of one device.
 
     Attributes:
-        name: "weights" (which draws them), "start", "advance" (rounds and an evaluation), "finish"
-          or another of :class:`fedjax_sim.run.programs.Programs`.
+        name: "weights" (which draws them), "start", "advance" (rounds), "evaluate", "finish" or
+          another of :class:`fedjax_sim.run.programs.Programs`.
         seconds: of tracing, lowering and compiling.
         arguments: bytes that are there before it starts: data, models, states.
         temporaries: bytes that it needs besides, at most.

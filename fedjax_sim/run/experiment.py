@@ -14,15 +14,16 @@ from jax.stages import Compiled
 
 from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.memory import check_fits, compiled, needed
+from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
 from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.identity import digest
 from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
+from fedjax_sim.run.metrics import Counts
 from fedjax_sim.run.programs import ONCE, Programs, Sets
-from fedjax_sim.run.stages import Collected, Run, Scored, Stage
+from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
 from fedjax_sim.run.windows import Feed
 
 
@@ -168,12 +169,10 @@ class Experiment:
 
     def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
         """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
-        out: tuple[Run, Metrics, Scored]
         if self.programs.windows is None:
-            out = self._compiled["advance"](run, *self._inputs, np.int32(todo))
-            return out
+            run, rows, unscored = self._compiled["advance"](run, *self._inputs, np.int32(todo))
+            return run, rows, self._scored(run, unscored)
         assert self._feed is not None
-        assert self.programs.windows is not None
         parts: list[Metrics] = []
         while todo:
             window, data = self._feed.take()
@@ -185,21 +184,26 @@ class Experiment:
             parts.append(jax.tree.map(lambda a, w=window: np.asarray(a)[:, : w.rounds], rows))
             todo -= window.rounds
         rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
-        return run, rows, self._with_own(run, self._compiled["evaluate"](run, *self._inputs))
+        return run, rows, self._scored(run, self._compiled["models"](run, *self._inputs))
 
     def finish(self, run: Run) -> Collected | None:
         """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
         if not self.programs.algorithm.ends:
             return None
-        out: Collected = self._compiled["finish"](run, *self._inputs)
-        run = run._replace(state=run.state._replace(server=out.variables))
-        return out._replace(counts=self._with_own(run, out.counts))
+        uploads, unscored = self._compiled["finish"](run, *self._inputs)
+        run = run._replace(state=run.state._replace(server=unscored.variables))
+        return Collected(unscored.variables, uploads, self._scored(run, unscored))
 
-    def _with_own(self, run: Run, scored: Scored) -> Scored:
-        """With the counts of own models, of some at a time, if what clients keep is on the host."""
+    def _scored(self, run: Run, unscored: Unscored) -> Scored:
+        counts: tuple[Counts, ...]
+        counts = self._compiled["evaluate"](unscored.variables, self._inputs[1])
+        return Scored(counts, self._own(run) if unscored.personal is None else unscored.personal)
+
+    def _own(self, run: Run) -> Counts | None:
+        """The counts of own models, of some at a time, if what clients keep is on the host."""
         of, memory = self.programs, self._memory
         if memory is None or not of.personal:
-            return scored
+            return None
         found, room = [], of.layout.clients
         for first in range(0, of.data.clients, room):
             some = np.arange(first, min(first + room, of.data.clients), dtype=np.int32)
@@ -208,7 +212,8 @@ class Experiment:
             out = self._compiled["own"](memory.lent(run, some), *self._inputs, clients)
             found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
         answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
-        return scored._replace(personal=self._compiled["count"](answers, self._inputs[1]))
+        counted: Counts = self._compiled["count"](answers, self._inputs[1])
+        return counted
 
     def _compile(self, weights: Variables | None, wanted: Callable[[str], bool]) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
@@ -229,9 +234,16 @@ class Experiment:
 
     def _held(self, name: str) -> int:
         """Bytes on a device while a program runs: what it needs, and what waits for others."""
-        needs, windows = needed(self._compiled[name]), self.programs.windows
-        if windows is None:
-            return needs
-        window = tree.num_bytes(windows.moving(windows.like()))
-        sets = tree.num_bytes(self.programs.sets)
-        return needs + (window + sets if name == "rounds" else 2 * window)
+        of, program = self.programs, self._compiled[name]
+        sets = tree.num_bytes(of.sets)
+        read = {"evaluate", "own", "count"}  # what is given the sets
+        if of.personal and not of.hosted:
+            read |= {"advance", "models", "finish"}
+        beside = 0 if name in read or name in ONCE else sets
+        if name == "evaluate":  # the run and the data, which the program before it has
+            before = "advance" if of.windows is None else "models"
+            beside += arguments(self._compiled[before]) - (sets if before in read else 0)
+        if of.windows is not None:
+            window = tree.num_bytes(of.windows.moving(of.windows.like()))
+            beside += window if name == "rounds" else 2 * window
+        return needed(program) + beside

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import jax
@@ -16,33 +16,53 @@ from fedjax_sim.engine.streams import Seed, stream
 
 T = TypeVar("T")
 Init = Callable[[Array], Variables]
-_draws: weakref.WeakKeyDictionary[Init, dict[Sharding, Any]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+
+
+def shared(fn: Callable[..., Any], key: Hashable, make: Callable[[Callable[..., Any]], T]) -> T:
+    """What ``make(fn)`` jits, one for each ``key`` as long as a model's function lives.
+
+    JAX then compiles it once, whatever algorithms train the model.
+
+    Args:
+        fn: a function of a model.
+        key: all that the program depends on besides.
+        make: jits what calls the function that it is given.
+    """
+    try:
+        of_model = _programs.setdefault(fn, {})
+        if key in of_model:
+            made: T = of_model[key]
+            return made
+    except TypeError:  # one of them cannot be a key: the program serves one experiment
+        return make(fn)
+    known = weakref.ref(fn)  # else the entry would hold its own key
+
+    def of_the_model(*args: Any, **options: Any) -> Any:
+        alive = known()
+        assert alive is not None
+        return alive(*args, **options)
+
+    return of_model.setdefault(key, make(of_the_model))
 
 
 def drawing(init: Init, sharding: Sharding) -> Any:
     """What draws the weights of each run, ``uint32[R] -> [R, *p]``, jitted.
 
-    As long as the model lives it is one function, so that JAX compiles it once, whatever algorithms
-    train the model: within a program of each start it took more compiling than all the rest.
+    Within a program of each start it took more compiling than all the rest.
 
     Args:
         init: the model's.
         sharding: of the seeds and the weights.
     """
-    try:
-        of_model = _draws.setdefault(init, {})
-    except TypeError:  # it cannot be a key, so that its program serves one experiment
-        of_model = {}
-    if sharding not in of_model:
-        known = weakref.ref(init)  # else the entry would hold its own key
 
+    def make(init: Init) -> Any:
         def draw(seed: Array) -> Variables:
-            alive = known()
-            assert alive is not None
-            return alive(stream(jax.random.key(seed), Seed.WEIGHTS))
+            return init(stream(jax.random.key(seed), Seed.WEIGHTS))
 
-        of_model[sharding] = jax.jit(jax.vmap(draw), in_shardings=sharding, out_shardings=sharding)
-    return of_model[sharding]
+        return jax.jit(jax.vmap(draw), in_shardings=sharding, out_shardings=sharding)
+
+    return shared(init, sharding, make)
 
 
 def placed(given: T, execution: Execution) -> T:

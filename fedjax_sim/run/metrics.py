@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, Model, PyTree, Sums, Task, Variables
+from fedjax_sim.base import Array, ModelApply, PyTree, Sums, Task, Variables
 from fedjax_sim.data.evaluation import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 
 def evaluate(
-    model: Model,
+    apply: ModelApply,
     task: Task,
     execution: Execution,
     variables: Variables,
@@ -41,7 +41,7 @@ def evaluate(
     """Counts answers over an evaluation set, its batches spread over the devices.
 
     Args:
-        model: the model.
+        apply: the model's.
         task: what is counted of its answers.
         execution: devices.
         variables: the weights; may be batched by vmap.
@@ -56,20 +56,19 @@ def evaluate(
     batches = -(-n // (batch_size * parts))  # per part
 
     def part(pool: tuple[Array, Array], weights: Variables, _: tuple[()], rows: Array) -> Any:
-        answers = functools.partial(_answers, model, task, weights, pool)
+        answers = functools.partial(_answers, apply, task, weights, pool)
         return jax.lax.map(answers, rows)
 
     place = jnp.minimum(jnp.arange(parts * batches * batch_size, dtype=jnp.int32), n - 1)
     rows = examples.index[place].reshape(parts, batches, batch_size)
     pool = (examples.x, examples.y)
-    out = execution.run(part, pool, variables, (), rows)
-    out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:n], out)
-    losses, answers = execution.replicate(out)
+    out = execution.replicate(execution.run(part, pool, variables, (), rows))
+    losses, answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:n], out)
     return _counted(task, losses, answers, examples)
 
 
 def own_answers(
-    model: Model,
+    apply: ModelApply,
     task: Task,
     personal: Callable[..., Any],
     examples: EvalSet,
@@ -81,7 +80,7 @@ def own_answers(
     """The answers of clients' own models to these clients' samples.
 
     Args:
-        model: the model.
+        apply: the model's.
         task: what is kept of its answers.
         personal: ``(score, constants, tasks, clients) -> [K, ...]``, calls ``score(constants,
           variables, task)`` with each client's own model: ``Algorithm.score_personal`` of one run.
@@ -98,7 +97,7 @@ def own_answers(
 
     def score(pool: tuple[Array, Array], weights: Variables, own: tuple[Array, Array]) -> Any:
         rows, size = own
-        answers = functools.partial(_answers, model, task, weights, pool)
+        answers = functools.partial(_answers, apply, task, weights, pool)
 
         def batch(b: Array, out: Any) -> Any:
             new = answers(jax.lax.dynamic_slice_in_dim(rows, b * batch_size, batch_size))
@@ -132,11 +131,11 @@ def count_own(task: Task, found: tuple[Array, PyTree], examples: EvalSet) -> Cou
 
 
 def _answers(
-    model: Model, task: Task, weights: Variables, pool: tuple[Array, Array], rows: Array
+    apply: ModelApply, task: Task, weights: Variables, pool: tuple[Array, Array], rows: Array
 ) -> tuple[Array, PyTree]:
     """Of a model to ``rows int32[B]`` of a pool: the losses, and what the task keeps."""
     xs, ys = pool
-    outputs, _ = model.apply(weights, xs[rows], train=False)
+    outputs, _ = apply(weights, xs[rows], train=False)
     y = ys[rows]
     return task.loss(outputs, y), task.answers(outputs, y)
 
@@ -150,7 +149,7 @@ def _owners(examples: EvalSet) -> Array:
 
 
 def _counted(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> Counts:
-    y, client, clients = examples.y[examples.index], _owners(examples), examples.clients
+    y, clients = examples.y[examples.index], examples.clients
     weight = jnp.ones(len(y), jnp.int32) if task.weight is None else task.weight(y)
     if task.weight is not None:
         losses = losses * weight.astype(losses.dtype)
@@ -160,8 +159,9 @@ def _counted(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> C
         return Sums(loss, total, task.sums(answers, y, group, groups))
 
     # All samples are a group of their own, and padding, which comes last, is of none.
-    pooled = jax.tree.map(lambda a: a[0], sums((client >= clients).astype(jnp.int32), 1))
-    return Counts(pooled, sums(client, clients) if clients > 1 else None)
+    padding = jnp.arange(len(y), dtype=jnp.int32) >= examples.start[-1]
+    pooled = jax.tree.map(lambda a: a[0], sums(padding.astype(jnp.int32), 1))
+    return Counts(pooled, sums(_owners(examples), clients) if clients > 1 else None)
 
 
 class Scores(Mapping[str, Floats]):

@@ -36,25 +36,27 @@ from fedjax_sim.run.client_memory import check_unread, rows_that_fit
 from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.inputs import drawing
 from fedjax_sim.run.layout import Layout, bare, shapes_for
-from fedjax_sim.run.metrics import Counts, count_own, evaluate, own_answers
-from fedjax_sim.run.stages import Collected, Run, Scored
+from fedjax_sim.run.metrics import Counts, count_own, own_answers
+from fedjax_sim.run.scoring import scoring
+from fedjax_sim.run.stages import Collected, Run, Scored, Unscored
 from fedjax_sim.run.varied import Varied
 from fedjax_sim.run.windows import Windows
 
 Sets = tuple[EvalSet, ...]
 
 ONCE = ("weights", "start")
-"""The programs that run once, and not for long."""
+"""The programs before the first round, which run once and not for long."""
 
 
 class Programs:
     """What the programs compute; :class:`fedjax_sim.run.experiment.Experiment` runs them.
 
-    At most four: weights, which all experiments of a model share, start, advance, and finish if
-    models are in flight or the algorithm has a finish. ``advance`` takes the number of rounds as
-    data. If samples or client states stay on the host, a program of its own runs ``rounds``, on the
-    data of a window, and another does what is left of ``advance``; if client states do, ``own``
-    scores the own models of some clients, and ``count`` adds up what all gave.
+    At most five: weights, start, advance, evaluate, and finish if models are in flight or the
+    algorithm has a finish. ``advance`` takes the number of rounds as data. All experiments of a
+    model share weights, and evaluate too if they score the same way. If samples or client states
+    stay on the host, ``rounds`` runs on the data of a window, and ``models`` does what is left of
+    ``advance``; if client states do, ``own`` scores the own models of some clients, and ``count``
+    adds up what all gave.
 
     Args:
         algorithm: what to run.
@@ -107,8 +109,6 @@ class Programs:
             self.windows = Windows(data, execution.samples_mb, rows)
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
-        score = functools.partial(evaluate, model, task, execution)
-        self._scorers = [self._axes.map(score, in_axes=(0, axes)) for axes in self._axes.sets]
 
     def lowered(
         self, platforms: Sequence[str] | None = None, weights: Variables | None = None
@@ -149,10 +149,12 @@ class Programs:
             args: tuple[Any, ...] = (run, data, sets, todo)
             gives = of_run, whole, whole
             advance = self._traced("advance", self._advance, args, puts, gives, (0,))
+            rows, unscored = advance.out_info[1:]
             yield "advance", advance.lower(lowering_platforms=given)
         else:
             args = run, window, todo
             rounds = self._traced("rounds", self._rounds, args, puts[:3], (of_run, whole), (0,))
+            rows = rounds.out_info[1]
             yield "rounds", rounds.lower(lowering_platforms=given)
             if self.hosted and self.algorithm.ends:
                 args = run, data, sets
@@ -166,23 +168,27 @@ class Programs:
                 yield "count", count.lower(lowering_platforms=given)
                 counted = count.out_info
             run = bare(run) if self.hosted else run
-            score = self._traced("evaluate", self._evaluate, (run, data, sets), puts[:3], whole)
-            scored = (
-                score.out_info if counted is None else score.out_info._replace(personal=counted)
-            )
-            self.shapes["advance"] = *rounds.out_info, scored
-            yield "evaluate", score.lower(lowering_platforms=given)
+            models = self._traced("models", self._models, (run, data, sets), puts[:3], whole)
+            unscored = models.out_info
+            yield "models", models.lower(lowering_platforms=given)
+        score = scoring(self.model.apply, self.task, self.execution, self._axes)
+        evaluate = score.trace(shapes(unscored.variables), sets)
+        self._largest["evaluate"] = largest_made(evaluate.jaxpr.jaxpr)
+        yield "evaluate", evaluate.lower(lowering_platforms=given)
+        counted = unscored.personal if counted is None else counted
+        scored = Scored(evaluate.out_info, counted)
+        self.shapes["advance"] = begin.out_info, rows, scored
         if self.algorithm.ends:
             finish = self._traced("finish", self._collect, (run, data, sets), puts[:3], whole)
-            if counted is not None:
-                counts = finish.out_info.counts._replace(personal=counted)
-                self.shapes["finish"] = finish.out_info._replace(counts=counts)
+            uploads, last = finish.out_info
+            self.shapes["finish"] = Collected(last.variables, uploads, scored)
             yield "finish", finish.lower(lowering_platforms=given)
 
     def options(self, name: str) -> dict[str, Any] | None:
         """XLA's, for a program that was just lowered."""
-        largest = self._largest.get(name)
-        return options_for(self.execution.devices, once=name in ONCE, largest=largest)
+        trains = self.algorithm.parts.finish is not None or self.personal
+        once = name in ONCE or (name == "finish" and not trains)
+        return options_for(self.execution.devices, once=once, largest=self._largest.get(name))
 
     def _traced(
         self,
@@ -238,9 +244,9 @@ class Programs:
 
     def _advance(
         self, run: Run, data: ClientData, sets: Sets, todo: Array
-    ) -> tuple[Run, Metrics, Scored]:
+    ) -> tuple[Run, Metrics, Unscored]:
         run, rows = self._rounds(run, data, todo)
-        return run, rows, self._evaluate(run, data, sets)
+        return run, rows, self._models(run, data, sets)
 
     def _rounds(self, run: Run, data: ClientData, todo: Array) -> tuple[Run, Metrics]:
         keys, state = self.layout.stripped(run)
@@ -283,23 +289,22 @@ class Programs:
         draw = foreseen(drawn, self.algorithm, run, data, self.windows.setting)
         return np.asarray(draw(run, data)).swapaxes(0, 1)
 
-    def _evaluate(self, run: Run, data: ClientData, sets: Sets) -> Scored:
+    def _models(self, run: Run, data: ClientData, sets: Sets) -> Unscored:
         run = self.layout.stripped(run)
         evaluated = self._map(_at_round(Algorithm.evaluated), self._of_run)
-        return self._scored(evaluated(run.keys, run.state, data), run, data, sets)
+        return self._unscored(evaluated(run.keys, run.state, data), run, data, sets)
 
-    def _collect(self, run: Run, data: ClientData, sets: Sets) -> Collected:
+    def _collect(self, run: Run, data: ClientData, sets: Sets) -> tuple[Array, Unscored]:
         run = self.layout.stripped(run)
         gather = self._map(_at_round(Algorithm.collect), self._of_run)
         variables, uploads = gather(run.keys, run.state, data)
         run = Run(run.keys, run.state._replace(server=variables))
-        return Collected(variables, uploads, self._scored(variables, run, data, sets))
+        return uploads, self._unscored(variables, run, data, sets)
 
-    def _scored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Scored:
-        counts = tuple(score(variables, s) for score, s in zip(self._scorers, sets, strict=True))
+    def _unscored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Unscored:
         if not self.personal or self.hosted:
-            return Scored(counts, None)
-        return Scored(counts, self._count(self._own(run, data, sets), sets))
+            return Unscored(variables, None)
+        return Unscored(variables, self._count(self._own(run, data, sets), sets))
 
     def _own(self, run: Run, data: ClientData, sets: Sets, clients: Array | None = None) -> PyTree:
         """The answers of the own models of these clients, or of all."""
@@ -315,7 +320,9 @@ class Programs:
         ) -> PyTree:
             key = jax.random.fold_in(key, state.round)
             own = functools.partial(algorithm.score_personal, key, state, data)
-            return own_answers(self.model, self.task, own, examples, most=most, clients=clients)
+            return own_answers(
+                self.model.apply, self.task, own, examples, most=most, clients=clients
+            )
 
         of_runs = self._map(answers, (*self._of_run, self._axes.sets[0], None))
         return of_runs(run.keys, run.state, data, sets[0], clients)

@@ -27,6 +27,18 @@ class Scored(NamedTuple):
     personal: Counts | None
 
 
+class Unscored(NamedTuple):
+    """What an evaluation scores; ``[R, ...]``.
+
+    Attributes:
+        variables: the models, for the evaluation sets.
+        personal: as in :class:`Scored`: it takes the algorithm to know each client's own model.
+    """
+
+    variables: Variables
+    personal: Counts | None
+
+
 class Collected(NamedTuple):
     """What :meth:`Experiment.finish` gives; ``[R, ...]``.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Sums, Task, part
+from fedjax_sim.base import Answers, Array, Sums, SumsOf, Task, part
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, mean_known, ratio
 from fedjax_sim.tasks.tally import MOST_RANKED, WIN_BITS, Tally, rank_wins, tally
@@ -66,6 +66,25 @@ def classification(classes: int, *, auc: bool | None = None) -> Task:
                 f"got {low} to {high}"
             )
 
+    answers, sums = _counting(classes, ranked)
+    return Task(
+        name="classification",
+        outputs=classes,
+        loss=cross_entropy,
+        shape=lambda target: (classes,),
+        check=check,
+        answers=answers,
+        sums=sums,
+        scores=_scores,
+        metrics={"accuracy": SHARE, "f1": SHARE} | ({"auc": SHARE} if ranked else {}),
+        score="accuracy",
+        classes=classes,
+        most=MOST_RANKED if ranked else None,
+    )
+
+
+@functools.cache  # of as many classes they are the same functions, so that programs are shared
+def _counting(classes: int, ranked: bool) -> tuple[Answers, SumsOf]:
     def answers(logits: Array, y: Array) -> _Answers:
         del y
         predicted = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -82,20 +101,7 @@ def classification(classes: int, *, auc: bool | None = None) -> Task:
         )
         return made._replace(wins=wins(answers.ranking, positive, group))
 
-    return Task(
-        name="classification",
-        outputs=classes,
-        loss=cross_entropy,
-        shape=lambda target: (classes,),
-        check=check,
-        answers=answers,
-        sums=sums,
-        scores=_scores,
-        metrics={"accuracy": SHARE, "f1": SHARE} | ({"auc": SHARE} if ranked else {}),
-        score="accuracy",
-        classes=classes,
-        most=MOST_RANKED if ranked else None,
-    )
+    return answers, sums
 
 
 def _ranking(logits: Array) -> Array:
