@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import os
 import re
 import sys
@@ -159,6 +160,7 @@ def enter(main: Callable[[], int]) -> NoReturn:
     """
     # Commands choose their devices, and describe methods before they do.
     warnings.simplefilter("ignore", OneDeviceWarning)
+    gc.freeze()  # what was imported lives to the end: the collector need not look at it again
     try:
         try:
             status = main()
