@@ -1347,6 +1347,12 @@ MUTANTS = [
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
     Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
+    Mutant(
+        "client/visiting.py",
+        "jax.jit(functools.partial(_whole, sgd), inline=True)",
+        "functools.partial(_whole, sgd)",
+        tests("ahead") + " -k=traced_once",
+    ),
     Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring")),
     Mutant("run/scoring.py", "axes.runs, axes.sets", "axes.runs", tests("scoring")),
     Mutant("run/metrics.py", ">= examples.start[-1]", "> examples.start[-1]", tests("scoring")),

@@ -118,6 +118,24 @@ def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> 
     assert_trees(jax.tree.map(lambda a: a[0], drawn), alone, rtol=1e-6)
 
 
+def test_training_is_traced_once_for_all_that_asks(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """For the shapes at the start, for the traffic, and for the round."""
+    plain, traces = fs.empirical_risk(models["logistic"]), []
+
+    def counted(*args: Any) -> Any:
+        traces.append(1)
+        return plain(*args)
+
+    local = fs.local_sgd(counted, optax.sgd(0.1), batch_size=8)
+    one = fs.make_execution(devices=1)
+    algorithm = fs.radfed(local, clients_per_round=4, execution=one)
+    given = models["logistic"], federation.data, federation.test
+    fs.simulate(algorithm, *given, rounds=1, classes=3, execution=one)
+    assert len(traces) == 3
+
+
 def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
     @dataclasses.dataclass
     class Constant:
