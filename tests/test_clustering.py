@@ -451,7 +451,7 @@ def test_planted_clusters_are_found(personal_runs: dict[str, fs.Result], name: s
     shared = fedavg.series("accuracy", by_client=True)[-1]
     assert (own > shared + 0.2).all()
     assert fedavg.evaluations[-1].personal is None
-    assert ours.xla_programs <= 4
+    assert ours.xla_programs <= 5
 
 
 @pytest.mark.slow

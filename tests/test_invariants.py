@@ -220,7 +220,7 @@ def test_seeds_are_separate_runs(
         mine = jax.tree.map(lambda a, i=i: a[i : i + 1], both.variables)
         assert_trees(mine, single.variables, rtol=2e-5, atol=2e-6)
     assert largest_change(alone[0].variables, alone[1].variables) > 1e-2
-    assert both.xla_programs <= 4
+    assert both.xla_programs <= 5
 
 
 def test_advancing_again_compiles_nothing(
