@@ -392,7 +392,7 @@ def test_method(name: str, digits: Any) -> None:
     assert len(programs) >= 2
     assert not [line for text in programs for line in unordered_sums(text)]
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.variables))
-    assert result.xla_programs <= 4
+    assert result.xla_programs <= 5
     last, size = result.evaluations[-1], result.model_bytes
     assert last.bytes_up.tolist() == [METHODS[name].up(size)] * 2
     assert last.bytes_down.tolist() == [METHODS[name].down(size)] * 2
@@ -418,7 +418,7 @@ def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> No
     second = jax.tree.map(lambda a: a[1:], both.variables)
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
-    assert both.xla_programs <= 4
+    assert both.xla_programs <= 5
     variances = [
         a for path, a in jax.tree.leaves_with_path(both.variables.state) if "var" in str(path)
     ]
