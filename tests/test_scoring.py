@@ -107,9 +107,7 @@ def test_a_model_may_be_applied_by_what_is_no_key(federation: Federation) -> Non
     found = []
     for by in (1.0, -1.0):
         model = fs.Model(init, Scaled(by))
-        algorithm = fs.fedavg(
-            fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.0)), clients_per_round=4
-        )
+        algorithm = fs.fedavg(local_of(model, rate=0.0), clients_per_round=4)
         given = algorithm, model, federation.data, federation.test
         found.append(fs.simulate(*given, rounds=1, classes=3).accuracy[-1, 0])
     x, y = federation.test

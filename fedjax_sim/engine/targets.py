@@ -76,10 +76,9 @@ def options_for(
     What runs ``once`` on CPU is optimised at LLVM's level 1 and without XLA's fusion emitters,
     which prepare a compiler of their own for each fusion; unless ``XLA_FLAGS`` says otherwise. What
     draws the weights of an MLP then takes 0.9 CPU seconds to compile, not 3.7, and gives the same
-    bits. Rounds are
-    not: without emitters they compile in half the time, but nothing that changes an array in place
-    is vectorised, which took a fifth of W1's speed; at level 1 SCAFFOLD's on an MLP and two devices
-    took 8.5 ms in place of 4.3.
+    bits. Rounds are not: without emitters they compile in half the time, but nothing that changes
+    an array in place is vectorised, which took a fifth of W1's speed; at level 1 SCAFFOLD's on an
+    MLP and two devices took 8.5 ms in place of 4.3.
 
     XLA on CPU shares an operation between threads by the bytes of its operands. A gather of a few
     samples counts with all samples of all clients, and waits for another thread in each step: of a

@@ -172,8 +172,7 @@ class Programs:
             unscored = models.out_info
             yield "models", models.lower(lowering_platforms=given)
         score = scoring(self.model.apply, self.task, self.execution, self._axes)
-        evaluate = score.trace(shapes(unscored.variables), sets)
-        self._largest["evaluate"] = largest_made(evaluate.jaxpr.jaxpr)
+        evaluate = self._noted("evaluate", score.trace(shapes(unscored.variables), sets))
         yield "evaluate", evaluate.lower(lowering_platforms=given)
         counted = unscored.personal if counted is None else counted
         scored = Scored(evaluate.out_info, counted)
@@ -200,7 +199,9 @@ class Programs:
         donated: tuple[int, ...] = (),
     ) -> Traced:
         jitted = jax.jit(fn, donate_argnums=donated, in_shardings=puts, out_shardings=gives)
-        traced = jitted.trace(*args)
+        return self._noted(name, jitted.trace(*args))
+
+    def _noted(self, name: str, traced: Traced) -> Traced:
         self.shapes[name] = traced.out_info
         self._largest[name] = largest_made(traced.jaxpr.jaxpr)
         return traced
