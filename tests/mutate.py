@@ -1346,6 +1346,7 @@ MUTANTS = [
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
+    Mutant("run/simulation.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
     Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
     Mutant(
         "client/visiting.py",

@@ -226,12 +226,9 @@ def test_seeds_are_separate_runs(
 def test_advancing_again_compiles_nothing(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    execution = fs.make_execution()
     algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4)
     sets = (eval_set(*federation.test),)
-    programs = Programs(
-        algorithm, models["logistic"], federation.task, execution, federation.data, sets, 1, 3
-    )
+    programs = Programs(algorithm, models["logistic"], federation.task, federation.data, sets, 1, 3)
     experiment = Experiment(programs)
     run = experiment.start((0,))
     run, _, _ = experiment.advance(run, 3)

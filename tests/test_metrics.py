@@ -292,10 +292,9 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
     sets = tuple(eval_set(data.x, data.y, partition_from_lists([rows])) for rows in ([0, 1], [2]))
     execution = fs.make_execution(devices=1)
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.fedavg(
-        fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
-    )
-    programs = Programs(algorithm, model, federation.task, execution, data, sets, 1, 1)
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=1, execution=execution)
+    programs = Programs(algorithm, model, federation.task, data, sets, 1, 1)
     on_device, examples = Experiment(programs)._inputs
     placed = [on_device.x, *(s.x for s in examples)]
     assert len({a.unsafe_buffer_pointer() for a in placed}) == 1

@@ -25,6 +25,7 @@ from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.engine.memory import TooLargeError, needed
 from fedjax_sim.partition import Partition, partition_from_lists
+from fedjax_sim.run.simulation import experiment
 from fedjax_sim.run.windows import Windows
 
 SAMPLE = 6 * 4 + 4 + 4
@@ -139,6 +140,25 @@ def stages(
     run = found[-1].run
     assert run is not None
     return made.told(run).state, found[-1].variables, [stage.metrics for stage in found]
+
+
+def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """With all that an execution says: of the samples of the clients, how many a device holds."""
+    local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
+    given = models["logistic"], federation.data, federation.test
+    here, there = fs.make_execution(1, samples_mb=0.01), fs.make_execution(2)
+    algorithm = fs.fedavg(local, clients_per_round=3, execution=here)
+    composed = experiment(algorithm, *given, classes=3).programs
+    told = experiment(algorithm, *given, classes=3, execution=there).programs
+    for programs, execution in ((composed, here), (told, there)):
+        assert programs.execution == execution
+        assert programs.algorithm.parts.execution.devices == execution.devices
+        assert (programs.windows is None) == (execution.samples_mb is None)
+    moved = fs.simulate(algorithm, *given, rounds=2, classes=3, execution=there)
+    as_composed = fs.simulate(algorithm.replace(execution=there), *given, rounds=2, classes=3)
+    assert_trees(moved.variables, as_composed.variables)
 
 
 def numbers(tree: Any) -> Any:

@@ -115,7 +115,7 @@ def experiment_of(workload: Workload, execution: Execution) -> Experiment:
     )
     sets = (eval_set(work.x[:1], work.y[:1]),)
     task = fs.tasks.classification(VOCABULARY if workload.net == "lstm" else CLASSES)
-    programs = Programs(algorithm, model, task, execution, data, sets, 1, ROUNDS)
+    programs = Programs(algorithm, model, task, data, sets, 1, ROUNDS)
     return Experiment(programs)
 
 

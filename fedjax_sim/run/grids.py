@@ -66,7 +66,7 @@ def sweep(
         auc: see there.
         personal: whether clients' own models are scored.
         loss: for the loss on the sets.
-        execution: devices.
+        execution: as there.
         initial: the weights that all runs start from, of one model.
         checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: each group of points saves itself
             in a folder of its own there, and goes on from it.

@@ -24,7 +24,6 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.data import EvalSet
-from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import largest_made
 from fedjax_sim.engine.order import in_order
 from fedjax_sim.engine.streams import Seed, stream
@@ -62,7 +61,6 @@ class Programs:
         algorithm: what to run.
         model: the model that its local update trains.
         task: what the sets are scored by.
-        execution: devices.
         data: the clients.
         sets: evaluation sets, e.g. (test, validation).
         runs: R.
@@ -85,7 +83,6 @@ class Programs:
         algorithm: Algorithm,
         model: Model,
         task: Task,
-        execution: Execution,
         data: ClientData,
         sets: Sets,
         runs: int,
@@ -95,18 +92,18 @@ class Programs:
         varied: Varied | None = None,
     ) -> None:
         self.algorithm = algorithm.on(fitted(algorithm.parts, data, runs))
-        self.model, self.task, self.execution = model, task, execution
+        self.model, self.task, self.execution = model, task, algorithm.parts.execution
         self.data, self.sets, self.runs, self.every = data, sets, runs, every
         self.personal = personal and algorithm.personal is not None
         self.varied = varied
         self._axes = RunAxes.of(data, sets, runs)
-        self.layout, mb = Layout(execution, data.clients), execution.client_state_mb
+        self.layout, mb = Layout(self.execution, data.clients), self.execution.client_state_mb
         rows = None if mb is None else rows_that_fit(self.begun, self.layout, mb)
-        self.layout = self.layout if rows is None else Layout(execution, rows.clients)
+        self.layout = self.layout if rows is None else Layout(self.execution, rows.clients)
         self.hosted = rows is not None
         self.windows = None
-        if execution.samples_mb is not None or self.hosted:
-            self.windows = Windows(data, execution.samples_mb, rows)
+        if self.execution.samples_mb is not None or self.hosted:
+            self.windows = Windows(data, self.execution.samples_mb, rows)
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
 

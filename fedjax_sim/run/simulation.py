@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables, origins
 from fedjax_sim.data import EvalSet
-from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import (
@@ -78,7 +78,7 @@ def simulate(
         personal: whether client k of the test set is client k of ``data``: an algorithm with
           personal models is then scored by these too. Give ``natural`` the same ids for both.
         loss: for the loss on the sets; None: the task's.
-        execution: devices; the one that the algorithm was composed with (None: the default).
+        execution: where and how it runs; None: as the algorithm was composed to.
         on_compiled: called before the first round, with the bytes that the run will need on each
             device.
         on_evaluation: called as soon as each evaluation is known. If it raises, or the run is
@@ -192,10 +192,9 @@ def experiment(
     check_trained(algorithm, model)
     check_sets(data, sets, len(seeds), personal=personal, most=task.most)
     programs = Programs(
-        algorithm,
+        algorithm if execution is None else algorithm.on(execution),
         model,
         task,
-        execution or make_execution(),
         data,
         tuple(sets.values()),
         len(seeds),
