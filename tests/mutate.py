@@ -56,6 +56,7 @@ ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
 FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
 SCOUT = tests("skewscout")
+REUSE = tests("reuse")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
@@ -97,8 +98,8 @@ MUTANTS = [
         "engine/tree.py", "jax.vmap(product)(columns,", "jax.vmap(product)(columns[::-1],", ORDER
     ),
     Mutant(
-        "run/programs.py",
-        "with in_order(self.execution.mesh)",
+        "run/functions.py",
+        "with in_order(self.layout.execution.mesh)",
         "if True",
         tests("methods") + " -k=radfedp",
     ),
@@ -1346,7 +1347,15 @@ MUTANTS = [
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
-    Mutant("run/simulation.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
+    Mutant("run/functions.py", "made.model,\n", "\n", REUSE),
+    Mutant("run/functions.py", "(task.loss, task.answers", "(task.answers", REUSE),
+    Mutant("run/functions.py", "made.layout, made.every", "made.every", REUSE),
+    Mutant("run/functions.py", "made.every, made.personal", "made.personal", REUSE),
+    Mutant("run/functions.py", "made.personal, made.most", "made.personal", REUSE),
+    Mutant(
+        "run/functions.py", "setdefault(algorithm, {})", "setdefault(made.algorithm, {})", REUSE
+    ),
+    Mutant("run/programs.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
     Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
     Mutant(
         "client/visiting.py",

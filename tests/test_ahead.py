@@ -270,12 +270,12 @@ def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
     level, plain = {"xla_backend_optimization_level": 1}, {"xla_cpu_use_fusion_emitters": False}
     quick, alone, in_place = level | plain, {"xla_disable_hlo_passes": ALONE}, {IN_PLACE: True}
     rounds = alone | in_place
-    expected: dict[str, list[Any]] = {  # weights, start, advance, evaluate, finish
-        "": [quick, quick | alone, rounds, rounds, quick | alone],
-        "--xla_cpu_use_fusion_emitters=true": [level, level | alone, rounds, rounds, level | alone],
-        "--xla_backend_optimization_level=2": [plain, plain | alone, rounds, rounds, plain | alone],
-        "--xla_disable_hlo_passes=fusion": [quick, quick, in_place, in_place, quick],
-        f"--{IN_PLACE}=false": [quick, quick | alone, alone, alone, quick | alone],
+    expected: dict[str, list[Any]] = {  # weights, start, finish; advance, evaluate
+        "": [*[quick | alone] * 3, rounds, rounds],
+        "--xla_cpu_use_fusion_emitters=true": [*[level | alone] * 3, rounds, rounds],
+        "--xla_backend_optimization_level=2": [*[plain | alone] * 3, rounds, rounds],
+        "--xla_disable_hlo_passes=fusion": [*[quick] * 3, in_place, in_place],
+        f"--{IN_PLACE}=false": [*[quick | alone] * 3, alone, alone],
     }
     for flags, wanted in expected.items():
         given.clear()

@@ -374,7 +374,7 @@ BAD = {
     "client states": (["--client-state-mb", "-1"], "--client-state-mb: must be a number above 0"),
     "all samples": (
         ["--samples-mb", "1", "--algo", "radfedi"],
-        "radfedi: samples_mb needs methods that read the samples of clients in their own training",
+        "radfedi: --samples-mb needs methods that read the samples of clients in their own",
     ),
     "unknown": (["--nope"], "--nope"),
     "mistyped": (["--round", "3"], "did you mean --rounds"),

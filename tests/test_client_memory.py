@@ -170,7 +170,7 @@ def test_these_are_all_methods_whose_clients_keep_something(
     keep = set()
     for name in ALGORITHMS:
         made = experiment_of(name, federation, models["mlp"]).programs
-        if jax.tree.leaves(kept_of(made.begun)):
+        if jax.tree.leaves(kept_of(made._begun(made._functions))):
             keep.add(name)
     assert keep == {*QUICK, *OTHERS, "scaffnew"}  # of which all clients train at once
 
@@ -297,7 +297,7 @@ def test_the_command_refuses_in_a_line(
 ) -> None:
     assert bench.main([*FLAGS, *more, "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert f"error: client_state_mb {told}" in error.splitlines()[-1]
+    assert f"--client-state-mb {told}" in error.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 

@@ -849,7 +849,7 @@ def test_dropout_acts_in_training_alone(make: Callable[[], fs.Model]) -> None:
     ],
 )
 def test_names_of_the_mode(name: str, in_training: bool) -> None:
-    mode = adapters._mode("Net", ("x", name))
+    mode = adapters.mode_of("Net", ("x", name))
     assert mode(True) == {name: in_training}
     assert mode(False) == {name: not in_training}
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import (
-    ClientData,
     LocalUpdate,
     MissingRootError,
     Model,
@@ -26,7 +25,14 @@ from fedjax_sim.cli import adapting, attacking, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged
-from fedjax_sim.cli.local import augmentations, check_steps, make_local, optimised, scheduled
+from fedjax_sim.cli.local import (
+    augmentations,
+    check_steps,
+    make_local,
+    optimised,
+    rounds_of,
+    scheduled,
+)
 from fedjax_sim.cli.machine import execution_of
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
@@ -38,9 +44,7 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_compute_dtype, with_scaling
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run import check_model
-from fedjax_sim.run.checks import check_parts, trace_round
-from fedjax_sim.run.windows import Windows
+from fedjax_sim.run import check_model, simulation
 from fedjax_sim.tasks import scoring
 
 
@@ -131,13 +135,6 @@ def build(config: Config) -> Setup:
     objective = empirical_risk(model, task.loss, training.l2)
     transforms = augmentations(config.preparation, dataset)
 
-    checked = problem.data  # what a round is traced on: the shapes and fields of the run's
-    if execution.samples_mb is not None:
-        try:
-            checked = Windows(checked, execution.samples_mb).fetched(None)
-        except ValueError as error:
-            raise flagged(error, ["samples_mb"]) from error
-
     def local_of(training: Training, *, check: bool = True) -> LocalUpdate:
         local = adapting.local_of(make_local(training, objective, transforms), config.weights)
         if check:
@@ -174,8 +171,14 @@ def build(config: Config) -> Setup:
                 raise ValueError(f"{name}: {error}") from error
         given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
 
+        def fits(made: Algorithm) -> None:
+            if check:
+                how = how_it_runs(made, config, task, problem, execution)
+                made_of = made, model, problem.data, problem.test
+                simulation.experiment(*made_of, **how).programs.check()
+
         def make(local: LocalUpdate) -> Algorithm:
-            return make_algorithm(name, config, local, given, model, checked, task, check=check)
+            return make_algorithm(name, config, local, given, trained, fits)
 
         try:
             return scheduled(mine, local, experiment.rounds, make)
@@ -210,23 +213,18 @@ def make_algorithm(
     config: Config,
     local: LocalUpdate,
     common: dict[str, Any],
-    model: Model,
-    data: ClientData,
-    task: Task,
-    *,
-    check: bool = True,
+    clients: int,
+    fits: Callable[[Algorithm], None],
 ) -> Algorithm:
-    """One algorithm, checked against the clients' data.
+    """One algorithm that fits.
 
     Args:
         name: what ``ALGORITHMS`` has or imports, with settings of its own.
         config: its options, and the flag that named it.
         local: the local update.
         common: what it gets of the parameters that mean the same in every method.
-        model: the model that the local update trains.
-        data: the clients.
-        task: what is learnt.
-        check: whether it is; not if settings are traced.
+        clients: N.
+        fits: raises ValueError if the algorithm does not fit model and data.
 
     Raises:
         ValueError: if a setting is out of range, the data lack what the algorithm needs, or a
@@ -244,19 +242,17 @@ def make_algorithm(
         if "execution" not in own:
             made = made.replace(execution=common["execution"])
         made = adapting.exchanged(made, config.weights)
-        made = attacking.attacked(made, config.attack, data.clients)
+        made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)
         if "clock" not in own:
             made = timing.timed(made, config.timing)
-        if check:
-            check_parts(made, task)
-            trace_round(made, model, data)
+        fits(made)
     except MissingRootError as error:
         raise ValueError(
             f"{named}: --server-fraction must be given: it needs samples of the server's own"
         ) from error
     except ValueError as error:
-        message = str(flagged(error, own))
+        message = str(flagged(error, [*own, "samples_mb", "client_state_mb"]))
         options = [f"{flag(key)} {value}" for key, value in given.items() if f"{key}=" not in name]
         where = [named] if message.startswith("--") else [named, *options]
         raise ValueError(f"{' '.join(where)}: {message}") from error
@@ -265,6 +261,21 @@ def make_algorithm(
             raise
         raise ValueError(f"{named}: {told(error)}") from error
     return made
+
+
+def how_it_runs(
+    algorithm: Algorithm, config: Config, task: Task, problem: Problem, execution: Execution
+) -> dict[str, Any]:
+    """Settings of :func:`fedjax_sim.simulate`."""
+    rounds = rounds_of(algorithm, config.experiment.rounds)
+    return {
+        "task": task,
+        "seeds": [run["seed"] for run in problem.runs],
+        "eval_every": min(config.experiment.eval_every, rounds),
+        "validation": problem.validation,
+        "personal": config.scores.split == "holdout",
+        "execution": execution,
+    }
 
 
 def model_for(dataset: Dataset) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -99,7 +98,8 @@ def rounds_of(algorithm: Algorithm, rounds: int) -> int:
 def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> None:
     """Raises ValueError if no client would take a step."""
     largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
-    samples = jnp.int32(min(largest, data.samples_per_round or largest))
+    # NumPy's: of JAX's, each operation would be a program of its own.
+    samples = np.int32(min(largest, data.samples_per_round or largest))
     batches = int(local.change(epochs=1.0).steps(samples))
     if not batches:
         raise ValueError(

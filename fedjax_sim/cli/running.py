@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.base import ClientData, Model
-from fedjax_sim.cli import ending, local
+from fedjax_sim.cli import build, ending, local
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
@@ -263,12 +263,5 @@ def what_runs(name: str, setup: Setup) -> tuple[Algorithm, Model, ClientData, Ev
 
 def how_it_runs(name: str, config: Config, setup: Setup) -> dict[str, Any]:
     """Settings of :func:`fedjax_sim.simulate`."""
-    problem = setup.problem
-    return {
-        "task": setup.task,
-        "seeds": [run["seed"] for run in problem.runs],
-        "eval_every": min(config.experiment.eval_every, rounds_of(name, config, setup)),
-        "validation": problem.validation,
-        "personal": config.scores.split == "holdout",
-        "execution": setup.execution,
-    }
+    algorithm = setup.algorithms[name]
+    return build.how_it_runs(algorithm, config, setup.task, setup.problem, setup.execution)

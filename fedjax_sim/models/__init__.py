@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 
@@ -11,12 +12,15 @@ from fedjax_sim.base.registry import Registry
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
-from fedjax_sim.models.adapters import from_linen, from_nnx
+from fedjax_sim.models.adapters import from_linen
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
 from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
 from fedjax_sim.models.resnet import resnet20
 from fedjax_sim.models.weights import load_weights, save_weights, starting_from
 from fedjax_sim.models.wrappers import lora, with_compute_dtype, with_frozen, with_scaling
+
+if TYPE_CHECKING:
+    from fedjax_sim.models._nnx import from_nnx
 
 _NETS = (
     *(logistic, ffn, mlp, mnist_cnn, fashion_cnn, cifar_cnn, two_conv),
@@ -62,3 +66,11 @@ __all__ = [
     "with_frozen",
     "with_scaling",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "from_nnx":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedjax_sim.models import _nnx  # here, because flax.nnx takes a third of a second
+
+    return _nnx.from_nnx

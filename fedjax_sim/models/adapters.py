@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.typing import DTypeLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
@@ -55,7 +53,7 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a flax.linen module, such as Net(), got {module!r}")
     name, takes = type(module).__name__, inspect.signature(module.__call__).parameters
-    mode = _mode(name, takes)
+    mode = mode_of(name, takes)
     if not mode(True):
         _check_modeless(module, jax.ShapeDtypeStruct((1, *shape), dtype))
 
@@ -87,7 +85,7 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
             )
         if mask is not None and "mask" not in takes:
             for collection, new in state.items():
-                _check_changes(name, variables.state[collection], new, norms)
+                check_changes(name, variables.state[collection], new, norms)
         return out, state
 
     def features(
@@ -131,7 +129,7 @@ def _note_dense(
     return call(*args, **kwargs)
 
 
-def _mode(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:
+def mode_of(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:
     """``train -> {argument: value}``, of the argument of a module that says which mode."""
     found = [argument for argument in (*TRAINING, *EVALUATING) if argument in takes]
     if len(found) > 1:
@@ -176,12 +174,12 @@ def _hand_mask(
         if isinstance(layer, nn.BatchNorm | BatchNorm):
             rows = mask if kwargs.get("mask") is None else kwargs["mask"]
             if rows is not None and isinstance(layer, nn.BatchNorm):
-                rows = _over_rows(rows, args[0] if args else kwargs["x"])
+                rows = over_rows(rows, args[0] if args else kwargs["x"])
             kwargs = {**kwargs, "mask": rows}
     return call(*args, **kwargs)
 
 
-def _over_rows(mask: Array, x: Array) -> Array:
+def over_rows(mask: Array, x: Array) -> Array:
     """A mask ``[B]`` as flax wants it beside ``x [B, ...]``; another shape is the module's own."""
     if mask.ndim != 1:
         return mask
@@ -193,7 +191,7 @@ def _over_rows(mask: Array, x: Array) -> Array:
     return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def _check_changes(name: str, old: PyTree, new: PyTree, norms: Collection[tuple[Any, ...]]) -> None:
+def check_changes(name: str, old: PyTree, new: PyTree, norms: Collection[tuple[Any, ...]]) -> None:
     """Refuses state that training changes, unless it belongs to a norm that leaves out padding."""
     before = dict(jax.tree_util.tree_leaves_with_path(old))
     for path, leaf in jax.tree_util.tree_leaves_with_path(new):
@@ -204,117 +202,3 @@ def _check_changes(name: str, old: PyTree, new: PyTree, norms: Collection[tuple[
                 f"module must take mask: bool[B] by name, so that padding does not enter its state "
                 f"{'/'.join(place)}, but {name}.__call__ takes none"
             )
-
-
-def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """A flax.nnx module as a model.
-
-    Args:
-        build: makes the module from its ``nnx.Rngs``. ``module.train()`` and ``module.eval()`` set
-            the mode; its ``__call__(x)`` may also take the mode and ``mask`` by name, see
-            :func:`from_linen`. Every ``nnx.BatchNorm`` inside it is handed the mask.
-
-    Returns:
-        A model; ``nnx.Param`` leaves are trained, all others (but random streams) are state.
-
-    Raises:
-        ValueError: if it is no function; if the module takes the mode by two names; at the first
-            step, if padding would enter its state, see :func:`from_linen`.
-
-    Example:
-        >>> model = from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
-        >>> logits, _ = model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4)), train=False)
-        >>> logits.shape
-        (2, 3)
-    """
-    if isinstance(build, nnx.Module) or not callable(build):
-        raise ValueError(
-            f"build must be a function of nnx.Rngs, such as lambda rngs: Net(rngs), got {build!r}"
-        )
-    # The structure does not depend on the key. Random streams are rebuilt from each step's key:
-    # kept in the state, they would be averaged over clients.
-    abstract = nnx.eval_shape(lambda: build(nnx.Rngs(params=0, dropout=0)))
-    norms = set()
-    for path, layer in nnx.iter_graph(abstract):
-        if isinstance(layer, _NORMS):
-            norms.add(path)
-        if isinstance(layer, nnx.BatchNorm):
-            layer.__class__ = _with_mask(type(layer))
-    graph, params_like, streams_like, state_like = _parts(abstract)
-    name, takes = type(abstract).__name__, inspect.signature(abstract.__call__).parameters
-    mode = _mode(name, takes)
-
-    def init(key: Array) -> Variables:
-        module = build(nnx.Rngs(params=key, dropout=key))
-        _, params, _, state = _parts(module)
-        return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(state))
-
-    def streams(key: Array) -> Any:
-        leaves, treedef = jax.tree.flatten(streams_like)
-        fresh = [
-            jax.random.fold_in(key, i)
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else jnp.zeros(leaf.shape, leaf.dtype)
-            for i, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(treedef, fresh)
-
-    def filled(like: Any, values: PyTree) -> Any:
-        return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(values))
-
-    def apply(
-        variables: Variables,
-        x: Array,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[Array, PyTree]:
-        module = nnx.merge(
-            graph,
-            filled(params_like, variables.params),
-            streams(jax.random.key(0) if key is None else key),
-            filled(state_like, variables.state),
-        )
-        (module.train if train else module.eval)()
-        before = _MASK.set(mask)
-        try:
-            logits = module(x, **mode(train), **({"mask": mask} if "mask" in takes else {}))
-        finally:
-            _MASK.reset(before)
-        state = nnx.to_pure_dict(_parts(module)[3])
-        if train and mask is not None and "mask" not in takes:
-            _check_changes(name, variables.state, state, norms)
-        return logits, state
-
-    return Model(init, apply)
-
-
-_NORMS = tuple(
-    getattr(nnx, name)
-    for name in ("BatchNorm", "SpectralNorm")
-    if hasattr(nnx, name)  # flax has the second since 0.12.1
-)
-"""Those of nnx whose state padding does not enter."""
-
-_MASK: contextvars.ContextVar[Array | None] = contextvars.ContextVar("mask", default=None)
-"""Of the minibatch that an nnx module is called on."""
-
-
-@functools.cache
-def _with_mask(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    """A BatchNorm that takes the mask of the minibatch: nnx has no interceptors."""
-
-    def call(self: nnx.BatchNorm, x: Array, *args: Any, **kwargs: Any) -> Any:
-        rows = _MASK.get() if kwargs.get("mask") is None else kwargs["mask"]
-        if rows is not None:
-            kwargs["mask"] = _over_rows(rows, x)
-        return kind.__call__(self, x, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"__call__": call})
-
-
-def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
-    """(graph, params, random streams, other state)."""
-    parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    return parts[0], parts[1], parts[2], parts[3]

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from scipy import fft
-from scipy.special import betainc, betaincinv
 
 CELLS = 2**14
 ALPHAS = (1e-6, 1e6)
@@ -82,11 +80,13 @@ def expected_dirichlet(
         return None
     if min(classes, clients) == 1:
         return 0.0
+    from scipy import fft, special  # a fifth of a second, which only this is worth
+
     a = float(np.clip(alpha, *ALPHAS))
     b, others = (clients - 1) * a, classes - 1
-    top = betaincinv(a, b, 1 - 1e-12)  # no cells are spent on parts without mass
+    top = special.betaincinv(a, b, 1 - 1e-12)  # no cells are spent on parts without mass
     count = min(CELLS, 128 * CELLS // classes)  # the sum has at most 128·CELLS
-    cells = np.diff(betainc(a, b, np.linspace(0, top, count + 1)))
+    cells = np.diff(special.betainc(a, b, np.linspace(0, top, count + 1)))
     length = others * (count - 1) + 1
     size = fft.next_fast_len(length, real=True)
     total = fft.irfft(fft.rfft(cells, size) ** others, size)[:length]

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, FedState, Metrics, Model, Task, origins
+from fedjax_sim.base import Array, ClientData, Model, Task, origins
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.axes import client_axes, first_run
-from fedjax_sim.run.foreseen import foreseen
 from fedjax_sim.run.result import DivergedError
 
 
@@ -217,45 +215,3 @@ def check_finite(loss: Any, done: int, seeds: Sequence[int]) -> None:
             f"the loss became {loss[seed, where]} in round {done + where + 1} "
             f"(seed {seeds[seed]}): lower the learning rate, the clients' or the server's"
         )
-
-
-def trace_round(algorithm: Algorithm, model: Model, data: ClientData) -> None:
-    """Traces the start and a round of one run, in a fraction of a second; computes nothing.
-
-    Args:
-        algorithm: what would run.
-        model: the model that its local update trains.
-        data: the clients; ``start`` may have a leading axis of runs.
-
-    Raises:
-        ValueError: if the algorithm does not fit the data, say lacks samples of the server's, or
-            visits clients whose samples cannot be fetched in time.
-
-    >>> from fedjax_sim import ClientData, fedavg, local_sgd, models
-    >>> import optax
-    >>> from fedjax_sim.client.objective import empirical_risk
-    >>> model = models.logistic((3,), 2)
-    >>> data = ClientData(jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.arange(2),
-    ...                   jnp.array([0, 1, 2]), capacity=1)
-    >>> algorithm = fedavg(local_sgd(empirical_risk(model), optax.sgd(0.1)), clients_per_round=5)
-    >>> trace_round(algorithm, model, data)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: clients_per_round must be at most the 2 clients, got 5...
-    """
-    axes = client_axes(data)
-
-    def begin(key: Array, data: ClientData) -> tuple[FedState, Metrics]:
-        one = first_run(data, axes)
-        return algorithm.step(key, algorithm.init(key, model.init(key), one), one)
-
-    def clients(state: FedState, data: ClientData) -> Array:
-        def body(state: FedState, _: None) -> tuple[FedState, Array]:
-            state, metrics = algorithm.step(jax.random.key(0), state, one)
-            return state, metrics.client
-
-        one = first_run(data, axes)
-        return jax.lax.scan(body, state, length=2)[1]
-
-    state, _ = jax.eval_shape(begin, jax.random.key(0), data)
-    if data.at is not None:
-        foreseen(clients, algorithm, state, data, "samples_mb")

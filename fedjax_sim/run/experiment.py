@@ -18,11 +18,12 @@ from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
 from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.client_memory import ClientMemory
+from fedjax_sim.run.functions import Sets
 from fedjax_sim.run.identity import digest
 from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
-from fedjax_sim.run.programs import ONCE, Programs, Sets
+from fedjax_sim.run.programs import ONCE, Programs
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
 from fedjax_sim.run.windows import Feed
 

@@ -58,7 +58,10 @@ def simulate(
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models on the way.
 
-    Rounds between two evaluations are one XLA program, and runs are one more leading axis of it.
+    Rounds between two evaluations are one XLA program, and runs are one more leading axis of it. A
+    second call with the same algorithm compiles nothing, if shapes and settings are the same: other
+    seeds, weights, clients or more rounds may be given. Its parts must be pure functions for that,
+    as for ``jax.jit``.
 
     Args:
         algorithm: e.g. :func:`fedjax_sim.fedavg`.
@@ -192,13 +195,14 @@ def experiment(
     check_trained(algorithm, model)
     check_sets(data, sets, len(seeds), personal=personal, most=task.most)
     programs = Programs(
-        algorithm if execution is None else algorithm.on(execution),
+        algorithm,
         model,
         task,
         data,
         tuple(sets.values()),
         len(seeds),
         eval_every,
+        execution=execution,
         personal=personal,
         varied=varied,
     )
