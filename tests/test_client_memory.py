@@ -32,6 +32,7 @@ from fedjax_sim.run.layout import kept_of
 from fedjax_sim.run.windows import Rows, Windows
 
 FEATURES, CLASSES, CLIENTS = 6, 3, 20
+MODEL = fs.models.logistic((FEATURES,), CLASSES)
 ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
@@ -40,6 +41,20 @@ OTHERS = (
     "adaptive_steps", "apfl", "fd", "fedadmm", "fedala", "fedbn", "feddyn", "fedlesam",
     "fedmd", "fedproto", "fedrep", "fedrod", "lg_fedavg", "moon", "scaffold", "stc",
 )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)  # one is compiled once for each execution that it runs on
+def algorithm_of(
+    method: str, change: Callable[[fs.base.LocalUpdate], dict[str, Any]] | None
+) -> fs.Algorithm:
+    objective = fs.empirical_risk(MODEL)
+    local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=4)
+    function = ALGORITHMS[method]
+    common: dict[str, Any] = {"model": MODEL, "objective": objective}
+    common |= {"phases": 3} if method == "phase_shift" else {}
+    options = {name: part for name, part in common.items() if name in keywords(function)}
+    algorithm = function(local, clients_per_round=3, **options)
+    return algorithm if change is None else algorithm.replace(**change(local))
 
 
 def trained(
@@ -57,21 +72,12 @@ def trained(
     own = partition_from_lists(np.split(np.arange(6 * clients), clients))
     x = rng.normal(size=(6 * clients, FEATURES)).astype(np.float32)
     y = rng.integers(0, CLASSES, len(x))
-    model = fs.models.logistic((FEATURES,), CLASSES)
     mb = None if held is None else 2 * held / devices * ROW / 1e6 + 1e-9
     execution = fs.make_execution(devices, samples_mb=samples_mb, client_state_mb=mb)
-    objective = fs.empirical_risk(model)
-    local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=4)
-    function = ALGORITHMS[method]
-    common: dict[str, Any] = {"model": model, "objective": objective}
-    common |= {"phases": 3} if method == "phase_shift" else {}
-    options = {name: part for name, part in common.items() if name in keywords(function)}
-    algorithm = function(local, clients_per_round=3, execution=execution, **options)
-    if change is not None:
-        algorithm = algorithm.replace(**change(local))
+    algorithm = algorithm_of(method, change)
     given = {"rounds": 7, "eval_every": 3, "seeds": (3, 4), "execution": execution, **changed}
     data, test = fs.client_data(x, y, own), fs.data.eval_set(x, y, own)
-    return fs.simulate(algorithm, model, data, test, classes=CLASSES, **given)
+    return fs.simulate(algorithm, MODEL, data, test, classes=CLASSES, **given)
 
 
 def all_of(result: fs.Result) -> Any:
@@ -179,7 +185,8 @@ def test_a_device_holds_no_more_than_it_may() -> None:
     some, whole = (trained(held, clients=2000, rounds=2) for held in (8, None))
     assert some.device_bytes < whole.device_bytes - 0.9 * 2 * (2000 - 8) / 2 * ROW
     longer = trained(8, clients=2000, rounds=7)
-    assert (longer.xla_programs, longer.device_bytes) == (some.xla_programs, some.device_bytes)
+    assert longer.device_bytes == some.device_bytes
+    assert longer.xla_programs == 1  # which draws the cohorts of so many rounds
 
 
 @pytest.mark.parametrize(("before", "after"), [(6, None), (None, 6), (6, 10)])

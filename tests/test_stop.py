@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -79,16 +80,19 @@ def test_a_budget_and_any_of_several() -> None:
 METHODS = ("fedavg", "radfed", "phase_shift")
 
 
+TOY = fs.toy(8)
+
+
+@functools.cache  # one is compiled once, however often it runs
 def method(name: str) -> fs.Algorithm:
-    local = fs.local_sgd(fs.toy(8).objective, optax.sgd(0.05))
+    local = fs.local_sgd(TOY.objective, optax.sgd(0.05))
     extra: dict[str, Any] = {"phase_shift": {"phases": 2}}.get(name, {})
     return fs.ALGORITHMS[name](local, clients_per_round=4, **extra)
 
 
 def run(name: str, rounds: int = 6, **settings: Any) -> fs.Result:
-    toy = fs.toy(8)
     return fs.simulate(
-        method(name), toy.model, toy.data, toy.test, rounds=rounds, classes=10, seeds=(0, 1),
+        method(name), TOY.model, TOY.data, TOY.test, rounds=rounds, classes=10, seeds=(0, 1),
         **settings,
     )  # fmt: skip
 
@@ -139,12 +143,11 @@ def test_a_run_goes_on_until_all_seeds_are_done() -> None:
 
 def test_simulated_seconds_end_a_run() -> None:
     """At the first evaluation at or after them, of the run that is the slowest to get there."""
-    toy = fs.toy(8)
     timed = method("fedavg").replace(clock=fs.clock.simulated(fs.clock.lognormal(1.0, 1.0)))
 
     def until(**settings: Any) -> fs.Result:
         return fs.simulate(
-            timed, toy.model, toy.data, toy.test, rounds=6, classes=10, seeds=(0, 1), **settings
+            timed, TOY.model, TOY.data, TOY.test, rounds=6, classes=10, seeds=(0, 1), **settings
         )
 
     whole = until()
