@@ -1347,6 +1347,7 @@ MUTANTS = [
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
+    Mutant("run/functions.py", "_known.pop(algorithm, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),
     Mutant("run/functions.py", "(task.loss, task.answers", "(task.answers", REUSE),
     Mutant("run/functions.py", "made.layout, made.every", "made.every", REUSE),

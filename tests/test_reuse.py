@@ -18,6 +18,7 @@ import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
+from fedjax_sim.run.functions import forget
 
 
 def method(name: str, model: fs.Model, **given: Any) -> fs.Algorithm:
@@ -162,3 +163,14 @@ def test_programs_live_as_long_as_their_algorithm(
     del algorithm
     gc.collect()
     assert alive() is None
+
+
+def test_what_is_forgotten_is_compiled_anew(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    algorithm = method("fedavg", models["logistic"])
+    first = run(algorithm, models["logistic"], federation)
+    forget(algorithm)
+    again = run(algorithm, models["logistic"], federation)
+    assert again.xla_programs == 2  # start and advance
+    assert_same(first, again)

@@ -28,6 +28,7 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run.functions import forget
 from fedjax_sim.run.points import diverged, run_points
 from fedjax_sim.tasks.sums import mean_known
 
@@ -145,6 +146,8 @@ def run(
         score, head = setup.score, f"{title(config, setup)}, {setup.model_name}"
         if folder is not None:
             folder.write_summary({**in_order, **common}, results, score, head)
+        for name in group:
+            forget(setup.algorithms[name])
         trim()
     if results and folder is not None:
         if config.machine.json:

@@ -244,6 +244,11 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
         return made
 
 
+def forget(algorithm: Algorithm) -> None:
+    """Frees the programs of an algorithm that will not run again, about 10 MB."""
+    _known.pop(algorithm, None)
+
+
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn(algorithm, key, state, data)`` with the key of the round, of the run's."""
     return lambda algorithm, key, state, data: fn(
