@@ -1347,15 +1347,13 @@ MUTANTS = [
     Mutant("run/windows.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
-    Mutant("run/functions.py", "_known.pop(algorithm, None)", "pass", REUSE),
+    Mutant("run/inputs.py", "_programs.pop(owner, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),
-    Mutant("run/functions.py", "(task.loss, task.answers", "(task.answers", REUSE),
+    Mutant("run/functions.py", "counting(made.task),", "", REUSE),
     Mutant("run/functions.py", "made.layout, made.every", "made.every", REUSE),
     Mutant("run/functions.py", "made.every, made.personal", "made.personal", REUSE),
     Mutant("run/functions.py", "made.personal, made.most", "made.personal", REUSE),
-    Mutant(
-        "run/functions.py", "setdefault(algorithm, {})", "setdefault(made.algorithm, {})", REUSE
-    ),
+    Mutant("run/functions.py", "shared(algorithm,", "shared(made.algorithm,", REUSE),
     Mutant("run/programs.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
     Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
     Mutant(
@@ -1364,7 +1362,7 @@ MUTANTS = [
         "functools.partial(_whole, sgd)",
         tests("ahead") + " -k=traced_once",
     ),
-    Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring")),
+    Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring", "reuse")),
     Mutant("run/scoring.py", "axes.runs, axes.sets", "axes.runs", tests("scoring")),
     Mutant("run/metrics.py", ">= examples.start[-1]", "> examples.start[-1]", tests("scoring")),
     Mutant("run/programs.py", '"finish" and not trains', '"finish"', tests("ahead")),

@@ -174,8 +174,8 @@ def build(config: Config) -> Setup:
         def fits(made: Algorithm) -> None:
             if check:
                 how = how_it_runs(made, config, task, problem, execution)
-                made_of = made, model, problem.data, problem.test
-                simulation.experiment(*made_of, **how).programs.check()
+                what = made, model, problem.data, problem.test
+                simulation.experiment(*what, **how).programs.check()
 
         def make(local: LocalUpdate) -> Algorithm:
             return make_algorithm(name, config, local, given, trained, fits)

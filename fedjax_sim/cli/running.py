@@ -28,7 +28,7 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
-from fedjax_sim.run.functions import forget
+from fedjax_sim.run.inputs import forget
 from fedjax_sim.run.points import diverged, run_points
 from fedjax_sim.tasks.sums import mean_known
 

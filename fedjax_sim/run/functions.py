@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,14 +25,14 @@ from fedjax_sim.engine.order import in_order
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import RunAxes
+from fedjax_sim.run.inputs import shared
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts, count_own, own_answers
+from fedjax_sim.run.scoring import counting
 from fedjax_sim.run.stages import Run, Unscored
 from fedjax_sim.run.varied import Varied
 
 Sets = tuple[EvalSet, ...]
-_known: weakref.WeakKeyDictionary[Algorithm, dict[Hashable, Functions]]
-_known = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -228,25 +227,15 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
         algorithm: the user's, as long as which they live; ``made.algorithm`` is another object.
         made: what is asked for.
     """
-    task = made.task
     axes, structure = jax.tree.flatten((made.axes.data, made.axes.sets))
     key = (
         made.algorithm.parts.execution,
         made.model,
-        # Not what reads the counts: that may be a dictionary, which cannot be a key.
-        (task.loss, task.answers, task.sums, task.weight),
+        counting(made.task),
         (made.axes.runs, tuple(axes), structure),
         (made.layout, made.every, made.personal, made.most, made.varied),
     )
-    try:
-        return _known.setdefault(algorithm, {}).setdefault(key, made)
-    except TypeError:  # settings of points, or a user's model, cannot be a key
-        return made
-
-
-def forget(algorithm: Algorithm) -> None:
-    """Frees the programs of an algorithm that will not run again, about 10 MB."""
-    _known.pop(algorithm, None)
+    return shared(algorithm, key, lambda _: made)
 
 
 def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,31 +19,37 @@ Init = Callable[[Array], Variables]
 _programs: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 
 
-def shared(fn: Callable[..., Any], key: Hashable, make: Callable[[Callable[..., Any]], T]) -> T:
-    """What ``make(fn)`` jits, one for each ``key`` as long as a model's function lives.
+def shared(owner: Any, key: Hashable, make: Callable[[Callable[..., Any]], T]) -> T:
+    """What ``make`` jits, one for each ``key`` as long as the owner lives.
 
-    JAX then compiles it once, whatever algorithms train the model.
+    JAX then compiles it once: of a model's function, whatever algorithms train the model; of an
+    algorithm, however often it runs.
 
     Args:
-        fn: a function of a model.
+        owner: a function of a model, or an algorithm.
         key: all that the program depends on besides.
-        make: jits what calls the function that it is given.
+        make: jits what calls the function that it is given: the owner, if that is one.
     """
     try:
-        of_model = _programs.setdefault(fn, {})
-        if key in of_model:
-            made: T = of_model[key]
+        of_owner = _programs.setdefault(owner, {})
+        if key in of_owner:
+            made: T = of_owner[key]
             return made
     except TypeError:  # one of them cannot be a key: the program serves one experiment
-        return make(fn)
-    known = weakref.ref(fn)  # else the entry would hold its own key
+        return make(owner)
+    known = weakref.ref(owner)  # else the entry would hold its own key
 
-    def of_the_model(*args: Any, **options: Any) -> Any:
+    def of_the_owner(*args: Any, **options: Any) -> Any:
         alive = known()
         assert alive is not None
         return alive(*args, **options)
 
-    return of_model.setdefault(key, make(of_the_model))
+    return of_owner.setdefault(key, make(of_the_owner))
+
+
+def forget(owner: Any) -> None:
+    """Frees what is shared of an owner that nobody will ask for again, about 10 MB of a method."""
+    _programs.pop(owner, None)
 
 
 def drawing(init: Init, sharding: Sharding) -> Any:
