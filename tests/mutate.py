@@ -1357,9 +1357,9 @@ MUTANTS = [
     Mutant("run/programs.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
     Mutant("run/experiment.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
     Mutant(
-        "client/visiting.py",
-        "jax.jit(functools.partial(_whole, sgd), inline=True)",
-        "functools.partial(_whole, sgd)",
+        "round/training.py",
+        "isinstance(train, TrainInSteps)",
+        "isinstance(train, int)",
         tests("ahead") + " -k=traced_once",
     ),
     Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring", "reuse")),

@@ -92,7 +92,7 @@ class Walked(NamedTuple):
 def visiting(sgd: SGD) -> TrainInSteps:
     """How clients train by ``sgd``."""
     return TrainInSteps(
-        whole=jax.jit(functools.partial(_whole, sgd), inline=True),  # JAX keeps its traces
+        whole=functools.partial(_whole, sgd),
         begin=functools.partial(_begin, sgd),
         stretch=functools.partial(_stretch, sgd),
         step=functools.partial(_step, sgd),

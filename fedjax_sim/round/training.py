@@ -321,7 +321,10 @@ def client_states(
 def first_visit(
     parts: Parts, state: FedState, data: ClientData
 ) -> tuple[Trained, PyTree, PyTree, PyTree]:
-    """A visit, for its shapes: what it gives, the answer before it, what it is told, the tag."""
+    """A visit, for its shapes: what it gives, the answer before it, what it is told, the tag.
+
+    Without steps, if it has some: they change no shapes, and are most of what there is to trace.
+    """
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
     client = tree.take(task, jnp.int32(0)).view(samples_of(data), data, state.round, key)
@@ -331,4 +334,9 @@ def first_visit(
     if parts.local.survey is not None:
         answer = parts.local.survey.ask(key, received, client, client_state, told)
         told = parts.local.survey.tell(told, answer)
-    return parts.local.train(key, received, client, client_state, told), answer, told, tag
+    train, visit = parts.local.train, (key, received, client, client_state, told)
+    if isinstance(train, TrainInSteps):
+        trained = train.end(*train.begin(*visit), *visit)
+    else:
+        trained = train(*visit)
+    return trained, answer, told, tag
