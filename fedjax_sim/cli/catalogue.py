@@ -6,6 +6,7 @@ themselves: their docstrings, their parameters, and the parts of the algorithms 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import textwrap
@@ -99,13 +100,15 @@ class Method(NamedTuple):
         return " ".join([first, *re.findall(r"\b(?:19|20)\d\d\b", source)[:1]])
 
 
-def catalogue() -> list[Method]:
+@functools.cache  # it makes every method, with every option
+def catalogue() -> tuple[Method, ...]:
     """The package's named methods, in the order of ``ALGORITHMS``.
 
     >>> [m.parts[0].code for m in catalogue() if m.name == "fedavg"]
     ['selection.uniform()']
     """
-    return [_method(*named) for named in ALGORITHMS.known.items() if named[0] in ALGORITHMS.own]
+    known = ALGORITHMS.known.items()
+    return tuple(_method(*named) for named in known if named[0] in ALGORITHMS.own)
 
 
 def listing() -> str:
