@@ -16,9 +16,10 @@ from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
 from fedjax_sim.cli.dry import show_plan
+from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.grouping import programs
-from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.machine import ON_HOST, Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
 from fedjax_sim.cli.running import checkpoints_found, open_folder, run
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             with patiently() as stopping, warnings_in_a_line(PROGRAM):
                 diverged = run(config, setup, groups, folder, command, stopping, watch)
         except (TooLargeError, ElsewhereError, CheckpointError) as error:
-            return complain(PROGRAM, f"error: {error}{_kept(folder)}", 2)
+            return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:
             if not jax.distributed.is_initialized():
                 raise

@@ -29,21 +29,28 @@ from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run import client_memory
 from fedjax_sim.run.layout import kept_of
+from fedjax_sim.run.programs import Programs
+from fedjax_sim.run.simulation import experiment
 from fedjax_sim.run.windows import Rows, Windows
 
-FEATURES, CLASSES, CLIENTS = 6, 3, 20
+FEATURES, CLASSES, CLIENTS = 60, 3, 100  # who keep more than all else that a run holds
 MODEL = fs.models.logistic((FEATURES,), CLASSES)
+NETWORK = fs.models.mlp((6,), CLASSES, widths=(5,))
 ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
-QUICK = ("cmfl", "ditto", "fedavg_top_k", "fedper")
+QUICK = ("cmfl", "fedavg_top_k")
 OTHERS = (
-    "adaptive_steps", "apfl", "fd", "fedadmm", "fedala", "fedbn", "feddyn", "fedlesam",
-    "fedmd", "fedproto", "fedrep", "fedrod", "lg_fedavg", "moon", "scaffold", "stc",
+    "adaptive_steps", "apfl", "fd", "fedadmm", "fedala", "fedmd", "fedper", "fedproto", "fedrep",
+    "stc",
 )  # fmt: skip
+ELSEWHERE = ("ditto", "scaffold")
+"""Methods of the other tests here."""
+ALIKE = ("fedbn", "feddyn", "fedlesam", "fedrod", "lg_fedavg", "moon")
+"""Their clients keep other arrays by the same parts: what a round changes, leaves of the model."""
 
 
-@functools.lru_cache(maxsize=8)  # one is compiled once for each execution that it runs on
+@functools.cache  # one is compiled once for each execution that it runs on
 def algorithm_of(
     method: str, change: Callable[[fs.base.LocalUpdate], dict[str, Any]] | None
 ) -> fs.Algorithm:
@@ -57,27 +64,52 @@ def algorithm_of(
     return algorithm if change is None else algorithm.replace(**change(local))
 
 
+@functools.cache
+def problem() -> tuple[fs.ClientData, fs.data.EvalSet]:
+    """Clients of six samples each, on which they are tested too."""
+    rng = np.random.default_rng(0)
+    own = partition_from_lists(np.split(np.arange(6 * CLIENTS), CLIENTS))
+    x = rng.normal(size=(6 * CLIENTS, FEATURES)).astype(np.float32)
+    y = rng.integers(0, CLASSES, len(x))
+    return fs.client_data(x, y, own), fs.data.eval_set(x, y, own)
+
+
+def holding(held: float | None, devices: int = 1, samples_mb: float | None = None) -> fs.Execution:
+    """Devices that hold what so many clients keep of a logistic regression in two runs."""
+    mb = None if held is None else 2 * held / devices * ROW / 1e6 + 1e-9
+    return fs.make_execution(devices, samples_mb=samples_mb, client_state_mb=mb)
+
+
 def trained(
     held: float | None,
     *,
-    devices: int = 2,
-    clients: int = CLIENTS,
+    devices: int = 1,
     method: str = "scaffold",
     samples_mb: float | None = None,
     change: Callable[[fs.base.LocalUpdate], dict[str, Any]] | None = None,
     **changed: Any,
 ) -> fs.Result:
-    """Two runs, of which the devices hold what so many clients keep of a logistic regression."""
-    rng = np.random.default_rng(0)
-    own = partition_from_lists(np.split(np.arange(6 * clients), clients))
-    x = rng.normal(size=(6 * clients, FEATURES)).astype(np.float32)
-    y = rng.integers(0, CLASSES, len(x))
-    mb = None if held is None else 2 * held / devices * ROW / 1e6 + 1e-9
-    execution = fs.make_execution(devices, samples_mb=samples_mb, client_state_mb=mb)
-    algorithm = algorithm_of(method, change)
+    """Two runs, and what was kept at each evaluation."""
+    execution = holding(held, devices, samples_mb)
     given = {"rounds": 7, "eval_every": 3, "seeds": (3, 4), "execution": execution, **changed}
-    data, test = fs.client_data(x, y, own), fs.data.eval_set(x, y, own)
-    return fs.simulate(algorithm, MODEL, data, test, classes=CLASSES, **given)
+    return fs.simulate(
+        algorithm_of(method, change), MODEL, *problem(), classes=CLASSES,
+        record=client_state, **given,
+    )  # fmt: skip
+
+
+def prepared(method: str, execution: fs.Execution) -> Programs:
+    """What would be compiled for two runs."""
+    return experiment(
+        algorithm_of(method, None), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
+        execution=execution,
+    ).programs  # fmt: skip
+
+
+@functools.cache
+def whole(**given: Any) -> fs.Result:
+    """The run whose devices hold what all clients keep."""
+    return trained(None, **given)
 
 
 def all_of(result: fs.Result) -> Any:
@@ -91,38 +123,14 @@ def client_state(state: fs.base.FedState) -> Any:
     return state.client_state
 
 
-@pytest.mark.parametrize(("devices", "held"), [(1, 6), (1, 19), (2, 8), (4, 8)])
-def test_a_run_is_the_same_to_the_bit(devices: int, held: int) -> None:
-    """With what was kept at each evaluation."""
-    ours, theirs = (trained(mb, devices=devices, record=client_state) for mb in (held, None))
-    assert_trees(all_of(ours), all_of(theirs))
-
-
-def test_so_it_is_beside_samples_that_are_fetched() -> None:
-    assert_trees(all_of(trained(6, samples_mb=0.003)), all_of(trained(None)))
-
-
-@pytest.mark.parametrize(
-    ("method", "held", "changed"),
-    [("ditto", 6, {}), ("ditto", 18, {"seeds": (3,)}), ("fedper", 8, {})],
-)
-def test_own_models_are_scored_some_at_a_time(method: str, held: int, changed: Any) -> None:
-    ours, theirs = (trained(n, method=method, personal=True, **changed) for n in (held, None))
-    assert ours.evaluations[-1].personal is not None
-    assert_trees(all_of(ours), all_of(theirs))
-
-
-def _tuned(local: fs.base.LocalUpdate) -> dict[str, Any]:
-    """Own models that are made of the client's samples, in an order that its key says."""
-    return {"personal": fs.personal.fine_tuned(local)}
-
-
-def _some_leaves(local: fs.base.LocalUpdate) -> dict[str, Any]:
-    del local
-    return {"exchange": fs.exchange.split(own=fs.leaves.named("*bias"))}
+@pytest.mark.parametrize("samples_mb", [None, 0.03])
+def test_a_run_is_the_same_to_the_bit(samples_mb: float | None) -> None:
+    """With what was kept at each evaluation; also beside samples that are fetched."""
+    assert_trees(all_of(trained(6, samples_mb=samples_mb)), all_of(whole()))
 
 
 def _screened(local: fs.base.LocalUpdate) -> dict[str, Any]:
+    """The update of every fifth client is skipped, and what it keeps stays as it was."""
     del local
 
     def send(key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
@@ -133,78 +141,95 @@ def _screened(local: fs.base.LocalUpdate) -> dict[str, Any]:
     return {"sending": [part]}
 
 
-@pytest.mark.parametrize(
-    ("method", "held", "change"),
-    [
-        ("scaffold", 6, _tuned),
-        ("phase_shift", 2, _some_leaves),
-        ("ditto", 16, _screened),
-    ],
-)
-def test_what_reads_or_restores_it_does_so_with_its_own(
-    method: str, held: int, change: Any
-) -> None:
-    """Tuned own models, own leaves when models in flight are collected, skipped clients."""
-    ours, theirs = (trained(n, method=method, change=change, personal=True) for n in (held, None))
-    assert ours.metrics.skipped.any() == (change is _screened)
-    assert_trees(all_of(ours), all_of(theirs))
+def _tuned_with_own_leaves(local: fs.base.LocalUpdate) -> dict[str, Any]:
+    """The own models are made of the client's samples, in an order that its key says."""
+    own = fs.exchange.split(own=fs.leaves.named("*bias"))
+    return {"exchange": own, "personal": fs.personal.fine_tuned(local)}
+
+
+DITTO: dict[str, Any] = {
+    "method": "ditto", "change": _screened, "personal": True, "devices": 4,
+}  # fmt: skip
+
+
+def test_own_models_are_scored_some_at_a_time() -> None:
+    """Of six clients of a round the last device has none."""
+    ours = trained(8, **DITTO)
+    assert ours.evaluations[-1].personal is not None
+    assert ours.metrics.skipped.any()
+    assert_trees(all_of(ours), all_of(whole(**DITTO)))
+
+
+def test_what_ends_or_tunes_a_run_reads_what_its_clients_keep() -> None:
+    """Own leaves when models in flight are collected, and own models that are tuned from them."""
+    given: dict[str, Any] = {
+        "method": "phase_shift", "change": _tuned_with_own_leaves, "personal": True,
+    }  # fmt: skip
+    ours = trained(2, **given)
+    assert ours.evaluations[-1].uncollected is not None
+    assert_trees(all_of(ours), all_of(trained(None, **given)))
 
 
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
-def test_whatever_clients_keep_is_the_same_to_the_bit(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
+def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Federation) -> None:
     """Of 8 clients one device has what 7 keep."""
 
     def found(mb: float | None) -> tuple[Any, Any]:
-        made = experiment_of(name, federation, models["mlp"], chunk=1, client_state_mb=mb)
+        made = experiment_of(name, federation, NETWORK, chunk=1, client_state_mb=mb)
         run = (stages := [stage for _, stage in made.stages((0, 1), 5)])[-1].run
         assert run is not None
         return made.told(run), (stages[-1].variables, [stage.metrics for stage in stages])
 
-    whole = found(None)
-    size = tree.num_bytes(kept_of(whole[0]))
-    assert_trees(numbers(found(7 / 8 * size / 1e6 + 1e-9)), numbers(whole))
+    theirs = found(None)
+    size = tree.num_bytes(kept_of(theirs[0]))
+    assert_trees(numbers(found(7 / 8 * size / 1e6 + 1e-9)), numbers(theirs))
 
 
 @pytest.mark.slow
-def test_these_are_all_methods_whose_clients_keep_something(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
+def test_these_are_all_methods_whose_clients_keep_something(federation: Federation) -> None:
     keep = set()
     for name in ALGORITHMS:
-        made = experiment_of(name, federation, models["mlp"]).programs
-        if jax.tree.leaves(kept_of(made._begun(made._functions))):
-            keep.add(name)
-    assert keep == {*QUICK, *OTHERS, "scaffnew"}  # of which all clients train at once
+        made = experiment_of(name, federation, NETWORK).programs
+        kept = kept_of(made._begun(made._functions))
+        if not jax.tree.leaves(kept):
+            continue
+        keep.add(name)
+        if name in ALIKE:
+            mb = 7 / 8 * tree.num_bytes(kept) / 1e6 + 1e-9
+            some = experiment_of(name, federation, NETWORK, client_state_mb=mb).programs
+            assert some.hosted
+            some.check()  # reads it in no program but the rounds
+    known = {*QUICK, *OTHERS, *ELSEWHERE, *ALIKE}
+    assert keep == known | {"scaffnew"}  # of which all clients train at once
 
 
 def test_a_device_holds_no_more_than_it_may() -> None:
-    some, whole = (trained(held, clients=2000, rounds=2) for held in (8, None))
-    assert some.device_bytes < whole.device_bytes - 0.9 * 2 * (2000 - 8) / 2 * ROW
-    longer = trained(8, clients=2000, rounds=7)
+    some = trained(6)
+    assert some.device_bytes < whole().device_bytes - 0.9 * 2 * (CLIENTS - 6) * ROW
+    longer = trained(6, rounds=9)
     assert longer.device_bytes == some.device_bytes
     assert longer.xla_programs == 1  # which draws the cohorts of so many rounds
 
 
-@pytest.mark.parametrize(("before", "after"), [(6, None), (None, 6), (6, 10)])
+@pytest.mark.parametrize(("before", "after"), [(8, None), (None, 8), (8, 8)])
 def test_a_run_goes_on_with_more_or_less(
     before: int | None, after: int | None, tmp_path: Path
 ) -> None:
     """And a third time, when it is over."""
-    run = functools.partial(trained, method="ditto", personal=True)
-    run(before, rounds=3, checkpoints=tmp_path)
-    ours = [run(after, checkpoints=tmp_path) for _ in range(2)]
-    assert_trees([all_of(one) for one in ours], [all_of(run(None))] * 2)
+    trained(before, rounds=3, checkpoints=tmp_path, **DITTO)
+    ours = [trained(after, checkpoints=tmp_path, **DITTO) for _ in range(2)]
+    assert_trees([all_of(one) for one in ours], [all_of(whole(**DITTO))] * 2)
 
 
-def test_what_fits_is_not_moved() -> None:
+@pytest.mark.parametrize(("method", "held"), [("scaffold", CLIENTS), ("fedavg", 1)])
+def test_what_fits_is_not_moved(method: str, held: int) -> None:
     """Nor is what nobody keeps."""
-    assert trained(CLIENTS).device_bytes == trained(None).device_bytes
-    some, whole = (trained(held, method="fedavg") for held in (1, None))
-    assert some.device_bytes == whole.device_bytes
+    made = prepared(method, holding(held))
+    assert not made.hosted
+    assert made.windows is None
+    assert made.layout.clients == CLIENTS
 
 
 def test_an_exception_loses_nothing() -> None:
@@ -245,20 +270,15 @@ def test_every_client_of_a_round_has_a_row(
     assert done == cohorts.shape[1]
 
 
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        ({"held": 0.5}, "client_state_mb must be at least 0.01: it holds what is kept by a client"),
-        (
-            {"held": 2},
-            "client_state_mb must be at least 0.01: it holds what is kept by the clients of round "
-            "1, 5 in all, got 0.000168",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(case: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_is_refused() -> None:
+    told = "client_state_mb must be at least 0.01: it holds what is kept by "
+    with pytest.raises(ValueError, match=re.escape(f"{told}a client")):
+        trained(0.5)
+    windows = prepared("scaffold", holding(2, devices=2)).windows
+    assert windows is not None
+    told += "the clients of round 2, 5 in all, got 0.001464"
     with pytest.raises(ValueError, match=re.escape(told)):
-        trained(**case)
+        [*windows.cut(np.array([[[0, 1, 100], [4, 9, 8]], [[1, 100, 0], [9, 3, 7]]]), 3)]
 
 
 def test_models_that_are_collected_with_a_residual_are_refused() -> None:
@@ -277,7 +297,7 @@ def test_models_that_are_collected_with_a_residual_are_refused() -> None:
 def test_a_machine_without_the_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: 1000)
     with pytest.raises(TooLargeError, match=re.escape(
-        "what 20 clients keep needs 0 MB of this machine's memory, which has 0 MB: take fewer"
+        "what 100 clients keep needs 0 MB of this machine's memory, which has 0 MB: take fewer"
     )):  # fmt: skip
         trained(6)
 
@@ -289,7 +309,7 @@ def coded(local: fs.base.LocalUpdate, *, clients_per_round: int) -> fs.Algorithm
 
 
 FLAGS = ["--model", "logistic", "--clients", "20", "--clients-per-round", "2", "--rounds", "4"]
-FLAGS += ["--seeds", "2", "--compare", "none", "--no-cache"]
+FLAGS += ["--seeds", "2", "--compare", "none", "--no-cache", "--devices", "1"]
 
 
 @pytest.mark.parametrize(
@@ -297,6 +317,7 @@ FLAGS += ["--seeds", "2", "--compare", "none", "--no-cache"]
     [
         (["--algo", "scaffold", "--client-state-mb", "0.001"], "must be at least 0.01: it holds"),
         (["--algo", f"{__name__}:coded", "--client-state-mb", "0.02"], "needs methods that read"),
+        (["--algo", "scaffold", "--client-state-mb", "0.006"], "must be at least 0.03: it holds"),
     ],
 )
 def test_the_command_refuses_in_a_line(
@@ -313,8 +334,10 @@ def test_the_command_says_the_same(tmp_path: Path) -> None:
 
     def scores(*more: str) -> list[Any]:
         folder = tmp_path / f"run{next(counter)}"
-        assert bench.main([*FLAGS, "--json", "--algo", "ditto", *more, "--out", str(folder)]) == 0
+        assert (
+            bench.main([*FLAGS, "--json", "--algo", "scaffold", *more, "--out", str(folder)]) == 0
+        )
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
-    assert scores() == scores("--client-state-mb", "0.02")
+    assert scores() == scores("--client-state-mb", "0.04")

@@ -33,7 +33,7 @@ from fedjax_sim.cli.local import (
     rounds_of,
     scheduled,
 )
-from fedjax_sim.cli.machine import execution_of
+from fedjax_sim.cli.machine import ON_HOST, execution_of
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
@@ -252,7 +252,7 @@ def make_algorithm(
             f"{named}: --server-fraction must be given: it needs samples of the server's own"
         ) from error
     except ValueError as error:
-        message = str(flagged(error, [*own, "samples_mb", "client_state_mb"]))
+        message = str(flagged(error, [*own, *ON_HOST]))
         options = [f"{flag(key)} {value}" for key, value in given.items() if f"{key}=" not in name]
         where = [named] if message.startswith("--") else [named, *options]
         raise ValueError(f"{' '.join(where)}: {message}") from error

@@ -15,6 +15,9 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.targets import FORMS, devices_of
 from fedjax_sim.partition.pictures import Format
 
+ON_HOST = ("samples_mb", "client_state_mb")
+"""The settings that leave some of what a run holds in this machine's memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine(Group):
