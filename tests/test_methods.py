@@ -40,6 +40,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
+from fedjax_sim.run.simulation import experiment
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5
 
@@ -276,7 +277,9 @@ def networks() -> dict[str, fs.Model]:
     }
 
 
-def make(name: str, model: fs.Model, devices: int | None = None) -> fs.Algorithm:
+def make(
+    name: str, model: fs.Model, devices: int | None = None, chunk: int | None = None
+) -> fs.Algorithm:
     objective = fs.empirical_risk(model)
     local = fs.local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
     function = ALGORITHMS[name]
@@ -284,7 +287,7 @@ def make(name: str, model: fs.Model, devices: int | None = None) -> fs.Algorithm
     if needs_a_clock(function):
         common["clock"] = fs.clock.simulated(0.5, LINK, deadline=1e9)
     given = {key: value for key, value in common.items() if key in keywords(function)}
-    execution = fs.make_execution(devices=devices)
+    execution = fs.make_execution(devices, chunk)
     given |= {"clients_per_round": COHORT} | METHODS[name].options
     return function(local, execution=execution, **given)
 
@@ -337,44 +340,28 @@ LOOKS = {
 """Methods that see before the draw who is asleep, or who would be late."""
 
 
-def a_clock_of_equal_devices_changes_nothing(
-    name: str, digits: Any, model: fs.Model, alone: fs.Result
-) -> None:
-    """The same weights to the bit, and seconds that grow; or one line that names both parts."""
-    plain = make(name, model, 1)
-    if name in UNTIMED:
-        with pytest.raises(ValueError, match=f"clock simulated.*{UNTIMED[name]} is ") as caught:
-            plain.replace(clock=fs.clock.simulated(0.5, LINK))
-        assert len(str(caught.value).splitlines()) == 1
-        return
-    timed = simulated(plain.replace(clock=fs.clock.simulated(0.5, LINK)), model, digits, (4,))
-    assert_trees(alone.variables, timed.variables)
-    assert_trees(alone.metrics, timed.metrics._replace(time=None))
-    assert (np.diff(timed.seconds[:, 0], prepend=0) > 0).all()
+SOME_COME = fs.clock.simulated(
+    fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
+)
+PRIVATE = ("dp_fedavg", "dp_ftrl")
+STATISTICS = (
+    "fedavg", "radfed", "phase_shift", "scaffold", "fedadam", "gossip", "fedasync", "ifca",
+    "robust", "stc", "qffl", "ditto", "fedbn", "streaming_diloco", "feddf", "mime",
+)  # fmt: skip
+"""Of the ways in which models meet: a mean, in flight, sums of several things, neighbours, ..."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*METHODS} - {*UNTIMED}))
-def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
-    """Asleep, lost or late: weights and states stay finite."""
-    model = networks()["mlp"]
-    plain = make(name, model, 1)
-    some = fs.clock.simulated(
-        fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
-    )
-    if name == "streaming_diloco":
-        with pytest.raises(ValueError, match="needs models without fragments"):
-            plain.replace(clock=some)
-        return
-    found = simulated(plain.replace(clock=some), model, digits, (3, 4))
-    known: Any = found.state
-    kept = known._replace(diagnostics=())
-    floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
-    assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(found.variables)))
-    time = found.metrics.time
-    assert time is not None
-    for count in ("asleep", "lost", "late"):
-        assert (getattr(time, count).sum() > 0) == (count not in LOOKS.get(name, ()))
+def on_a_clock_of_equal_devices(name: str, plain: fs.Algorithm) -> fs.Algorithm:
+    """That of every method which has no own; without one if it takes none, in a line."""
+    if name in ON_A_CLOCK:
+        return plain
+    clock = fs.clock.simulated(0.5, LINK)
+    if name not in UNTIMED:
+        return plain.replace(clock=clock)
+    with pytest.raises(ValueError, match=f"clock simulated.*{UNTIMED[name]} is ") as caught:
+        plain.replace(clock=clock)
+    assert len(str(caught.value).splitlines()) == 1
+    return plain
 
 
 def test_the_table_is_complete() -> None:
@@ -383,49 +370,90 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method(name: str, digits: Any) -> None:
-    """Two seeds on 4 devices: finite, compiled once, bytes by hand, sums in order.
+    """Two seeds on 4 devices: compiled once, bytes by hand, sums in order, each as it is alone.
 
-    Several processes then compute the same bits, see tests/test_distributed.py.
+    Several processes then compute the same bits, see tests/test_distributed.py. Alone, on one
+    device, all clients of a round train at once, as on an accelerator, for which it lowers; a clock
+    of equal devices changes nothing.
     """
+    model = networks()["mlp"]
     with compiled_programs() as programs:
-        result = run(name, networks()["mlp"], digits, (3, 4), devices=4)
+        both = run(name, model, digits, (3, 4), devices=4)
     assert len(programs) >= 2
     assert not [line for text in programs for line in unordered_sums(text)]
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.variables))
-    assert result.xla_programs <= 5
-    last, size = result.evaluations[-1], result.model_bytes
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
+    assert both.xla_programs <= 5
+    last, size = both.evaluations[-1], both.model_bytes
     assert last.bytes_up.tolist() == [METHODS[name].up(size)] * 2
     assert last.bytes_down.tolist() == [METHODS[name].down(size)] * 2
 
+    algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
+    alone = simulated(algorithm, model, digits, (4,))
+    second = jax.tree.map(lambda a: a[1:], both.variables)
+    assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
+    if name not in UNTIMED:
+        assert (np.diff(alone.seconds[:, 0], prepend=0) > 0).all()
+    given = experiment(algorithm, model, *digits, classes=10, seeds=(4,)).programs
+    lowered = [program for program, _ in given.lowered(["cuda", "tpu"])]
+    assert lowered[:4] == ["weights", "start", "advance", "evaluate"]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_beside_another_on_4_devices_is_alone_on_1(name: str, digits: Any) -> None:
-    """With BatchNorm, of which the running statistics are averaged and stay numbers.
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"streaming_diloco"}))
+def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
+    """Asleep, lost or late: weights and states stay finite, and variances of BatchNorm positive.
 
-    And alone on a clock it is the same: here, as a run alone is most of what a test of it takes.
+    What takes no clock is looked at without one.
     """
-    normed = networks()["normed"]
-    private = name in ("dp_fedavg", "dp_ftrl")
-    if private:  # statistics would tell of samples without noise
-        with pytest.raises(ValueError, match="BatchNorm"):
-            run(name, normed, digits, (3,))
-    model = networks()["mlp"] if private else normed
+    model = networks()["mlp" if name in PRIVATE else "normed"]
+    algorithm = make(name, model, 1)
+    if name not in UNTIMED:
+        algorithm = algorithm.replace(clock=SOME_COME)
+    found = simulated(algorithm, model, digits, (3, 4))
+    known: Any = found.state
+    kept = known._replace(diagnostics=())
+    floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
+    assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(found.variables)))
+    assert_statistics(found, 0 if name in PRIVATE else 1)
+    if name in UNTIMED:
+        return
+    time = found.metrics.time
+    assert time is not None
+    for count in ("asleep", "lost", "late"):
+        assert (getattr(time, count).sum() > 0) == (count not in LOOKS.get(name, ()))
+
+
+def test_fragments_need_clients_that_come() -> None:
+    with pytest.raises(ValueError, match="needs models without fragments"):
+        make("streaming_diloco", networks()["mlp"], 1).replace(clock=SOME_COME)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_statistics_would_tell_of_samples_without_noise(name: str, digits: Any) -> None:
+    with pytest.raises(ValueError, match="BatchNorm"):
+        run(name, networks()["normed"], digits, (3,))
+
+
+def assert_statistics(result: fs.Result, layers: int) -> None:
+    """Of BatchNorm: running variances of so many layers, none negative."""
+    state = jax.tree.leaves_with_path(result.variables.state)
+    variances = [a for path, a in state if "var" in str(path)]
+    assert len(variances) == layers
+    assert all((a >= 0).all() for a in variances)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_two_seeds_on_4_devices_are_those_of_one_on_1(name: str, digits: Any) -> None:
+    """Those of BatchNorm, averaged by every way in which models meet."""
+    model = networks()["normed"]
     with compiled_programs() as programs:
         both = run(name, model, digits, (3, 4), devices=4)
     assert not [line for text in programs for line in unordered_sums(text)]
+    assert_statistics(both, 1)
     alone = run(name, model, digits, (4,), devices=1)
     second = jax.tree.map(lambda a: a[1:], both.variables)
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
-    assert both.xla_programs <= 5
-    variances = [
-        a for path, a in jax.tree.leaves_with_path(both.variables.state) if "var" in str(path)
-    ]
-    assert len(variances) == (model is normed)
-    assert all((a >= 0).all() for a in variances)
-    if name not in ON_A_CLOCK:
-        a_clock_of_equal_devices_changes_nothing(name, digits, model, alone)
 
 
 def no_risk(params: Any, state: Any, *_: Any) -> Any:
