@@ -92,6 +92,7 @@ def test_a_run_is_that_of_the_composition_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     argv = [*ARGV, "--algo", "robust", "--attack", "sign_flip(2)", "--attackers", str(SHARE)]
     assert bench.main([*argv, "--out", "run", "--no-cache"]) == 0
     assert "\nattack: sign_flip(2) by 4 of 8 clients" in capsys.readouterr().out

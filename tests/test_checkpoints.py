@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import random
@@ -30,19 +32,15 @@ from fedjax_sim.cli.stopping import Stopped, Stopping, held
 from fedjax_sim.run import archive, checkpoints, simulate
 from fedjax_sim.run.identity import digest
 
+TOY = fs.toy(7, 0.9)
 OPTIONS: dict[str, dict[str, Any]] = {
     "phase_shift": {"phases": 3},
-    "radfedi": {"redistribution_rounds": 2, "objective": fs.toy(7, 0.9).objective},
-    "ccvr": {"model": fs.toy(7, 0.9).model, "classes": 10},
-    "dada": {"objective": fs.toy(7, 0.9).objective},
-    "fedproto": {
-        "model": fs.toy(7, 0.9).model,
-        "objective": fs.toy(7, 0.9).objective,
-        "classes": 10,
-    },
+    "radfedi": {"redistribution_rounds": 2, "objective": TOY.objective},
+    "ccvr": {"model": TOY.model, "classes": 10},
+    "dada": {"objective": TOY.objective},
+    "fedproto": {"model": TOY.model, "objective": TOY.objective, "classes": 10},
 }
 SOME = (
-    "fedavg",
     "stc",
     "fedasync",
     "radfedi",
@@ -55,17 +53,19 @@ SOME = (
     "dada",
 )
 FLAGS = ["--model", "logistic", "--clients", "8", "--clients-per-round", "4", "--seeds", "2"]
-FLAGS += ["--algo", "scaffold", "--rounds", "6", "--eval-every", "2"]
+FLAGS += ["--algo", "fedprox", "--rounds", "6", "--eval-every", "2", "--devices", "1"]
 
 
-def algorithm(name: str, devices: int = 1, rate: float = 0.05) -> fs.Algorithm:
-    local = fs.local_sgd(fs.toy(7, 0.9).objective, optax.sgd(rate, momentum=0.9))
+def composed(name: str, devices: int = 1, rate: float = 0.05) -> fs.Algorithm:
+    local = fs.local_sgd(TOY.objective, optax.sgd(rate, momentum=0.9))
     given: dict[str, Any] = {"execution": fs.make_execution(devices), **OPTIONS.get(name, {})}
     return fs.ALGORITHMS[name](local, clients_per_round=6, **given)
 
 
+algorithm = functools.cache(composed)  # one is compiled once, however often it runs
+
+
 def run(method: fs.Algorithm, folder: Any = None, **changed: Any) -> fs.Result:
-    problem = fs.toy(7, 0.9)
     settings: dict[str, Any] = {
         "rounds": 6,
         "classes": 10,
@@ -73,9 +73,7 @@ def run(method: fs.Algorithm, folder: Any = None, **changed: Any) -> fs.Result:
         "eval_every": 2,
         "record": lambda state: (state.round, jax.tree.leaves(state.server)[0]),
     }
-    return simulate(
-        method, problem.model, problem.data, problem.test, checkpoints=folder, **settings | changed
-    )
+    return simulate(method, TOY.model, TOY.data, TOY.test, checkpoints=folder, **settings | changed)
 
 
 def bits(result: fs.Result) -> list[bytes]:
@@ -104,7 +102,7 @@ def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
     folder = shutil.copytree(scaffold[0], tmp_path / "run")
     stopped_after(folder, rounds)
     told: list[int] = []
-    resumed = run(algorithm("scaffold"), folder, on_evaluation=lambda e: told.append(e.round))
+    resumed = run(composed("scaffold"), folder, on_evaluation=lambda e: told.append(e.round))
     assert bits(resumed) == bits(scaffold[1])
     assert told == [2, 4, 6]
     assert (resumed.xla_programs == 0) == (rounds == 6)
@@ -119,13 +117,16 @@ def test_saving_changes_nothing(scaffold: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_every_kind_of_state_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    """A method that is composed again is the same to the checkpoint."""
     whole = run(algorithm(name), fs.Checkpoints(tmp_path, seconds=0, keep=9), personal=False)
     stopped_after(tmp_path, 2)
     assert bits(run(algorithm(name), tmp_path)) == bits(whole)
-    stopped_after(tmp_path, 2)
-    # On others to rounding, which CCVR's head has trained on for 100 steps.
-    resumed = run(algorithm(name, devices=4), tmp_path)
-    assert_trees(resumed.variables, whole.variables, rtol=2e-5, atol=1e-5)
+    ours, again = (make(name).parts.by_role() for make in (algorithm, composed))
+    assert digest(ours) == digest(again)
+    if name in ("phase_shift", "stc"):  # models in flight, what their code left out
+        stopped_after(tmp_path, 2)
+        resumed = run(algorithm(name, devices=2), tmp_path)
+        assert_trees(resumed.variables, whole.variables, rtol=2e-5, atol=1e-5)
 
 
 def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["phase_shift", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "ccvr"))]
+    "name", ["phase_shift", "fedavg", pytest.param("ccvr", marks=pytest.mark.slow)]
 )
 def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
     run(algorithm(name), tmp_path, rounds=2)
@@ -221,7 +222,7 @@ def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
     path, about = tmp_path / "1.npz", {"done": 3}
     archive.write(path, about, arrays)
     content, kept = path.read_bytes(), 0
-    for i in range(0, 8 * len(content), 3):
+    for i in range(0, 8 * len(content), 7):  # at least one of each byte
         changed = bytearray(content)
         changed[i // 8] ^= 1 << i % 8
         path.write_bytes(changed)
@@ -365,19 +366,18 @@ def test_fingerprints_are_those_of_other_processes() -> None:
         "t = fs.toy()\n"
         "local = fs.local_sgd(t.objective, optax.adamw(optax.cosine_decay_schedule(0.1, 9)))\n"
         "parts = fs.algorithms.scaffold(local, clients_per_round=5).parts.by_role()\n"
-        "print(digest((parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10))))\n"
+        "told = digest((parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10)))\n"
     )
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert told[0] == told[1]
+    told = subprocess.run(
+        [sys.executable, "-c", f"{program}print(told)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONHASHSEED": "1"},
+    ).stdout
+    here: dict[str, Any] = {}
+    exec(program, here)
+    assert told.strip() == str(here["told"])
 
 
 @pytest.fixture(scope="module")
@@ -388,39 +388,47 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
-)
 def test_a_signal_is_heard_and_the_command_goes_on(
     finished: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-    status: int,
 ) -> None:
-    folder, before = tmp_path / "a run", signal.getsignal(number)
+    """It comes in either method, and goes on in the same."""
+    folder = tmp_path / "a run"
+    argv = [*FLAGS, "--out", str(folder)]
+    for number, status, which, at, lines in (
+        (signal.SIGTERM, 143, 1, 4, 4),
+        (signal.SIGINT, 130, 2, 2, 8),
+    ):
+        before, begun = signal.getsignal(number), itertools.count(1)
 
-    def signalled(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
-        def record(evaluation: Any) -> None:
-            if evaluation.round == 4:
-                signal.raise_signal(number)
-            on_evaluation(evaluation)
+        def signalled(
+            *args: Any, on_evaluation: Any, count: Any = begun, when: Any = (number, which, at),
+            **kwargs: Any,
+        ) -> Any:  # fmt: skip
+            sent, this, last = when
+            mine = next(count) == this
 
-        return simulate(*args, on_evaluation=record, **kwargs)
+            def record(evaluation: Any) -> None:
+                if mine and evaluation.round == last:
+                    signal.raise_signal(sent)
+                on_evaluation(evaluation)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(running, "simulate", signalled)
-        assert bench.main([*FLAGS, "--out", str(folder)]) == status
-    told = capsys.readouterr().err
-    assert "stops at the next evaluation" in told
-    assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'\n" in told
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
-    assert bench.main(["--resume", str(folder)]) == 0
+            return simulate(*args, on_evaluation=record, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "simulate", signalled)
+            assert bench.main(argv) == status
+        told = capsys.readouterr().err
+        assert "stops at the next evaluation" in told
+        assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'\n" in told
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
+        assert signal.getsignal(number) is before
+        argv = ["--resume", str(folder)]
+    assert bench.main(argv) == 0
     ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
     assert ours == theirs
-    assert signal.getsignal(number) is before
 
 
 @pytest.mark.usefixtures("ctrl_c")
@@ -532,17 +540,17 @@ def test_the_command_refuses_data_that_have_changed(
 
 
 def test_nothing_is_saved_if_it_is_not_wanted(tmp_path: Path) -> None:
-    flags = [*FLAGS, "--compare", "none", "--rounds", "2", "--no-checkpoints"]
+    flags = [*FLAGS, "--algo", "fedavg", "--compare", "none", "--rounds", "2", "--no-checkpoints"]
     assert bench.main([*flags, "--out", str(tmp_path / "run")]) == 0
     assert not (tmp_path / "run" / "checkpoints").exists()
     run = fs.load_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="has no checkpoint of scaffold"):
-        run.variables("scaffold")
+    with pytest.raises(ValueError, match="has no checkpoint of fedavg"):
+        run.variables("fedavg")
 
 
 def test_a_run_is_loaded(finished: Path) -> None:
     loaded = fs.load_run(finished)
-    assert loaded.algorithms == ("scaffold", "fedavg")
+    assert loaded.algorithms == ("fedprox", "fedavg")
     last = [r["accuracy"] for r in loaded.records if r["round"] == 6]
     for i, (name, seed) in enumerate((n, s) for n in loaded.algorithms for s in (0, 1)):
         weights = jax.tree.map(lambda a, seed=seed: a[seed], loaded.variables(name))
@@ -559,7 +567,7 @@ def test_a_run_is_loaded(finished: Path) -> None:
     assert not of_clients
     assert loaded.summary["fedavg"]["rounds"] == 6
     assert loaded.data.clients == 8
-    with pytest.raises(ValueError, match="algorithm must be one of scaffold, fedavg, got 'x'"):
+    with pytest.raises(ValueError, match="algorithm must be one of fedprox, fedavg, got 'x'"):
         loaded.variables("x")
     with pytest.raises(ValueError, match="has no run"):
         fs.load_run(finished / "checkpoints")
@@ -590,9 +598,9 @@ def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: P
 
 
 KILLS = int(os.environ.get("KILLS", "3"))
-KILLED = ["fedavg"]
+KILLED = ["none"]
 if "KILLS" in os.environ:  # minutes
-    KILLED += ["stc", "fedasync", "radfedi", "phase_shift", "ditto"]
+    KILLED = ["fedavg", "stc", "fedasync", "radfedi", "phase_shift", "ditto"]
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ def federation() -> Any:
 
 
 SIZE = 4 * (6 * 3 + 3)  # of the model, in bytes
+ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 
 
 def local(**settings: Any) -> fs.LocalUpdate:
@@ -59,6 +61,23 @@ def run(algorithm: fs.Algorithm, rounds: int = 4, seeds: tuple[int, ...] = (0, 1
     )
 
 
+def stepped(algorithm: fs.Algorithm, data: Any, key: Any, state: Any, rounds: int = 4) -> Any:
+    """What every round of a run reports, and the last state, to be traced."""
+
+    def one(state: Any, t: Any) -> tuple[Any, Any]:
+        return algorithm.step(jax.random.fold_in(key, t), state, data)
+
+    state, report = jax.lax.scan(one, state, jnp.arange(rounds))
+    return report, state
+
+
+def begun(algorithm: fs.Algorithm, data: Any, seed: int = 0) -> tuple[Any, Any]:
+    """The key of a run, and its first state."""
+    root = jax.random.key(seed)
+    key = stream(root, Seed.ROUNDS)
+    return key, algorithm.init(key, net().init(jax.random.fold_in(root, 0)), data)
+
+
 def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
     """A law's number of every client."""
     key = stream(jax.random.key(seed), which)
@@ -68,24 +87,35 @@ def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
 
 # ---- a clock that only counts ----
 
+COUNTING = clock.simulated(0.25)
+
+
+class Reported(NamedTuple):
+    """Four rounds of one seed: ``metrics`` has an axis of them."""
+
+    variables: Any
+    metrics: Any
+    state: Any
+
+
+def reported(algorithm: fs.Algorithm, data: fs.ClientData | None = None) -> Reported:
+    """Without scores of models, which compile as long as the rounds."""
+    out = play(algorithm, net(), federation().data if data is None else data, 4)
+    metrics = jax.tree.map(lambda *each: np.stack(each), *out.metrics)
+    return Reported(out.final, metrics, out.states[-1])
+
 
 @pytest.mark.parametrize(
     "name", ["fedavg", "phase_shift", pytest.param("radfed", marks=pytest.mark.slow)]
 )
 def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
-    plain, timed = run(method(name)), run(method(name, clock=clock.simulated(0.25)))
+    plain, timed = reported(method(name)), reported(method(name, clock=COUNTING))
     assert_trees(plain.variables, timed.variables)
     assert_trees(plain.metrics, timed.metrics._replace(time=None))
     assert plain.metrics.time is None
-    with pytest.raises(ValueError, match="the run has no seconds: compose it with a clock"):
-        _ = plain.seconds
-    most = np.array([[max(STEPS[k] for k in row) for row in of_run] for of_run in
-                     plain.metrics.client])  # fmt: skip
-    time = known(timed.metrics.time)
+    steps = np.array(STEPS)[plain.metrics.client]
+    most, total, time = steps.max(axis=1), steps.sum(axis=1), known(timed.metrics.time)
     assert time.seconds.tolist() == (0.25 * most).tolist()
-    assert timed.seconds.tolist() == np.cumsum(0.25 * most, axis=1).T.tolist()
-    total = np.array([[sum(STEPS[k] for k in row) for row in of_run] for of_run in
-                      plain.metrics.client])  # fmt: skip
     assert time.computing.tolist() == (0.25 * total).tolist()
     assert time.waiting.tolist() == (0.25 * (4 * most - total)).tolist()
     for count in (time.asleep, time.lost, time.late, time.silent):
@@ -94,11 +124,11 @@ def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
 
 def test_links_take_the_bytes_of_models_and_messages() -> None:
     """SCAFFOLD's variates are as large as the model; both travel both ways."""
-    made = fs.algorithms.scaffold(local(), clients_per_round=4)
+    made = fs.algorithms.scaffold(local(), clients_per_round=4, **ONE)
     link = clock.bandwidth(10.0, clock.constant(40.0))
-    result = run(made.replace(clock=clock.simulated(0.5, link)))
-    most = [[max(STEPS[k] for k in row) for row in of_run] for of_run in result.metrics.client]
-    expected = 2 * SIZE / 40 + 0.5 * np.array(most) + 2 * SIZE / 10
+    result = reported(made.replace(clock=clock.simulated(0.5, link)))
+    most = np.array(STEPS)[result.metrics.client].max(axis=1)
+    expected = 2 * SIZE / 40 + 0.5 * most + 2 * SIZE / 10
     np.testing.assert_allclose(known(result.metrics.time).seconds, expected, rtol=1e-6)
 
 
@@ -116,26 +146,33 @@ def test_fragments_take_the_bytes_of_their_turn() -> None:
     small, large = 4 * 3, 4 * 6 * 3
     expected = [SIZE / 40 + small / 10, small / 40 + large / 10, large / 40 + small / 10,
                 small / 40 + large / 10]  # fmt: skip
-    times = known(run(made).metrics.time)
-    np.testing.assert_allclose(times.seconds, [expected, expected], rtol=1e-5)
+    times = known(reported(made).metrics.time)
+    np.testing.assert_allclose(times.seconds, expected, rtol=1e-5)
 
 
 def test_phases_share_an_uplink() -> None:
     """All four of FedAvg have a quarter of it, the two of a phase a half."""
     link = clock.bandwidth(10.0, 1e9, shared=True)
     for name, users in (("fedavg", 4), ("phase_shift", 2)):
-        times = known(run(method(name, clock=clock.simulated(1e-9, link))).metrics.time)
+        timed = method(name, clock=clock.simulated(1e-9, link))
+        times = known(reported(timed).metrics.time)
         np.testing.assert_allclose(times.seconds, users * SIZE / 10, rtol=1e-5)
 
 
 def test_seconds_to_a_target() -> None:
-    result = run(method("fedavg", clock=clock.simulated(0.25)))
+    result = run(method("fedavg", clock=COUNTING))
+    most = np.array(STEPS)[result.metrics.client].max(axis=2)
+    assert result.seconds.tolist() == np.cumsum(0.25 * most, axis=1).T.tolist()
     aim = float(result.accuracy[2].min())
     found = result.reached("accuracy", aim)
     assert found.rounds != [None, None]
     assert found.seconds == [
         float(result.seconds[known(r) - 1, i]) for i, r in enumerate(found.rounds)
     ]
+    untimed = [e._replace(seconds=None) for e in result.evaluations]
+    plain = dataclasses.replace(result, evaluations=untimed)
+    with pytest.raises(ValueError, match="the run has no seconds: compose it with a clock"):
+        _ = plain.seconds
 
 
 def test_a_long_run_keeps_its_seconds() -> None:
@@ -152,47 +189,67 @@ def test_a_long_run_keeps_its_seconds() -> None:
 # ---- against a plain program ----
 
 
-PLAIN = (5, 8)
-"""Worlds of the plain suite: not all laws and rules are in two of them."""
+WORLDS, WORLD_ROUNDS = 12, 8
+FAR = clock.bandwidth(clock.tiers(10, 50), clock.lognormal(30.0, 0.5))
+SHARED = clock.bandwidth(20.0, clock.lognormal(30.0, 0.5), shared=True)
+SOME, DAYS = clock.bernoulli(0.6), clock.diurnal(0.5, 64, seed=1)
+ROUGH, HEAVY = clock.lognormal(1.0, 1.0), clock.pareto(0.5, 1.2)
+TIERS = clock.tiers(1, 2, 10)
+PARTIAL: dict[str, Any] = {"deadline": 9.0, "late": "partial"}
+DROP: dict[str, Any] = {"deadline": 9.0, "late": "drop"}
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg, first": {
+        "compute": HEAVY, "link": FAR, "available": SOME, "failures": 0.3, "first": 2, **DROP
+    },
+    "phases, drop": {
+        "compute": TIERS, "link": SHARED, "available": SOME, "failures": 0.4, **DROP
+    },
+    "phase_shift, partial": {"compute": ROUGH, "link": SHARED, "available": DAYS, **PARTIAL},
+    "radfed, partial": {"compute": HEAVY, "available": DAYS, "failures": 0.2, **PARTIAL},
+    "fedavg, partial": {
+        "compute": TIERS, "link": SHARED, "available": DAYS, "failures": 0.3, "first": 3, **PARTIAL
+    },
+    "phases, partial": {
+        "compute": clock.constant(1.0), "link": FAR, "failures": 0.1, **PARTIAL
+    },
+    "phase_shift, drop": {"compute": ROUGH, "link": FAR, "failures": 0.5, **DROP},
+    "radfed, drop": {"compute": TIERS, "link": SHARED, "available": SOME, **DROP},
+    "fedavg, all": {"compute": ROUGH, "link": FAR, "available": SOME, "failures": 0.2},
+}  # fmt: skip
+"""Methods and rules; the worlds of each have devices, deadlines and chances of their own."""
 
 
-def world(i: int) -> tuple[str, dict[str, Any]]:
-    """A method, and settings of a clock."""
-    rng = np.random.default_rng(i)
-    name = str(rng.choice(["fedavg", "phases", "phase_shift", "radfed"]))
-    name = "fedavg" if i % 5 == 0 else name
-    laws = [clock.constant(1.0), clock.lognormal(1.0, 1.0), clock.pareto(0.5, 1.2),
-            clock.tiers(1, 2, 10)]  # fmt: skip
-    settings: dict[str, Any] = {"compute": laws[rng.integers(4)], "seed": int(rng.integers(100))}
-    if rng.random() < 0.8:
-        shared = bool(rng.random() < 0.4)
-        up = 20.0 if shared or rng.random() < 0.5 else clock.tiers(10, 50)
-        settings["link"] = clock.bandwidth(up, clock.lognormal(30.0, 0.5), shared=shared)
-    if rng.random() < 0.7:
-        kinds = [clock.bernoulli(0.6), clock.diurnal(0.5, 64, seed=i)]
-        settings["available"] = kinds[rng.integers(2)]
-    if rng.random() < 0.6:
-        settings["failures"] = float(rng.uniform(0.1, 0.6))
-    if rng.random() < 0.7:
-        settings["deadline"] = float(rng.uniform(3, 25))
-        settings["late"] = str(rng.choice(["drop", "partial"]))
-    if name == "fedavg" and i % 5 == 0:
-        settings["first"] = int(rng.integers(1, 5))
-    return name, settings | {"idle": 7.5}
+@functools.cache
+def awake(available: fs.base.Availability) -> Any:
+    """Who of all clients is, at some time."""
+    return jax.jit(lambda keys, now: available(keys, jnp.arange(N, dtype=jnp.int32), now))
 
 
-def replayed(name: str, given: dict[str, Any], cohorts: np.ndarray, seed: int) -> dict[str, Any]:
+@functools.cache
+def chance(seed: int) -> tuple[Any, np.ndarray]:
+    """Of each round and client: its key for who is awake, and the two numbers of being lost."""
+
+    def of(t: Any, k: Any) -> tuple[Any, Any]:
+        key = jax.random.fold_in(stream(jax.random.key(seed), Seed.ROUNDS), t)
+        own = jax.random.fold_in(stream(key, Round.LOST), k)
+        return jax.random.fold_in(stream(key, Round.AWAKE), k), jax.random.uniform(own, (2,))
+
+    of_round = jax.vmap(of, in_axes=(None, 0))
+    rounds, clients = jnp.arange(WORLD_ROUNDS), jnp.arange(N)
+    keys, luck = jax.jit(jax.vmap(of_round, in_axes=(0, None)))(rounds, clients)
+    return keys, np.asarray(luck, np.float64)
+
+
+def replayed(
+    name: str, given: dict[str, Any], devices: dict[str, np.ndarray], cohorts: np.ndarray, seed: int
+) -> dict[str, Any]:
     """One run, client by client: ``cohorts int[rounds, S]`` are those that were drawn."""
     seconds, seen, bytes_up, bytes_down = 0.0, 0, 0, 0
     out: dict[str, Any] = {n: [] for n in ("seconds", "asleep", "lost", "late", "waiting")}
-    step = drawn(given["compute"], Device.COMPUTE, given["seed"])
-    link, deadline = given.get("link"), given.get("deadline", math.inf)
-    if link is not None:
-        up_rate = drawn(link.up, Device.UP, given["seed"])
-        down_rate = drawn(link.down, Device.DOWN, given["seed"])
+    step, link, deadline = devices["step"], given.get("link"), given.get("deadline", math.inf)
+    keys, luck = chance(seed)
     trained: dict[int, bool] = {}  # of a slot: whether a client has, since it left the server
     for t, cohort in enumerate(cohorts):
-        key = jax.random.fold_in(stream(jax.random.key(seed), Seed.ROUNDS), t)
         fresh, due = {0, 1, 2, 3}, {0, 1, 2, 3}
         phased = name in ("phases", "phase_shift")
         if phased:
@@ -200,13 +257,11 @@ def replayed(name: str, given: dict[str, Any], cohorts: np.ndarray, seed: int) -
             fresh = {0, 1, 2, 3} if t == 0 else {0, 1, 2, 3} - due
         for slot in fresh:
             trained[slot] = False
-        there = []
-        for slot, k in enumerate(cohort):
-            own = jax.random.fold_in(stream(key, Round.AWAKE), k)[None]
-            now = Now(jnp.int32(math.floor(seconds)), jnp.float32(seconds % 1))
-            part = given.get("available")
-            if part is None or bool(part(own, jnp.array([k]), now)[0]):
-                there.append(slot)
+        there = list(range(len(cohort)))
+        if (part := given.get("available")) is not None:
+            now = Now(np.int32(math.floor(seconds)), np.float32(seconds % 1))  # type: ignore[arg-type]
+            up = np.asarray(awake(part)(keys[t], now))
+            there = [slot for slot, k in enumerate(cohort) if up[k]]
         sends = [s for s in there if not phased or s in due]
         down = {s: 0 if name == "phases" and trained[s] else SIZE for s in there}
         visits = []
@@ -216,16 +271,15 @@ def replayed(name: str, given: dict[str, Any], cohorts: np.ndarray, seed: int) -
             before = after = 0.0
             if link is not None:
                 users = max(1, len(sends)) if link.shared else 1
-                before = down[s] / down_rate[k]
-                after = SIZE * users / up_rate[k] if s in sends else 0.0
+                before = down[s] / devices["down"][k]
+                after = SIZE * users / devices["up"][k] if s in sends else 0.0
             if given.get("late") == "partial":
                 left = math.floor((deadline - before - after) / step[k])
                 if left < 1:
                     late.add(s)
                 steps = max(0, min(steps, left))
             end = before + steps * step[k] + after
-            own = jax.random.fold_in(stream(key, Round.LOST), k)
-            coin, where = np.asarray(jax.random.uniform(own, (2,)), np.float64)
+            coin, where = luck[t, k]
             if coin < given.get("failures", 0.0):
                 lost.add(s)
                 late.discard(s)
@@ -257,31 +311,75 @@ def replayed(name: str, given: dict[str, Any], cohorts: np.ndarray, seed: int) -
     return out | {"bytes_up": [bytes_up], "bytes_down": [bytes_down], "visits": [seen]}
 
 
+@functools.cache
+def worlds(kind: str) -> tuple[Any, dict[str, np.ndarray], Any]:
+    """Devices' seeds and deadlines ``[W]``, ``[W, N]`` of the devices, what rounds report."""
+    settings, rng = KINDS[kind], np.random.default_rng(list(KINDS).index(kind))
+    seeds = rng.integers(100, size=WORLDS).astype(np.int32)
+    deadlines = rng.uniform(3, 25, WORLDS).astype(np.float32)
+    given, data = clock.simulated(**settings, idle=7.5), jax.device_put(federation().data)
+    base = method(kind.partition(",")[0], clock=given)
+    link = settings.get("link")
+    laws = {"step": (given.compute, Device.COMPUTE)}
+    if link is not None:
+        laws |= {"up": (link.up, Device.UP), "down": (link.down, Device.DOWN)}
+    start, clients = Now(jnp.int32(0), jnp.float32(0)), jnp.arange(N, dtype=jnp.int32)
+    first = jax.tree.map(lambda *each: jnp.stack(each), *(begun(base, data, s) for s in (0, 1)))
+
+    def of(seed: Any, deadline: Any) -> Any:
+        devices = {
+            name: law(stream(jax.random.key(seed), which), clients, start)
+            for name, (law, which) in laws.items()
+        }
+        own = given._replace(seed=seed)
+        if given.deadline is not None:
+            own = own._replace(deadline=deadline)
+        timed = base.replace(clock=own)
+        return devices, jax.lax.map(
+            lambda run: stepped(timed, data, run[0], run[1], WORLD_ROUNDS)[0], first
+        )
+
+    # One after another: a program of vmapped rounds takes longer to compile than they to run.
+    devices, report = jax.jit(lambda *each: jax.lax.map(lambda own: of(*own), each))(
+        seeds, deadlines
+    )
+    of_world = {name: np.asarray(table, np.float64) for name, table in devices.items()}
+    return deadlines.astype(np.float64), of_world, jax.device_get(report)
+
+
 @pytest.mark.parametrize(
-    "i", [i if i in PLAIN else pytest.param(i, marks=pytest.mark.slow) for i in range(30)]
+    "kind",
+    [k if i < 2 else pytest.param(k, marks=pytest.mark.slow) for i, k in enumerate(KINDS)],
 )
-def test_worlds_against_a_plain_program(i: int) -> None:
+def test_worlds_against_a_plain_program(kind: str) -> None:
     """Eight rounds each, of two seeds."""
-    name, settings = world(i)
+    name = kind.partition(",")[0]
     plain = cohorts_of(name)
-    result = run(method(name, clock=clock.simulated(**settings)))
-    time, last = known(result.metrics.time), result.evaluations[-1]
-    last = last.before or last
-    for r, seed in enumerate((0, 1)):
-        expected = replayed(name, settings, plain[r], seed)
-        for field in ("seconds", "waiting"):
-            found = getattr(time, field)[r]
-            np.testing.assert_allclose(found, expected[field], rtol=1e-5, atol=1e-4)
-        for field in ("asleep", "lost", "late"):
-            assert getattr(time, field)[r].tolist() == expected[field], field
-        assert result.metrics.visits[r].sum() == expected["visits"][0]
-        assert last.bytes_up[r] == expected["bytes_up"][0]
-        assert last.bytes_down[r] == expected["bytes_down"][0]
+    deadlines, devices, report = worlds(kind)
+    for w, deadline in enumerate(deadlines):
+        settings = KINDS[kind] | {"idle": 7.5}
+        if "deadline" in settings:
+            settings["deadline"] = deadline
+        own = {field: table[w] for field, table in devices.items()}
+        for seed in (0, 1):
+            expected = replayed(name, settings, own, plain[seed], seed)
+            metrics = jax.tree.map(lambda a, w=w, s=seed: a[w, s], report)
+            for field in ("seconds", "waiting"):
+                found = getattr(metrics.time, field)
+                np.testing.assert_allclose(found, expected[field], rtol=1e-5, atol=1e-4)
+            for field in ("asleep", "lost", "late"):
+                assert getattr(metrics.time, field).tolist() == expected[field], field
+            assert metrics.visits.sum() == expected["visits"][0]
+            assert SIZE * metrics.uploads.sum() == expected["bytes_up"][0]
+            assert SIZE * metrics.downloads.sum() == expected["bytes_down"][0]
 
 
 @functools.cache
 def cohorts_of(name: str) -> np.ndarray:
-    return np.asarray(run(method(name)).metrics.client)
+    """``[2, rounds, S]``, whom the plain method draws."""
+    data, plain = jax.device_put(federation().data), method(name)
+    clients = jax.jit(lambda key, state: stepped(plain, data, key, state, WORLD_ROUNDS)[0].client)
+    return np.stack([clients(*begun(plain, data, seed)) for seed in (0, 1)])
 
 
 # ---- what is taken ----
@@ -300,7 +398,6 @@ def given_cohorts(cohorts: Any) -> fs.base.Selection:
 
 
 BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
-    "the mean": ("fedavg", {}),
     "a chain": ("radfed", {"redistribution": fs.redistribution.keep}),
     # Attackers that work together look at those who come, and at nobody else.
     "attacks": (
@@ -320,17 +417,17 @@ BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_late_client_is_as_one_that_was_not_chosen(case: str) -> None:
     name, parts = BESIDE[case]
     law = clock.tiers(1, 2, 10)
-    late = run(method(name, 5, clock=clock.simulated(law, deadline=17.0), **parts), seeds=(0,))
+    late = reported(method(name, 5, clock=clock.simulated(law, deadline=17.0), **parts))
     slow = np.array(STEPS) * drawn(law, Device.COMPUTE) > 17
-    clients = late.metrics.client[0]
+    clients = late.metrics.client
     taken = np.where(slow[clients], N, clients)
     assert 0 < (taken == N).sum() < taken.size
-    other = run(method(name, 5, selection=given_cohorts(taken), **parts), seeds=(0,))
+    other = reported(method(name, 5, selection=given_cohorts(taken), **parts))
     assert_trees(late.variables, other.variables, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(late.metrics.loss, other.metrics.loss, rtol=1e-5)
     # It has sent what nobody takes.
-    assert late.metrics.uploads.tolist() == [[5, 5, 5, 5]]
-    assert late.metrics.downloads.tolist() == [[5, 5, 5, 5]]
+    assert late.metrics.uploads.tolist() == [5, 5, 5, 5]
+    assert late.metrics.downloads.tolist() == [5, 5, 5, 5]
 
 
 def first_step(algorithm: fs.Algorithm) -> tuple[Any, Any]:
@@ -368,28 +465,28 @@ def test_privacy_does_not_tell_who_came() -> None:
 
 def test_a_lost_client_keeps_what_it_had() -> None:
     """Control variates too, its own and the common one."""
-    made = fs.algorithms.scaffold(local(optimizer_state="keep"), clients_per_round=4)
+    made = fs.algorithms.scaffold(local(optimizer_state="keep"), clients_per_round=4, **ONE)
     law = clock.tiers(1, 2, 10)
-    result = run(made.replace(clock=clock.simulated(law, deadline=17.0)), seeds=(0,))
+    result = reported(made.replace(clock=clock.simulated(law, deadline=17.0)))
     step = drawn(law, Device.COMPUTE)
     slow = {k for k in range(N) if STEPS[k] * step[k] > 17}
     seen = set(result.metrics.client.ravel().tolist())
     assert seen & slow
     assert seen - slow
-    state = known(result.state)
+    state = result.state
     for k in range(N):
-        kept = [np.asarray(leaf)[0, k] for leaf in jax.tree.leaves(state.client_state)]
+        kept = [np.asarray(leaf)[k] for leaf in jax.tree.leaves(state.client_state)]
         assert any(leaf.any() for leaf in kept) == (k in seen - slow)
     # c is the sum of the changes of all c_k over N, and the c_k were 0.
     commons, owns = state.shared_state.corrections, state.client_state.corrections
     for common, own in zip(jax.tree.leaves(commons), jax.tree.leaves(owns), strict=True):
-        np.testing.assert_allclose(common[0], own[0].mean(axis=0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(common, own.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_what_a_lost_client_sends() -> None:
     """Neither its model nor its message; both are of one size here."""
-    made = fs.algorithms.scaffold(local(), clients_per_round=4)
-    result = run(made.replace(clock=clock.simulated(1.0, failures=0.5)))
+    made = fs.algorithms.scaffold(local(), clients_per_round=4, **ONE)
+    result = run(made.replace(clock=clock.simulated(1.0, failures=0.5)), seeds=(0,))
     time, last = known(result.metrics.time), result.evaluations[-1]
     assert 0 < time.lost.sum() < result.metrics.visits.sum()
     assert (result.metrics.uploads + time.lost).tolist() == result.metrics.visits.tolist()
@@ -431,9 +528,7 @@ def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
         ("fedavg", "asleep"),
         ("phase_shift", "late"),
         ("radfed", "late"),
-        pytest.param("fedavg", "late", marks=pytest.mark.slow),
         pytest.param("phase_shift", "asleep", marks=pytest.mark.slow),
-        pytest.param("radfed", "asleep", marks=pytest.mark.slow),
     ],
 )
 def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None:
@@ -454,39 +549,41 @@ def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None
 
 def test_a_slot_keeps_a_client_that_sleeps() -> None:
     """Of phase shift: it comes back to the same model, until that is due."""
-    plain = cohorts_of("phase_shift")[0]
-    timed = method("phase_shift", clock=clock.simulated(1.0, available=clock.bernoulli(0.5)))
-    seen = run(timed, seeds=(0,)).metrics.client[0]
-    assert (seen == N).any()
-    assert (seen[seen < N] == plain[seen < N]).all()
+    plain, (*_, report) = cohorts_of("phases"), worlds("phases, drop")
+    for seen in report.client:
+        assert (seen == N).any()
+        assert (seen[seen < N] == plain[seen < N]).all()
 
 
 def test_the_first_uploads_count() -> None:
     """Of equal clients the first by number; the server does not wait for the others."""
-    sizes = [8] * N
-    data = make_federation(sizes)
-    fed = fs.fedavg(local(), clients_per_round=4)
+    data = make_federation([8] * N).data
+    fed = method("fedavg")
     timed = fed.replace(clock=clock.simulated(1.0, first=2))
-    result = fs.simulate(timed, net(), data.data, data.test, rounds=3, classes=3)
-    taken = [[*sorted(row)[:2], N, N] for row in result.metrics.client[0].tolist()]
+    result = reported(timed, data)
+    taken = [[*sorted(row)[:2], N, N] for row in result.metrics.client.tolist()]
     other = fed.replace(selection=given_cohorts(taken))
-    expected = fs.simulate(other, net(), data.data, data.test, rounds=3, classes=3)
-    assert_trees(result.variables, expected.variables, rtol=1e-5, atol=1e-6)
+    assert_trees(result.variables, reported(other, data).variables, rtol=1e-5, atol=1e-6)
     time = known(result.metrics.time)
-    assert time.late.tolist() == [[2, 2, 2]]
-    assert time.waiting.tolist() == [[0, 0, 0]]
+    assert time.late.tolist() == [2, 2, 2, 2]
+    assert time.waiting.tolist() == [0, 0, 0, 0]
     # Those that the server does not wait for have sent theirs all the same.
-    assert result.metrics.uploads.tolist() == [[4, 4, 4]]
+    assert result.metrics.uploads.tolist() == [4, 4, 4, 4]
 
 
 def test_who_ends_with_the_deadline_is_in_time() -> None:
     """Of clients with one step of a second."""
-    data = make_federation([8] * N)
-    fed = fs.fedavg(local(max_steps=1), clients_per_round=4)
-    for deadline, late in ((1.0, 0), (0.999, 4)):
-        timed = fed.replace(clock=clock.simulated(1.0, deadline=deadline))
-        result = fs.simulate(timed, net(), data.data, data.test, rounds=2, classes=3)
-        assert known(result.metrics.time).late.tolist() == [[late, late]]
+    data = jax.device_put(make_federation([8] * N).data)
+    timed = clock.simulated(1.0, deadline=1.0)
+    fed = method("fedavg", local=local(max_steps=1), clock=timed)
+    first = begun(fed, data)
+
+    @jax.jit
+    def late(deadline: Any) -> Any:
+        own = fed.replace(clock=timed._replace(deadline=deadline))
+        return stepped(own, data, *first, rounds=2)[0].time.late
+
+    assert [late(end).tolist() for end in (1.0, 0.999)] == [[0, 0], [4, 4]]
 
 
 # ---- partial work ----
@@ -497,10 +594,10 @@ def test_partial_work_is_what_the_deadline_leaves() -> None:
     law = clock.constant(1.0)
     link = clock.bandwidth(SIZE / 1.25, SIZE / 0.5)
     timed = method("fedavg", clock=clock.simulated(law, link, deadline=9.9, late="partial"))
-    result = run(timed)
-    expected = run(timed.replace(clock=None, local=local(max_steps=8)))
+    result = reported(timed)
+    expected = reported(timed.replace(clock=None, local=local(max_steps=8)))
     assert_trees(result.variables, expected.variables, rtol=1e-5, atol=1e-6)
-    steps = [[sum(min(8, STEPS[k]) for k in row) for row in c] for c in result.metrics.client]
+    steps = [sum(min(8, STEPS[k]) for k in row) for row in result.metrics.client]
     assert result.metrics.steps.tolist() == steps
     assert known(result.metrics.time).seconds.max() <= 9.9
 
@@ -508,25 +605,32 @@ def test_partial_work_is_what_the_deadline_leaves() -> None:
 @pytest.mark.slow
 def test_partial_work_tells_fedavg_from_fednova() -> None:
     """Which are the same as long as all clients take equally many steps."""
-    data = make_federation([8] * N)
+    data = jax.device_put(make_federation([8] * N).data)
+    timed = clock.simulated(clock.tiers(1, 2), deadline=3.0, late="partial")
 
-    def trained(name: str, timed: fs.base.Clock | None) -> Any:
+    def trained(name: str) -> Any:
+        """By the deadline."""
         own: dict[str, Any] = {"lr": 0.1, "momentum": 0.0} if name == "fednova" else {}
-        made = fs.ALGORITHMS[name](local(), clients_per_round=4, **own).replace(clock=timed)
-        return fs.simulate(made, net(), data.data, data.test, rounds=2, classes=3).variables
+        made = fs.ALGORITHMS[name](local(), clients_per_round=4, **ONE, **own).replace(clock=timed)
+        first = begun(made, data)
 
-    partial = clock.simulated(clock.tiers(1, 2), deadline=3.0, late="partial")
-    assert_trees(trained("fedavg", None), trained("fednova", None), rtol=1e-4, atol=1e-6)
+        def server(end: Any) -> Any:
+            ends = made.replace(clock=timed._replace(deadline=end))
+            return stepped(ends, data, *first)[1].server
+
+        return jax.jit(server)
+
+    plain, nova = trained("fedavg"), trained("fednova")
+    assert_trees(plain(99.0), nova(99.0), rtol=1e-4, atol=1e-6)
     with pytest.raises(AssertionError):
-        assert_trees(trained("fedavg", partial), trained("fednova", partial), rtol=1e-3)
+        assert_trees(plain(3.0), nova(3.0), rtol=1e-3)
 
 
 def test_two_local_updates_share_the_steps_that_are_left() -> None:
     both = fs.local.in_turn(local(), local())
     timed = clock.simulated(1.0, deadline=5.0, late="partial")
-    algorithm = fs.fedavg(both, clients_per_round=4).replace(clock=timed)
-    result = run(algorithm)
-    steps = [[sum(min(5, 2 * STEPS[k]) for k in row) for row in c] for c in result.metrics.client]
+    result = reported(fs.fedavg(both, clients_per_round=4, **ONE).replace(clock=timed))
+    steps = [sum(min(5, 2 * STEPS[k]) for k in row) for row in result.metrics.client]
     assert result.metrics.steps.tolist() == steps
 
 
@@ -534,17 +638,18 @@ def test_two_local_updates_share_the_steps_that_are_left() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "chunk"), [(3, 1), (1, 2), (4, 0)])
-def test_devices_and_chunks_tell_the_same_time(devices: int, chunk: int) -> None:
+def test_devices_and_chunks_tell_the_same_time() -> None:
     settings = clock.simulated(
         clock.lognormal(1.0, 1.0), clock.bandwidth(20.0, 30.0, shared=True),
         clock.bernoulli(0.8), failures=0.2, deadline=20.0,
     )  # fmt: skip
     one = method("radfed", clock=settings)
-    other = one.replace(execution=fs.make_execution(devices=devices, chunk=chunk))
-    a, b = run(one), run(other)
-    assert_trees(a.metrics.time, b.metrics.time)
-    assert_trees(a.variables, b.variables, rtol=1e-5, atol=1e-6)
+    a = reported(one)
+    for devices, chunk in ((3, 2), (1, 0)):
+        execution = fs.make_execution(devices=devices, chunk=chunk)
+        b = reported(one.replace(execution=execution))
+        assert_trees(a.metrics.time, b.metrics.time)
+        assert_trees(a.variables, b.variables, rtol=1e-5, atol=1e-6)
 
 
 def test_a_round_is_no_larger_for_many_clients() -> None:
@@ -574,8 +679,9 @@ def test_a_run_that_goes_on_knows_the_time(tmp_path: Path) -> None:
 
     def until(rounds: int, **settings: Any) -> fs.Result:
         return fs.simulate(
-            made, net(), data, test, rounds=rounds, classes=3, seeds=(0, 1), **settings
-        )
+            made, net(), data, test, rounds=rounds, classes=3, seeds=(0, 1), eval_every=3,
+            **ONE, **settings,
+        )  # fmt: skip
 
     until(3, checkpoints=tmp_path)
     again, whole = until(6, checkpoints=tmp_path), until(6)

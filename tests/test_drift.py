@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, context_of, make_federation, play
+from conftest import Federation, assert_trees, context_of, make_federation, play
 from oracle import Layers, layers_of
 
 import fedjax_sim as fs
@@ -406,7 +407,7 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedgkd, of one": ({"gamma": BETA, "buffer": 1, "temperature": TEMPERATURE}, FedGKDOfOne),
     "fedlc": ({"tau": TAU}, FedLC),
     "fedsam": ({"rho": RHO}, FedSAM),
-    "feddisco": ({"disco_a": 1.1}, FedDisco),
+    "feddisco": ({"disco_a": 1.1, "disco_b": 0.1}, FedDisco),
     "feddisco, l2": ({"discrepancy": "l2"}, FedDiscoL2),
     "fedlesam": ({"rho": RHO}, FedLESAM),
     "fedexp": ({"eps": EPS}, FedExP),
@@ -431,7 +432,59 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     local = local_of(net)
     if name == "diloco":
         local = local.change(optimizer=optax.sgd(LR, momentum=BETA))
-    return method(local, clients_per_round=COHORT, execution=ONE, **options)
+    return method(local, **{"clients_per_round": COHORT, "execution": ONE} | options)
+
+
+class Rounds(NamedTuple):
+    """The server's model after each round, and what the round reported."""
+
+    servers: list[Any]
+    metrics: list[Any]
+
+
+@functools.cache
+def program(name: str, net: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Any:
+    """A round, of which the numbers of a method are arguments."""
+
+    def step(numbers: dict[str, Any], key: Any, state: Any, data: fs.ClientData) -> Any:
+        return made(name, net, **numbers, **dict(fixed)).step(key, state, data)
+
+    return jax.jit(step)
+
+
+@functools.cache
+def begin(net: fs.Model) -> fs.Variables:
+    return net.init(jax.random.fold_in(jax.random.key(0), 0))
+
+
+def rounds_of(
+    name: str, net: fs.Model, data: fs.ClientData, rounds: int = ROUNDS, **options: Any
+) -> Rounds:
+    """Of a method; runs that differ in numbers share a program."""
+    name, (given, _) = name.partition(",")[0], METHODS.get(name, ({}, None))
+    options, data = given | options, jax.device_put(data)
+    numbers = {key: value for key, value in options.items() if type(value) is float}
+    step = program(name, net, frozenset(options.items() - numbers.items()))
+    run_key, out = jax.random.fold_in(jax.random.key(0), 1), Rounds([], [])
+    state = made(name, net, **options).init(run_key, begin(net), data)
+    for t in range(rounds):
+        state, report = step(numbers, jax.random.fold_in(run_key, t), state, data)
+        out.servers.append(state.server)
+        out.metrics.append(report)
+    return out
+
+
+@functools.cache
+def plain_run(cohorts: tuple[tuple[int, ...], ...], net: fs.Model) -> Layers:
+    """Where FedAvg gets with these."""
+    plain = Fed(make_federation().data, start_of(net))
+    for cohort in cohorts:
+        plain.round([*cohort])
+    return plain.server
+
+
+def start_of(net: fs.Model) -> Layers:
+    return layers_of(begin(net))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -439,23 +492,12 @@ def test_whole_runs_are_those_of_the_oracle(
     federation: Federation, net: fs.Model, name: str
 ) -> None:
     """Unequal clients, three of eight in a round; some come back, some lack a class."""
-    options, kind = METHODS[name]
-    out = play(made(name, net, **options), net, federation.data, ROUNDS)
-    oracle = kind(federation.data, layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0))))
-    plain = Fed(federation.data, oracle.server)
-    for state, metrics in zip(out.states, out.metrics, strict=True):
-        cohort = [int(k) for k in metrics.client]
-        assert_trees(layers_of(state.server), oracle.round(cohort), rtol=2e-4, atol=2e-5)
-        plain.round(cohort)
-    assert norm(plus(plain.server, oracle.server, -1)) > 1e-3  # it is not FedAvg
-
-
-@pytest.fixture(scope="module")
-def fedavg(federation: Federation, net: fs.Model) -> Play:
-    return play(
-        fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE),
-        net, federation.data, 2,
-    )  # fmt: skip
+    out = rounds_of(name, net, federation.data)
+    oracle = METHODS[name][1](federation.data, start_of(net))
+    cohorts = [tuple(map(int, metrics.client)) for metrics in out.metrics]
+    for server, cohort in zip(out.servers, cohorts, strict=True):
+        assert_trees(layers_of(server), oracle.round([*cohort]), rtol=2e-4, atol=2e-5)
+    assert norm(plus(plain_run(tuple(cohorts), net), oracle.server, -1)) > 1e-3  # not FedAvg
 
 
 NOTHING: dict[str, dict[str, Any]] = {
@@ -465,38 +507,38 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedlc": {"tau": 0.0},
     "fedsam": {"rho": 0.0},
     "feddisco": {"disco_a": 0.0, "disco_b": 0.0},
-    "feddisco, nobody": {"disco_a": 1e9},  # then the samples count
-    "fedlesam": {"rho": 0.0, "equal_weights": False},
+    "feddisco, nobody": {"disco_a": 1e9, "disco_b": 0.1},  # then the samples count
+    "fedlesam": {"rho": 0.0},
     "fedexp": {"eps": 1e9, "equal_weights": False},
-    "fedcm": {"alpha": 1.0, "equal_weights": False},
+    "fedcm": {"alpha": 1.0, "server_lr": 1.0},
     "mimelite": {"beta": 0.0},
     "cmfl": {"relevance": 0.0},
 }
+EQUAL = ("fedlesam", "fedcm")
+"""Methods in which clients count equally."""
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_without_its_term_it_is_fedavg(
-    federation: Federation, net: fs.Model, fedavg: Play, name: str
-) -> None:
-    ours = play(made(name, net, **NOTHING[name]), net, federation.data, 2)
-    assert_trees(ours.servers, fedavg.servers, rtol=1e-5, atol=1e-6)
+def test_without_its_term_it_is_fedavg(federation: Federation, net: fs.Model, name: str) -> None:
+    ours = rounds_of(name, net, federation.data, **NOTHING[name])
+    plain = rounds_of("fedavg", net, federation.data, equal_weights=name in EQUAL)
+    assert_trees(ours.servers, plain.servers, rtol=1e-5, atol=1e-6)
 
 
 def test_cmfl_uploads_what_is_relevant(federation: Federation, net: fs.Model) -> None:
     """Of those that have seen the server move; a step that nobody took is not the last one."""
-    method = made("cmfl", net, relevance=CMFL.relevance)
-    out = play(method, net, federation.data, 7)
-    oracle = CMFL(federation.data, layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0))))
+    out = rounds_of("cmfl", net, federation.data, 7)
+    oracle = CMFL(federation.data, start_of(net))
     sent = []
-    for state, metrics in zip(out.states, out.metrics, strict=True):
+    for server, metrics in zip(*out, strict=True):
         wanted = oracle.round([int(k) for k in metrics.client])
-        assert_trees(layers_of(state.server), wanted, rtol=1e-3, atol=1e-4)
+        assert_trees(layers_of(server), wanted, rtol=1e-3, atol=1e-4)
         assert int(metrics.downloads) == COHORT
         assert int(metrics.skipped) == 0
         sent.append((int(metrics.uploads), oracle.sent))
     assert all(ours == theirs for ours, theirs in sent)
     assert {ours for ours, _ in sent} >= {1, 3}
-    part = method.parts.sending[0]
+    part = made("cmfl", net, relevance=CMFL.relevance).parts.sending[0]
     assert part.hear is not None
     start, moved = (fs.Variables(jnp.array(w), {}) for w in ([0.0, 0.0], [1.0, 0.0]))
     kept = part.hear(part.hear(part.init(start, federation.data), moved), moved)
@@ -517,11 +559,11 @@ def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
     federation: Federation, net: fs.Model
 ) -> None:
     """h_k = 0: clients pull alike; then w - h / α adds m / N of the step."""
-    dyn = play(made("feddyn", net, alpha=ALPHA), net, federation.data, 1)
+    dyn = rounds_of("feddyn", net, federation.data)
     prox = algorithms.fedprox(
         local_of(net), clients_per_round=COHORT, mu=ALPHA, execution=ONE
     ).replace(weighting=fs.weighting.equal)
-    start = net.init(jax.random.fold_in(jax.random.key(0), 0))
+    start = begin(net)
     theirs = play(prox, net, federation.data, 1)
     step = jax.tree.map(jnp.subtract, theirs.servers[0], start)
     longer = 1 + COHORT / federation.data.clients
@@ -532,22 +574,19 @@ def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
 def test_fedadmm_of_all_clients_is_feddyn(federation: Federation, net: fs.Model) -> None:
     """The server model is then the mean of w_k + y_k / ρ."""
     dyn, admm = (
-        method(local_of(net), clients_per_round=8, execution=ONE, **option)
-        for method, option in (
-            (algorithms.feddyn, {"alpha": ALPHA}), (algorithms.fedadmm, {"rho": ALPHA}),
-        )
-    )  # fmt: skip
-    theirs = play(dyn, net, federation.data, 3)
-    assert_trees(play(admm, net, federation.data, 3).servers, theirs.servers, rtol=1e-4, atol=1e-5)
+        rounds_of(name, net, federation.data, clients_per_round=8).servers
+        for name in ("feddyn", "fedadmm")
+    )
+    assert_trees(admm, dyn, rtol=1e-4, atol=1e-5)
 
 
 def test_fedexp_with_equal_updates_takes_fedavgs_step(net: fs.Model) -> None:
     """Then the sum of squares over the square of the sum is one half."""
     data = make_federation((17,)).data
-    local = local_of(net)
-    ours = play(algorithms.fedexp(local, clients_per_round=1, execution=ONE), net, data, 2)
-    theirs = play(fs.fedavg(local, clients_per_round=1, execution=ONE), net, data, 2)
-    assert_trees(ours.servers, theirs.servers)
+    ours, theirs = (
+        rounds_of(name, net, data, clients_per_round=1).servers for name in ("fedexp", "fedavg")
+    )
+    assert_trees(ours, theirs)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

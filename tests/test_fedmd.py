@@ -71,7 +71,7 @@ def samples(data: ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
 
 
-@pytest.mark.parametrize(("cohort", "known"), [(COHORT, 9), (8, 9), (COHORT, 3)])
+@pytest.mark.parametrize(("cohort", "known"), [(COHORT, 9), (8, 3)])
 def test_like_the_paper(
     cohort: int, known: int, rooted: ClientData, models: dict[str, fs.Model]
 ) -> None:
@@ -113,10 +113,12 @@ def test_minibatches_are_in_an_order_of_chance(
     visit = tree.take(visits(data, jnp.array([2])), jnp.int32(0)).view(samples_of(data), data)
     wanted = jax.random.normal(jax.random.key(2), (9, 3))
     told = local.shared_state(variables)._replace(shared=agreement.Consensus(wanted, jnp.int32(2)))
-    ours = local.train(key, variables, visit, local.client_state(variables), told).variables
+    kept = local.client_state(variables)
+    ours = jax.jit(lambda w: local.train(key, w, visit, kept, told).variables)(variables)
     own_key = stream(key, Client.AGREEMENT)
+    order_of = jax.jit(shuffled, static_argnums=2)
     orders = [
-        np.asarray(shuffled(jax.random.fold_in(own_key, e), jnp.int32(5), 9))[:5]
+        np.asarray(order_of(jax.random.fold_in(own_key, e), jnp.int32(5), 9))[:5]
         for e in range(EPOCHS)
     ]
     assert len({tuple(order) for order in orders}) > 1

@@ -59,7 +59,15 @@ def test_every_sampler_has_a_request_here() -> None:
     assert ALIKE.keys() == SAMPLERS.keys()
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take their time."""
+    for name in ("draw_partition", "draw_skew"):
+        monkeypatch.setattr(partitioning, name, lambda *args, **settings: None)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ALIKE)
 def test_flags_and_text_give_the_same_partition(name: Any, tmp_path: Path) -> None:
     flags, text = ALIKE[name]
@@ -122,6 +130,7 @@ def test_folder_holds_partitions_report_and_pictures(
         assert min(imread(tmp_path / "run" / name).shape[:2]) > 300
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_seed_prints_the_whole_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +156,7 @@ def test_without_classes_it_speaks_of_sizes_alone(
     assert "emd" not in record(tmp_path / "2")["reports"][0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path: Path) -> None:
     run(tmp_path / "plain")
     run(tmp_path / "target", "--emd", "1.0", *BASE)
@@ -158,6 +168,7 @@ def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("pool", [False, True])
 def test_the_bench_takes_the_file(
     pool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -180,6 +191,7 @@ def test_the_bench_takes_the_file(
         build(parse([*words, "--dataset", "synthetic(0, 0)"]))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: str) -> None:
     argv = ["--dataset", "covertype", "--data-dir", data_dir, "--clients", "5"]
     argv += ["--sampler", "matched", "--mu", "1", "--lam", "1", "--burn-in", "0", "--moves", "0"]
@@ -273,6 +285,7 @@ def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run(tmp_path / "run", *BASE)

@@ -41,7 +41,7 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
 @pytest.fixture(scope="module")
 def whole_batches(federation: Federation, models: dict[str, fs.Model]) -> dict[str, Play]:
     """Two steps a visit, each on all samples of a client: their order does not matter."""
-    model = models["mlp"]
+    model = models["logistic"]
     local = local_sgd(model, batch_size=40, epochs=2)
     algorithms = {
         "fedavg": fs.fedavg(local, clients_per_round=3, execution=ONE),
@@ -67,7 +67,7 @@ def test_dittos_own_models_are_those_of_the_oracle(
     lam: float,
 ) -> None:
     data = federation.data
-    initial = models["mlp"].init(jax.random.fold_in(jax.random.key(0), 0))
+    initial = models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0))
     clients = len(federation.sizes)
     own, server = [layers_of(initial)] * clients, layers_of(initial)
     visited = set()
@@ -151,7 +151,7 @@ def test_what_is_sent_does_not_touch_the_own(
     federation: Federation, models: dict[str, fs.Model], whole_batches: dict[str, Play]
 ) -> None:
     """The opposite, by a code: a personal model never leaves its client."""
-    model = models["mlp"]
+    model = models["logistic"]
     forged = ditto(
         local_sgd(model, batch_size=40, epochs=2), clients_per_round=3, lam=LAM, execution=ONE
     ).replace(
@@ -198,10 +198,10 @@ def own_tests(federation: Federation) -> EvalSet:
 def tuned(
     two_partitions: fs.ClientData, own_tests: EvalSet, models: dict[str, fs.Model]
 ) -> fs.Result:
-    local = local_sgd(models["mlp"])
+    local = local_sgd(models["logistic"])
     return fs.simulate(
-        fine_tuned(local, clients_per_round=3, fine_tuning_epochs=2),
-        models["mlp"], two_partitions, own_tests,
+        fine_tuned(local, clients_per_round=3, fine_tuning_epochs=2, execution=ONE),
+        models["logistic"], two_partitions, own_tests,
         rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True, personal=True,
     )  # fmt: skip
 
@@ -212,7 +212,7 @@ def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
     two_partitions: fs.ClientData,
     tuned: fs.Result,
 ) -> None:
-    model, data = models["mlp"], two_partitions
+    model, data = models["logistic"], two_partitions
     local = local_sgd(model, epochs=2)
     tune = jax.jit(lambda key, w, client: local.train(key, w, client, ((), ()), ((), ())))
     answer = jax.jit(lambda w, x: model.apply(w, x, train=False)[0])
@@ -257,8 +257,8 @@ def test_fine_tuning_leaves_the_run_as_it_is(
     tuned: fs.Result,
 ) -> None:
     fedavg = fs.simulate(
-        fs.fedavg(local_sgd(models["mlp"]), clients_per_round=3),
-        models["mlp"], two_partitions, own_tests,
+        fs.fedavg(local_sgd(models["logistic"]), clients_per_round=3, execution=ONE),
+        models["logistic"], two_partitions, own_tests,
         rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True,
     )  # fmt: skip
     assert_trees(fedavg.variables, tuned.variables)
@@ -281,16 +281,17 @@ def test_the_model_that_all_receive_scores_as_the_servers(
 ) -> None:
     """In AUC too, and after the models in flight were collected at the end."""
     algorithm = fs.compose(
-        local_sgd(models["mlp"]),
+        local_sgd(models["logistic"]),
         selection=selection.uniform(sticky=True),
         schedule=schedule.staggered(4, 2),
         personal=personal.as_received(),
+        execution=fs.make_execution(devices=1 if runs == 1 else 4),
     )
     data, test = two_partitions, own_tests
     if runs == 1:
         data, test = federation.data, eval_set(*federation.test, partition_from_lists(LISTS[0]))
     result = fs.simulate(
-        algorithm, models["mlp"], data, test,
+        algorithm, models["logistic"], data, test,
         rounds=3, classes=3, seeds=(0, 1)[:runs], eval_every=2, auc=True, personal=True,
     )  # fmt: skip
     last = result.evaluations[-1]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, make_federation, play
+from conftest import Federation, assert_trees, make_federation
 from oracle import Layers, average, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -39,6 +40,7 @@ def local_of(net: fs.Model, **options: Any) -> LocalUpdate:
     return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
 
 
+@functools.cache
 def start_of(net: fs.Model) -> fs.Variables:
     return net.init(jax.random.fold_in(jax.random.key(0), 0))
 
@@ -258,17 +260,55 @@ def made(name: str, net: fs.Model, local: LocalUpdate | None = None, **options: 
     return method(local or local_of(net), **given)
 
 
-def own_models(algorithm: fs.Algorithm, out: Play, data: fs.ClientData) -> list[Layers]:
-    """The model that each client uses after a run."""
+class Program(NamedTuple):
+    """A round, of which the numbers of a method are arguments, and the own models after it."""
 
-    @jax.jit
-    def models(state: Any, data: fs.ClientData) -> Any:
+    step: Any
+    own: Any
+
+
+@functools.cache
+def program(name: str, net: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Program:
+    def step(numbers: dict[str, Any], key: Any, state: Any, data: fs.ClientData) -> Any:
+        return made(name, net, **numbers, **dict(fixed)).step(key, state, data)
+
+    def own(numbers: dict[str, Any], state: Any, data: fs.ClientData) -> Any:
         score: Any = lambda constants, variables, task: variables  # noqa: E731
-        tasks = jnp.zeros(data.clients)
+        algorithm, tasks = made(name, net, **numbers, **dict(fixed)), jnp.zeros(data.clients)
         return algorithm.score_personal(jax.random.key(0), state, data, score, (), tasks)
 
-    found = models(out.states[-1], jax.device_put(data))
-    return [layers_of(jax.tree.map(lambda a, k=k: a[k], found)) for k in range(data.clients)]
+    return Program(jax.jit(step), jax.jit(own))
+
+
+class Rounds(NamedTuple):
+    """The server's model after each round, who took part, and each client's own at the end."""
+
+    servers: list[Any]
+    cohorts: list[list[int]]
+    own: list[Layers]
+
+
+def rounds_of(
+    name: str, net: fs.Model, data: fs.ClientData, own: bool = False, **options: Any
+) -> Rounds:
+    """Of a method; runs that differ in numbers share a program."""
+    # Of these the programs depend.
+    concrete, data = ("mix_share",), jax.device_put(data)
+    numbers = {
+        key: value for key, value in options.items() if type(value) is float and key not in concrete
+    }
+    programs = program(name, net, frozenset(options.items() - numbers.items()))
+    run_key, out = jax.random.fold_in(jax.random.key(0), 1), Rounds([], [], [])
+    state = made(name, net, **options).init(run_key, start_of(net), data)
+    for t in range(ROUNDS):
+        state, report = programs.step(numbers, jax.random.fold_in(run_key, t), state, data)
+        out.servers.append(state.server)
+        out.cohorts.append(report.client.tolist())
+    if own:
+        found = jax.device_get(programs.own(numbers, state, data))
+        each = (jax.tree.map(lambda a, k=k: a[k], found) for k in range(data.clients))
+        out.own.extend(map(layers_of, each))
+    return out
 
 
 @pytest.mark.parametrize("case", METHODS)
@@ -277,58 +317,52 @@ def test_whole_runs_are_those_of_the_oracle(
 ) -> None:
     """Unequal clients, three of eight in a round: server model and every client's own."""
     name, options, kind = METHODS[case]
-    algorithm = made(name, net, **options)
-    out = play(algorithm, net, federation.data, ROUNDS)
+    out = rounds_of(name, net, federation.data, own=True, **options)
     oracle = kind(federation.data, layers_of(start_of(net)))
     visited = set()
-    for state, metrics in zip(out.states, out.metrics, strict=True):
-        cohort = [int(k) for k in metrics.client]
+    for server, cohort in zip(out.servers, out.cohorts, strict=True):
         oracle.round(cohort)
-        assert_trees(layers_of(state.server), oracle.server, rtol=2e-4, atol=2e-5)
+        assert_trees(layers_of(server), oracle.server, rtol=2e-4, atol=2e-5)
         visited |= {*cohort}
     assert COHORT < len(visited) < federation.data.clients  # some came back, some never came
-    for k, found in enumerate(own_models(algorithm, out, federation.data)):
+    assert len(out.own) == federation.data.clients
+    for k, found in enumerate(out.own):
         assert_trees(found, oracle.own(k), rtol=2e-4, atol=2e-5)
 
 
-@pytest.fixture(scope="module")
-def fedavg(federation: Federation, net: fs.Model) -> Play:
-    algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE)
-    return play(algorithm, net, federation.data, 2)
-
-
 # What is FedAvg, and in which form.
-FEDAVG: dict[str, tuple[str, dict[str, Any]]] = {
-    "no step ahead": ("per_fedavg", {"alpha": 0.0, "hessian": True, "equal_weights": False}),
+FEDAVG: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "no step ahead": (
+        "per_fedavg", {"alpha": 0.0, "hessian": True, "fine_tuning_steps": 3}, True,
+    ),
     # One step of rate 1 / λ: λ (w - θ) is the gradient at w.
     "one step of the envelope": (
-        "pfedme", {"lam": 2.0, "inner_steps": 1, "inner_lr": 0.5, "equal_weights": False},
+        "pfedme", {"lam": 2.0, "inner_steps": 1, "inner_lr": 0.5, "equal_weights": False}, False,
     ),
-    "shares of 1": ("fedala", {"mix_lr": 0.0}),
-    "a softmax as it is": ("fedrod", {"gamma": 0.0}),
-    "of the shared model": ("apfl", {"learned": True, "equal_weights": False}),
+    "shares of 1": ("fedala", {"mix_lr": 0.0, "mix_share": 0.5}, False),
+    "a softmax as it is": ("fedrod", {"gamma": 0.0}, False),
+    "of the shared model": ("apfl", {"alpha": 0.99, "learned": True}, True),
 }  # fmt: skip
+"""Also whether its clients count equally."""
 
 
 @pytest.mark.parametrize("case", FEDAVG)
 def test_without_what_it_adds_it_is_fedavg(
-    federation: Federation, net: fs.Model, fedavg: Play, case: str
+    federation: Federation, net: fs.Model, case: str
 ) -> None:
-    name, options = FEDAVG[case]
-    ours = play(made(name, net, **options), net, federation.data, 2)
-    assert_trees(ours.servers, fedavg.servers, rtol=1e-5, atol=1e-6)
+    name, options, equal = FEDAVG[case]
+    ours = rounds_of(name, net, federation.data, **options)
+    plain = rounds_of("fedavg", net, federation.data, equal_weights=equal)
+    assert_trees(ours.servers, plain.servers, rtol=1e-5, atol=1e-6)
 
 
 def test_apfl_of_models_alone_has_the_own_models_of_ditto(
     federation: Federation, net: fs.Model
 ) -> None:
     """α = 1: v_k goes on alone; λ = 0: nothing pulls."""
-
-    def after(algorithm: fs.Algorithm) -> list[Layers]:
-        return own_models(algorithm, play(algorithm, net, federation.data, 2), federation.data)
-
-    ours, theirs = made("apfl", net, alpha=1.0), made("ditto", net, lam=0.0)
-    assert_trees(after(ours), after(theirs), rtol=1e-5, atol=1e-6)
+    ours = rounds_of("apfl", net, federation.data, own=True, alpha=1.0)
+    theirs = rounds_of("ditto", net, federation.data, own=True, lam=0.0)
+    assert_trees(ours.own, theirs.own, rtol=1e-5, atol=1e-6)
 
 
 def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None:

@@ -35,8 +35,7 @@ class Small(nn.Module):
 
 
 NETS: dict[str, tuple[Callable[[], fs.Model], tuple[int, ...]]] = {
-    "mlp": (lambda: fs.models.mlp((6,), CLASSES, (5,)), (6,)),
-    "cifar_cnn": (lambda: fs.models.cifar_cnn(IMAGE, CLASSES), IMAGE),
+    "small": (lambda: fs.models.from_linen(Small(), IMAGE), IMAGE),
     "resnet8": (
         lambda: fs.models.from_linen(resnet.FixupResNet(CLASSES, blocks=1), IMAGE),
         IMAGE,
@@ -84,15 +83,15 @@ def train(local: base.LocalUpdate, variables: fs.Variables, x: Any, y: Any) -> b
 
 
 @pytest.mark.parametrize(
-    ("weights", "x64"),
+    ("name", "weights", "x64"),
     [
-        ("bfloat16", False),
-        ("float32", True),
-        pytest.param("bfloat16", True, marks=pytest.mark.slow),
-        pytest.param("float64", True, marks=pytest.mark.slow),
+        *((name, "bfloat16", False) for name in NETS),
+        *((name, "float32", True) for name in NETS),
+        *(pytest.param(name, "float64", True, marks=pytest.mark.slow) for name in NETS),
+        pytest.param("lstm", "bfloat16", True, marks=pytest.mark.slow),
+        pytest.param("small", "bfloat16", True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", NETS)
 def test_training_keeps_every_type(name: str, weights: str, x64: bool) -> None:
     """Of the weights and of BatchNorm's statistics, float32 at the start; the report is float32."""
     make, shape = NETS[name]
@@ -244,11 +243,7 @@ def test_convolutions_take_the_wider_type(dtype: str) -> None:
         assert convolutions.depthwise(x, kernel[..., 0], pads).dtype == wide
 
 
-MIXED = {
-    "mlp": NETS["mlp"],
-    "lstm": NETS["lstm"],
-    "small": (lambda: fs.models.from_linen(Small(), IMAGE), IMAGE),
-}
+MIXED = {name: NETS[name] for name in ("small", "lstm")}
 
 
 def products(jaxpr: Any) -> set[Any]:
@@ -269,11 +264,10 @@ def test_a_network_may_compute_in_bfloat16(name: str) -> None:
     step = {}
     for way, model in (("plain", plain), ("mixed", mixed)):
         with jax.numpy_dtype_promotion("standard"):
-            trained = jax.jit(functools.partial(train, local_of(model)))
+            traced = jax.jit(functools.partial(train, local_of(model))).trace(start, x, y)
             if way == "mixed":
-                jaxpr = jax.make_jaxpr(functools.partial(train, local_of(model)))(start, x, y)
-                assert products(jaxpr.jaxpr) == {jnp.dtype("bfloat16")}
-            step[way] = trained(start, x, y).variables
+                assert products(traced.jaxpr.jaxpr) == {jnp.dtype("bfloat16")}
+            step[way] = traced.lower().compile()(start, x, y).variables
     assert types(step["mixed"]) == {np.dtype("float32")}
     plainly, mixedly = (
         np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, two), strict=True)])

@@ -319,19 +319,18 @@ def test_one_band_is_the_gaussian_mechanism() -> None:
 def test_cyclic_clients_all_come_and_wait(federation: Federation) -> None:
     part, none = privacy.cyclic(), jnp.zeros(3, jnp.int32)
     data = jax.tree.map(jnp.asarray, federation.data)
-    state, turns, orders = part.init(Variables((), ()), data, ONE), [], set()
+    draw = jax.jit(lambda key, state: part.draw(key, state, data, none, none == 0, none))
+    start = part.init(Variables((), ()), data, ONE)
+    state, turns, orders = start, [], set()
     for t in range(16):
-        drawn, state = part.draw(jax.random.key(t), state, data, none, none == 0, none)
+        drawn, state = draw(jax.random.key(t), state)
         turns.append(np.asarray(drawn))
     for k in range(N):
         (visits,) = np.nonzero([k in cohort for cohort in turns])
         assert len(visits) == 6  # of 16 rounds of three of eight
         assert np.diff(visits).min() >= 2
     for seed in range(4):
-        first = part.draw(
-            jax.random.key(seed), part.init(Variables((), ()), data, ONE), data, none, none == 0,
-            none,
-        )[0]  # fmt: skip
+        first, _ = draw(jax.random.key(seed), start)
         orders.add(tuple(np.asarray(first).tolist()))
     assert len(orders) == 4
 
@@ -443,11 +442,11 @@ def test_against_numpy(
     initial = models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0))
     slow = oracle.Oracle(federation.data, initial, LR, 0.0, 16, 1)
     none = jnp.zeros(privacy.slots_for(m), jnp.int32)
-    server, clipped = oracle.layers_of(initial), []
+    server, clipped, part = oracle.layers_of(initial), [], privacy.poisson(m)
+    data = jax.device_put(federation.data)
+    draw = jax.jit(lambda key: part.draw(key, (), data, none, none == 0, none)[0])
     for t, state in enumerate(ours.states):
-        cohort, _ = privacy.poisson(m).draw(
-            slow.key(t, 0), (), federation.data, none, none == 0, none
-        )
+        cohort = draw(slow.key(t, 0))
         total, below = [np.zeros_like(w) for w in server], 0.0
         for k in (int(k) for k in cohort if k < N):
             update = [a - w for a, w in zip(slow.train(t, k, server), server, strict=True)]

@@ -168,17 +168,18 @@ def numpy_radfed(
 
 
 def make(model: fs.Model, m: int, inner: int, **options: Any) -> fs.Algorithm:
-    objective = fs.empirical_risk(model)
-    return radfed(
-        sgd(model), clients_per_round=m, redistribution_rounds=inner, objective=objective, **options
-    )
+    given: dict[str, Any] = {
+        "objective": fs.empirical_risk(model),
+        "execution": fs.make_execution(devices=1),
+    }
+    return radfed(sgd(model), clients_per_round=m, redistribution_rounds=inner, **given | options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        ALL | {"active_clients": 2},
+        ALL | {"active_clients": 2, "execution": fs.make_execution(devices=2)},
         {"server_optimizer": "adagrad", "beta1": 0.9, "server_lr": 0.3, "tau": 0.1, "v0": 0.0},
         {"alpha": 0.3, "importance": "minibatch", "gamma": 0.4},
     ],
@@ -482,7 +483,8 @@ def test_options_switched_off_are_radfed(
     federation: Federation, model: fs.Model, watched: Play
 ) -> None:
     """To the bit, like the same parts with diagnostics, which only look."""
-    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5)
+    on_all = fs.make_execution()
+    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5, execution=on_all)
     run = play(off, model, federation.data, 5)
     assert_trees(run.servers, watched.servers[:5])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,11 +41,21 @@ def python_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_device() -> Iterator[None]:
+    """Which compiles faster than several; the pages leave it to the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        one = functools.partial(fs.make_execution, 1)
+        patch.setattr("fedjax_sim.round.algorithm.make_execution", one)
+        yield
+
+
 @pytest.mark.slow
 def test_the_examples_train_and_show_their_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
+    monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
     adapters, hypergradients = python_blocks(METHODS)
     loading, watching, sweeps = python_blocks(RUNS)
@@ -63,6 +75,7 @@ def test_the_examples_train_and_show_their_parts(
     assert scope["tuned"].evaluations[-1].bytes_up[0] == 30 * 10 * 4 * 3_496
     assert scope["tuned"].accuracy[-1, 0] > scope["result"].accuracy[-1, 0]
     command = ["--algo", "scaffold", "--compare", "none", "--rounds", "1", "--model", "logistic"]
+    command += ["--devices", "1"]
     assert bench.main([*command, "--out", str(tmp_path / "mine")]) == 0
     exec(loading.replace("runs/mine", str(tmp_path / "mine")), scope)
     assert {len(a) for a in jax.tree.leaves(scope["weights"])} == {4}

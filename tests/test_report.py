@@ -45,7 +45,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the command."""
     folder = tmp_path_factory.mktemp("report") / "real"
     flags = "--algo fedavg --compare scaffold --rounds 2 --clients 12 --seeds 3 --model logistic"
-    others = ["--emd", "1.2", "--no-cache", "--no-checkpoints", "--out", str(folder)]
+    others = ["--emd", "1.2", "--no-cache", "--no-checkpoints", "--devices", "1"]
+    others += ["--out", str(folder)]
     assert bench.main([*flags.split(), *others]) == 0
     return folder
 
@@ -258,6 +259,7 @@ def check_latex(text: str) -> list[str]:
     return rows
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_latex_is_a_table_of_booktabs_with_the_best_in_bold(make: Callable[..., Path]) -> None:
     better = {"fedavg": [[0.5, 0.6]], "scaffold": [[0.7, 0.8]]}
     run = make("run", better)
@@ -347,6 +349,7 @@ def test_settings_are_tuned_on_the_validation_set_alone(
     assert tuned(group) is None
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_tuned_method_may_be_the_baseline(make: Callable[..., Path]) -> None:
     test = {"a": [[0.5, 0.5]], "p(mu=1)": [[0.6, 0.6]], "p(mu=2)": [[0.9, 0.9]]}
     held = {"a": [[0.5, 0.5]], "p(mu=1)": [[0.8, 0.7]], "p(mu=2)": [[0.2, 0.3]]}
@@ -372,7 +375,9 @@ def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[...
     assert known(worst_tenth(trial)).mean == pytest.approx(np.mean([1, 0.95, 0.9]))
 
 
-def test_a_grid_of_two_settings_is_a_heat_map(make: Callable[..., Path]) -> None:
+def test_a_grid_of_two_settings_is_a_heat_map(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = {
         f"p(mu={mu}, lr={lr})": {"mu": mu, "lr": lr} for mu in (1, 0.1, 0.01) for lr in (2, 3)
     }
@@ -382,8 +387,10 @@ def test_a_grid_of_two_settings_is_a_heat_map(make: Callable[..., Path]) -> None
     assert (grid.method, grid.names) == ("p", ("mu", "lr"))
     assert grid.values == ((0.01, 0.1, 1), (2, 3))
     assert all(trial.settings["mu"] == mu for (mu, _), trial in grid.trials.items())
+    draw_nothing(monkeypatch)
+    monkeypatch.setattr(contents, "draw_grid", pictures.draw_grid)
     assert main([str(run)]) == 0
-    assert (run / "report" / "grid.pdf").exists()
+    assert (run / "report" / "grid.pdf").read_bytes().startswith(b"%PDF-")
     lacking = make("lacking", {name: scores[name] for name in [*scores][1:]}, own={
         name: points[name] for name in [*scores][1:]})  # fmt: skip
     assert grids(read([lacking]).trials) == []
@@ -487,7 +494,7 @@ def test_a_grid_may_lie_in_several_folders(make: Callable[..., Path]) -> None:
 
 
 def test_what_diverged_has_no_number(
-    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = {"a": [[0.5, 0.5], [0.6, 0.6], [0.7, 0.7]], "b": [[0.4, 0.4], [0.5, None], [0.6, None]],
             "c": [[0.4, 0.4]], "d": []}  # fmt: skip
@@ -506,6 +513,7 @@ def test_what_diverged_has_no_number(
     for name in ("report.md", "report.html", "table.tex", "table.csv"):
         assert not re.search(r"\bnan\b|\binf\b", (run / "report" / name).read_text(), re.I)
     # All of it, and as the baseline.
+    draw_nothing(monkeypatch)
     assert main([str(run), "--baseline", "d"]) == 0
     text = (run / "report" / "report.md").read_text()
     assert "| a | 0 | - | baseline diverged at round 1 | - | - |" in text
@@ -539,6 +547,7 @@ def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None
         assert group.label(known(group.baseline)) in (baseline, f"{baseline}, own models")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_is_its_cells_that_are_finished(
     make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -605,17 +614,21 @@ def test_names_do_nothing_but_be_read(make: Callable[..., Path], tmp_path: Path)
         assert {row["algorithm"] for row in csv.DictReader(file)} == {label, "b"}
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_nothing(patch: pytest.MonkeyPatch) -> None:
     """Pictures take their time: they are empty."""
 
     def draw(*given: Any) -> None:
         (path,) = (each for each in given if isinstance(each, Path))
         path.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="1pt"/>')
 
-    monkeypatch.setattr(pictures, "draw_series", draw)
-    monkeypatch.setattr(pictures, "draw_histograms", draw)
-    monkeypatch.setattr(contents, "draw_grid", draw)
+    patch.setattr(pictures, "draw_series", draw)
+    patch.setattr(pictures, "draw_histograms", draw)
+    patch.setattr(contents, "draw_grid", draw)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)
 
 
 def test_a_report_replaces_an_earlier_one_and_nothing_else(
@@ -827,6 +840,7 @@ def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
     assert dom.count("<h2>") == (reported / "report.html").read_text().count("<h2>")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_scores_of_several_kinds_have_chapters_of_their_own(make: Callable[..., Path]) -> None:
     """And data that are standardised otherwise: no method is tuned or compared across them."""
     make("run", {"a": [[0.5, 0.6]], "b": [[0.7, 0.7]]})

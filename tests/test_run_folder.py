@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from fedjax_sim.cli.config import GROUPS
 
 FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3 --rounds 6"
 METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed"]
-TINY = [*FLAGS.split(), "--eval-every", "2", *METHODS]
+TINY = [*FLAGS.split(), "--eval-every", "2", "--devices", "1", *METHODS]
 LABELS = ("fedavg(lr=0.1)", "fedavg(lr=0.5)", "radfed")
 
 
@@ -29,14 +33,33 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
     return fs.load_run(out)
 
 
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fs.cli.loading.SavedRun, Any]:
+    """A run with a clock, a target and a budget, and what it told scripts."""
+    out = tmp_path_factory.mktemp("timed") / "run"
+    argv = "--clients 6 --seeds 1 --rounds 3 --model logistic --algo fedprox --compare none"
+    argv += " --clock constant(1) --watts 2 --target 0.99 --budget-mb 0.04 --devices 1 --json"
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert bench.main([*argv.split(), "--out", str(out)]) == 0
+    return fs.load_run(out), json.loads(told.getvalue())
+
+
+@functools.cache
+def outputs(model: fs.Model) -> Callable[[fs.Variables, Any], Any]:
+    return jax.jit(lambda weights, x: model.apply(weights, x, train=False)[0])
+
+
+def right(run: Any, weights: fs.Variables) -> Any:
+    """Whether each test sample is, by its place."""
+    return np.argmax(outputs(run.model)(weights, run.test.x), axis=1) == run.test.y
+
+
 def accuracy(run: Any, weights: fs.Variables, i: int) -> float:
     """Of run i on its test clients, pooled."""
-    apply = jax.jit(lambda v, x: run.model.apply(v, x, train=False)[0])
     rows = np.asarray(run.test.index)[i]
     ends = np.asarray(run.test.start)[i]
-    rows = rows[ends[0] : ends[-1]]
-    logits = apply(jax.tree.map(lambda w: w[i], weights), run.test.x[rows])
-    return float(np.mean(np.argmax(logits, axis=1) == run.test.y[rows]))
+    hits = right(run, jax.tree.map(lambda w: np.asarray(w)[i], weights))
+    return float(np.mean(hits[rows[ends[0] : ends[-1]]]))
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -61,41 +84,42 @@ def test_the_validated_weights_are_those_of_each_runs_best_round(kept: Any, labe
         assert accuracy(kept, weights, i) == pytest.approx(best["accuracy"], abs=1e-6)
 
 
-def test_what_was_not_kept(kept: Any, tmp_path: Path) -> None:
+def test_what_was_not_kept(kept: Any, timed: Any) -> None:
     with pytest.raises(ValueError, match="at must be a round that was evaluated, one of 2, 4, 6"):
         kept.variables("radfed", at=3)
-    flags = "--clients 6 --seeds 1 --model logistic --rounds 2 --algo fedavg --compare none"
-    assert bench.main([*flags.split(), "--out", str(tmp_path / "run")]) == 0
-    plain = fs.load_run(tmp_path / "run")
+    plain = timed[0]
     with pytest.raises(ValueError, match="the weights of round 1 were not kept: --keep-weights"):
-        plain.variables("fedavg", at=1)
+        plain.variables("fedprox", at=1)
     with pytest.raises(ValueError, match="is for a run with validation clients"):
-        plain.variables("fedavg", at="validated")
+        plain.variables("fedprox", at="validated")
 
 
-OWN = ("ditto(lam=0.1)", "ditto(lam=1)", "fedper")
+def network(shape: tuple[int, ...], classes: int) -> fs.Model:
+    return fs.models.mlp(shape, classes, widths=(5,))
+
+
+OWN = ("fedper(lr=0.1)", "fedper(lr=0.5)")
 
 
 @pytest.fixture(scope="module")
 def owned(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
     out = tmp_path_factory.mktemp("owned") / "run"
-    flags = "--clients 6 --clients-per-round 3 --seeds 2 --rounds 3 --eval-every 2 --model mlp"
-    argv = [*flags.split(), "--algo", "ditto(lam=0.1|1)", "--compare", "fedper", "fedavg"]
+    flags = "--clients 6 --clients-per-round 3 --seeds 2 --rounds 3 --eval-every 2 --devices 1"
+    flags += f" --model {__name__}:network"
+    argv = [*flags.split(), "--algo", "fedper(lr=0.1|0.5)", "--compare", "fedavg"]
     assert bench.main([*argv, "--out", str(out)]) == 0
     return fs.load_run(out)
 
 
 @pytest.mark.parametrize("label", OWN)
 def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: str) -> None:
-    models = owned.personal(label)
-    apply = jax.jit(lambda v, x: owned.model.apply(v, x, train=False)[0])
+    models = jax.device_get(owned.personal(label))
     for i, row in enumerate(r for r in owned.clients if r["algorithm"] == label):
         ends, order = np.asarray(owned.test.start)[i], np.asarray(owned.test.index)[i]
         found = []
         for k in range(6):
-            rows = order[ends[k] : ends[k + 1]]
-            logits = apply(jax.tree.map(lambda w, i=i, k=k: w[i, k], models), owned.test.x[rows])
-            found.append(np.mean(np.argmax(logits, axis=1) == owned.test.y[rows]))
+            hits = right(owned, jax.tree.map(lambda w, i=i, k=k: w[i, k], models))
+            found.append(np.mean(hits[order[ends[k] : ends[k + 1]]]))
         np.testing.assert_allclose(found, row["personal"]["client_accuracy"], atol=1e-6)
     first, second = (jax.tree.leaves(jax.tree.map(lambda w, k=k: w[0, k], models)) for k in (0, 1))
     assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
@@ -104,18 +128,14 @@ def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: st
 def test_methods_without_models_of_their_own(owned: Any) -> None:
     with pytest.raises(ValueError, match="fedavg has no models of the clients' own"):
         owned.personal("fedavg")
-    with pytest.raises(ValueError, match="algorithm must be one of ditto"):
-        owned.personal("ditto")
+    with pytest.raises(ValueError, match="algorithm must be one of fedper"):
+        owned.personal("fedper")
 
 
-def test_scripts_are_told_what_the_summary_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    flags = "--clients 6 --seeds 1 --model logistic --rounds 1 --algo fedavg --compare none"
-    assert bench.main([*flags.split(), "--json", "--out", str(out)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {**json.loads((out / "summary.json").read_text()), "folder": str(out)}
+def test_scripts_are_told_what_the_summary_has(timed: Any) -> None:
+    run, told = timed
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert told == {**summary, "folder": str(run.folder)}
 
 
 def test_a_dry_run_runs_nothing_and_tells_what_would(
@@ -170,22 +190,19 @@ def keys_of(page: str, chapter: str) -> set[str]:
     return {key for cell in first for key in re.findall(r"`(\w+)`", cell)}
 
 
-def test_every_key_is_documented(kept: Any, tmp_path: Path) -> None:
+def test_every_key_is_documented(kept: Any, timed: Any) -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "run_folder.md").read_text()
     flags = {field.name for group in GROUPS.values() for field in dataclasses.fields(group)}
     assert set(kept.settings) - flags - {"algo", "compare", "options"} <= keys_of(
         page, "config.json"
     )
     assert f"of format {kept.settings['format']} " in page
-    argv = "--clients 6 --seeds 1 --rounds 2 --model logistic --algo fedprox --compare none"
-    clock = "--clock constant(1) --watts 2 --target 0.99 --budget-mb 0.001"
-    assert bench.main([*argv.split(), *clock.split(), "--out", str(tmp_path / "run")]) == 0
-    timed = fs.load_run(tmp_path / "run")
+    limited = timed[0]
     told = keys_of(page, "metrics.jsonl, clients.jsonl")
-    for row in (*kept.records, *kept.clients, *timed.records, *timed.clients):
+    for row in (*kept.records, *kept.clients, *limited.records, *limited.clients):
         assert {re.sub("_uncollected$", "", key) for key in row} <= told | {"client_f1"}
     told = keys_of(page, "summary.json")
-    for summary in (kept.summary["radfed"], kept.summary[LABELS[0]], timed.summary["fedprox"]):
+    for summary in (kept.summary["radfed"], kept.summary[LABELS[0]], limited.summary["fedprox"]):
         scores = re.compile(r"(client_|personal_)?(accuracy|f1)_(last|best|mean|validated)(_std)?")
         assert {key for key in summary if not scores.fullmatch(key)} <= told
 

@@ -22,14 +22,18 @@ from fedjax_sim.engine.streams import Round
 
 LR, COIN, ROUNDS, BATCH = 0.1, 0.15, 4, 8
 N = 8
+ONE = fs.make_execution(devices=1)
+_shuffled = jax.jit(shuffled, static_argnums=2)
 
 
 def made(model: fs.Model, momentum: float = 0.0, **options: Any) -> fs.Algorithm:
     local = fs.local_sgd(
         fs.empirical_risk(model), optax.sgd(LR, momentum=momentum or None), batch_size=BATCH
     )
-    given = {"clients_per_round": N, "lr": LR, "momentum": momentum, "coin": COIN} | options
-    return algorithms.scaffnew(local, **given)
+    given: dict[str, Any] = {
+        "clients_per_round": N, "lr": LR, "momentum": momentum, "coin": COIN, "execution": ONE,
+    }  # fmt: skip
+    return algorithms.scaffnew(local, **given | options)
 
 
 def lengths(rounds: int) -> list[int]:
@@ -56,7 +60,7 @@ def steps_of_the_paper(oracle: Oracle, coins: list[int]) -> list[Layers]:
             if batch == 0:
                 key = jax.random.fold_in(oracle.key(len(averages), Round.CLIENTS), k)
                 key = jax.random.fold_in(key, epoch)
-                order[k] = np.asarray(shuffled(key, jnp.int32(n), oracle.data.capacity))[:n]
+                order[k] = np.asarray(_shuffled(key, jnp.int32(n), oracle.data.capacity))[:n]
             mine = order[k][batch * oracle.batch : (batch + 1) * oracle.batch]
             rows = oracle.rows(k)[mine]
             _, slope = loss_and_gradient(x[k], oracle.data.x[rows], oracle.data.y[rows])
@@ -76,8 +80,8 @@ def test_rounds_are_the_steps_of_the_paper(
     federation: Federation, models: dict[str, fs.Model], momentum: float
 ) -> None:
     """Eight unequal clients, of one to five minibatches, through several epochs in a round."""
-    model = models["mlp"]
-    algorithm = made(model, momentum, execution=fs.make_execution(devices=2))
+    model = models["logistic"]
+    algorithm = made(model, momentum, execution=fs.make_execution(devices=1 if momentum else 2))
     out = play(algorithm, model, federation.data, ROUNDS)
     steps = lengths(ROUNDS)
     assert min(steps) < 5 < max(steps)
@@ -96,10 +100,10 @@ def test_with_an_average_after_every_step_it_is_parallel_sgd(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     """The variates move, but their sum is 0."""
-    model = models["mlp"]
+    model = models["logistic"]
     ours = made(model, coin=1.0)
     plain = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
-    theirs = algorithms.parallel_sgd(plain, clients_per_round=N).replace(
+    theirs = algorithms.parallel_sgd(plain, clients_per_round=N, execution=ONE).replace(
         weighting=fs.weighting.equal
     )
     a, b = (play(algorithm, model, federation.data, 3) for algorithm in (ours, theirs))
@@ -113,7 +117,9 @@ def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Mod
     model = models["logistic"]
     risk = fs.empirical_risk(model, l2=0.5)
     local = fs.local_sgd(risk, optax.sgd(LR), batch_size=64)
-    ours = algorithms.scaffnew(local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN)
+    ours = algorithms.scaffnew(
+        local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN, execution=ONE
+    )
     plain = ours.replace(local=ours.parts.local.change(corrections=None))
 
     oracle = Oracle(federation.data, None, LR, 0, 64, 1)
@@ -138,7 +144,7 @@ def test_coins_are_geometric(p: float) -> None:
     part = fs.local.geometric(p)
     count = 20_000
     keys = jax.random.split(jax.random.key(5), count)
-    drawn = np.asarray(jax.vmap(lambda key: part.draw(key, ()))(keys))
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: part.draw(key, ())))(keys))
     for t in range(1, 6):
         share = p * (1 - p) ** (t - 1)
         assert abs((drawn == t).mean() - share) < 4 * np.sqrt(share * (1 - share) / count)

@@ -96,11 +96,24 @@ def drawn(law: fs.base.Law, which: Device) -> np.ndarray:
 
 def there(clock: fs.base.Clock | None, key: Any, state: FedState) -> np.ndarray:
     """Who is awake in a round."""
-    if clock is None or clock.available is None:
-        return np.ones(N, bool)
-    client = jnp.arange(N, dtype=jnp.int32)
-    own = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.AWAKE), client)
-    return np.asarray(clock.available(own, client, state.clock))
+    available: Any = None if clock is None else clock.available
+    return (
+        np.ones(N, bool) if available is None else np.asarray(_there(available)(key, state.clock))
+    )
+
+
+@functools.cache
+def _there(available: Any) -> Any:
+    def of_all(key: Any, now: fs.base.Now) -> Any:
+        client = jnp.arange(N, dtype=jnp.int32)
+        own = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.AWAKE), client)
+        return available(own, client, now)
+
+    return jax.jit(of_all)
+
+
+_by_size = jax.jit(draws.by_size, static_argnums=1)
+_distinct = jax.jit(draws.distinct, static_argnums=(1, 2))
 
 
 # ---- power of choice ----
@@ -120,7 +133,7 @@ def test_the_largest_losses_of_those_asked(clock: fs.base.Clock | None, own: boo
     asleep = 0
     for key, state, metrics, _ in play(made):
         awake = there(clock, key, state)
-        candidates = draws.by_size(stream(key, Round.POLL), d, data().start).tolist()
+        candidates = _by_size(stream(key, Round.POLL), d, data().start).tolist()
         assert len(set(candidates)) == d
         asked = [k for k in candidates if awake[k]]
         asleep += d - len(asked)
@@ -151,7 +164,7 @@ def test_the_largest_losses_that_are_known() -> None:
     known = np.full(N, np.inf)
     several = 0
     for key, state, metrics, after in play(made, 8):
-        asked = np.asarray(draws.by_size(stream(key, Round.SELECTION), 5, data().start))
+        asked = np.asarray(_by_size(stream(key, Round.SELECTION), 5, data().start))
         np.testing.assert_array_equal(np.asarray(state.selection), known.astype(np.float32))
         chosen = cohort(metrics)
         left = set(asked.tolist()) - chosen
@@ -167,7 +180,7 @@ def test_the_largest_losses_that_are_known() -> None:
 def test_as_many_candidates_as_slots_are_a_draw_by_size() -> None:
     score = reports.mean_loss(risk())
     for key, _, metrics, _ in play(algorithm(fs.selection.power_of_choice(M, score), None), 2):
-        asked = draws.by_size(stream(key, Round.POLL), M, data().start)
+        asked = _by_size(stream(key, Round.POLL), M, data().start)
         assert cohort(metrics) == set(asked.tolist())
 
 
@@ -202,7 +215,7 @@ def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     counts = set()
     for key, state, metrics, _ in play(made, 6):
         awake = there(clock, key, state)
-        asked = np.asarray(draws.distinct(stream(key, Round.POLL), asked_of, N)).tolist()
+        asked = np.asarray(_distinct(stream(key, Round.POLL), asked_of, N)).tolist()
         asked = [k for k in asked if awake[k]]
 
         def seconds(some: tuple[int, ...]) -> float:
@@ -229,7 +242,7 @@ def test_without_haste_all_candidates_train() -> None:
     clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10), deadline=1e9)
     made = algorithm(fs.selection.within_deadline(M), clock)
     for key, _, metrics, _ in play(made, 3):
-        assert cohort(metrics) == set(draws.distinct(stream(key, Round.POLL), M, N).tolist())
+        assert cohort(metrics) == set(_distinct(stream(key, Round.POLL), M, N).tolist())
 
 
 # ---- awake ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, make_federation, play
+from conftest import Federation, Play, assert_trees, known, make_federation, play
 
 import fedjax_sim as fs
 from fedjax_sim import broadcast, preaggregation, schedule, selection, server
@@ -95,21 +96,21 @@ def test_who_reads_the_updates(
     assert composed(models["logistic"], **parts).parts.holds_updates == held
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(1, 1), (4, 1), (3, 2)])
-def test_the_mean_is_that_of_the_stack(
-    federation: Federation, models: dict[str, fs.Model], devices: int, chunk: int
-) -> None:
+@functools.cache
+def normed(devices: int, chunk: int, held: bool) -> Play:
     """With BatchNorm's statistics, which the mean takes too, and an optimiser that remembers."""
-    execution = fs.make_execution(devices=devices, chunk=chunk)
-    together, one_by_one = (
-        play(
-            composed(NORMED, server=heavy, diagnostics=diagnostics, execution=execution),
-            NORMED,
-            federation.data,
-            3,
-        )
-        for diagnostics in ({"all": reading}, {})
+    algorithm = composed(
+        NORMED,
+        server=heavy,
+        diagnostics={"all": reading} if held else {},
+        execution=fs.make_execution(devices=devices, chunk=chunk),
     )
+    return play(algorithm, NORMED, make_federation().data, 3)
+
+
+@pytest.mark.parametrize(("devices", "chunk"), [(1, 1), (4, 1), (3, 2)])
+def test_the_mean_is_that_of_the_stack(devices: int, chunk: int) -> None:
+    together, one_by_one = normed(1, 1, True), normed(devices, chunk, False)
     assert_trees(together.servers, one_by_one.servers, rtol=2e-5, atol=2e-6)
 
 
@@ -142,8 +143,9 @@ def test_nobody_trains(federation: Federation, models: dict[str, fs.Model]) -> N
             state,
         )
     )
-    run = play(composed(models["logistic"], selection=nobody), models["logistic"],
-               federation.data, 1)  # fmt: skip
+    execution = fs.make_execution(devices=1)
+    run = play(composed(models["logistic"], selection=nobody, execution=execution),
+               models["logistic"], federation.data, 1)  # fmt: skip
     assert_trees(run.servers[0], models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0)))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ class _Normed(nn.Module):
 
 
 NORMED = fs.models.from_linen(_Normed(), (6,))
+ONE = fs.make_execution(1)
 SCALE: Any = {"classes": 3, "rounds": 4, "eval_every": 2}
 
 
@@ -73,29 +76,17 @@ def assert_equal(point: Point, its: fs.Result) -> None:
     assert (ours.samples, ours.steps) == (its.samples, its.steps)
 
 
+def scaffold_adam(tau: float, lr: float) -> fs.Algorithm:
+    """Numbers of what clients keep and of the server's optimiser."""
+    local = sgd(lr)
+    adam = fs.algorithms.fedadam(local, clients_per_round=3, tau=tau).parts.server
+    return fs.algorithms.scaffold(local, clients_per_round=3).replace(server=adam)
+
+
 MAKERS: dict[str, tuple[Make, dict[str, list[Any]]]] = {
-    "fedprox": (
-        lambda mu, lr: fs.algorithms.fedprox(sgd(lr), clients_per_round=3, mu=mu),
-        {"mu": [0.01, 1.0], "lr": [0.05, 0.2]},
-    ),
-    "fedavgm": (
-        lambda beta: fs.algorithms.fedavgm(sgd(0.1), clients_per_round=3, server_momentum=beta),
-        {"beta": [0.5, 0.9]},
-    ),
-    "fedadam": (
-        lambda tau, lr: fs.algorithms.fedadam(sgd(lr), clients_per_round=3, tau=tau),
-        {"tau": [0.001, 0.1], "lr": [0.05, 0.2]},
-    ),
-    "scaffold": (
-        lambda lr: fs.algorithms.scaffold(sgd(lr), clients_per_round=3),
-        {"lr": [0.05, 0.1, 0.2]},
-    ),
+    "adam": (scaffold_adam, {"tau": [0.001, 0.1], "lr": [0.05, 0.2]}),
     "radfed": (
         lambda lr: fs.radfed(sgd(lr), clients_per_round=3, redistribution_rounds=2),
-        {"lr": [0.05, 0.2]},
-    ),
-    "phase_shift": (
-        lambda lr: fs.phase_shift(sgd(lr), clients_per_round=4, phases=2),
         {"lr": [0.05, 0.2]},
     ),
     "fedasync": (
@@ -113,23 +104,23 @@ MAKERS: dict[str, tuple[Make, dict[str, list[Any]]]] = {
 }
 
 
+def on(execution: fs.Execution, make: Make) -> Make:
+    """The same algorithms on these devices."""
+    return lambda **settings: make(**settings).replace(execution=execution)
+
+
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_points_are_runs_of_one_program(name: str, federation: Federation) -> None:
-    make, grid = MAKERS[name]
-    execution = fs.make_execution(4, chunk=0) if name in ("fedprox", "radfed") else None
-
-    def on_devices(**settings: float) -> fs.Algorithm:
-        made = make(**settings)
-        return made if execution is None else made.replace(execution=execution)
-
+    maker, grid = MAKERS[name]
+    execution = fs.make_execution(4, chunk=0) if name == "radfed" else ONE
+    make = on(execution, maker)
     data, test = with_root(federation), federation.test
-    swept = fs.sweep(on_devices, grid, MODEL, data, test, seeds=[0, 3], **SCALE)
+    swept = fs.sweep(make, grid, MODEL, data, test, seeds=[0, 3], **SCALE)
     assert len(swept.plan.groups) == 1
-    most = 4 + make(**swept.points[0].settings).ends
+    most = 4 + 2 * make(**swept.points[0].settings).ends  # what ends is scored before as well
     assert {point.result.xla_programs for point in swept.points} <= {*range(2, most + 1)}
     last = [point.result.score[-1].tolist() for point in swept.points]
-    for point in swept.points[-1:]:
-        assert_equal(point, alone(on_devices, point, data, test))
+    assert_equal(swept.points[-1], alone(make, swept.points[-1], data, test))
     assert last[0] != last[-1] or name == "ditto"  # the settings are not without effect
 
 
@@ -142,11 +133,14 @@ def test_runs_have_their_own_clients_and_sets() -> None:
     x, labels = federation.test
     test = eval_set(x, labels, [fs.partition.iid(labels, 2, seed=s) for s in (0, 1)])
     held = eval_set(x, labels, [fs.partition.iid(labels, 3, seed=s) for s in (2, 3)])
-    make, grid = MAKERS["fedprox"]
+
+    def make(mu: float, lr: float) -> fs.Algorithm:
+        return fs.algorithms.fedprox(sgd(lr), clients_per_round=3, mu=mu, execution=ONE)
+
     told: list[str] = []
     swept = fs.sweep(
         make,
-        grid,
+        {"mu": [0.01, 1.0], "lr": [0.05, 0.2]},
         MODEL,
         data,
         test,
@@ -159,9 +153,8 @@ def test_runs_have_their_own_clients_and_sets() -> None:
     assert [dict(point.settings) for point in swept.points] == [
         {"mu": mu, "lr": lr} for mu in (0.01, 1.0) for lr in (0.05, 0.2)
     ]
-    inner = {i: alone(make, swept.points[i], data, test, validation=held) for i in (1, 2)}
-    for i, result in inner.items():
-        assert_equal(swept.points[i], result)
+    third = alone(make, swept.points[2], data, test, validation=held)
+    assert_equal(swept.points[2], third)
 
     # The best point by the validation set, each run at its best round.
     results = [point.result for point in swept.points]
@@ -175,43 +168,54 @@ def test_runs_have_their_own_clients_and_sets() -> None:
 
     rows = swept.table()
     assert len(rows) == 4 * 2 * 2
-    assert [rows[6][key] for key in ("mu", "lr", "seed", "round")] == [0.01, 0.2, 4, 4]
-    last = inner[1].evaluations[-1]
-    assert rows[6]["accuracy"] == pytest.approx(last.test.reported.accuracy[0], abs=1e-6)
+    assert [rows[10][key] for key in ("mu", "lr", "seed", "round")] == [1.0, 0.05, 4, 4]
+    last = third.evaluations[-1]
+    assert rows[10]["accuracy"] == pytest.approx(last.test.reported.accuracy[0], abs=1e-6)
     wanted = known(last.validation).reported.accuracy[0]
-    assert rows[6]["validation_accuracy"] == pytest.approx(wanted, abs=1e-6)
-    assert rows[6]["bytes_up"] == last.bytes_up[0]
+    assert rows[10]["validation_accuracy"] == pytest.approx(wanted, abs=1e-6)
+    assert rows[10]["bytes_up"] == last.bytes_up[0]
 
 
 def validated(result: fs.Result) -> np.ndarray:
     return result.series("accuracy", by_client=True, part="validation")
 
 
-def test_what_changes_shapes_is_run_in_turn(federation: Federation) -> None:
+def grouped(make: Make, grid: list[dict[str, Any]], data: fs.ClientData) -> list[list[int]]:
+    """Which points are runs of the same programs."""
+    return groups(Points(make, grid, [make(**point) for point in grid]), MODEL, data)
+
+
+def test_what_changes_shapes_is_another_program(federation: Federation) -> None:
     def make(epochs: int, lr: float) -> fs.Algorithm:
-        return fs.fedavg(sgd(lr, epochs=epochs), clients_per_round=3)
+        return fs.fedavg(sgd(lr, epochs=epochs), clients_per_round=3, execution=ONE)
 
-    data, test = federation.data, federation.test
-    swept = fs.sweep(make, {"epochs": [1, 2], "lr": [0.05, 0.2]}, MODEL, data, test, **SCALE)
-    assert [len(group) for group in swept.plan.groups] == [2, 2]
-    assert str(swept.plan) == "4 points x 1 seed = 4 runs, in 2 groups of programs, in turn"
-    for point in swept.points[1:3]:
-        assert_equal(point, alone(make, point, data, test))
+    grid = [{"epochs": epochs, "lr": lr} for epochs in (1, 2) for lr in (0.05, 0.2)]
+    assert grouped(make, grid, federation.data) == [[0, 1], [2, 3]]
 
 
-def test_numbers_that_parts_branch_by_are_run_in_turn(federation: Federation) -> None:
+def sparse(sparsity: float, lr: float) -> fs.Algorithm:
     """STC keeps a number of entries that is known when the round is compiled."""
+    local = sgd(lr)
+    return fs.algorithms.stc(local, clients_per_round=3, sparsity=sparsity, execution=ONE)
 
-    def make(sparsity: float, lr: float) -> fs.Algorithm:
-        return fs.algorithms.stc(sgd(lr), clients_per_round=3, sparsity=sparsity)
 
-    data, test, grid = federation.data, federation.test, {"sparsity": [0.2, 0.5], "lr": [0.1, 0.2]}
-    swept = fs.sweep(make, grid, MODEL, data, test, **SCALE)
-    assert [[p["sparsity"] for p in group] for group in swept.plan.groups] == [[0.2] * 2, [0.5] * 2]
-    for point in swept.points[1:3]:
-        assert_equal(point, alone(make, point, data, test))
-    one, two = (swept.points[i].result.evaluations[-1].bytes_up[0] for i in (0, 2))
-    assert one < two
+@pytest.fixture(scope="module")
+def in_turn(federation: Federation) -> Sweep:
+    grid = {"sparsity": [0.2, 0.5], "lr": [0.1, 0.2]}
+    return fs.sweep(sparse, grid, MODEL, federation.data, federation.test, **SCALE)
+
+
+def test_numbers_that_parts_branch_by_are_run_in_turn(
+    in_turn: Sweep, federation: Federation
+) -> None:
+    plan = in_turn.plan
+    assert [[p["sparsity"] for p in group] for group in plan.groups] == [[0.2] * 2, [0.5] * 2]
+    assert str(plan) == "4 points x 1 seed = 4 runs, in 2 groups of programs, in turn"
+    third = in_turn.points[2]
+    assert_equal(third, alone(sparse, third, federation.data, federation.test))
+    scores = [point.result.evaluations[-1] for point in in_turn.points]
+    assert scores[0].bytes_up[0] == scores[1].bytes_up[0] < scores[2].bytes_up[0]
+    assert len({float(score.test_loss[0]) for score in scores}) == 4
 
 
 def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> None:
@@ -229,44 +233,60 @@ def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> N
             selection=fs.selection.uniform(),
             schedule=fs.schedule.every_round(3),
             sending=(part,),
-            execution=fs.make_execution(1),
+            execution=ONE,
         )
 
     settings = [{"share": share} for share in (0.5, 1.0, 0.501)]
-    points = Points(make, settings, [make(**point) for point in settings])
-    assert groups(points, MODEL, federation.data) == [[0, 2], [1]]
+    assert grouped(make, settings, federation.data) == [[0, 2], [1]]
+
+
+@pytest.fixture(scope="module")
+def diverging(federation: Federation) -> Callable[[int], tuple[Make, Sweep]]:
+    """A grid of which one point diverges, with so many models at once on each of two devices."""
+
+    @functools.cache
+    def run(chunk: int) -> tuple[Make, Sweep]:
+        execution = fs.make_execution(2, chunk)
+
+        def make(lr: float) -> fs.Algorithm:
+            return fs.compose(
+                sgd(lr),
+                selection=fs.selection.uniform(),
+                schedule=fs.schedule.every_round(3),
+                execution=execution,
+            )
+
+        data, test = federation.data, federation.test
+        sets: Any = {"validation": test, "execution": execution}
+        grid = {"lr": [0.1, 3e38, 0.2]}
+        return make, fs.sweep(make, grid, MODEL, data, test, **SCALE, **sets)
+
+    return run
 
 
 @pytest.mark.parametrize("chunk", [0, 1])
 def test_a_point_that_diverges_is_told_and_takes_no_other_along(
-    chunk: int, federation: Federation
+    chunk: int, diverging: Callable[[int], tuple[Make, Sweep]], federation: Federation
 ) -> None:
-    execution = fs.make_execution(2, chunk)
-
-    def make(lr: float) -> fs.Algorithm:
-        return fs.compose(
-            sgd(lr),
-            selection=fs.selection.uniform(),
-            schedule=fs.schedule.every_round(3),
-            execution=execution,
-        )
-
-    data, test = federation.data, federation.test
-    sets: Any = {"validation": test, "execution": execution}
-    swept = fs.sweep(make, {"lr": [0.1, 3e38, 0.2]}, MODEL, data, test, **SCALE, **sets)
+    """One run alone is compared with the first grid, and that one with the second."""
+    make, swept = diverging(chunk)
+    test = federation.test
     assert len(swept.plan.groups) == 1
     lost = swept.points[1]
-    with pytest.raises(fs.DivergedError) as error:
-        alone(make, lost, data, test, execution=execution)
-    assert lost.diverged == str(error.value)
-    assert_equal(swept.points[2], alone(make, swept.points[2], data, test, **sets))
+    first = 1 + np.flatnonzero(~np.isfinite(lost.result.metrics.loss[0]))[0]
+    assert re.match(rf"the loss became \w+ in round {first} \(seed 0\)", known(lost.diverged))
+    if chunk == 0:
+        kept = swept.points[2]
+        assert_equal(kept, alone(make, kept, federation.data, test, validation=test))
+    else:
+        for ours, theirs in zip(swept.points[::2], diverging(0)[1].points[::2], strict=True):
+            assert_equal(ours, theirs.result)
     assert swept.points[0].diverged is None
     assert all(row["accuracy"] is None for row in swept.table() if row["lr"] == 3e38)
     assert all(row["loss"] is not None for row in swept.table() if row["lr"] < 1)
     assert swept.best().settings["lr"] < 1
-    every = fs.sweep(make, {"lr": [3e38, 2e38]}, MODEL, data, test, **SCALE, **sets)
     with pytest.raises(ValueError, match="all 2 points have diverged"):
-        every.best()
+        Sweep((lost, lost), swept.plan).best()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +303,7 @@ def test_a_point_that_diverges_is_told_and_takes_no_other_along(
 )
 def test_what_is_refused(grid: Any, message: str, federation: Federation) -> None:
     def make(mu: float) -> fs.Algorithm:
-        return fs.algorithms.fedprox(sgd(0.1), clients_per_round=3, mu=mu)
+        return fs.algorithms.fedprox(sgd(0.1), clients_per_round=3, mu=mu, execution=ONE)
 
     with pytest.raises(ValueError, match=message) as error:
         fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
@@ -291,30 +311,19 @@ def test_what_is_refused(grid: Any, message: str, federation: Federation) -> Non
 
 
 def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path: Path) -> None:
-    def go(lrs: list[float], rounds: int) -> Sweep:
+    def make(lr: float) -> fs.Algorithm:
+        return fs.fedavg(sgd(lr), clients_per_round=3, execution=ONE)
+
+    def go(lrs: list[float], rounds: int, checkpoints: Path | None = tmp_path) -> Sweep:
+        data, test = federation.data, federation.test
         return fs.sweep(
-            lambda lr: fs.fedavg(sgd(lr), clients_per_round=3),
-            {"lr": lrs},
-            MODEL,
-            federation.data,
-            federation.test,
-            rounds=rounds,
-            classes=3,
-            checkpoints=tmp_path / f"{len(lrs)}",
+            make, {"lr": lrs}, MODEL, data, test, rounds=rounds, classes=3, checkpoints=checkpoints
         )
 
     go([0.05, 0.2], 2)
     on_top = go([0.05, 0.2], 4)
     assert [e.round for e in on_top.points[0].result.evaluations] == [1, 2, 3, 4]
-    whole = fs.sweep(
-        lambda lr: fs.fedavg(sgd(lr), clients_per_round=3),
-        {"lr": [0.05, 0.2]},
-        MODEL,
-        federation.data,
-        federation.test,
-        rounds=4,
-        classes=3,
-    )
+    whole = go([0.05, 0.2], 4, None)
     assert on_top.table() == whole.table()
     for ours, theirs in zip(on_top.points, whole.points, strict=True):
         assert_trees(ours.result.state, theirs.result.state)
@@ -322,11 +331,9 @@ def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path
         go([0.05, 0.3], 4)
 
 
-def test_nothing_is_chosen_by_the_test_set(federation: Federation) -> None:
-    make, grid = MAKERS["scaffold"]
-    swept: Sweep = fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
+def test_nothing_is_chosen_by_the_test_set(in_turn: Sweep) -> None:
     with pytest.raises(ValueError, match="the run has no validation set"):
-        swept.best()
+        in_turn.best()
 
 
 IN_TURN = {
@@ -385,7 +392,7 @@ def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
             common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
         own = {key: common[key] for key in common if key in keywords(method)}
         made: fs.Algorithm = method(local, **{**own, **needed, **small, **given})
-        return made
+        return made.replace(execution=ONE)
 
     structural = IN_TURN.get(name, set())
     assert structural <= floats.keys()

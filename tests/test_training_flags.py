@@ -6,12 +6,15 @@ What they compute is set beside plain NumPy; and each reaches the methods, or is
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracle import Layers, layers_of, loss_and_gradient
@@ -24,6 +27,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.training import Training
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run.identity import digest
+from fedjax_sim.run.programs import Programs
 
 LR, ROUNDS, EPOCHS = 0.3, 5, 2
 
@@ -35,6 +39,7 @@ def _promoted() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def problem() -> tuple[fs.Model, fs.ClientData, tuple[Any, Any]]:
     """Two unequal clients; one minibatch has all samples of either."""
     rng = np.random.default_rng(0)
@@ -71,21 +76,23 @@ def adam(joined: float, apart: float) -> Any:
 
 ORACLES: dict[str, tuple[Training, Any, Callable[[int], float]]] = {
     "decay": (Training(weight_decay=0.1, momentum=0.0), sgd(0.1, 0), lambda r: 1),
-    "decay and momentum": (Training(weight_decay=0.1), sgd(0.1, 0.9), lambda r: 1),
     "nesterov": (Training(optimizer="nesterov"), sgd(0, 0.9, nesterov=True), lambda r: 1),
     "adam": (Training(optimizer="adam", weight_decay=0.1), adam(0.1, 0), lambda r: 1),
     "adamw": (Training(optimizer="adamw", weight_decay=0.1), adam(0, 0.1), lambda r: 1),
-    "cosine": (Training(lr_schedule="cosine(0.1)"), sgd(0, 0.9), cosine(0.1)),
-    "linear": (Training(lr_schedule="linear"), sgd(0, 0.9), lambda r: 1 - r / ROUNDS),
-    "exponential": (Training(lr_schedule="exponential(0.7)"), sgd(0, 0.9), lambda r: 0.7**r),
-    "step": (
-        Training(lr_schedule="step(0.1, 2, 4)"), sgd(0, 0.9), lambda r: 0.1 ** ((r >= 2) + (r >= 4))
-    ),
-    "warmup and cosine": (
+    "decay, momentum and a schedule": (
         Training(lr_schedule="warmup(3) * cosine", weight_decay=0.1), sgd(0.1, 0.9),
         lambda r: min(1, (r + 1) / 3) * cosine(0)(r),
     ),
 }  # fmt: skip
+
+
+def algorithm_of(training: Training) -> fs.Algorithm:
+    """FedAvg of both clients."""
+    local = make_local(training, fs.empirical_risk(problem()[0]), ())
+    one = fs.make_execution(1)
+    return scheduled(
+        training, local, ROUNDS, lambda made: fs.fedavg(made, clients_per_round=2, execution=one)
+    )
 
 
 @pytest.mark.parametrize("case", ORACLES)
@@ -93,12 +100,10 @@ def test_settings_of_local_training_compute_what_they_say(case: str) -> None:
     given, step, factor = ORACLES[case]
     training = dataclasses.replace(given, lr=LR, epochs=EPOCHS, batch_size=16)
     model, data, test = problem()
-    local = make_local(training, fs.empirical_risk(model), ())
-    algorithm = scheduled(training, local, ROUNDS, lambda one: fs.fedavg(one, clients_per_round=2))
     # Biases are 0 at the start, and a decay that left them out would be hard to see.
     initial = jax.tree.map(lambda a: np.asarray(a) + 0.5, model.init(jax.random.key(0)))
     result = fs.simulate(
-        algorithm, model, data, test, rounds=ROUNDS, classes=3, initial=initial,
+        algorithm_of(training), model, data, test, rounds=ROUNDS, classes=3, initial=initial,
         record=lambda state: state.server,
     )  # fmt: skip
 
@@ -119,8 +124,28 @@ def test_settings_of_local_training_compute_what_they_say(case: str) -> None:
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-BASE = ["--compare", "none", "--rounds", "5", "--seeds", "1", "--clients", "8", "--model",
-        "logistic", "--partition", "iid"]  # fmt: skip
+FACTORS: dict[str, Callable[[int], float]] = {
+    "cosine(0.1)": cosine(0.1),
+    "linear": lambda r: 1 - r / ROUNDS,
+    "exponential(0.7)": lambda r: 0.7**r,
+    "step(0.1, 2, 4)": lambda r: 0.1 ** ((r >= 2) + (r >= 4)),
+    "warmup(3) * cosine": lambda r: min(1, (r + 1) / 3) * cosine(0)(r),
+}
+
+
+@pytest.mark.parametrize("schedule", FACTORS)
+def test_the_rate_of_a_round(schedule: str) -> None:
+    """A run with one of them is above."""
+    local = algorithm_of(Training(lr_schedule=schedule, lr=LR)).parts.local
+    assert local.origin is not None
+    rate = local.origin.arguments["rate_by_round"]
+    told = [float(rate(jnp.int32(r))) for r in range(ROUNDS)]
+    wanted = [FACTORS[schedule](r) for r in range(ROUNDS)]
+    np.testing.assert_allclose(told, wanted, rtol=1e-5, atol=1e-6)
+
+
+BASE = ["--devices", "1", "--compare", "none", "--rounds", "5", "--seeds", "1", "--clients", "8",
+        "--model", "logistic", "--partition", "iid"]  # fmt: skip
 
 
 def built(*argv: str) -> Setup:
@@ -132,28 +157,28 @@ def settings_of(*argv: str) -> str:
     return digest(algorithm.parts.by_role())
 
 
-def test_every_setting_reaches_the_method_also_as_its_own() -> None:
-    plain = settings_of()
-    seen = {plain}
-    for flags in (
-        "--optimizer nesterov",
-        "--optimizer adam",
-        "--optimizer adagrad",
-        "--optimizer rmsprop",
-        "--optimizer yogi",
-        "--optimizer adamw --weight-decay 0.1",
-        "--weight-decay 0.1",
-        "--lr-schedule cosine",
-        "--momentum 0.5",
-        "--optimizer-state keep",
-    ):
-        found = settings_of("--algo", "fedavg", *flags.split())
-        assert found not in seen, flags
-        seen.add(found)
-    own = settings_of("--algo", "fedavg(optimizer=adam, weight_decay=0.1)")
-    assert own == settings_of("--algo", "fedavg", "--optimizer", "adam", "--weight-decay", "0.1")
-    kept = settings_of("--algo", "fedavg(optimizer_state=keep)")
-    assert kept == settings_of("--algo", "fedavg", "--optimizer-state", "keep")
+def test_every_setting_reaches_the_method_also_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Programs, "check", lambda self: None)  # that they fit is tested below
+    own = {
+        "--optimizer nesterov": "fedavg(optimizer=nesterov)",
+        "--optimizer adam": "fedavg(optimizer=adam)",
+        "--optimizer adagrad": "fedavg(optimizer=adagrad)",
+        "--optimizer rmsprop": "fedavg(optimizer=rmsprop)",
+        "--optimizer yogi": "fedavg(optimizer=yogi)",
+        "--optimizer adamw --weight-decay 0.1": "fedavg(optimizer=adamw, weight_decay=0.1)",
+        "--weight-decay 0.1": "fedavg(weight_decay=0.1)",
+        "--momentum 0.5": "fedavg(momentum=0.5)",
+        "--optimizer-state keep": "fedavg(optimizer_state=keep)",
+    }
+    setup = built("--algo", "fedavg", "--compare", *own.values())
+    found = {name: digest(a.parts.by_role()) for name, a in setup.algorithms.items()}
+    assert len({*found.values()}) == len(found) == 1 + len(own)
+    assert settings_of("--algo", "fedavg", "--lr-schedule", "cosine") not in found.values()
+    for flags, text in own.items():
+        by_flag = parse([*BASE, "--algo", "fedavg", *flags.split()]).training_of("fedavg")
+        assert by_flag == parse([*BASE, "--algo", text]).training_of(text)
+    for flags in ("--optimizer adamw --weight-decay 0.1", "--optimizer-state keep"):
+        assert settings_of("--algo", "fedavg", *flags.split()) == found[own[flags]]
     # A momentum that is for the others is no mistake.
     config = parse([*BASE, "--momentum", "0.5", "--algo", "fedavg(optimizer=adam)"])
     assert config.training_of("fedavg(optimizer=adam)").momentum is None
@@ -223,16 +248,18 @@ def test_strong_weight_decay_is_no_other_optimiser() -> None:
 
 
 def test_more_rounds_are_no_other_schedule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run may be longer, unless its rates are those of its length."""
-    for name, schedule, wanted in (
-        ("a", "exponential(0.5)", 0),
-        ("b", "cosine", 2),
-    ):
-        out = str(tmp_path / name)
-        argv = [*BASE, "--algo", "fedavg", "--clients-per-round", "2", "--lr-schedule", schedule]
-        assert bench.main([*argv, "--rounds", "2", "--out", out]) == 0
-        capsys.readouterr()
-        assert bench.main(["--resume", out, "--rounds", "3"]) == wanted
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
+    out, other = tmp_path / "run", tmp_path / "other"
+    argv = [*BASE, "--algo", "fedavg", "--clients-per-round", "2"]
+    argv += ["--lr-schedule", "exponential(0.5)"]
+    assert bench.main([*argv, "--rounds", "2", "--out", str(out)]) == 0
+    shutil.copytree(out, other)
+    told = (out / "config.json").read_text()
+    (other / "config.json").write_text(told.replace("exponential(0.5)", "cosine"))
+    capsys.readouterr()
+    assert bench.main(["--resume", str(out), "--rounds", "3"]) == 0
+    assert bench.main(["--resume", str(other), "--rounds", "3"]) == 2
     assert "--lr-schedule cosine is of its length, got 3" in capsys.readouterr().err

@@ -158,9 +158,9 @@ def test_files_and_dumb_terminals_have_no_view(
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
     text = """
-    run = {model = "logistic", clients = 6, rounds = 150}
+    run = {model = "logistic", clients = 6, rounds = 10, seeds = 1}
     grid = {emd = [0.5, 1.4]}
-    methods = ["fedavg", "fedprox"]
+    methods = ["fedavg(lr=0.1)", "fedavg(lr=0.01)"]
     """
     (tmp_path / "ours.toml").write_text(text)
     out, command = str(tmp_path / "out"), [sys.executable, "-m", "fedjax_sim.study"]
@@ -320,8 +320,9 @@ def ours(name: str, settings: Any, folder: Path) -> Sink:
 
 
 def test_a_sink_of_ones_own_that_fails_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     flags = "--clients 6 --seeds 2 --model logistic --rounds 2 --algo fedsgd --compare fedavg"
     flags = flags.replace("fedsgd", "fedprox") + " --devices 1 --sink test_watching:ours"
     assert bench.main([*flags.split(), "--out", str(tmp_path / "run")]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -28,6 +29,7 @@ from fedjax_sim.partition import Partition, partition_from_lists
 from fedjax_sim.run.simulation import experiment
 from fedjax_sim.run.windows import Windows
 
+NETWORK = fs.models.mlp((6,), 3, widths=(5,))
 SAMPLE = 6 * 4 + 4 + 4
 """Bytes of a sample of the federation: x, y, index."""
 
@@ -131,12 +133,10 @@ def test_runs_of_a_partition_share_its_samples() -> None:
     assert np.array_equal(at[:2], at[2:])
 
 
-def stages(
-    name: str, federation: Federation, model: fs.Model, mb: float | None, rounds: int = 5
-) -> Any:
-    """The last stage of two runs on two devices, and the cohorts of all rounds."""
-    made = experiment_of(name, federation, model, devices=2, chunk=1, samples_mb=mb)
-    found = [stage for _, stage in made.stages((0, 1), rounds)]
+def stages(name: str, federation: Federation, mb: float | None, devices: int = 1) -> Any:
+    """The last stage of two runs, and the cohorts of all rounds."""
+    made = experiment_of(name, federation, NETWORK, devices=devices, chunk=1, samples_mb=mb)
+    found = [stage for _, stage in made.stages((0, 1), 5)]
     run = found[-1].run
     assert run is not None
     return made.told(run).state, found[-1].variables, [stage.metrics for stage in found]
@@ -148,7 +148,7 @@ def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
     """With all that an execution says: of the samples of the clients, how many a device holds."""
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
     given = models["logistic"], federation.data, federation.test
-    here, there = fs.make_execution(1, samples_mb=0.01), fs.make_execution(2)
+    here, there = fs.make_execution(2, samples_mb=0.01), fs.make_execution(1)
     algorithm = fs.fedavg(local, clients_per_round=3, execution=here)
     composed = experiment(algorithm, *given, classes=3).programs
     told = experiment(algorithm, *given, classes=3, execution=there).programs
@@ -171,10 +171,10 @@ def numbers(tree: Any) -> Any:
     return jax.tree.map(number, tree)
 
 
-SOME = ("fedavg", "scaffold", "phase_shift", "radfed", "fltrust", "fedasync")
+SOME = ("scaffold", "radfed", "fltrust", "fedasync")
 OTHERS = (
-    "dada", "dp_fedavg", "feddf", "fedbuff", "fedcs", "fedmd", "gossip", "hybrid_fl", "ifca",
-    "mime", "scaffnew", "skewscout", "streaming_diloco", "zeno",
+    "dada", "dp_fedavg", "feddf", "fedcs", "fedmd", "gossip", "hybrid_fl", "ifca", "mime",
+    "scaffnew", "skewscout", "streaming_diloco",
 )  # fmt: skip
 """One of each kind: asks, polls, finishes, reads the server's samples, draws any number, ..."""
 REFUSED = (
@@ -185,51 +185,44 @@ REFUSED = (
 @pytest.mark.parametrize(
     "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
-def test_a_run_is_the_same_to_the_bit(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
+def test_a_run_is_the_same_to_the_bit(name: str, federation: Federation) -> None:
     sizes, total = np.sort(federation.sizes), len(federation.data.x)
     # As little as the rounds of two runs may need, with what the server owns.
     most = min(2 * int(sizes[-4:].sum()), int(sizes.sum()) - 1)
     most = int(sizes.sum()) if name in ("scaffnew", "dp_fedavg") else most  # all may come
     mb = holding(most + total - int(sizes.sum()))
-    theirs, ours = (stages(name, federation, models["mlp"], held) for held in (mb, None))
+    devices = 2 if name == "scaffold" else 1
+    theirs, ours = (stages(name, federation, held, devices) for held in (mb, None))
     assert_trees(*map(numbers, (theirs, ours)))
 
 
-@pytest.mark.parametrize("case", ["a centralised twin", "flipped labels", "streamed samples"])
 def test_what_else_reads_samples_reads_the_same(
-    case: str, federation: Federation, models: dict[str, fs.Model]
+    federation: Federation, models: dict[str, fs.Model]
 ) -> None:
+    """A centralised twin, and samples that are streamed and have flipped labels."""
     model, data = models["logistic"], federation.data
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
-    twin = {"": fs.diagnostics.central_divergence(local)}
-    if case == "flipped labels":
-        flipped = np.tile(np.arange(3, dtype=np.int32), (data.clients, 1))
-        flipped[::2] = [2, 1, 0]
-        data = altered_data(data, relabel=flipped)
-    elif case == "streamed samples":
-        data = fs.data.streamed(data, 3)
+    algorithm = fs.fedavg(local, clients_per_round=3)
+    algorithm = algorithm.replace(diagnostics={"": fs.diagnostics.central_divergence(local)})
+    flipped = np.tile(np.arange(3, dtype=np.int32), (data.clients, 1))
+    flipped[::2] = [2, 1, 0]
+    data = fs.data.streamed(altered_data(data, relabel=flipped), 3)
 
     def go(mb: float | None) -> fs.Result:
-        execution = fs.make_execution(devices=2, samples_mb=mb)
-        algorithm = fs.fedavg(local, clients_per_round=3, execution=execution)
-        if case == "a centralised twin":
-            algorithm = algorithm.replace(diagnostics=twin)
         return fs.simulate(
-            algorithm, model, data, federation.test, rounds=4, classes=3, execution=execution
-        )
+            algorithm, model, data, federation.test, rounds=4, classes=3,
+            execution=fs.make_execution(devices=1, samples_mb=mb),
+        )  # fmt: skip
 
     ours, theirs = (go(mb) for mb in (holding(90), None))
     assert_trees(*(numbers((r.variables, r.metrics, r.state)) for r in (ours, theirs)))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_who_needs_samples_of_others_is_refused(
-    name: str, federation: Federation, models: dict[str, fs.Model]
-) -> None:
+def test_who_needs_samples_of_others_is_refused(name: str, federation: Federation) -> None:
+    made = experiment_of(name, federation, NETWORK, samples_mb=1.0)
     with pytest.raises(ValueError, match=r"samples_mb needs (methods that read|cohorts that are)"):
-        stages(name, federation, models["mlp"], 1.0)
+        made.programs.check()
 
 
 def test_a_device_holds_no_more_than_it_may(
@@ -241,19 +234,19 @@ def test_a_device_holds_no_more_than_it_may(
     objective = fs.empirical_risk(models["logistic"])
     local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=8)
 
+    algorithm = fs.fedavg(local, clients_per_round=4)
+
     def go(rounds: int, mb: float | None) -> fs.Result:
-        execution = fs.make_execution(devices=2, samples_mb=mb)
-        algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
         return fs.simulate(
             algorithm, models["logistic"], given, federation.test, rounds=rounds, classes=3,
-            execution=execution,
+            execution=fs.make_execution(devices=1, samples_mb=mb),
         )  # fmt: skip
 
     whole, short, long = go(1, None), go(2, holding(120)), go(6, holding(120))
     assert short.device_bytes < whole.device_bytes - x.nbytes + 240 * SAMPLE
     tested = sum(np.asarray(a).nbytes for a in federation.test)
     assert short.device_bytes > 240 * SAMPLE + tested
-    assert short.xla_programs == long.xla_programs
+    assert long.xla_programs == 1  # which draws the cohorts of so many rounds
 
 
 def test_what_waits_for_the_rounds_counts(
@@ -261,43 +254,56 @@ def test_what_waits_for_the_rounds_counts(
 ) -> None:
     """The test set and the next window."""
     made = experiment_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
-    next(made.stages((0, 1), 1))
+    made._prepare(None)
     waits = made._held("rounds") - needed(made._compiled["rounds"])
     assert waits > 200 * SAMPLE + sum(np.asarray(a).nbytes for a in federation.test)
 
 
-def problem(tmp_path: Path) -> tuple[fs.Model, fs.ClientData, Any]:
+FILE_MODEL = fs.models.logistic((4,), 3)
+LARGE = 7
+"""A client with two more samples than others, which comes late."""
+
+
+def problem(tmp_path: Path) -> tuple[fs.ClientData, Any]:
     """Clients whose samples lie in a file, some of them altered copies."""
     rng = np.random.default_rng(3)
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (60, 4))
     x[:] = rng.normal(size=(60, 4))
     y = rng.integers(0, 3, 60)
     lists = [np.arange(k, 60, 12) for k in range(12)]
-    lists = [np.concatenate([own, own[:2] + 60]) for own in lists]
+    lists = [np.concatenate([own, own[: 2 + 2 * (k == LARGE)] + 60]) for k, own in enumerate(lists)]
     return (
-        fs.models.logistic((4,), 3),
         fs.client_data(np.load(tmp_path / "x.npy", mmap_mode="r"), y, repeating(lists)),
         fs.data.eval_set(x, y, partition_from_lists([own[:5] for own in lists])),
     )
 
 
-def trained(tmp_path: Path, samples: int | None, **changed: Any) -> fs.Result:
-    model, data, test = problem(tmp_path)
-    assert isinstance(np.asarray(data.x).base, np.memmap)
-    mb = None if samples is None else 2e-6 * samples * (16 + 8)
-    execution = fs.make_execution(devices=2, samples_mb=mb)
+@functools.cache  # one is compiled once for each execution that it runs on
+def of_copies(method: str) -> fs.Algorithm:
+    """Trains on copies that are altered."""
 
     def shifted(key: Any, batch: fs.base.Batch, client: Any) -> fs.base.Batch:
         assert batch.copy is not None
         moved = batch.x + jax.random.normal(key, batch.x.shape)
         return batch._replace(x=jnp.where(batch.copy[:, None], moved, batch.x))
 
-    objective = fs.empirical_risk(model)
+    objective = fs.empirical_risk(FILE_MODEL)
     local = fs.local_sgd(objective, optax.sgd(0.1), batch_size=4, transforms=[shifted])
-    method = changed.pop("method", "ditto")
-    algorithm = ALGORITHMS[method](local, clients_per_round=3, execution=execution)
-    given = {"rounds": 6, "classes": 3, "eval_every": 3, "execution": execution, **changed}
-    return fs.simulate(algorithm, model, data, test, **given)
+    return ALGORITHMS[method](local, clients_per_round=3)
+
+
+def holding_of_file(samples: int | None) -> fs.Execution:
+    mb = None if samples is None else 2e-6 * samples * (16 + 8)
+    return fs.make_execution(devices=1, samples_mb=mb)
+
+
+def trained(tmp_path: Path, samples: int | None, rounds: int = 6, **changed: Any) -> fs.Result:
+    data, test = problem(tmp_path)
+    assert isinstance(np.asarray(data.x).base, np.memmap)
+    return fs.simulate(
+        of_copies("ditto"), FILE_MODEL, data, test, rounds=rounds, classes=3, eval_every=3,
+        personal=True, execution=holding_of_file(samples), **changed,
+    )  # fmt: skip
 
 
 def all_of(result: fs.Result) -> Any:
@@ -306,20 +312,28 @@ def all_of(result: fs.Result) -> Any:
 
 
 def test_samples_may_lie_in_a_file_and_runs_go_on(tmp_path: Path) -> None:
-    """With own models scored, copies altered, and a resumed run whose windows are others."""
-    whole = trained(tmp_path, None, personal=True)
-    some = trained(tmp_path, 21, personal=True)
+    """With own models scored, copies altered, and resumed runs that fetch what others had."""
+    whole = trained(tmp_path, None)
+    some = trained(tmp_path, 21)
     assert_trees(all_of(some), all_of(whole))
-    folder = tmp_path / "saved"
-    trained(tmp_path, 21, personal=True, checkpoints=folder, rounds=3)
-    assert_trees(all_of(trained(tmp_path, 30, personal=True, checkpoints=folder)), all_of(whole))
+    for before, after in ((21, None), (None, 21)):
+        folder = tmp_path / f"saved{before}"
+        trained(tmp_path, before, checkpoints=folder, rounds=3)
+        assert_trees(all_of(trained(tmp_path, after, checkpoints=folder)), all_of(whole))
+    told = (
+        r"samples_mb must be at least 0\.01: half of it holds the clients of round \d+, 23 samples"
+    )
+    with pytest.raises(TooLargeError, match=told):
+        trained(tmp_path, 21, rounds=30)
 
 
 def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
+    made = experiment(
+        of_copies("fine_tuned"), FILE_MODEL, *problem(tmp_path), classes=3, personal=True,
+        execution=holding_of_file(30),
+    )  # fmt: skip
     with pytest.raises(ValueError, match="samples_mb needs methods that read the samples"):
-        trained(tmp_path, 30, personal=True, method="fine_tuned")
-    with pytest.raises(TooLargeError, match=r"samples_mb must be at least 0\.01: half of it holds"):
-        trained(tmp_path, 20)
+        made.programs.check()
     with pytest.raises(ValueError, match="samples_mb must be above 0, got 0"):
         fs.make_execution(samples_mb=0)
 
@@ -327,8 +341,8 @@ def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
 def test_the_command_says_the_same(tmp_path: Path) -> None:
     def scores(*more: str) -> list[Any]:
         flags = ["--model", "logistic", "--clients", "20", "--clients-per-round", "2", "--json"]
-        flags += ["--rounds", "4", "--seeds", "2", "--compare", "none", "--no-cache", "--algo"]
-        flags += ["radfed", "--redistribution-rounds", "2", *more]
+        flags += ["--rounds", "4", "--seeds", "2", "--compare", "none", "--no-cache"]
+        flags += ["--devices", "1", "--algo", "fedavg", *more]
         folder = tmp_path / f"run{len(more)}"
         assert bench.main([*flags, "--out", str(folder)]) == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

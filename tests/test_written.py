@@ -16,6 +16,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.written import TRAINED, read, written
 
 TINY = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--emd", "0.9"]
+TINY += ["--devices", "1"]
 
 
 def test_each_has_its_own_settings_and_the_others_the_flags() -> None:
@@ -36,7 +37,8 @@ def test_a_grid_is_every_combination() -> None:
     assert parse(["--algo", "fedavg(lr=1|1)", "--compare", "none"]).algorithms == ("fedavg(lr=1)",)
 
 
-def test_local_training_is_each_ones_own() -> None:
+def test_local_training_is_each_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     names = ["fedavg(epochs=4)", "fedavg(batch_size=8)", "parallel_sgd(lr=0.3, momentum=0)"]
     setup = build(parse([*TINY, "--algo", names[0], "--compare", *names[1:], "fedavg"]))
     steps = {n: int(a.parts.local.steps(32)) for n, a in setup.algorithms.items()}
@@ -54,13 +56,15 @@ def test_every_option_of_every_method_is_read(name: str) -> None:
     assert not set(parameters(name)) & set(TRAINED)
 
 
-def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
+def test_a_text_is_the_same_run_as_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     found: list[list[Any]] = []
     flags = ["--mu", "0.5", "--lr", "0.05", "--epochs", "1", "--batch-size", "8"]
     text = "fedprox(mu=0.5, lr=0.05, epochs=1, batch_size=8)"
     for i, argv in enumerate((["--algo", text], ["--algo", "fedprox", *flags])):
         out = tmp_path / str(i)
-        assert bench.main([*TINY, *argv, "--compare", "none", "--out", str(out)]) == 0
+        argv = [*TINY, "--seeds", "1", *argv, "--compare", "none", "--out", str(out)]
+        assert bench.main(argv) == 0
         lines = (out / "metrics.jsonl").read_text().splitlines()
         found.append([json.loads(line) | {"algorithm": ""} for line in lines])
     assert found[0] == found[1]
