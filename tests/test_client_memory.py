@@ -98,10 +98,14 @@ def trained(
     )  # fmt: skip
 
 
-def prepared(method: str, execution: fs.Execution) -> Programs:
+def prepared(
+    method: str,
+    execution: fs.Execution,
+    change: Callable[[fs.base.LocalUpdate], dict[str, Any]] | None = None,
+) -> Programs:
     """What would be compiled for two runs."""
     return experiment(
-        algorithm_of(method, None), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
+        algorithm_of(method, change), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
         execution=execution,
     ).programs  # fmt: skip
 
@@ -165,7 +169,9 @@ def test_what_ends_or_tunes_a_run_reads_what_its_clients_keep() -> None:
     given: dict[str, Any] = {
         "method": "phase_shift", "change": _tuned_with_own_leaves, "personal": True,
     }  # fmt: skip
-    ours = trained(2, **given)
+    held = 8 / (FEATURES + 1)  # eight clients keep a bias each
+    assert prepared("phase_shift", holding(held), _tuned_with_own_leaves).hosted
+    ours = trained(held, **given)
     assert ours.evaluations[-1].uncollected is not None
     assert_trees(all_of(ours), all_of(trained(None, **given)))
 

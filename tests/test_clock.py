@@ -349,7 +349,7 @@ def worlds(kind: str) -> tuple[Any, dict[str, np.ndarray], Any]:
 
 @pytest.mark.parametrize(
     "kind",
-    [k if i < 2 else pytest.param(k, marks=pytest.mark.slow) for i, k in enumerate(KINDS)],
+    [k if i < 3 else pytest.param(k, marks=pytest.mark.slow) for i, k in enumerate(KINDS)],
 )
 def test_worlds_against_a_plain_program(kind: str) -> None:
     """Eight rounds each, of two seeds."""
