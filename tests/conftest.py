@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import re
@@ -89,6 +90,16 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def bare_commands() -> Iterator[None]:
+    """Commands draw no pictures and do not check first whether a method fits, as others test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
+        patch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
+        patch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -203,6 +214,66 @@ def play(
         metrics.append(report)
     final, uploads = jax.jit(algorithm.collect)(jax.random.fold_in(run_key, rounds), state, data)
     return Play(states, metrics, final, int(uploads))
+
+
+class Rounds(NamedTuple):
+    """What :func:`play_numbers` gives.
+
+    Attributes:
+        servers: the server model's variables after every round.
+        metrics: what each reported.
+        state: the last one.
+        numbers: the options that the programs take as arguments.
+        fixed: the others.
+    """
+
+    servers: list[Any]
+    metrics: list[Any]
+    state: Any
+    numbers: dict[str, Any]
+    fixed: frozenset[tuple[str, Any]]
+
+
+Make = Callable[..., fs.Algorithm]
+
+
+@functools.cache
+def first_weights(model: fs.Model) -> fs.Variables:
+    """Those that :func:`play` starts from with seed 0."""
+    return model.init(jax.random.fold_in(jax.random.key(0), 0))
+
+
+@functools.cache
+def _step(make: Make, name: str, model: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Any:
+    def step(numbers: dict[str, Any], key: Any, state: Any, data: fs.ClientData) -> Any:
+        return make(name, model, **numbers, **dict(fixed)).step(key, state, data)
+
+    return jax.jit(step)
+
+
+def play_numbers(
+    make: Make,
+    name: str,
+    model: fs.Model,
+    data: fs.ClientData,
+    rounds: int,
+    options: dict[str, Any],
+    concrete: Sequence[str] = (),
+) -> Rounds:
+    """:func:`play` of ``make(name, model, **options)``; runs that differ in floats share a program.
+
+    But for those that are ``concrete``: the programs depend on them.
+    """
+    numbers = {k: v for k, v in options.items() if type(v) is float and k not in concrete}
+    fixed, data = frozenset(options.items() - numbers.items()), jax.device_put(data)
+    step, run_key = _step(make, name, model, fixed), jax.random.fold_in(jax.random.key(0), 1)
+    state = make(name, model, **options).init(run_key, first_weights(model), data)
+    servers, metrics = [], []
+    for t in range(rounds):
+        state, report = step(numbers, jax.random.fold_in(run_key, t), state, data)
+        servers.append(state.server)
+        metrics.append(report)
+    return Rounds(servers, metrics, state, numbers, fixed)
 
 
 def needs_a_clock(method: Callable[..., Any]) -> bool:

@@ -259,7 +259,7 @@ def replayed(
             trained[slot] = False
         there = list(range(len(cohort)))
         if (part := given.get("available")) is not None:
-            now = Now(np.int32(math.floor(seconds)), np.float32(seconds % 1))  # type: ignore[arg-type]
+            now = Now(jnp.int32(math.floor(seconds)), jnp.float32(seconds % 1))
             up = np.asarray(awake(part)(keys[t], now))
             there = [slot for slot, k in enumerate(cohort) if up[k]]
         sends = [s for s in there if not phased or s in due]

@@ -6,14 +6,23 @@ import functools
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, context_of, make_federation, play
+from conftest import (
+    Federation,
+    Rounds,
+    assert_trees,
+    context_of,
+    first_weights,
+    make_federation,
+    play,
+    play_numbers,
+)
 from oracle import Layers, layers_of
 
 import fedjax_sim as fs
@@ -435,43 +444,12 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     return method(local, **{"clients_per_round": COHORT, "execution": ONE} | options)
 
 
-class Rounds(NamedTuple):
-    """The server's model after each round, and what the round reported."""
-
-    servers: list[Any]
-    metrics: list[Any]
-
-
-@functools.cache
-def program(name: str, net: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Any:
-    """A round, of which the numbers of a method are arguments."""
-
-    def step(numbers: dict[str, Any], key: Any, state: Any, data: fs.ClientData) -> Any:
-        return made(name, net, **numbers, **dict(fixed)).step(key, state, data)
-
-    return jax.jit(step)
-
-
-@functools.cache
-def begin(net: fs.Model) -> fs.Variables:
-    return net.init(jax.random.fold_in(jax.random.key(0), 0))
-
-
 def rounds_of(
     name: str, net: fs.Model, data: fs.ClientData, rounds: int = ROUNDS, **options: Any
 ) -> Rounds:
-    """Of a method; runs that differ in numbers share a program."""
+    """Of a method."""
     name, (given, _) = name.partition(",")[0], METHODS.get(name, ({}, None))
-    options, data = given | options, jax.device_put(data)
-    numbers = {key: value for key, value in options.items() if type(value) is float}
-    step = program(name, net, frozenset(options.items() - numbers.items()))
-    run_key, out = jax.random.fold_in(jax.random.key(0), 1), Rounds([], [])
-    state = made(name, net, **options).init(run_key, begin(net), data)
-    for t in range(rounds):
-        state, report = step(numbers, jax.random.fold_in(run_key, t), state, data)
-        out.servers.append(state.server)
-        out.metrics.append(report)
-    return out
+    return play_numbers(made, name, net, data, rounds, given | options)
 
 
 @functools.cache
@@ -484,7 +462,7 @@ def plain_run(cohorts: tuple[tuple[int, ...], ...], net: fs.Model) -> Layers:
 
 
 def start_of(net: fs.Model) -> Layers:
-    return layers_of(begin(net))
+    return layers_of(first_weights(net))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -530,7 +508,7 @@ def test_cmfl_uploads_what_is_relevant(federation: Federation, net: fs.Model) ->
     out = rounds_of("cmfl", net, federation.data, 7)
     oracle = CMFL(federation.data, start_of(net))
     sent = []
-    for server, metrics in zip(*out, strict=True):
+    for server, metrics in zip(out.servers, out.metrics, strict=True):
         wanted = oracle.round([int(k) for k in metrics.client])
         assert_trees(layers_of(server), wanted, rtol=1e-3, atol=1e-4)
         assert int(metrics.downloads) == COHORT
@@ -563,7 +541,7 @@ def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
     prox = algorithms.fedprox(
         local_of(net), clients_per_round=COHORT, mu=ALPHA, execution=ONE
     ).replace(weighting=fs.weighting.equal)
-    start = begin(net)
+    start = first_weights(net)
     theirs = play(prox, net, federation.data, 1)
     step = jax.tree.map(jnp.subtract, theirs.servers[0], start)
     longer = 1 + COHORT / federation.data.clients

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ TINY = [*FLAGS.split(), "--devices", "1"]
 GRID = ("fedprox(mu=0.1|3, lr=0.05|0.1)", "fedavg(lr=0.1)")
 LABELS = tuple(f"fedprox(mu={mu}, lr={lr})" for mu in ("0.1", "3") for lr in ("0.05", "0.1"))
 
+pytestmark = pytest.mark.usefixtures("bare_commands")
+
 
 def run(out: Path, *argv: str, status: int = 0) -> fs.cli.loading.SavedRun:
     assert bench.main([*argv, "--out", str(out)]) == status
@@ -45,16 +46,6 @@ def assert_close(ours: Any, theirs: Any) -> None:
             assert a == b
         else:
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Without what other files test: pictures, and whether each method fits before any runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "draw_clients", lambda *args: None)
-        patch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
-        patch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
-        yield
 
 
 @pytest.fixture(scope="module")

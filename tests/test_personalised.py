@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, make_federation
+from conftest import Federation, assert_trees, first_weights, make_federation, play_numbers
 from oracle import Layers, average, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -38,11 +38,6 @@ def local_of(net: fs.Model, **options: Any) -> LocalUpdate:
     """Steps on all samples of a client: their order does not matter."""
     given = {"batch_size": 40, "epochs": STEPS} | options
     return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
-
-
-@functools.cache
-def start_of(net: fs.Model) -> fs.Variables:
-    return net.init(jax.random.fold_in(jax.random.key(0), 0))
 
 
 def slope(layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
@@ -260,27 +255,19 @@ def made(name: str, net: fs.Model, local: LocalUpdate | None = None, **options: 
     return method(local or local_of(net), **given)
 
 
-class Program(NamedTuple):
-    """A round, of which the numbers of a method are arguments, and the own models after it."""
-
-    step: Any
-    own: Any
-
-
 @functools.cache
-def program(name: str, net: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Program:
-    def step(numbers: dict[str, Any], key: Any, state: Any, data: fs.ClientData) -> Any:
-        return made(name, net, **numbers, **dict(fixed)).step(key, state, data)
+def own_models(name: str, net: fs.Model, fixed: frozenset[tuple[str, Any]]) -> Any:
+    """Each client's own, of a state."""
 
     def own(numbers: dict[str, Any], state: Any, data: fs.ClientData) -> Any:
         score: Any = lambda constants, variables, task: variables  # noqa: E731
         algorithm, tasks = made(name, net, **numbers, **dict(fixed)), jnp.zeros(data.clients)
         return algorithm.score_personal(jax.random.key(0), state, data, score, (), tasks)
 
-    return Program(jax.jit(step), jax.jit(own))
+    return jax.jit(own)
 
 
-class Rounds(NamedTuple):
+class Ran(NamedTuple):
     """The server's model after each round, who took part, and each client's own at the end."""
 
     servers: list[Any]
@@ -290,25 +277,16 @@ class Rounds(NamedTuple):
 
 def rounds_of(
     name: str, net: fs.Model, data: fs.ClientData, own: bool = False, **options: Any
-) -> Rounds:
-    """Of a method; runs that differ in numbers share a program."""
-    # Of these the programs depend.
-    concrete, data = ("mix_share",), jax.device_put(data)
-    numbers = {
-        key: value for key, value in options.items() if type(value) is float and key not in concrete
-    }
-    programs = program(name, net, frozenset(options.items() - numbers.items()))
-    run_key, out = jax.random.fold_in(jax.random.key(0), 1), Rounds([], [], [])
-    state = made(name, net, **options).init(run_key, start_of(net), data)
-    for t in range(ROUNDS):
-        state, report = programs.step(numbers, jax.random.fold_in(run_key, t), state, data)
-        out.servers.append(state.server)
-        out.cohorts.append(report.client.tolist())
+) -> Ran:
+    """Of a method."""
+    out = play_numbers(made, name, net, data, ROUNDS, options, concrete=("mix_share",))
+    ran = Ran(out.servers, [report.client.tolist() for report in out.metrics], [])
     if own:
-        found = jax.device_get(programs.own(numbers, state, data))
+        data = jax.device_put(data)
+        found = jax.device_get(own_models(name, net, out.fixed)(out.numbers, out.state, data))
         each = (jax.tree.map(lambda a, k=k: a[k], found) for k in range(data.clients))
-        out.own.extend(map(layers_of, each))
-    return out
+        ran.own.extend(map(layers_of, each))
+    return ran
 
 
 @pytest.mark.parametrize("case", METHODS)
@@ -318,7 +296,7 @@ def test_whole_runs_are_those_of_the_oracle(
     """Unequal clients, three of eight in a round: server model and every client's own."""
     name, options, kind = METHODS[case]
     out = rounds_of(name, net, federation.data, own=True, **options)
-    oracle = kind(federation.data, layers_of(start_of(net)))
+    oracle = kind(federation.data, layers_of(first_weights(net)))
     visited = set()
     for server, cohort in zip(out.servers, out.cohorts, strict=True):
         oracle.round(cohort)
@@ -378,8 +356,8 @@ def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None
     batch = fs.base.Batch(data.x[:8], data.y[:8], jnp.ones(8, bool))
     risk = adaptation.after_a_step(noted, RATE, hessian=True)
     for step in range(2):
-        context = fs.base.Context(start_of(net), client, jax.random.key(step))
-        risk(*start_of(net), batch, context)
+        context = fs.base.Context(first_weights(net), client, jax.random.key(step))
+        risk(*first_weights(net), batch, context)
     mine = np.asarray(data.x)[np.asarray(data.index)[data.start[1] : data.start[2]]]
     drawn = []
     for other in (seen[0], seen[1], seen[3], seen[4]):

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from hypothesis import strategies as st
 import fedjax_sim as fs
 from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
-from fedjax_sim.cli import running
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.plan import read_study
 from fedjax_sim.cli.studies.results import best_setting, rows_of
@@ -54,6 +52,7 @@ emd = [0.5, 1.4]
 weak = "fedprox(mu=0, lr=0.001|0.1)"
 """
 ROWS = ("FedProx & µ_k", "weak")
+pytestmark = pytest.mark.usefixtures("bare_commands")
 
 
 def written(folder: Path, text: str) -> Path:
@@ -65,16 +64,6 @@ def written(folder: Path, text: str) -> Path:
 def lines_of(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Without what other files test: pictures, and whether each method fits before any runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "draw_clients", lambda *args: None)
-        patch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
-        patch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
-        yield
 
 
 @pytest.fixture(scope="module")
