@@ -391,7 +391,7 @@ BAD = {
     "samples": (["--samples-mb", "0"], "--samples-mb: must be a number above 0"),
     "few samples": (
         ["--algo", "fedavg", "--compare", "none", "--samples-mb", "0.001"],
-        "samples_mb must be at least 0.",
+        "--samples-mb must be at least 0.",
     ),
     "client states": (["--client-state-mb", "-1"], "--client-state-mb: must be a number above 0"),
     "all samples": (
