@@ -1,7 +1,8 @@
 """Single-line bugs over all parts: ``python tests/mutate.py`` says which of them no test notices.
 
-Each mutant replaces one place of one file in a copy of the tree, and runs the plain tests that name
-the part, until the first that fails. ``--only TEXT`` runs those whose file or line has the text.
+Each mutant replaces one place of one file in a copy of the tree, and runs the tests that name the
+part, the slow ones last, until the first that fails. ``--only TEXT`` runs those whose file or line
+has the text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -28,6 +31,9 @@ class Mutant(NamedTuple):
     old: str
     new: str
     tests: str
+
+
+NONE_MARKED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def tests(*names: str) -> str:
@@ -1441,21 +1447,27 @@ def main() -> int:
 
 
 def survives(tree: Path, mutant: Mutant, environment: Mapping[str, str]) -> bool:
-    """Whether the tests pass with the bug; the tree is whole again afterwards."""
+    """Whether all tests pass with the bug; the tree is whole again afterwards."""
     file = tree / "fedjax_sim" / mutant.file
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-             str(file), *mutant.tests.split()],
-            cwd=tree, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return all(
+            _pass(tree, [str(file), *mutant.tests.split()], environment, marks)
+            for marks in ("not slow", "slow")
+        )
     finally:
         file.write_text(text, encoding="utf-8")
-    if run.returncode not in (0, 1, 2):
+
+
+def _pass(tree: Path, tests: list[str], environment: Mapping[str, str], marks: str) -> bool:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests],
+        cwd=tree, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if run.returncode not in (0, 1, 2, NONE_MARKED):
         raise RuntimeError(run.stdout[-2000:] + run.stderr[-2000:])
-    return run.returncode == 0
+    return run.returncode not in (1, 2)
 
 
 if __name__ == "__main__":

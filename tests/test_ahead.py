@@ -99,6 +99,7 @@ def test_what_is_compiled_ahead_is_what_runs(
     assert run.keys.shape == (2,)
 
 
+@pytest.mark.slow
 def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> None:
     """Each run's are those of its seed alone."""
     model = fs.models.logistic((6,), 3)

@@ -88,6 +88,7 @@ def test_an_attack_comes_before_what_a_method_sends() -> None:
     assert (attack.origin.name, code.origin.name) == ("ipm", "compressed")
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_composition_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

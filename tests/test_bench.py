@@ -100,6 +100,14 @@ class Ran(NamedTuple):
     results: dict[str, Result]
 
 
+@pytest.fixture
+def bare_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``bare_commands`` has it, for one test: others here ask for pictures and refusals."""
+    monkeypatch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
+    monkeypatch.setattr(Programs, "check", lambda self: None)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder, results = tmp_path_factory.mktemp("bench") / "run", list[Result]()
@@ -234,6 +242,7 @@ def test_table_fits_and_names_every_algorithm(ran: Ran) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path: Path) -> None:
     argv = [*TINY, "--rounds", "10", "--phases", "4", "--mode", "epochs", "--compare", "none"]
     assert bench.main([*argv, "--eval-every", "7", "--out", str(tmp_path / "run")]) == 0
@@ -245,6 +254,7 @@ def test_epochs_mode_runs_longer_at_the_traffic_of_fedavg(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path: Path) -> None:
     argv = [*TINY, "--phases", "1", "--compare", "fedavg", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 0
@@ -256,6 +266,7 @@ def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_saved_partition_serves_all_seeds(tmp_path: Path) -> None:
     labels = load_dataset("digits").train_y
     save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
@@ -514,6 +525,7 @@ def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_nan_stops_and_keeps_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -532,6 +544,7 @@ def test_nan_stops_and_keeps_what_was_written(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_too_large_learning_rate_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*TINY, "--lr", "1e38", "--compare", "none", "--out", str(tmp_path / "run")]
     assert bench.main(argv) == 1
@@ -540,6 +553,7 @@ def test_too_large_learning_rate_stops(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_divergence_of_one_leaves_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -581,6 +595,7 @@ def test_folder_without_a_record_is_removed(
     assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
 
 
+@pytest.mark.usefixtures("bare_command")
 def test_interrupt_keeps_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +613,7 @@ def test_interrupt_keeps_what_was_written(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every client in every round: T Gaussian mechanisms are one of noise z / sqrt(T)."""
     argv = [*TINY, "--seeds", "1", "--rounds", "4", "--algo", "dp_fedavg", "--compare", "none"]
@@ -614,6 +630,7 @@ def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampling", "delta"), [("poisson", 8**-1.1), ("fixed", 0.01)])
+@pytest.mark.usefixtures("bare_command")
 def test_privacy_follows_how_cohorts_are_drawn(sampling: Any, delta: float) -> None:
     flags = ["--sampling", sampling, "--clients-per-round", "2", "--noise-multiplier", "0.7"]
     flags += ["--delta", "0.01"] if delta == 0.01 else []
@@ -689,6 +706,7 @@ def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_scores_of_the_clients_own_models_are_there_without_asking(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_every_kind_of_state_goes_on_to_the_bit(name: str, tmp_path: Path) -> No
         assert_trees(resumed.variables, whole.variables, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(scaffold[0], tmp_path / "run")
     stopped_after(folder, 2)
@@ -381,13 +382,15 @@ def test_fingerprints_are_those_of_other_processes() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, bare_commands: None) -> Path:
     """The folder of a command that has come to its end, undisturbed."""
+    del bare_commands
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert bench.main([*FLAGS, "--out", str(folder)]) == 0
     return folder
 
 
+@pytest.mark.slow
 def test_a_signal_is_heard_and_the_command_goes_on(
     finished: Path,
     tmp_path: Path,
@@ -597,7 +600,16 @@ def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: P
         fs.load_run(tmp_path)
 
 
-KILLS = int(os.environ.get("KILLS", "3"))
+BARE = """
+import sys
+from fedjax_sim import bench
+from fedjax_sim.cli import folder, running
+from fedjax_sim.run.programs import Programs
+running.draw_clients = folder.draw_curves = Programs.check = lambda *args: None
+sys.exit(bench.main(sys.argv[1:]))
+"""
+"""The command without pictures and without a look ahead, as in the fixture bare_commands."""
+KILLS = int(os.environ.get("KILLS", "2"))
 KILLED = ["none"]
 if "KILLS" in os.environ:  # minutes
     KILLED = ["fedavg", "stc", "fedasync", "radfedi", "phase_shift", "ditto"]
@@ -607,7 +619,7 @@ if "KILLS" in os.environ:  # minutes
 def test_the_command_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL, while it compiles, trains, or writes: as often as KILLS says."""
     draw, kills = random.Random(KILLS), 0
-    command = [sys.executable, "-m", "fedjax_sim.bench"]
+    command = [sys.executable, "-c", BARE]
     begin = [*FLAGS, "--compare", *KILLED, "--checkpoint-every", "0", "--rounds", "100"]
     start = time.monotonic()  # what a run takes on this machine says when one can be killed
     subprocess.run([*command, *begin, "--out", str(tmp_path / "other")], check=True)

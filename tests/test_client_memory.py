@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from conftest import Federation, assert_trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ahead import experiment_of
-from test_windows import numbers, populations
+from test_windows import DEEPER, NETWORK, numbers, populations
 
 import fedjax_sim as fs
 from fedjax_sim import bench
@@ -35,7 +34,6 @@ from fedjax_sim.run.windows import Rows, Windows
 
 FEATURES, CLASSES, CLIENTS = 60, 3, 100  # who keep more than all else that a run holds
 MODEL = fs.models.logistic((FEATURES,), CLASSES)
-NETWORK = fs.models.mlp((6,), CLASSES, widths=(5,))
 ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
@@ -46,6 +44,8 @@ OTHERS = (
 )  # fmt: skip
 ELSEWHERE = ("ditto", "scaffold")
 """Methods of the other tests here."""
+LAYERED = ("fedala", "fedper", "fedproto", "fedrep")
+"""They tell the layers of a network apart."""
 ALIKE = ("fedbn", "feddyn", "fedlesam", "fedrod", "lg_fedavg", "moon")
 """Their clients keep other arrays by the same parts: what a round changes, leaves of the model."""
 
@@ -156,6 +156,7 @@ DITTO: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_own_models_are_scored_some_at_a_time() -> None:
     """Of six clients of a round the last device has none."""
     ours = trained(8, **DITTO)
@@ -164,6 +165,7 @@ def test_own_models_are_scored_some_at_a_time() -> None:
     assert_trees(all_of(ours), all_of(whole(**DITTO)))
 
 
+@pytest.mark.slow
 def test_what_ends_or_tunes_a_run_reads_what_its_clients_keep() -> None:
     """Own leaves when models in flight are collected, and own models that are tuned from them."""
     given: dict[str, Any] = {
@@ -183,7 +185,8 @@ def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Fed
     """Of 8 clients one device has what 7 keep."""
 
     def found(mb: float | None) -> tuple[Any, Any]:
-        made = experiment_of(name, federation, NETWORK, chunk=1, client_state_mb=mb)
+        network = DEEPER if name in LAYERED else NETWORK
+        made = experiment_of(name, federation, network, chunk=1, client_state_mb=mb)
         run = (stages := [stage for _, stage in made.stages((0, 1), 5)])[-1].run
         assert run is not None
         return made.told(run), (stages[-1].variables, [stage.metrics for stage in stages])
@@ -197,16 +200,17 @@ def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Fed
 def test_these_are_all_methods_whose_clients_keep_something(federation: Federation) -> None:
     keep = set()
     for name in ALGORITHMS:
-        made = experiment_of(name, federation, NETWORK).programs
+        made = experiment_of(name, federation, DEEPER).programs
         kept = kept_of(made._begun(made._functions))
         if not jax.tree.leaves(kept):
             continue
         keep.add(name)
         if name in ALIKE:
             mb = 7 / 8 * tree.num_bytes(kept) / 1e6 + 1e-9
-            some = experiment_of(name, federation, NETWORK, client_state_mb=mb).programs
+            some = experiment_of(name, federation, DEEPER, client_state_mb=mb).programs
             assert some.hosted
-            some.check()  # reads it in no program but the rounds
+            for _ in some._traced(None):  # refuses it if a program but the rounds reads it
+                pass
     known = {*QUICK, *OTHERS, *ELSEWHERE, *ALIKE}
     assert keep == known | {"scaffnew"}  # of which all clients train at once
 
@@ -335,15 +339,22 @@ def test_the_command_refuses_in_a_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("bare_commands")
 def test_the_command_says_the_same(tmp_path: Path) -> None:
-    counter = itertools.count()
+    """With samples on the host too."""
 
-    def scores(*more: str) -> list[Any]:
-        folder = tmp_path / f"run{next(counter)}"
-        assert (
-            bench.main([*FLAGS, "--json", "--algo", "scaffold", *more, "--out", str(folder)]) == 0
-        )
+    def told(name: str, *more: str) -> tuple[list[Any], float]:
+        folder = tmp_path / name
+        argv = [*FLAGS, "--json", "--algo", "scaffold", *more, "--out", str(folder)]
+        assert bench.main(argv) == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+        scores = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+        summary = json.loads((folder / "summary.json").read_text())
+        return scores, summary["scaffold"]["device_memory_mb"]
 
-    assert scores() == scores("--client-state-mb", "0.04")
+    (scores, held), (same, less) = (
+        told("whole"), told("some", "--client-state-mb", "0.04", "--samples-mb", "0.1")
+    )  # fmt: skip
+    assert same == scores
+    assert less < held - 0.05

@@ -68,6 +68,7 @@ def test_the_rules_of_a_round_are_those_of_the_flags() -> None:
     assert (made.first, made.deadline, made.late) == (3, 9, "partial")
 
 
+@pytest.mark.slow
 def test_the_command_tells_the_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,8 @@ def test_the_command_tells_the_seconds(
         saved(figure, *args, **settings)
 
     monkeypatch.setattr(Figure, "savefig", save)
+    monkeypatch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
+    monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     out = tmp_path / "run"
     argv = [*BASE, "--algo", "fedavg", "--rounds", "3", "--partition", "iid", "--out", str(out)]
     argv += ["--clock", "Constant( 0.5 )", "--watts", "2", "--target", "0.3"]
@@ -112,6 +115,7 @@ def test_the_command_tells_the_seconds(
     assert float(table["seconds"]) == seconds[3]
     assert bench.main(["--resume", str(out), "--deadline", "1"]) == 2
     assert "--deadline is 1.0, and None in the run in" in capsys.readouterr().err
+    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     argv[argv.index(str(out))] = str(tmp_path / "late")
     assert bench.main([*argv, "--deadline", "0.25"]) == 0
     told = json.loads((tmp_path / "late" / "summary.json").read_text())["fedavg"]

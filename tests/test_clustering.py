@@ -424,9 +424,9 @@ def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str,
     splits = [client_holdout(planted.partition, 0.25, seed=s) for s in (0, 1)]
     x, y = planted.data.x, planted.data.y
     runs = {}
-    execution = fs.make_execution(devices=2)
     for name in ("fedavg", "ifca", "angle"):
         weights = {"equal_weights": False} if name == "angle" else {}  # as the others have them
+        execution = fs.make_execution(devices=2 if name == "angle" else 1)
         for seeds in ((0, 1), (1,)) if name == "angle" else ((0, 1),):
             runs[name + str(seeds)] = fs.simulate(
                 make(name, models["logistic"], execution=execution, **weights),

@@ -148,7 +148,7 @@ def meetings(peers: int) -> Any:
     return jax.jit(redistribution.learned(MU_1, MU_2, PENALTY, peers=peers).move)
 
 
-@given(seed=st.integers(0, 10**6), count=st.sampled_from([2, 5, 8]))
+@given(seed=st.integers(0, 10**6), count=st.sampled_from([2, 5]))
 @settings(max_examples=15, deadline=None)
 def test_the_graph_is_where_j_is_least(seed: int, count: int) -> None:
     """J falls from meeting to meeting, to what SciPy finds for all weights at once."""

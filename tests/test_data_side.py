@@ -60,6 +60,7 @@ from fedjax_sim.plan import mediators
 from fedjax_sim.run.ledger import setup_bytes
 
 BALANCED = np.repeat(np.arange(10, dtype=np.int32), 400)
+ONE = make_execution(1)
 
 
 def own_emd(counts: np.ndarray) -> np.ndarray:
@@ -183,9 +184,10 @@ def test_copies_change_neither_steps_nor_weights(models: dict[str, fs.Model]) ->
     assert altered.capacity > data.capacity
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8, epochs=2)
-    run = play(fs.fedavg(local, clients_per_round=4), model, altered, 1)
+    run = play(fs.fedavg(local, clients_per_round=4, execution=ONE), model, altered, 1)
     assert int(run.metrics[0].steps) == 2 * int(np.ceil(sizes / 8).sum())
-    kept = fs.phase_shift(local, clients_per_round=4, phases=4)  # slots outlive the round
+    # Slots outlive the round.
+    kept = fs.phase_shift(local, clients_per_round=4, phases=4, execution=ONE)
     after = play(kept, model, altered, 1)
     assert float(after.states[0].server_samples) in sizes
     rows = np.argsort(np.asarray(after.states[0].slots.client))
@@ -432,7 +434,8 @@ def test_fedmix_objective(federation: Federation, models: dict[str, fs.Model]) -
 def test_fedmix_without_mixing_is_fedavg(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    model, execution = models["mlp"], make_execution(chunk=0)  # a vmap around the derivatives
+    # A vmap around the derivatives.
+    model, execution = models["logistic"], make_execution(1, chunk=0)
     risk = fs.empirical_risk(model)
     local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.9), batch_size=8)
     common: dict[str, Any] = {"clients_per_round": 3, "execution": execution}
@@ -502,7 +505,9 @@ def test_fedmix_against_numpy(federation: Federation, models: dict[str, fs.Model
     """Blocks of 7, of clients with 1 to 40 samples: most have a shorter last one."""
     risk = fs.empirical_risk(models["mlp"])
     local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.5), batch_size=8, epochs=2)
-    algorithm = fedmix(local, objective=risk, clients_per_round=5, mix_ratio=0.2, mix_samples=7)
+    algorithm = fedmix(
+        local, objective=risk, clients_per_round=5, mix_ratio=0.2, mix_samples=7, execution=ONE
+    )
     clients = slow(Mixing, federation.data, models["mlp"], ratio=0.2, each=7)
     theirs = oracle.fedavg(clients, 4, 5)
     agree(clients, theirs, play(algorithm, models["mlp"], federation.data, 4))
@@ -521,8 +526,9 @@ def test_means_are_counted_for_each_run(
     clients = fs.client_data(data.x, data.y, partitions)
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.05), max_steps=1)
     algorithm = fedmix(
-        local, objective=fs.empirical_risk(models["logistic"]), clients_per_round=1, mix_samples=3
-    )
+        local, objective=fs.empirical_risk(models["logistic"]), clients_per_round=1, mix_samples=3,
+        execution=ONE,
+    )  # fmt: skip
     out = fs.simulate(
         algorithm,
         models["logistic"],
@@ -546,8 +552,16 @@ def test_fedmix_passes_the_convolutions_of_the_package() -> None:
     model = fs.models.fashion_cnn((8, 8, 1), 3)
     risk = fs.empirical_risk(model)
     local = fs.local_sgd(risk, optax.sgd(0.05), batch_size=4)
-    out = play(fedmix(local, objective=risk, clients_per_round=2), model, images.data, 1)
-    assert all(np.isfinite(a).all() for a in jax.tree.leaves(out.final))
+    algorithm = fedmix(local, objective=risk, clients_per_round=2, execution=ONE)
+    data = jax.device_put(images.data)
+
+    def go(key: Any) -> Any:
+        return algorithm.step(key, algorithm.init(key, model.init(key), data), data)[0].server
+
+    trained = jax.eval_shape(go, jax.random.key(0))  # which differentiates twice
+    assert jax.tree.map(jnp.shape, trained) == jax.tree.map(
+        jnp.shape, jax.eval_shape(model.init, jax.random.key(0))
+    )
 
 
 def greedy(counts: np.ndarray, cohort: list[int], each: int) -> list[list[int]]:
@@ -630,10 +644,11 @@ def test_one_client_a_mediator_is_fedavg_of_everyone(
 ) -> None:
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8)
-    one = play(
-        astraea(local, clients_per_round=8, classes=3, mediator_size=1), model, federation.data, 2
+    common: dict[str, Any] = {"clients_per_round": 8, "execution": ONE}
+    mediated = astraea(local, classes=3, mediator_size=1, **common)
+    one, plain = (
+        play(made, model, federation.data, 2) for made in (mediated, fs.fedavg(local, **common))
     )
-    plain = play(fs.fedavg(local, clients_per_round=8), model, federation.data, 2)
     assert_trees(one.final, plain.final, rtol=1e-5, atol=1e-6)
 
 
@@ -738,7 +753,7 @@ def test_two_phase_fedaug_by_the_command(
     flags = ["--algo", "phase_shift", "--phases", "2", "--mode", "epochs", "--fedaug", "0.8"]
     flags += ["--share-beta", "0.02", "--share-alpha", "0.5", "--emd", "1.4", "--epochs", "4"]
     flags += ["--rounds", "1", "--clients", "20", "--seeds", "1", "--model", "logistic"]
-    flags += ["--compare", "none", "--no-cache", "--out", str(tmp_path / "o")]
+    flags += ["--compare", "none", "--no-cache", "--devices", "1", "--out", str(tmp_path / "o")]
     assert bench.main(flags) == 0
     found = re.search(
         r"clients train at EMD (\S+): (\d+) % of their samples are copies", capsys.readouterr().out

@@ -139,6 +139,7 @@ def test_without_a_digest_every_client_is_alone(
     assert_trees(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_every_run_has_its_own_public_samples(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:

@@ -99,6 +99,7 @@ def test_without_steps_it_is_fedavg(federation: Federation, net: fs.Model) -> No
     assert_trees(ours.final, theirs.final)
 
 
+@pytest.mark.slow
 def test_it_is_the_last_model_that_is_calibrated_and_its_traffic_counts(
     federation: Federation, net: fs.Model
 ) -> None:

@@ -6,6 +6,7 @@ And the arguments of ``simulate``, which are refused before anything is compiled
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import re
@@ -13,12 +14,14 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from conftest import needs_a_clock
+from jax.extend import core
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
@@ -28,6 +31,8 @@ from fedjax_sim.cli.effects import NEEDS
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
+from fedjax_sim.run.foreseen import needed
+from fedjax_sim.run.points import traces
 
 OURS = sorted(ALGORITHMS.own)
 # What a flag hangs on, so that it may be given at all.
@@ -170,13 +175,13 @@ class Small(NamedTuple):
     """A problem that is traced in a moment."""
 
     model: fs.Model
-    local: fs.LocalUpdate
+    objective: fs.base.Objective
     data: fs.ClientData
     common: dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def small() -> Small:
+@functools.cache
+def problem() -> Small:
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     owned = fs.partition.partition_from_lists(
         np.split(np.arange(30), [1, 2, 5, 8, 15, 20, 24, 26, 28])
@@ -184,46 +189,29 @@ def small() -> Small:
     data = fs.client_data(x, np.arange(40) % 3, owned, root=np.arange(30, 40))
     model = fs.models.mlp((6,), 3, widths=(4, 4))  # of three layers
     objective = fs.empirical_risk(model)
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    common = {"model": model, "objective": objective, "classes": 3, "lr": 0.1, "momentum": 0.9}
+    common = {"model": model, "objective": objective, "classes": 3, "momentum": 0.9}
     common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
     common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
-    local = fs.local_sgd(objective, optimizer, batch_size=4, epochs=2)
-    return Small(model, local, jax.tree.map(jnp.asarray, data), common)
+    return Small(model, objective, jax.tree.map(jnp.asarray, data), common)
 
 
-def made(small: Small, name: str, options: dict[str, Any]) -> fs.Algorithm:
+@pytest.fixture(scope="module")
+def small() -> Small:
+    return problem()
+
+
+def made(small: Small, name: str, options: dict[str, Any], lr: Any = 0.1) -> fs.Algorithm:
     method = ALGORITHMS[name]
-    given = {k: v for k, v in small.common.items() if k in keywords(method)}
+    given = {k: v for k, v in (small.common | {"lr": lr}).items() if k in keywords(method)}
     if not needs_a_clock(method):
         given.pop("clock", None)
     if name == "dynamic_clustering":
         given["cluster_limit"] = 40.0
     if name == "fedbn":
         given["norms"] = "*bias"  # the network has no norms
-    return method(small.local, **(given | options))
-
-
-def program(small: Small, name: str, options: dict[str, Any]) -> tuple[str, float]:
-    """What a method computes with these options: start, round, the clients' own models, finish."""
-    algorithm, data, model = made(small, name, options), small.data, small.model
-
-    def run(key: jax.Array, data: fs.ClientData) -> Any:
-        begun = algorithm.init(key, model.init(key), data)
-        state, metrics = algorithm.step(key, begun, data)
-        own: Any = ()
-        if algorithm.personal is not None:
-            clients = jnp.arange(data.clients, dtype=jnp.int32)
-            own = algorithm.score_personal(key, state, data, lambda *a: a[1], (), clients)
-        done = None if algorithm.parts.finish is None else algorithm.collect(key, state, data)
-        return state, metrics, algorithm.evaluated(key, state, data), own, done
-
-    with jax.numpy_dtype_promotion("standard"):  # as optax's Adam needs it
-        closed = jax.make_jaxpr(run)(jax.random.key(0), data)
-    text = re.sub(r"0x[0-9a-f]+", "", str(closed))
-    consts = [np.asarray(c).tobytes() for c in closed.consts]
-    found = hashlib.sha256(b"".join([text.encode(), *consts])).hexdigest()
-    return found, algorithm.round_factor
+    optimizer = optax.sgd(lr, momentum=0.9)
+    local = fs.local_sgd(small.objective, optimizer, batch_size=4, epochs=2)
+    return method(local, **(given | options))
 
 
 def switches(name: str) -> Iterator[dict[str, Any]]:
@@ -245,21 +233,179 @@ def refused(small: Small, name: str, options: dict[str, Any]) -> bool:
     return False
 
 
+IN_TURN: dict[str, set[str]] = {
+    "dp_fedavg": {"clip", "noise_multiplier", "quantile"},
+    "dp_ftrl": {"clip", "noise_multiplier", "server_lr", "server_momentum"},
+    "dynamic_clustering": {"cluster_limit"},
+    "fedala": {"mix_share"},
+    "fedasync": {"grace"},
+    "fedavg_sketched": {"share"},
+    "fedbuff": {"grace"},
+    "fedavg_top_k": {"sparsity"},
+    "fedbabu": {"fine_tuning_epochs"},
+    "fedmix": {"mix_ratio"},
+    "fednova": {"mu"},
+    "fedprox": {"inexactness"},
+    "fedrep": {"head_epochs"},
+    "fine_tuned": {"fine_tuning_epochs"},
+    "gossip": {"activity"},
+    "ozdayi": {"threshold", "server_epochs"},
+    "pfedme": {"fine_tuning_epochs"},
+    "radfed": {"mu"},
+    "radfedi": {"gamma"},
+    "radfedp": {"mu"},
+    "robust": {"byzantine", "clip"},
+    "scaffnew": {"coin"},
+    "stc": {"sparsity"},
+}
+"""Numbers that a part counts or branches by when it is made."""
+
+
+IN_TURN_BESIDE = {"fedadagrad": ("variant", "beta1"), "radfed": ("importance", "gamma")}
+"""And one if another option is given, which stands first."""
+
+
+def numbers_of(name: str, options: dict[str, Any]) -> dict[str, float]:
+    """The other numbers of a method, at their defaults, that a program can be given."""
+    given, branched = IN_TURN_BESIDE.get(name, ("", ""))
+    others = parameters(name).keys() - options.keys() - IN_TURN.get(name, set())
+    others -= {branched} if given in options else set()
+    defaults = {key: parameters(name)[key].default for key in sorted(others)}
+    return {key: value for key, value in defaults.items() if isinstance(value, float)}
+
+
+class Traced(NamedTuple):
+    """A program of a method.
+
+    Attributes:
+        does: its operations, hashed.
+        idle: the numbers on which nothing depends that it returns.
+        state: what it returns as the state.
+    """
+
+    does: str
+    idle: frozenset[str]
+    state: Any
+
+
+def is_program(part: Any) -> bool:
+    return isinstance(part, core.Jaxpr | core.ClosedJaxpr)
+
+
+def operations(jaxpr: core.Jaxpr) -> Iterator[str]:
+    """Those of a program in order, with what they give, their settings and constants."""
+    for operation in jaxpr.eqns:
+        yield operation.primitive.name
+        yield from (str(a.val) for a in operation.invars if isinstance(a, core.Literal))
+        yield from (a.aval.str_short() for a in operation.outvars)
+        for part in jax.tree.leaves([*operation.params.values()], is_leaf=is_program):
+            if is_program(part):
+                yield from operations(part if isinstance(part, core.Jaxpr) else part.jaxpr)
+            elif isinstance(part, int | float | str):
+                yield str(part)
+    yield from (str(a.val) for a in jaxpr.outvars if isinstance(a, core.Literal))
+
+
+def traced(small: Small, name: str, options: dict[str, Any], lr: Any, numbers: Any) -> Traced:
+    """What a method computes: start, round, the clients' own models, finish.
+
+    Args:
+        small: of what.
+        name: of the method.
+        options: its settings that are known when it is traced.
+        lr: an argument of the program.
+        numbers: other settings that are; two points are two runs of it.
+    """
+
+    def run(lr: Any, numbers: dict[str, Any], key: jax.Array, data: fs.ClientData) -> Any:
+        algorithm = made(small, name, options | numbers, lr)
+        begun = algorithm.init(key, small.model.init(key), data)
+        state, metrics = algorithm.step(key, begun, data)
+        chex.assert_trees_all_equal_shapes_and_dtypes(begun, state)
+        by_slot = [metrics.client, metrics.source]
+        chex.assert_shape(by_slot, (algorithm.slots,))
+        chex.assert_type(by_slot, jnp.int32)
+        once = [
+            value for field, value in metrics._asdict().items() if field not in ("client", "source")
+        ]
+        chex.assert_shape(jax.tree.leaves(once), ())
+        own: Any = ()
+        if algorithm.personal is not None:
+            clients = jnp.arange(data.clients, dtype=jnp.int32)
+            own = algorithm.score_personal(key, state, data, lambda *a: a[1], (), clients)
+        done = None if algorithm.parts.finish is None else algorithm.collect(key, state, data)
+        evaluated = algorithm.evaluated(key, state, data)
+        return state, metrics, evaluated, own, done, algorithm.round_factor
+
+    program = jax.vmap(run, in_axes=(0, 0, None, None)) if np.ndim(lr) else run
+    given = (lr, numbers, jax.random.key(0), small.data)
+    closed, shapes = jax.make_jaxpr(program, return_shape=True)(*given)
+    rest, (_, used, *_) = needed(closed.jaxpr, given)
+    consts = [np.asarray(c).tobytes() for c in closed.consts]
+    found = hashlib.sha256(b"".join([" ".join(operations(rest)).encode(), *consts])).hexdigest()
+    return Traced(found, frozenset(key for key in numbers if not used[key]), shapes[0])
+
+
+def fitting(name: str) -> dict[str, Any]:
+    """Slots that are as many as neither the clients nor a multiple of four devices."""
+    cohort = {"clients_per_round": 10 if name == "scaffnew" else 6}
+    return cohort | ({"mediator_size": 2} if name == "astraea" else {})
+
+
+@functools.cache
+def two_points(name: str) -> Traced:
+    """With all numbers as arguments, as the points of a sweep, and on several devices."""
+    options = fitting(name) | {"execution": fs.make_execution(devices=4)}
+    lr, numbers = jax.tree.map(lambda value: jnp.full(2, value), (0.1, numbers_of(name, {})))
+    return traced(problem(), name, options, lr, numbers)
+
+
+@functools.cache
+def one_point(name: str, options: frozenset[tuple[str, Any]]) -> Traced:
+    """With other options."""
+    given = dict(options)
+    with jax.numpy_dtype_promotion("standard"):  # as optax's Adam needs it
+        return traced(problem(), name, given, 0.1, numbers_of(name, given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OURS)
+def test_all_numbers_of_a_method_but_some_can_be_those_of_one_program(
+    name: str, small: Small
+) -> None:
+    """And states have one form, before and after a round, on any number of devices."""
+    algorithm, root = made(small, name, fitting(name)), jax.random.key(0)
+    begun = jax.eval_shape(lambda: algorithm.init(root, small.model.init(root), small.data))
+    twice = jax.tree.map(lambda a: jax.ShapeDtypeStruct((2, *a.shape), a.dtype), begun)
+    chex.assert_trees_all_equal_shapes_and_dtypes(two_points(name).state, twice)
+
+    def make(**options: Any) -> fs.Algorithm:
+        return made(small, name, options)
+
+    for key in IN_TURN.get(name, ()):
+        default = parameters(name)[key].default
+        point = {key: default if isinstance(default, float) else 0.5}
+        assert not traces(make, point, [key], small.model, small.data)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
 def test_every_flag_that_is_taken_changes_the_program(name: str, small: Small) -> None:
-    """Beside every value of every option that is a choice."""
+    """Beside every value of every option that is a choice; numbers are asked of one program."""
     own = parameters(name)
     for switch in switches(name):
         if refused(small, name, switch):
             continue
-        before = program(small, name, switch)
-        for key in own.keys() - switch.keys():
+        before = frozenset(switch.items())
+        idle = (one_point(name, before) if switch else two_points(name)).idle
+        told = numbers_of(name, switch).keys() - idle
+        for key in own.keys() - switch.keys() - told:
             default = own[key].default
             given = (switch | {key: v} for v in allowed(own[key].annotation) if v != default)
             taken = (options for options in given if not refused(small, name, options))
             for options in itertools.islice(taken, 1):
-                assert program(small, name, options) != before, f"{name} {options}"
+                after = one_point(name, frozenset(options.items()))
+                assert after.does != one_point(name, before).does, f"{name} {options}"
 
 
 def test_the_rules_name_flags_that_are_there() -> None:

@@ -59,18 +59,18 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any, moved: Any)
     assert seen == [set(range(clients))] * 3
 
 
-@pytest.mark.parametrize(("rounds", "sticky"), [(1, False), (3, True), (3, False)])
+@pytest.mark.parametrize("rounds", [1, 3])
 def test_updates_are_measured_from_what_was_received(
-    federation: Federation, models: Any, rounds: int, sticky: bool
+    federation: Federation, models: Any, rounds: int
 ) -> None:
     """Remembered for every slot or the server's for all: the same if all received the same."""
 
     def run(part: fs.base.Broadcast) -> Any:
         algorithm = fs.compose(
             local_of(models["logistic"]),
-            selection=selection.uniform(sticky=sticky),
+            selection=selection.uniform(),
             schedule=schedule.delayed(5, rounds),
-            redistribution=redistribution.keep if rounds == 1 or sticky else redistribution.permute,
+            redistribution=redistribution.keep if rounds == 1 else redistribution.permute,
             broadcast=part,
             sending=[attacks.sign_flip(attacks.byzantine(8, 0.25)), sending.clip_norm(0.01)],
             execution=fs.make_execution(devices=1),

@@ -204,13 +204,9 @@ def test_a_batched_learning_rate_is_one_rate_after_another(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "phase_shift"])
-def test_seeds_are_separate_runs(
-    federation: Federation, models: dict[str, fs.Model], name: str
-) -> None:
+def test_seeds_are_separate_runs(federation: Federation, models: dict[str, fs.Model]) -> None:
     model, data, test = models["logistic"], federation.data, federation.test
-    parts = ONE if name == "phase_shift" else {}
-    algorithm = fs.ALGORITHMS[name](local_sgd(model), clients_per_round=4, **parts)
+    algorithm = fs.phase_shift(local_sgd(model), clients_per_round=4, phases=2)
 
     def go(seeds: tuple[int, ...]) -> Any:
         return fs.simulate(algorithm, model, data, test, rounds=3, classes=3, seeds=seeds)
@@ -269,22 +265,21 @@ def test_batch_norm_ignores_padding() -> None:
 @pytest.mark.slow
 def test_dropout_is_off_in_evaluation() -> None:
     model = fs.models.mnist_cnn((16, 16, 1), 3)
-    variables = model.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (2, 16, 16, 1))
-
-    @functools.partial(jax.jit, static_argnums=1)
-    def out(seed: int, train: bool) -> jax.Array:
-        return model.apply(variables, x, train=train, key=jax.random.key(seed))[0]
-
-    assert_trees(out(1, False), out(2, False))
-    assert largest_change(out(1, True), out(2, True)) > 1e-3
+    key, x = jax.random.key(0), jax.ShapeDtypeStruct((2, 16, 16, 1), jnp.float32)
+    variables = jax.eval_shape(model.init, key)
+    for train in (True, False):
+        apply = functools.partial(model.apply, train=train)
+        program = str(
+            jax.make_jaxpr(lambda v, x, key, f=apply: f(v, x, key=key))(variables, x, key)
+        )
+        assert ("random_bits" in program) == train
 
 
 _shuffled = jax.jit(shuffled, static_argnums=2)
 
 
 @few
-@given(st.sampled_from([1, 31, 32, 33, 100, 300]), st.integers(0, 2**31), st.data())
+@given(st.sampled_from([1, 32, 33, 300]), st.integers(0, 2**31), st.data())
 def test_shuffled_is_a_permutation(capacity: int, seed: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, capacity))
     order = np.asarray(_shuffled(jax.random.key(seed), jnp.int32(size), capacity))

@@ -176,10 +176,15 @@ SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
     [
         ("scaffold", {"clients_per_round": 6}, {}, 1, 2),
         ("phase_shift", {"clients_per_round": 6, "phases": 3}, {"optimizer_state": "keep"}, 2, 2),
-        SLOW("fedprox", {"clients_per_round": 6, "mu": 0.5}, {"max_steps": 7}, 2, 1),
+        SLOW(
+            "fedprox",
+            {"clients_per_round": 5, "mu": 0.5},
+            {"max_steps": 7, "last_batch": "refill"},
+            4,
+            1,
+        ),
         SLOW("fedavg", {"clients_per_round": 8}, {"optimizer_state": "average"}, 1, 7),
         SLOW("fedavg", {"clients_per_round": 5}, {"inexactness": 0.5, "epochs": 4}, 1, 2),
-        SLOW("fedavg", {"clients_per_round": 5}, {"last_batch": "refill"}, 4, 1),
         SLOW("fedavg", {"clients_per_round": 6}, {"steps": fs.local.geometric(0.3)}, 1, 3),
         SLOW("radfed", {"clients_per_round": 5, "redistribution_rounds": 2}, {}, 1, 2),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+import pytest
 from conftest import assert_trees
 
 import fedjax_sim as fs
@@ -29,6 +30,7 @@ def experiment_of(devices: int) -> Experiment:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_device_holds_an_equal_part() -> None:
     made, alone = experiment_of(4), experiment_of(1)
     run, one = made.start((3, 4)), alone.start((3, 4))
@@ -61,6 +63,7 @@ def kept(method: str, devices: int, *, personal: bool = False) -> fs.Result:
     )
 
 
+@pytest.mark.slow
 def test_memory_of_a_device_falls_with_their_number() -> None:
     """Also where own models are scored."""
     all_, samples = CLIENTS * 4 * 10 * (WIDTH + 1), 2 * CLIENTS * 4 * WIDTH  # also to test on

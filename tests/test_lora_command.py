@@ -185,6 +185,7 @@ def assert_frozen(model: fs.Model, start: Variables, frozen: tuple[str, ...]) ->
         assert any(bool(jnp.any(g)) for g in jax.tree.leaves(slopes[part])) == (part not in frozen)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     _, weights = logistic()
     fs.save_weights("start.npz", weights)

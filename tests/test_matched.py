@@ -95,7 +95,7 @@ def feature_set(rng: np.random.Generator, samples: int, number: int) -> dict[str
     walk=st.sampled_from([(0, 0), (0, 0), (0, 0), (9, 0), (0, 9), (9, 30)]),
     seed=seeds,
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_every_request_is_met(
     labels: list[int],
     data: st.DataObject,

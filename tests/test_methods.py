@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees, compiled_programs, needs_a_clock, unordered_sums
+from conftest import assert_trees, compiled_programs, needs_a_clock, play, unordered_sums
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -51,13 +51,16 @@ class Sent(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
     up: Callable[[int], int] = lambda size: ROUNDS * COHORT * size
     down: Callable[[int], int] = lambda size: ROUNDS * COHORT * size
+    network: str = "mlp"
 
 
 PARAMETERS = 64 * 8 + 8 + 8 * 10 + 10  # of the MLP below
+STATISTICS = 4 * 2 * 8  # bytes of its BatchNorm's means and variances
 TENTH = 61  # entries: round(0.1 * PARAMETERS)
 # Golomb: b* = 1 + floor(log2(log(0.618) / log(0.9))) = 3; 3 + 1 / (1 - 0.9 ** 8) bits a position.
 POSITIONS = TENTH * (3 + 1 / (1 - 0.9**8))
-TERNARY = math.ceil((POSITIONS + TENTH + 32) / 8)
+# 62 of the 618 parameters of the other network.
+TERNARY = math.ceil((62 * (POSITIONS / TENTH + 1) + 32) / 8)
 TOP_K = math.ceil((POSITIONS + 32 * TENTH) / 8)
 QSGD = math.ceil((8 * PARAMETERS + 32) / 8)  # 255 codes fit in 8 bits
 
@@ -77,6 +80,11 @@ def times(factor: float) -> Callable[[int], int]:
     return lambda size: round(factor * ROUNDS * COHORT * size)
 
 
+def beside_statistics(factor: int) -> Callable[[int], int]:
+    """So many models, of which only one has statistics."""
+    return lambda size: ROUNDS * COHORT * (factor * size - (factor - 1) * STATISTICS)
+
+
 def each(message: int) -> Callable[[int], int]:
     return lambda size: ROUNDS * COHORT * message
 
@@ -92,10 +100,10 @@ def without(numbers: int) -> Callable[[int], int]:
 bodies = without(8 * 10 + 10)
 
 METHODS: dict[str, Sent] = {
-    "fedavg": Sent(),
+    "fedavg": Sent(network="normed"),
     # Two groups of 2: one uploads in each round, and in the end so does the other.
-    "phase_shift": Sent({"phases": 2}, up=lambda size: (ROUNDS + 1) * 2 * size),
-    "radfed": Sent({"redistribution_rounds": 2}),
+    "phase_shift": Sent({"phases": 2}, up=lambda size: (ROUNDS + 1) * 2 * size, network="normed"),
+    "radfed": Sent({"redistribution_rounds": 2}, network="normed"),
     # All are sent the first model for a score of it; every visit gives another.
     "radfedi": Sent(
         {"redistribution_rounds": 2},
@@ -106,7 +114,7 @@ METHODS: dict[str, Sent] = {
     "radfedm": Sent({"redistribution_rounds": 2}),
     "radfeda": Sent({"redistribution_rounds": 2}),
     "fedprox": Sent({"mu": 0.1}),
-    "scaffold": Sent(up=times(2), down=times(2)),
+    "scaffold": Sent(up=beside_statistics(2), down=beside_statistics(2), network="normed"),
     "scaffnew": Sent({"clients_per_round": CLIENTS}, up=times(2), down=times(2)),  # all, not half
     # A gradient and two numbers up, two numbers down.
     "adaptive_steps": Sent(
@@ -124,16 +132,17 @@ METHODS: dict[str, Sent] = {
     "parallel_sgd": Sent(),
     "fedavgm": Sent(),
     "fedadagrad": Sent(),
-    "fedadam": Sent(),
+    "fedadam": Sent(network="normed"),
     "fedyogi": Sent(),
     "ozdayi": Sent(),
-    "fedasync": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5)),
+    "fedasync": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5), network="normed"),
     "fedbuff": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5)),
     # A ring of 4: all get the first model, send theirs to two neighbours between rounds, and send
     # the last for the mean.
     "gossip": Sent(
         up=lambda size: ((ROUNDS - 1) * 2 + 1) * COHORT * size,
         down=lambda size: (1 + (ROUNDS - 1) * 2) * COHORT * size,
+        network="normed",
     ),
     # The same of two that each sends to, with a weight.
     "push_sum": Sent(
@@ -146,16 +155,22 @@ METHODS: dict[str, Sent] = {
         up=lambda size: ((ROUNDS - 1) * 3 + 1) * COHORT * (size + 12),
         down=lambda size: (1 + (ROUNDS - 1) * 3) * COHORT * (size + 12),
     ),
-    "qffl": Sent(up=and_a_number),  # F_k
+    "qffl": Sent(up=and_a_number, network="normed"),  # F_k
     "afl": Sent(up=and_a_number),
-    "robust": Sent(),
+    "robust": Sent(network="normed"),
     "fltrust": Sent(),
     "zeno": Sent(),
-    "feddf": Sent({"distill_steps": 2}),
+    "feddf": Sent({"distill_steps": 2}, network="normed"),
     # All send in the first round; then not all signs are those of the server's step.
     "cmfl": Sent({"relevance": 1.0}, up=lambda size: COHORT * size),
-    # 8 clients, 4 a round: a client comes back after two updates.
-    "stc": Sent({"sparsity": 0.1}, up=each(TERNARY), down=each(2 * TERNARY)),
+    # 8 clients, 4 a round: a client comes back after two updates, and is sent both codes.
+    # Statistics are sent as they are.
+    "stc": Sent(
+        {"sparsity": 0.1},
+        up=each(TERNARY + STATISTICS),
+        down=each(2 * TERNARY + STATISTICS),
+        network="normed",
+    ),
     "fedavg_top_k": Sent({"sparsity": 0.1}, up=each(TOP_K)),
     "fedavg_qsgd": Sent({"levels": 127}, up=each(QSGD)),
     # 152 of 610 entries, among 256, and two seeds and two ends.
@@ -165,9 +180,9 @@ METHODS: dict[str, Sent] = {
     "dp_fedavg": Sent({"sampling": "fixed"}),
     "dp_ftrl": Sent(),
     # A client tries all models, and says which it took.
-    "ifca": Sent({"clusters": 3}, up=and_a_number, down=times(3)),
+    "ifca": Sent({"clusters": 3}, up=and_a_number, down=times(3), network="normed"),
     "dynamic_clustering": Sent({"cluster_limit": 180.0}, up=and_a_number),  # one cluster
-    "ditto": Sent(),
+    "ditto": Sent(network="normed"),
     "fine_tuned": Sent(),
     "per_fedavg": Sent({"hessian": True}),
     "pfedme": Sent(),
@@ -178,7 +193,7 @@ METHODS: dict[str, Sent] = {
     "fedper": Sent(up=bodies, down=bodies),
     "fedrep": Sent({"head_epochs": 1}, up=bodies, down=bodies),
     "lg_fedavg": Sent(up=each(HEAD), down=each(HEAD)),
-    "fedbn": Sent({"norms": "*bias"}, up=without(8 + 10), down=without(8 + 10)),
+    "fedbn": Sent({"norms": "*bias"}, up=without(8 + 10), down=without(8 + 10), network="normed"),
     "fedmd": Sent({"public_samples": 12}, up=each(4 * 12 * 10), down=each(4 * 12 * 10 + 4)),
     "fd": Sent(up=each(4 * 10 * 10), down=each(4 * 10 * (10 + 1))),
     "fedproto": Sent(up=each(PROTOTYPES), down=each(PROTOTYPES)),
@@ -200,13 +215,17 @@ METHODS: dict[str, Sent] = {
     "fedexp": Sent(),
     "fedcm": Sent({"alpha": 0.5}, down=times(2)),  # a momentum down, which the server knows itself
     "diloco": Sent(),
-    # The body, the head and the body again; whole models down, and then the last fragment.
+    # Head and norm, the rest, and head and norm again; whole models down, and then the last ones.
     "streaming_diloco": Sent(
-        up=lambda size: COHORT * (2 * size - HEAD), down=lambda size: COHORT * 2 * size
+        up=lambda size: COHORT * (size + HEAD + 4 * 2 * 8 + STATISTICS),
+        down=lambda size: COHORT * 2 * size,
+        network="normed",
     ),
     "mimelite": Sent({"beta": 0.5}, up=times(2), down=times(2)),  # a gradient up, a momentum down
     # A gradient up and the mean of all down, then as FedAvg; a momentum down.
-    "mime": Sent({"beta": 0.5}, up=times(2), down=times(3)),
+    "mime": Sent(
+        {"beta": 0.5}, up=beside_statistics(2), down=beside_statistics(3), network="normed"
+    ),
     # The means of all clients first go to the server, and from there to the others.
     # Six are sent the model, and say their losses.
     "power_of_choice": Sent(
@@ -344,11 +363,6 @@ SOME_COME = fs.clock.simulated(
     fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
 )
 PRIVATE = ("dp_fedavg", "dp_ftrl")
-STATISTICS = (
-    "fedavg", "radfed", "phase_shift", "scaffold", "fedadam", "gossip", "fedasync", "ifca",
-    "robust", "stc", "qffl", "ditto", "fedbn", "streaming_diloco", "feddf", "mime",
-)  # fmt: skip
-"""Of the ways in which models meet: a mean, in flight, sums of several things, neighbours, ..."""
 
 
 def on_a_clock_of_equal_devices(name: str, plain: fs.Algorithm) -> fs.Algorithm:
@@ -376,13 +390,14 @@ def test_method(name: str, digits: Any) -> None:
     device, all clients of a round train at once, as on an accelerator, for which it lowers; a clock
     of equal devices changes nothing.
     """
-    model = networks()["mlp"]
+    model = networks()[METHODS[name].network]
     with compiled_programs() as programs:
         both = run(name, model, digits, (3, 4), devices=4)
     assert len(programs) >= 2
     assert not [line for text in programs for line in unordered_sums(text)]
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
     assert both.xla_programs <= 5
+    assert_statistics(both.variables, METHODS[name].network)
     last, size = both.evaluations[-1], both.model_bytes
     assert last.bytes_up.tolist() == [METHODS[name].up(size)] * 2
     assert last.bytes_down.tolist() == [METHODS[name].down(size)] * 2
@@ -394,8 +409,9 @@ def test_method(name: str, digits: Any) -> None:
     if name not in UNTIMED:
         assert (np.diff(alone.seconds[:, 0], prepend=0) > 0).all()
     given = experiment(algorithm, model, *digits, classes=10, seeds=(4,)).programs
-    lowered = [program for program, _ in given.lowered(["cuda", "tpu"])]
-    assert lowered[:4] == ["weights", "start", "advance", "evaluate"]
+    weights = jax.tree.map(lambda a: a[None], start(model))
+    lowered = [program for program, _ in given.lowered(["cuda", "tpu"], weights)]
+    assert lowered[:3] == ["start", "advance", "evaluate"]
 
 
 @pytest.mark.slow
@@ -405,22 +421,21 @@ def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
 
     What takes no clock is looked at without one.
     """
-    model = networks()["mlp" if name in PRIVATE else "normed"]
+    network = "mlp" if name in PRIVATE else "normed"
+    model = networks()[network]
     algorithm = make(name, model, 1)
     if name not in UNTIMED:
         algorithm = algorithm.replace(clock=SOME_COME)
-    found = simulated(algorithm, model, digits, (3, 4))
-    known: Any = found.state
-    kept = known._replace(diagnostics=())
+    played = play(algorithm, model, digits[0], ROUNDS, seed=3)
+    kept = played.states[-1]._replace(diagnostics=())
     floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
-    assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(found.variables)))
-    assert_statistics(found, 0 if name in PRIVATE else 1)
+    assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(played.final)))
+    assert_statistics(played.final, network)
     if name in UNTIMED:
         return
-    time = found.metrics.time
-    assert time is not None
     for count in ("asleep", "lost", "late"):
-        assert (getattr(time, count).sum() > 0) == (count not in LOOKS.get(name, ()))
+        seen = sum(int(getattr(metrics.time, count)) for metrics in played.metrics)
+        assert (seen > 0) == (count not in LOOKS.get(name, ())), count
 
 
 def test_fragments_need_clients_that_come() -> None:
@@ -434,26 +449,12 @@ def test_statistics_would_tell_of_samples_without_noise(name: str, digits: Any) 
         run(name, networks()["normed"], digits, (3,))
 
 
-def assert_statistics(result: fs.Result, layers: int) -> None:
-    """Of BatchNorm: running variances of so many layers, none negative."""
-    state = jax.tree.leaves_with_path(result.variables.state)
+def assert_statistics(variables: fs.Variables, network: str) -> None:
+    """Of BatchNorm: running variances of its one layer, none negative."""
+    state = jax.tree.leaves_with_path(variables.state)
     variances = [a for path, a in state if "var" in str(path)]
-    assert len(variances) == layers
+    assert len(variances) == (network == "normed")
     assert all((a >= 0).all() for a in variances)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STATISTICS)
-def test_statistics_of_two_seeds_on_4_devices_are_those_of_one_on_1(name: str, digits: Any) -> None:
-    """Those of BatchNorm, averaged by every way in which models meet."""
-    model = networks()["normed"]
-    with compiled_programs() as programs:
-        both = run(name, model, digits, (3, 4), devices=4)
-    assert not [line for text in programs for line in unordered_sums(text)]
-    assert_statistics(both, 1)
-    alone = run(name, model, digits, (4,), devices=1)
-    second = jax.tree.map(lambda a: a[1:], both.variables)
-    assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
 
 
 def no_risk(params: Any, state: Any, *_: Any) -> Any:

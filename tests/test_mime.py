@@ -20,6 +20,7 @@ from fedjax_sim.base import ClientView, LocalUpdate
 from fedjax_sim.engine.clients import samples_of, visits
 
 LR, BETA, ROUNDS, COHORT, BATCH = 0.2, 0.6, 3, 3, 8
+ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 
 
 def local_of(model: fs.Model, **options: Any) -> LocalUpdate:
@@ -71,7 +72,8 @@ def test_whole_runs_are_those_of_the_oracle(
 ) -> None:
     """Three of eight unequal clients, of one to five minibatches; a step is anchored on its own."""
     model = models["mlp"]
-    algorithm = mime(model, equal_weights=equal, execution=fs.make_execution(devices=2))
+    execution = fs.make_execution(devices=1 if equal else 2)
+    algorithm = mime(model, equal_weights=equal, execution=execution)
     out = play(algorithm, model, federation.data, ROUNDS)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
     oracle = Mime(federation.data, initial, LR, 0.0, BATCH, 2)
@@ -90,10 +92,10 @@ def test_of_one_client_and_whole_minibatches_it_is_mimelite(
     """The anchor is then the client's own gradient; without momentum both are FedAvg."""
     model = models["logistic"]
     local = local_of(model, batch_size=40, epochs=6, inexactness=0.9 if beta else None)
-    algorithm = algorithms.mime(local, clients_per_round=1, beta=beta)
-    theirs = algorithms.mimelite(local, clients_per_round=1, beta=beta)
+    algorithm = algorithms.mime(local, clients_per_round=1, beta=beta, **ONE)
+    theirs = algorithms.mimelite(local, clients_per_round=1, beta=beta, **ONE)
     if not beta:
-        theirs = fs.fedavg(local, clients_per_round=1)
+        theirs = fs.fedavg(local, clients_per_round=1, **ONE)
     a, b = (play(made, model, federation.data, 2) for made in (algorithm, theirs))
     steps = [[int(m.steps) for m in out.metrics] for out in (a, b)]
     assert steps[0] == steps[1]
@@ -107,7 +109,7 @@ def test_the_aggregator_guards_what_is_told(
     """After one whole step from the server's model, all clients have gone the median's way."""
     model = models["logistic"]
     local = local_of(model, batch_size=40, max_steps=1)
-    algorithm = algorithms.mime(local, clients_per_round=8, beta=BETA).replace(
+    algorithm = algorithms.mime(local, clients_per_round=8, beta=BETA, **ONE).replace(
         aggregator=fs.aggregators.coordinate_median
     )
     out = play(algorithm, model, federation.data, 1)
@@ -123,7 +125,7 @@ def test_the_aggregator_guards_what_is_told(
 def test_without_a_cohort_the_momentum_stays(models: dict[str, fs.Model]) -> None:
     """In a round of nobody: 8 clients come with a probability of 1 in 8,000 each."""
     model, data = models["logistic"], make_federation().data
-    algorithm = mime(model).replace(selection=fs.selection.poisson(0.001))
+    algorithm = mime(model, **ONE).replace(selection=fs.selection.poisson(0.001))
     state = algorithm.init(jax.random.key(0), model.init(jax.random.key(1)), data)
     ones = jax.tree.map(jnp.ones_like, state.shared_state)
     after, metrics = jax.jit(algorithm.step)(

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, known, largest_change, play
+from conftest import (
+    Federation,
+    Rounds,
+    assert_trees,
+    known,
+    largest_change,
+    play,
+    play_numbers,
+)
 from oracle import layers_of, loss_and_gradient
 from sklearn import metrics as sk
 
@@ -38,21 +46,28 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
 # Ditto.
 
 
-@pytest.fixture(scope="module")
-def whole_batches(federation: Federation, models: dict[str, fs.Model]) -> dict[str, Play]:
+def made(name: str, model: fs.Model, **numbers: float) -> fs.Algorithm:
     """Two steps a visit, each on all samples of a client: their order does not matter."""
-    model = models["logistic"]
     local = local_sgd(model, batch_size=40, epochs=2)
-    algorithms = {
-        "fedavg": fs.fedavg(local, clients_per_round=3, execution=ONE),
-        "alone": ditto(local, clients_per_round=3, lam=0.0, execution=ONE),
-        "near": ditto(local, clients_per_round=3, lam=LAM, execution=ONE),
+    method: Any = {"fedavg": fs.fedavg, "ditto": ditto}[name]
+    return method(local, clients_per_round=3, execution=ONE, **numbers)
+
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("fedavg", {}), "alone": ("ditto", {"lam": 0.0}), "near": ("ditto", {"lam": LAM}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole_batches(federation: Federation, models: dict[str, fs.Model]) -> dict[str, Rounds]:
+    return {
+        case: play_numbers(made, name, models["logistic"], federation.data, 4, numbers)
+        for case, (name, numbers) in RUNS.items()
     }
-    return {name: play(a, model, federation.data, 4) for name, a in algorithms.items()}
 
 
 @pytest.mark.parametrize("name", ["alone", "near"])
-def test_dittos_shared_model_is_that_of_fedavg(whole_batches: dict[str, Play], name: str) -> None:
+def test_dittos_shared_model_is_that_of_fedavg(whole_batches: dict[str, Rounds], name: str) -> None:
     assert_trees(whole_batches[name].servers, whole_batches["fedavg"].servers)
     for a, b in zip(whole_batches[name].metrics, whole_batches["fedavg"].metrics, strict=True):
         assert_trees(a, b)
@@ -62,7 +77,7 @@ def test_dittos_shared_model_is_that_of_fedavg(whole_batches: dict[str, Play], n
 def test_dittos_own_models_are_those_of_the_oracle(
     federation: Federation,
     models: dict[str, fs.Model],
-    whole_batches: dict[str, Play],
+    whole_batches: dict[str, Rounds],
     name: str,
     lam: float,
 ) -> None:
@@ -73,7 +88,7 @@ def test_dittos_own_models_are_those_of_the_oracle(
     visited = set()
     out = whole_batches[name]
     draw = jax.jit(selection.uniform().draw)
-    for t, state in enumerate(out.states):
+    for t, after in enumerate(out.servers):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
         zeros = jnp.zeros(3, jnp.int32)
         cohort, _ = draw(jax.random.fold_in(key, 0), (), data, zeros, jnp.ones(3, bool), zeros)
@@ -86,8 +101,8 @@ def test_dittos_own_models_are_those_of_the_oracle(
                     for v, g, w in zip(own[k], grads, server, strict=True)
                 ]
             visited.add(k)
-        server = layers_of(state.server)  # which no test here is about
-    kept = out.states[-1].client_state.own
+        server = layers_of(after)  # which no test here is about
+    kept = out.state.client_state.own
     for k in range(clients):
         mine = layers_of(jax.tree.map(lambda a, k=k: a[k], kept))
         assert_trees(mine, own[k], rtol=1e-4, atol=1e-5)
@@ -127,40 +142,38 @@ def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None
     assert largest_change(changed, two_models(ditto_local(model, batch_size=20), model)) > 1e-3
 
 
-@pytest.mark.parametrize("lam", [0.0, LAM])
 def test_corrections_of_the_shared_model_do_not_move_the_own(
-    models: dict[str, fs.Model], lam: float
+    models: dict[str, fs.Model],
 ) -> None:
     """h_k has the client's loss and the pull of λ, whatever holds w_k back."""
     model = models["logistic"]
     plain = local_sgd(model)
     held = local_sgd(model, corrections=(corrections.proximal(5.0),))
-    sent, own = two_models(personal.ditto(plain, lam), model)
+    sent, own = two_models(personal.ditto(plain, LAM), model)
     for local in (
-        personal.ditto(held, lam),
-        personal.ditto(plain, lam).change(corrections=(corrections.proximal(5.0),)),
+        personal.ditto(held, LAM),
+        personal.ditto(plain, LAM).change(corrections=(corrections.proximal(5.0),)),
     ):
         sent_held, own_held = two_models(local, model)
         assert_trees(own_held, own)
         assert largest_change(sent_held, sent) > 1e-3
-    _, own_held = two_models(personal.ditto(plain, lam, own=held), model)
+    _, own_held = two_models(personal.ditto(plain, LAM, own=held), model)
     assert largest_change(own_held, own) > 1e-3  # asked for
 
 
 def test_what_is_sent_does_not_touch_the_own(
-    federation: Federation, models: dict[str, fs.Model], whole_batches: dict[str, Play]
+    federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     """The opposite, by a code: a personal model never leaves its client."""
-    model = models["logistic"]
-    forged = ditto(
-        local_sgd(model, batch_size=40, epochs=2), clients_per_round=3, lam=LAM, execution=ONE
-    ).replace(
+    model, (name, numbers) = models["logistic"], RUNS["near"]
+    forged = made(name, model, **numbers).replace(
         sending=(
             sending.sign_flip(np.ones(8, bool)), sending.compressed(compression.top_k(0.1))
         ),
     )  # fmt: skip
-    ours, honest = play(forged, model, federation.data, 1), whole_batches["near"]
-    assert_trees(ours.states[0].client_state.own, honest.states[0].client_state.own)
+    ours = play(forged, model, federation.data, 1)
+    honest = play_numbers(made, name, model, federation.data, 1, numbers)
+    assert_trees(ours.states[0].client_state.own, honest.state.client_state.own)
     assert largest_change(ours.servers[0], honest.servers[0]) > 1e-2
 
 
@@ -327,10 +340,12 @@ def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path
 
 
 def test_a_server_model_that_lacks_leaves_has_no_score(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
+    monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     argv = ["--algo", "fedper", "--compare", "none", "--clients", "5", "--rounds", "1"]
-    argv += ["--seeds", "1", "--epochs", "1", "--devices", "1", "--no-cache"]
+    argv += ["--seeds", "1", "--epochs", "1", "--devices", "1", "--model", "mlp"]
     for split in ("holdout", "official"):
         out = tmp_path / split
         assert bench.main([*argv, "--split", split, "--out", str(out)]) == 0

@@ -97,7 +97,7 @@ def numpy_train(
     layers, n = [a.copy() for a in received], len(rows)
     for e in range(EPOCHS):
         epoch_key = jax.random.fold_in(key, e)
-        order = np.asarray(oracle._shuffled(epoch_key, jnp.int32(n), n))[:n]
+        order = np.asarray(oracle._shuffled(epoch_key, jnp.int32(n), len(data.x)))[:n]
         for b in range(math.ceil(n / BATCH)):
             mine = rows[order[b * BATCH : (b + 1) * BATCH]]
             _, grads = oracle.loss_and_gradient(layers, data.x[mine], data.y[mine])

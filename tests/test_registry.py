@@ -212,6 +212,7 @@ def register_all(mine: ModuleType) -> None:
     SAMPLERS.register()(mine.slices)
 
 
+@pytest.mark.slow
 def test_registered_names_behave_like_ours(
     mine: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+@pytest.mark.slow
 def test_the_table_is_that_counted_by_hand(real: Path, reported: Path) -> None:
     found = rows_of(reported)
     records, clients = lines(real / "metrics.jsonl"), lines(real / "clients.jsonl")

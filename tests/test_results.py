@@ -15,6 +15,7 @@ import fedjax_sim as fs
 from fedjax_sim.base import Array, ClientData, PyTree, Variables
 
 ROUNDS = 3
+ONE = fs.make_execution(1)
 
 
 def local_of(model: fs.Model) -> fs.LocalUpdate:
@@ -24,7 +25,7 @@ def local_of(model: fs.Model) -> fs.LocalUpdate:
 def run(
     federation: Federation, model: fs.Model, algorithm: fs.Algorithm, **settings: Any
 ) -> fs.Result:
-    usual: dict[str, Any] = {"rounds": ROUNDS, "eval_every": 2, "seeds": (0, 5)}
+    usual: dict[str, Any] = {"rounds": ROUNDS, "eval_every": 1, "seeds": (0, 5), "execution": ONE}
     return fs.simulate(
         algorithm, model, federation.data, federation.test, classes=federation.classes,
         **(usual | settings),
@@ -35,10 +36,17 @@ def run(
 def radfed(federation: Federation, models: dict[str, fs.Model]) -> fs.Result:
     """RADFed with SCAFFOLD's variates, of which the server model is kept at each evaluation."""
     local = local_of(models["logistic"]).change(corrections=(fs.corrections.scaffold(),))
-    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3)
+    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3, execution=ONE)
     return run(
-        federation, models["logistic"], algorithm, record=lambda state: (state.round, state.server)
-    )
+        federation, models["logistic"], algorithm, eval_every=2,
+        record=lambda state: (state.round, state.server),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fedavg(models: dict[str, fs.Model]) -> fs.Algorithm:
+    """One object, which is compiled once."""
+    return fs.fedavg(local_of(models["logistic"]), clients_per_round=4, execution=ONE)
 
 
 def test_every_round_reports(federation: Federation, radfed: fs.Result) -> None:
@@ -57,7 +65,7 @@ def test_rounds_one_by_one_report_the_same(
     federation: Federation, models: dict[str, fs.Model], radfed: fs.Result
 ) -> None:
     local = local_of(models["logistic"]).change(corrections=(fs.corrections.scaffold(),))
-    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3)
+    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3, execution=ONE)
     alone = play(algorithm, models["logistic"], federation.data, ROUNDS, seed=5)
     for t, metrics in enumerate(alone.metrics):
         np.testing.assert_array_equal(metrics.client, radfed.metrics.client[1, t])
@@ -76,43 +84,43 @@ def test_what_is_recorded_is_of_the_evaluation(radfed: fs.Result) -> None:
     assert_trees(kept, jax.device_get(known(radfed.state).server))
 
 
-@pytest.mark.parametrize("each", [False, True])
-def test_initial_weights(federation: Federation, models: dict[str, fs.Model], each: bool) -> None:
+def test_initial_weights(
+    federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
+) -> None:
     """A run that starts from the weights of another's end, for all runs or one for each."""
     model = models["logistic"]
-    algorithm = fs.fedavg(local_of(model), clients_per_round=4)
-    still = fs.fedavg(local_of(model).change(epochs=1e-9), clients_per_round=4)  # takes no step
-    end = run(federation, model, algorithm, rounds=1).variables
-    given = end if each else jax.tree.map(lambda a: a[1], end)
-    same = run(federation, model, still, rounds=1, initial=given).variables
-    wanted = end if each else jax.tree.map(lambda a: jnp.stack([a, a]), given)
-    assert_trees(same, wanted)
+    still = fedavg.replace(local=local_of(model).change(epochs=1e-9))  # takes no step
+    end = run(federation, model, fedavg, rounds=1).variables
+    one = jax.tree.map(lambda a: a[1], end)
+    for given, wanted in ((end, end), (one, jax.tree.map(lambda a: jnp.stack([a, a]), one))):
+        same = run(federation, model, still, rounds=1, initial=given).variables
+        assert_trees(same, wanted)
 
 
 def test_initial_weights_of_another_model(
-    federation: Federation, models: dict[str, fs.Model]
+    federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
 ) -> None:
-    algorithm = fs.fedavg(local_of(models["logistic"]), clients_per_round=4)
     other = models["mlp"].init(jax.random.key(0))
     with pytest.raises(ValueError, match="initial must be weights of the model"):
-        run(federation, models["logistic"], algorithm, initial=other)
+        run(federation, models["logistic"], fedavg, initial=other)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_exception_loses_nothing(
-    federation: Federation, models: dict[str, fs.Model], error: type[BaseException]
+    federation: Federation,
+    models: dict[str, fs.Model],
+    fedavg: fs.Algorithm,
+    error: type[BaseException],
 ) -> None:
-    algorithm = fs.fedavg(local_of(models["logistic"]), clients_per_round=4)
-
     def stop(evaluation: fs.Evaluation) -> None:
         if evaluation.round == 2:
             raise error("enough")
 
     with pytest.raises(error, match="enough") as raised:
-        run(federation, models["logistic"], algorithm, eval_every=1, rounds=5, on_evaluation=stop)
+        run(federation, models["logistic"], fedavg, rounds=5, on_evaluation=stop)
     partial = raised.value.result  # type: ignore[attr-defined]
     assert raised.value.__notes__ == ["the run up to round 2 is this exception's .result"]
-    whole = run(federation, models["logistic"], algorithm, eval_every=1, rounds=2)
+    whole = run(federation, models["logistic"], fedavg, rounds=2)
     np.testing.assert_array_equal(partial.accuracy, whole.accuracy)
     np.testing.assert_array_equal(partial.metrics.client, whole.metrics.client)
     assert_trees(jax.device_get(partial.variables), jax.device_get(whole.variables))
@@ -120,7 +128,7 @@ def test_an_exception_loses_nothing(
 
 
 def test_a_selection_that_gives_one_client_twice_is_refused(
-    federation: Federation, models: dict[str, fs.Model]
+    federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
 ) -> None:
     def draw(
         key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
@@ -130,8 +138,6 @@ def test_a_selection_that_gives_one_client_twice_is_refused(
     def init(variables: Variables, data: ClientData, execution: object) -> PyTree:
         return ()
 
-    algorithm = fs.fedavg(local_of(models["logistic"]), clients_per_round=4).replace(
-        selection=fs.base.Selection(init=init, draw=draw, sticky=False)
-    )
+    algorithm = fedavg.replace(selection=fs.base.Selection(init=init, draw=draw, sticky=False))
     with pytest.raises(ValueError, match="in round 1 it gave 3 to two slots"):
         run(federation, models["logistic"], algorithm)

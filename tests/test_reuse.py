@@ -76,6 +76,11 @@ def test_a_second_run_compiles_nothing(federation: Federation) -> None:
         its = run(other, model, where, **given)
         assert (its.xla_programs == 0) == (i > 0)
         assert_same(second, its)
+    # Programs live as long as their algorithm.
+    alive = weakref.ref(other)
+    del other
+    gc.collect()
+    assert alive() is None
 
 
 def doubled(outputs: Any, y: Any) -> Any:
@@ -139,6 +144,7 @@ def fedper(models: dict[str, fs.Model]) -> fs.Algorithm:
     return method("fedper", models["logistic"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", OWN)
 def test_own_models_are_scored_as_asked(
     change: str, fedper: fs.Algorithm, federation: Federation, models: dict[str, fs.Model]
@@ -165,24 +171,21 @@ def test_own_models_are_scored_as_asked(
     assert_same(before, scored(fedper, **usual))
 
 
+@pytest.mark.slow
 def test_padding_is_that_of_the_clients(models: dict[str, fs.Model]) -> None:
     """Eight clients have none on 2 devices, nine have: neither fits the programs of the other."""
     scaffold = method("scaffold", models["logistic"], execution=fs.make_execution(2))
+    shapes = []
     for clients in (8, 9):
-        result = run(scaffold, models["logistic"], make_federation([9] * clients))
-        kept: Any = result.state
-        assert {leaf.shape[1] for leaf in jax.tree.leaves(kept.client_state)} == {clients}
-
-
-def test_programs_live_as_long_as_their_algorithm(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    algorithm = method("fedavg", models["logistic"])
-    run(algorithm, models["logistic"], federation)
-    alive = weakref.ref(algorithm)
-    del algorithm
-    gc.collect()
-    assert alive() is None
+        there = make_federation([9] * clients)
+        made = experiment(scaffold, models["logistic"], there.data, there.test, classes=3)
+        begun = made.programs._begun(made.programs._functions)
+        told = made.programs._functions.layout.like(begun)
+        shapes += [
+            {leaf.shape[1] for leaf in jax.tree.leaves(run.state.client_state)}
+            for run in (begun, told)
+        ]
+    assert shapes == [{8}, {8}, {10}, {9}]
 
 
 def test_what_is_forgotten_is_made_anew(

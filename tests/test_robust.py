@@ -14,7 +14,15 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, altered_data, assert_trees, make_federation, play, with_root
+from conftest import (
+    Federation,
+    altered_data,
+    assert_trees,
+    make_federation,
+    play,
+    play_numbers,
+    with_root,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
@@ -26,6 +34,7 @@ from fedjax_sim.base import ClientView, Cohort, FedState, LocalInfo, Sending, Va
 from fedjax_sim.engine.batches import root_view, rows_at
 from fedjax_sim.engine.clients import samples_of, visits
 
+ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 few = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 9, 4
 ROBUST = sorted(set(aggregators.AGGREGATORS) - {"mean"})
@@ -641,7 +650,7 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
     local = fs.local_sgd(
         fs.empirical_risk(model), optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2
     )
-    ours = play(fltrust(local, clients_per_round=5), model, data, 5)
+    ours = play(fltrust(local, clients_per_round=5, **ONE), model, data, 5)
     for layers, variables in zip(servers, ours.servers, strict=True):
         for a, b in zip(layers, oracle.layers_of(variables), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
@@ -678,8 +687,12 @@ def test_zeno_against_numpy(
     servers, _ = oracle.fedavg(clients, 3, 5, absorb=absorb)
     objective = fs.empirical_risk(model)
     local = fs.local_sgd(objective, optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2)
-    method = zeno(local, clients_per_round=5, objective=objective, dropped=0.4, rho=rho)
-    ours = play(method, model, data, 3)
+
+    def make(name: str, model: fs.Model, *, rho: float) -> fs.Algorithm:
+        options: dict[str, Any] = {"clients_per_round": 5, "dropped": 0.4, **ONE}
+        return zeno(local, objective=objective, rho=rho, **options)
+
+    ours = play_numbers(make, "zeno", model, data, 3, {"rho": rho})
     for layers, variables in zip(servers, ours.servers, strict=True):
         for a, b in zip(layers, oracle.layers_of(variables), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
@@ -696,9 +709,9 @@ def test_zeno_knows_the_absent_and_the_broken(
     x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
     batch = fs.base.Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(9, bool))
     view = root_view(data)
-    slope = jax.grad(objective, has_aux=True)(
-        start.params, start.state, batch, fs.base.Context(start, view, jax.random.key(0))
-    )[0]
+    context = fs.base.Context(start, view, jax.random.key(0))
+    grad = jax.grad(objective, has_aux=True)
+    slope = jax.jit(lambda w: grad(*w, batch, context)[0])(start)
     lengths = jnp.array([0.1, -0.1, 0.05, jnp.nan, 0.3])
     steps = jax.tree.map(lambda g: -lengths.reshape(-1, *[1] * g.ndim) * g[None], slope)
     weights = jnp.array([2.0, 1, 3, 1, 0])
@@ -706,27 +719,16 @@ def test_zeno_knows_the_absent_and_the_broken(
     cohort = Cohort(start, tree.stack_copies(start, 1), k, k >= 0, k, None, (), data)  # type: ignore[arg-type]
     part = preaggregation.suspicion(objective, 0.25, 0.0, batch_size=64)
     updates = fs.Variables(steps, tree.stack_copies(start.state, 5))
-    apply = jax.jit(lambda w: part.apply(jax.random.key(1), (), updates, w, cohort)[1])
+    key = jax.random.key(1)
+    apply = jax.jit(lambda w: part.apply(key, (), updates, w, cohort)[1])
     assert apply(weights).tolist() == [2, 1, 3, 0, 0]  # the broken one is the one of four
     assert apply(weights.at[3].set(0)).tolist() == [2, 1, 3, 0, 0]  # of three, none
     assert apply(weights.at[4].set(5)).tolist() == [2, 1, 3, 0, 5]
-    half = preaggregation.suspicion(objective, 0.5, 0.0, batch_size=64)
-    few = half.apply(jax.random.key(1), (), updates, weights, cohort)[1]
-    assert few.tolist() == [2, 0, 3, 0, 0]
-    small = part.apply(jax.random.key(1), (), updates, jnp.array([0.0, 0, 0, 1, 0]), cohort)[1]
-    assert small.tolist() == [0] * 5
-
-
-def test_zeno_that_drops_nobody_is_fedavg(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    data = with_root(federation.data, np.arange(9))
-    objective = fs.empirical_risk(models["logistic"])
-    local = fs.local_sgd(objective, optax.sgd(0.1))
-    ours = zeno(local, clients_per_round=3, objective=objective, dropped=0.0)
-    theirs = fs.fedavg(local, clients_per_round=3, equal_weights=True)
-    found = [play(method, models["logistic"], data, 2).servers for method in (ours, theirs)]
-    chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)
+    assert apply(jnp.array([0.0, 0, 0, 1, 0])).tolist() == [0] * 5
+    for dropped, kept in ((0.5, [2, 0, 3, 0, 0]), (0.0, [2, 1, 3, 0, 0])):
+        other = preaggregation.suspicion(objective, dropped, 0.0, batch_size=64)
+        found = jax.jit(lambda w, part=other: part.apply(key, (), updates, w, cohort)[1])(weights)
+        assert found.tolist() == kept
 
 
 def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -765,10 +767,9 @@ FORGED: dict[str, Sending] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(aggregators.AGGREGATORS))
-def test_every_attack_meets_every_rule_compiled_once(name: str) -> None:
-    """Under jit and a vmap over runs, which do not see each other."""
+@pytest.fixture(scope="module")
+def forged() -> tuple[Any, Any]:
+    """What each attack makes of the updates of three runs, ``[runs, attacks, ...]``; weights."""
     like = {"w": jnp.ones(3), "h": jnp.ones((2, 2), jnp.bfloat16)}
 
     def one(key: jax.Array, weights: jax.Array) -> Any:
@@ -776,17 +777,27 @@ def test_every_attack_meets_every_rule_compiled_once(name: str) -> None:
             lambda a: jax.random.normal(key, (len(VISITED), *a.shape), a.dtype).at[3].set(jnp.nan),
             Variables(like, {"m": jnp.zeros(2)}),
         )
-        out = {}
-        for attack, part in FORGED.items():
-            sent = sent_by(part, updates, weights > 0, key)
-            out[attack] = aggregators.AGGREGATORS[name](sent, weights)
-        return out
+        sent = [sent_by(part, updates, weights > 0, key) for part in FORGED.values()]
+        return jax.tree.map(lambda *each: jnp.stack(each), *sent)
 
-    batched = jax.jit(jax.vmap(chex.assert_max_traces(one, n=1)))
     keys = jax.random.split(jax.random.key(0), 3)
     weights = jnp.asarray(np.stack([WEIGHTS, 2 * WEIGHTS, np.roll(WEIGHTS, 4) * (VISITED < 8)]))
-    first = batched(keys, weights)
-    second = batched(keys[::-1], weights[::-1])
+    batched = jax.jit(jax.vmap(chex.assert_max_traces(one, n=1)))
+    first, second = batched(keys, weights), batched(keys[::-1], weights[::-1])
+    assert_trees(first, jax.tree.map(lambda a: a[::-1], second))
+    return first, weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(aggregators.AGGREGATORS))
+def test_every_attack_meets_every_rule_compiled_once(name: str, forged: tuple[Any, Any]) -> None:
+    """Under jit and a vmap over runs, which do not see each other."""
+    sent, weights = forged
+    rule = chex.assert_max_traces(aggregators.AGGREGATORS[name], n=1)
+    batched = jax.jit(jax.vmap(jax.vmap(rule, in_axes=(0, None))))
+    first, second = (
+        batched(jax.tree.map(lambda a, way=way: a[::way], sent), weights[::way]) for way in (1, -1)
+    )
     assert all(bool(jnp.isfinite(a).all()) for a in jax.tree.leaves(first))
     assert_trees(first, jax.tree.map(lambda a: a[::-1], second))
 
@@ -831,6 +842,7 @@ def under_attack(model: fs.Model, *defences: Any, **parts: Any) -> fs.Algorithm:
         schedule=schedule.every_round(10),
         sending=(hostile,),
         preaggregation=[make(local) for make in defences],
+        **ONE,
         **parts,
     )
 
@@ -857,8 +869,8 @@ def test_robust_with_the_mean_is_fedavg(crowd: Federation, models: dict[str, fs.
     a, b = (
         trained(model, algorithm, crowd.data, 2)
         for algorithm in (
-            fs.fedavg(local, clients_per_round=4),
-            robust(local, clients_per_round=4, aggregator="mean"),
+            fs.fedavg(local, clients_per_round=4, **ONE),
+            robust(local, clients_per_round=4, aggregator="mean", **ONE),
         )
     )
     assert_trees(a, b)
@@ -871,7 +883,7 @@ def test_one_client_makes_every_rule_its_model(
     """Also on four devices, where three rows are padding."""
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
-    alone = trained(model, fs.fedavg(local, clients_per_round=1), crowd.data, 1)
+    alone = trained(model, fs.fedavg(local, clients_per_round=1, **ONE), crowd.data, 1)
     execution = fs.make_execution(devices=4)
     for rule in ("krum", "geometric_median"):
         algorithm = robust(

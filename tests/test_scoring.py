@@ -21,6 +21,8 @@ from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.scoring import scoring
 from fedjax_sim.run.simulation import experiment
 
+ONE = fs.make_execution(devices=1)
+
 
 def local_of(model: fs.Model, rate: float = 0.1) -> Any:
     return fs.local_sgd(fs.empirical_risk(model), optax.sgd(rate), batch_size=8)
@@ -35,7 +37,7 @@ def hinge(logits: jax.Array, y: jax.Array) -> jax.Array:
 def test_each_loss_has_its_own_scores(federation: Federation) -> None:
     """Of the same model, task and sets."""
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.fedavg(local_of(model), clients_per_round=4)
+    algorithm = fs.fedavg(local_of(model), clients_per_round=4, execution=ONE)
 
     def result(**options: Any) -> fs.Result:
         given = algorithm, model, federation.data, federation.test
@@ -52,7 +54,7 @@ def test_each_loss_has_its_own_scores(federation: Federation) -> None:
 
 def test_runs_with_sets_of_their_own_share_nothing_with_others(federation: Federation) -> None:
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.fedavg(local_of(model), clients_per_round=4)
+    algorithm = fs.fedavg(local_of(model), clients_per_round=4, execution=ONE)
     x, y = federation.test
     sizes = np.array([len(x[s::2]) for s in (0, 1)])
     halves = [
@@ -76,9 +78,8 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     x, y = (np.concatenate([np.asarray(a)] * 50) for a in (federation.data.x, federation.data.y))
     data = fs.client_data(x, y, federation.partition)
     model = fs.models.logistic((6,), 3)
-    one = fs.make_execution(devices=1)
-    algorithm = fs.algorithms.scaffold(local_of(model), clients_per_round=4, execution=one)
-    made = experiment(algorithm, model, data, (x.copy(), y.copy()), classes=3, execution=one)
+    algorithm = fs.algorithms.scaffold(local_of(model), clients_per_round=4, execution=ONE)
+    made = experiment(algorithm, model, data, (x.copy(), y.copy()), classes=3, execution=ONE)
     made.start((0,))
     kept = sum(a.nbytes for a in jax.tree.leaves(made.start((0,)).state.client_state))
     clients, tested = (
@@ -107,19 +108,20 @@ def test_a_model_may_be_applied_by_what_is_no_key(federation: Federation) -> Non
     found = []
     for by in (1.0, -1.0):
         model = fs.Model(init, Scaled(by))
-        algorithm = fs.fedavg(local_of(model, rate=0.0), clients_per_round=4)
+        algorithm = fs.fedavg(local_of(model, rate=0.0), clients_per_round=4, execution=ONE)
         given = algorithm, model, federation.data, federation.test
         found.append(fs.simulate(*given, rounds=1, classes=3).accuracy[-1, 0])
     x, y = federation.test
     assert found == pytest.approx([np.mean(np.argmax(s * x[:, :3], 1) == y) for s in (1, -1)])
 
 
+@pytest.mark.slow
 def test_what_scores_goes_with_the_model(federation: Federation) -> None:
     """Or the trunks of all models of a session would stay."""
     model = fs.models.logistic((6,), 3)
     sets = (eval_set(*federation.test),)
     axes = RunAxes.of(federation.data, sets, 2)
-    score = scoring(model.apply, federation.task, fs.make_execution(devices=1), axes)
+    score = scoring(model.apply, federation.task, ONE, axes)
     keys = jax.random.split(jax.random.key(0), 2)
     score.trace(jax.eval_shape(jax.vmap(model.init), keys), sets).lower().compile()
     gone = weakref.ref(model.apply), weakref.ref(score)

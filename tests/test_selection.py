@@ -119,20 +119,19 @@ _distinct = jax.jit(draws.distinct, static_argnums=(1, 2))
 # ---- power of choice ----
 
 
-@pytest.mark.parametrize("clock", [None, CLOCK], ids=["no clock", "clock"])
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_largest_losses_of_those_asked(clock: fs.base.Clock | None, own: bool) -> None:
+def test_the_largest_losses_of_those_asked(own: bool) -> None:
     """Candidates by their samples; they have the model, of which a bias may be their own."""
     d = 5
     part = {"exchange": fs.exchange.split(own=fs.leaves.named("*/bias"))} if own else {}
     score = reports.mean_loss(risk(), batch_size=3)
-    made = algorithm(fs.selection.power_of_choice(d, score), clock, **part)
+    made = algorithm(fs.selection.power_of_choice(d, score), CLOCK, **part)
     size = made.traffic(net().init(jax.random.key(0)), data())
     assert (size.answer, size.upload) == (4, 4 * 6 * 3 if own else SIZE)
     step, up_rate = drawn(CLOCK.compute, Device.COMPUTE), drawn(UP, Device.UP)
     asleep = 0
     for key, state, metrics, _ in play(made):
-        awake = there(clock, key, state)
+        awake = there(CLOCK, key, state)
         candidates = _by_size(stream(key, Round.POLL), d, data().start).tolist()
         assert len(set(candidates)) == d
         asked = [k for k in candidates if awake[k]]
@@ -144,8 +143,6 @@ def test_the_largest_losses_of_those_asked(clock: fs.base.Clock | None, own: boo
         assert metrics.answers is not None
         counts = (metrics.answers, metrics.downloads, metrics.uploads)
         assert [*map(int, counts)] == [len(asked), len(asked), len(first)]
-        if clock is None:
-            continue
         before = [
             size.download / 40 + -(-SIZES[k] // B) / 3 * step[k] + 4 / up_rate[k] for k in asked
         ]
@@ -155,7 +152,7 @@ def test_the_largest_losses_of_those_asked(clock: fs.base.Clock | None, own: boo
         work = sum(-(-SIZES[k] // B) / 3 * step[k] for k in asked)
         work += sum(STEPS[k] * step[k] for k in first)
         assert float(metrics.time.computing) == pytest.approx(work, rel=1e-5)
-    assert (asleep > 0) == (clock is not None)
+    assert asleep > 0
 
 
 def test_the_largest_losses_that_are_known() -> None:
@@ -249,17 +246,15 @@ def test_without_haste_all_candidates_train() -> None:
 
 
 def test_no_slot_idles_while_others_are_awake() -> None:
-    part, idle = fs.selection.awake(), 0
-    made = algorithm(part, CLOCK)
-    plain = algorithm(fs.selection.uniform(), CLOCK)
-    for (key, state, metrics, _), other in zip(play(made, 6), play(plain, 6), strict=True):
+    asleep = 0
+    for key, state, metrics, _ in play(algorithm(fs.selection.awake(), CLOCK), 6):
         awake = set(np.flatnonzero(there(CLOCK, key, state)).tolist())
         assert cohort(metrics) <= awake
         assert len(cohort(metrics)) == min(M, len(awake))
         assert metrics.time is not None
         assert int(metrics.time.asleep) == 0
-        idle += M - len(cohort(other[2]))
-    assert idle > 0
+        asleep += N - len(awake)
+    assert asleep > 0
 
 
 def test_all_awake_clients_are_as_likely() -> None:
@@ -490,19 +485,26 @@ def test_who_only_explores_meets_everyone_first() -> None:
     assert len(rounds[2]) == M
 
 
+@functools.cache
+def paced() -> Any:
+    """What is known after a draw, of the sums of utilities and the round before it."""
+    part, none = fs.selection.guided(window=2), jnp.zeros(M, jnp.int32)
+    state: Any = _seen(part.init(net().init(jax.random.key(0)), data(), None))  # type: ignore[arg-type]
+    timed, seconds = part.timed, outlook(np.arange(1, N + 1))
+    assert timed is not None
+
+    def after(sums: jax.Array, turn: jax.Array) -> Any:
+        old = state._replace(sums=sums, round=turn)
+        return timed(jax.random.key(0), old, data(), none, none == 0, none, seconds)[1]
+
+    return jax.jit(after)
+
+
 @pytest.mark.parametrize(("older", "rounds", "share"), [
     (3.0, 4, 0.35), (1.0, 4, 0.3), (2.0, 4, 0.3), (3.0, 5, 0.3), (3.0, 2, 0.3),
 ])  # fmt: skip
 def test_the_pace_slows_if_the_utility_shrinks(older: float, rounds: int, share: float) -> None:
-    part = fs.selection.guided(window=2)
-    state: Any = _seen(part.init(net().init(jax.random.key(0)), data(), None))  # type: ignore[arg-type]
-    sums = jnp.array([older, older, 2.0, 2.0], jnp.float32)
-    none = jnp.zeros(M, jnp.int32)
-    assert part.timed is not None
-    after: Any = part.timed(
-        jax.random.key(0), state._replace(sums=sums, round=jnp.int32(rounds)), data(), none,
-        none == 0, none, outlook(np.arange(1, N + 1)),
-    )[1]  # fmt: skip
+    after: Any = paced()(jnp.array([older, older, 2.0, 2.0], jnp.float32), jnp.int32(rounds))
     assert float(after.share) == pytest.approx(share)
     assert int(after.round) == rounds + 1
 

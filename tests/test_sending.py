@@ -21,7 +21,7 @@ from scipy import stats
 
 import fedjax_sim as fs
 from fedjax_sim import attacks, compression, sending, tree
-from fedjax_sim.algorithms import afl, fedavg_qsgd, fedavg_top_k, gossip, ifca, qffl, scaffold, stc
+from fedjax_sim.algorithms import afl, fedavg_qsgd, gossip, ifca, qffl, scaffold, stc
 from fedjax_sim.base import Sending, Sent, Variables
 from fedjax_sim.client import corrections
 
@@ -497,14 +497,11 @@ def test_flipped_labels_poison_all_that_a_client_computes(name: str) -> None:
 
 CODED: dict[str, Callable[..., fs.Algorithm]] = {
     "stc": lambda local, **rest: stc(local, sparsity=0.5, **rest),
-    "top-k": lambda local, **rest: fedavg_top_k(local, sparsity=0.5, **rest),
     "qsgd": lambda local, **rest: fedavg_qsgd(local, levels=7, **rest),
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["stc", *(pytest.param(k, marks=pytest.mark.slow) for k in ("top-k", "qsgd"))]
-)
+@pytest.mark.parametrize("name", ["stc", pytest.param("qsgd", marks=pytest.mark.slow)])
 def test_a_code_does_not_decide_by_rounding(name: str) -> None:
     """On 1 and 4 devices alike, and never by moving the weights of dead features.
 

@@ -148,6 +148,7 @@ def fragile(shape: tuple[int, ...], classes: int) -> fs.Model:
     return fs.Model(inner.init, apply)
 
 
+@pytest.mark.slow
 def test_the_command_skips_counts_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

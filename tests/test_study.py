@@ -76,6 +76,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_cell_is_a_run_of_the_command(done: Path, tmp_path: Path) -> None:
     """With the settings that the file says, to the byte."""
     (_, cell) = read_study(done / "study.toml").cells
@@ -274,6 +275,7 @@ def test_settings_that_go_together(tmp_path: Path) -> None:
     assert {cell.config.experiment.rounds for cell in plan.cells} == {3}
 
 
+@pytest.mark.slow
 def test_scores_of_several_kinds_are_named(tmp_path: Path) -> None:
     text = """
     run = {rounds = 1, seeds = 1, clients = 5}
@@ -297,6 +299,7 @@ def test_scores_of_several_kinds_are_named(tmp_path: Path) -> None:
     assert f"| {best} " in bold
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
     text = (
         RUN.replace("seeds = 2", "seeds = 1")
@@ -430,6 +433,7 @@ def as_toml(value: Any) -> str:
     return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     st.dictionaries(KEYS, VALUES, max_size=3),
@@ -506,6 +510,15 @@ def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
 
 
 KILLS = int(os.environ.get("KILLS", "1"))
+BARE = """
+import sys
+from fedjax_sim import study
+from fedjax_sim.cli import folder, running
+from fedjax_sim.run.programs import Programs
+running.draw_clients = folder.draw_curves = Programs.check = lambda *args: None
+sys.exit(study.main(sys.argv[1:]))
+"""
+"""The command without pictures and without a look ahead, as in the fixture bare_commands."""
 
 
 @pytest.mark.slow
@@ -517,7 +530,7 @@ def test_a_study_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     else:
         text = text.replace("seeds = 2", "seeds = 1")
     path = written(tmp_path, text)
-    program = [sys.executable, "-m", "fedjax_sim.study"]
+    program = [sys.executable, "-c", BARE]
     more = ["--checkpoint-every", "0", "--devices", "1"]
     began = time.monotonic()
     whole = subprocess.run(

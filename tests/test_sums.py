@@ -108,7 +108,7 @@ def normed(devices: int, chunk: int, held: bool) -> Play:
     return play(algorithm, NORMED, make_federation().data, 3)
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(1, 1), (4, 1), (3, 2)])
+@pytest.mark.parametrize(("devices", "chunk"), [(1, 1), (3, 2)])
 def test_the_mean_is_that_of_the_stack(devices: int, chunk: int) -> None:
     together, one_by_one = normed(1, 1, True), normed(devices, chunk, False)
     assert_trees(together.servers, one_by_one.servers, rtol=2e-5, atol=2e-6)
@@ -164,10 +164,8 @@ def temporaries(federation: Federation, model: fs.Model, cohort: int, **parts: A
 def test_memory_does_not_grow_with_the_cohort() -> None:
     federation = make_federation(sizes=(2,) * 60, shape=(2000,), tests=1)
     model, size = fs.models.logistic((2000,), 3), 4 * (2000 * 3 + 3)
-    assert temporaries(federation, model, 60) - temporaries(federation, model, 10) < 5 * size
-    held = {"diagnostics": {"all": reading}}
-    more = temporaries(federation, model, 60, **held) - temporaries(federation, model, 10, **held)
-    assert more > 45 * size
+    assert temporaries(federation, model, 60) < 10 * size
+    assert temporaries(federation, model, 60, diagnostics={"all": reading}) > 55 * size
 
 
 def test_what_is_not_held_cannot_be_read(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
-import jax
 import numpy as np
 import optax
 import pytest
@@ -20,33 +17,17 @@ from conftest import (
     compiled_programs,
     known,
     make_federation,
-    needs_a_clock,
 )
 
 import fedjax_sim as fs
-from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import LocalUpdate
-from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.methods import parameters
 from fedjax_sim.data import eval_set
-from fedjax_sim.models import layers
 from fedjax_sim.run import Point, Sweep
-from fedjax_sim.run.points import Points, groups, traces
+from fedjax_sim.run.points import Points, groups
 
 Make = Callable[..., fs.Algorithm]
 MODEL = fs.models.logistic((6,), 3)
 OBJECTIVE = fs.empirical_risk(MODEL)
-DEEP = fs.models.mlp((6,), 3, widths=(4, 4))
-
-
-class _Normed(nn.Module):
-    @nn.compact
-    def __call__(self, x: jax.Array, train: bool, mask: Any = None) -> jax.Array:
-        normed: jax.Array = layers.BatchNorm()(x[:, None, None], train=train, mask=mask)[:, 0, 0]
-        return nn.Dense(3)(normed)
-
-
-NORMED = fs.models.from_linen(_Normed(), (6,))
 ONE = fs.make_execution(1)
 SCALE: Any = {"classes": 3, "rounds": 4, "eval_every": 2}
 
@@ -135,6 +116,7 @@ def test_points_are_runs_of_one_program(name: str, federation: Federation) -> No
     assert last[0] != last[-1] or name == "ditto"  # the settings are not without effect
 
 
+@pytest.mark.slow
 def test_runs_have_their_own_clients_and_sets() -> None:
     """Folds: a partition, a test and a validation set for each seed."""
     federation = make_federation((20, 9, 14, 30, 11))
@@ -216,6 +198,7 @@ def in_turn(federation: Federation) -> Sweep:
     return fs.sweep(sparse, grid, MODEL, federation.data, federation.test, **SCALE)
 
 
+@pytest.mark.slow
 def test_numbers_that_parts_branch_by_are_run_in_turn(
     in_turn: Sweep, federation: Federation
 ) -> None:
@@ -275,6 +258,7 @@ def diverging(federation: Federation) -> Callable[[int], tuple[Make, Sweep]]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [0, 1])
 def test_a_point_that_diverges_is_told_and_takes_no_other_along(
     chunk: int, diverging: Callable[[int], tuple[Make, Sweep]], federation: Federation
@@ -321,6 +305,7 @@ def test_what_is_refused(grid: Any, message: str, federation: Federation) -> Non
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path: Path) -> None:
     def make(lr: float) -> fs.Algorithm:
         return fs.fedavg(sgd(lr), clients_per_round=3, execution=ONE)
@@ -345,72 +330,3 @@ def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path
 def test_nothing_is_chosen_by_the_test_set(in_turn: Sweep) -> None:
     with pytest.raises(ValueError, match="the run has no validation set"):
         in_turn.best()
-
-
-IN_TURN = {
-    "dp_fedavg": {"clip", "noise_multiplier", "quantile"},
-    "dp_ftrl": {"clip", "noise_multiplier", "server_lr", "server_momentum"},
-    "dynamic_clustering": {"cluster_limit"},
-    "fedala": {"mix_share"},
-    "fedasync": {"grace"},
-    "fedavg_sketched": {"share"},
-    "fedbuff": {"grace"},
-    "fedavg_top_k": {"sparsity"},
-    "fedbabu": {"fine_tuning_epochs"},
-    "fedmix": {"mix_ratio"},
-    "fednova": {"mu"},
-    "fedprox": {"inexactness"},
-    "fedrep": {"head_epochs"},
-    "fine_tuned": {"fine_tuning_epochs"},
-    "gossip": {"activity"},
-    "ozdayi": {"threshold", "server_epochs"},
-    "pfedme": {"fine_tuning_epochs"},
-    "radfed": {"mu"},
-    "radfedi": {"gamma"},
-    "radfedp": {"mu"},
-    "robust": {"byzantine", "clip"},
-    "scaffnew": {"coin"},
-    "stc": {"sparsity"},
-}
-"""Numbers that a part counts or branches by when it is made."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.own))
-def test_which_settings_of_a_method_can_be_one_program(name: str) -> None:
-    """All floats but those above, at once; and none of those."""
-    federation = make_federation((20, 9, 14, 30))
-    data = with_root(federation)
-    net = {"fedbn": NORMED, "streaming_diloco": DEEP}.get(name, MODEL)
-    objective = fs.empirical_risk(net)
-    method = ALGORITHMS.resolve(name)[1]
-    floats = {
-        key: 0.5 if not isinstance(p.default, float) else p.default
-        for key, p in parameters(name).items()
-        if isinstance(p.default, float) or "float" in str(p.annotation)
-    }
-    needed = {k: 0.5 for k, p in parameters(name).items() if p.default is inspect.Parameter.empty}
-    cohort = 4 if name == "scaffnew" else 2
-    small = {"astraea": {"mediator_size": 2}, "tifl": {"tiers": 2}, "push_sum": {"links": 1}}.get(
-        name, {}
-    )
-
-    def make(lr: float, **given: Any) -> fs.Algorithm:
-        local = fs.local_sgd(objective, optax.sgd(lr, momentum=0.9))
-        common = {"model": net, "objective": objective, "classes": 3, "momentum": 0.9}
-        common |= {"clients_per_round": cohort, "lr": lr}
-        if needs_a_clock(method):
-            common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
-        own = {key: common[key] for key in common if key in keywords(method)}
-        made: fs.Algorithm = method(local, **{**own, **needed, **small, **given})
-        return made.replace(execution=ONE)
-
-    structural = IN_TURN.get(name, set())
-    assert structural <= floats.keys()
-    point = {"lr": 0.1, **floats}
-    default = [k for k, p in parameters(name).items() if p.default is None]
-    point = {k: v for k, v in point.items() if k not in default}
-    rest = [key for key in point if key not in structural]
-    assert traces(make, point, rest, net, data)
-    for key in structural:
-        assert not traces(make, {**point, key: floats[key]}, [key], net, data)

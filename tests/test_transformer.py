@@ -172,6 +172,7 @@ class Plain(oracle.Oracle):
         return jax.jit(jax.value_and_grad(loss))
 
 
+@pytest.mark.slow
 def test_fedavg_trains_it(model: fs.Model, start: fs.Variables) -> None:
     """Unequal clients, three of five in a round, padded windows: as a plain loop by hand."""
     text = np.random.default_rng(5).integers(0, VOCABULARY, (sum(SIZES), LENGTH + 1))

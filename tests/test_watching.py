@@ -319,6 +319,7 @@ def ours(name: str, settings: Any, folder: Path) -> Sink:
     return Sink(log, lambda: HEARD[name].append("closed"))
 
 
+@pytest.mark.slow
 def test_a_sink_of_ones_own_that_fails_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

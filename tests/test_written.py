@@ -56,6 +56,7 @@ def test_every_option_of_every_method_is_read(name: str) -> None:
     assert not set(parameters(name)) & set(TRAINED)
 
 
+@pytest.mark.slow
 def test_a_text_is_the_same_run_as_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     found: list[list[Any]] = []

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, Model, Objective
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
+from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.models import logistic, with_scaling
 from fedjax_sim.partition import limit_label_emd
 from fedjax_sim.round import Algorithm
@@ -35,7 +36,7 @@ class Toy(NamedTuple):
     classes: int
 
     def accuracy(self, algorithm: Algorithm, rounds: int = 5, seed: int = 0) -> float:
-        """The accuracy on the test set after some rounds."""
+        """The accuracy on the test set after some rounds, on one device."""
         result = simulate(
             algorithm,
             self.model,
@@ -45,6 +46,7 @@ class Toy(NamedTuple):
             classes=self.classes,
             seeds=(seed,),
             eval_every=rounds,
+            execution=make_execution(devices=1),  # compiles faster than for several
         )
         return float(result.accuracy[-1, 0])
 
