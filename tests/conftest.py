@@ -92,13 +92,37 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="module")
-def bare_commands() -> Iterator[None]:
-    """Commands draw no pictures and do not check first whether a method fits, as others test."""
+BARE = """
+import sys
+from fedjax_sim import {command}
+from fedjax_sim.cli import folder, running
+from fedjax_sim.run.programs import Programs
+running.draw_clients = folder.draw_curves = Programs.check = lambda *args: None
+sys.exit({command}.main(sys.argv[1:]))
+"""
+"""A program that is a bare command, see below."""
+
+
+@contextlib.contextmanager
+def _bare() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
         patch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
         patch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
+        yield
+
+
+@pytest.fixture
+def bare_command() -> Iterator[None]:
+    """Commands draw no pictures and do not check first whether a method fits, as others test."""
+    with _bare():
+        yield
+
+
+@pytest.fixture(scope="module")
+def bare_commands() -> Iterator[None]:
+    """The same to the end of a file."""
+    with _bare():
         yield
 
 

@@ -1460,9 +1460,9 @@ def survives(tree: Path, mutant: Mutant, environment: Mapping[str, str]) -> bool
         file.write_text(text, encoding="utf-8")
 
 
-def _pass(tree: Path, tests: list[str], environment: Mapping[str, str], marks: str) -> bool:
+def _pass(tree: Path, where: list[str], environment: Mapping[str, str], marks: str) -> bool:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *tests],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *where],
         cwd=tree, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if run.returncode not in (0, 1, 2, NONE_MARKED):

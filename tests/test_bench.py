@@ -100,14 +100,6 @@ class Ran(NamedTuple):
     results: dict[str, Result]
 
 
-@pytest.fixture
-def bare_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``bare_commands`` has it, for one test: others here ask for pictures and refusals."""
-    monkeypatch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
-    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
-    monkeypatch.setattr(Programs, "check", lambda self: None)
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder, results = tmp_path_factory.mktemp("bench") / "run", list[Result]()

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees, known
+from conftest import BARE, assert_trees, known
 
 import fedjax_sim as fs
 from fedjax_sim import bench
@@ -600,15 +600,6 @@ def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: P
         fs.load_run(tmp_path)
 
 
-BARE = """
-import sys
-from fedjax_sim import bench
-from fedjax_sim.cli import folder, running
-from fedjax_sim.run.programs import Programs
-running.draw_clients = folder.draw_curves = Programs.check = lambda *args: None
-sys.exit(bench.main(sys.argv[1:]))
-"""
-"""The command without pictures and without a look ahead, as in the fixture bare_commands."""
 KILLS = int(os.environ.get("KILLS", "2"))
 KILLED = ["none"]
 if "KILLS" in os.environ:  # minutes
@@ -619,7 +610,7 @@ if "KILLS" in os.environ:  # minutes
 def test_the_command_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     """SIGKILL, while it compiles, trains, or writes: as often as KILLS says."""
     draw, kills = random.Random(KILLS), 0
-    command = [sys.executable, "-c", BARE]
+    command = [sys.executable, "-c", BARE.format(command="bench")]
     begin = [*FLAGS, "--compare", *KILLED, "--checkpoint-every", "0", "--rounds", "100"]
     start = time.monotonic()  # what a run takes on this machine says when one can be killed
     subprocess.run([*command, *begin, "--out", str(tmp_path / "other")], check=True)

@@ -340,7 +340,7 @@ def test_the_command_refuses_in_a_line(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare_commands")
+@pytest.mark.usefixtures("bare_command")
 def test_the_command_says_the_same(tmp_path: Path) -> None:
     """With samples on the host too."""
 

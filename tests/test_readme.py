@@ -51,7 +51,7 @@ def _one_device() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare_commands")
+@pytest.mark.usefixtures("bare_command")
 def test_the_examples_train_and_show_their_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,7 +202,7 @@ def test_the_command_refuses_what_has_nothing_to_go_by(given: str, message: str)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare_commands")
+@pytest.mark.usefixtures("bare_command")
 def test_the_command_ends_at_a_target_and_says_who_never_reached_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,7 +233,7 @@ def test_the_command_ends_at_a_target_and_says_who_never_reached_it(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare_commands")
+@pytest.mark.usefixtures("bare_command")
 def test_the_command_waits_for_the_validation_clients(tmp_path: Path) -> None:
     argv = [*BASE, "--algo", "fedavg", "--split", "clients", "--folds", "3", "--partition", "iid"]
     out = ["--rounds", "30", "--out", str(tmp_path / "run")]

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from conftest import BARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -510,15 +511,6 @@ def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
 
 
 KILLS = int(os.environ.get("KILLS", "1"))
-BARE = """
-import sys
-from fedjax_sim import study
-from fedjax_sim.cli import folder, running
-from fedjax_sim.run.programs import Programs
-running.draw_clients = folder.draw_curves = Programs.check = lambda *args: None
-sys.exit(study.main(sys.argv[1:]))
-"""
-"""The command without pictures and without a look ahead, as in the fixture bare_commands."""
 
 
 @pytest.mark.slow
@@ -530,7 +522,7 @@ def test_a_study_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
     else:
         text = text.replace("seeds = 2", "seeds = 1")
     path = written(tmp_path, text)
-    program = [sys.executable, "-c", BARE]
+    program = [sys.executable, "-c", BARE.format(command="study")]
     more = ["--checkpoint-every", "0", "--devices", "1"]
     began = time.monotonic()
     whole = subprocess.run(
