@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,9 +47,10 @@ LOCAL = ("127.", "localhost", "::1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The examples of the named methods train, 5 to 10 s each: they run with the slow tests."""
+    """Examples that train take 5 to 10 s each: all but FedAvg's run with the slow tests."""
     for item in items:
-        if "algorithms" in item.path.parts and item.path.stem != "_fedavg":
+        trains = "algorithms" in item.path.parts or item.path.parts[-2:] == ("cli", "loading.py")
+        if trains and item.path.stem != "_fedavg":
             item.add_marker(pytest.mark.slow)
 
 
@@ -134,6 +135,15 @@ def data_dir() -> str:
     if given is None:
         pytest.skip(f"FEDJAX_SIM_DATA_DIR is not set and {beside} does not exist")
     return given
+
+
+def some_slow(cases: Iterable[Any], quick: int = 1) -> list[Any]:
+    """The first cases of a test as they are, the others with the slow tests."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [
+        pytest.param(*row, marks=[pytest.mark.slow] if i >= quick else [])
+        for i, row in enumerate(rows)
+    ]
 
 
 class Federation(NamedTuple):

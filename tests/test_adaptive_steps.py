@@ -115,6 +115,7 @@ def start_of(model: fs.Model) -> Any:
     return model.init(jax.random.fold_in(jax.random.key(0), 0))
 
 
+@pytest.mark.slow
 def test_one_step_is_parallel_sgd(federation: Federation, models: dict[str, fs.Model]) -> None:
     model = models["logistic"]
     ours = made(model, batch=8, most_steps=1)

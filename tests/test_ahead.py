@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, largest_change, needs_a_clock
+from conftest import Federation, assert_trees, largest_change, needs_a_clock, some_slow
 from jax.experimental import topologies
 
 import fedjax_sim as fs
@@ -84,7 +84,7 @@ def experiment_of(
     )
 
 
-@pytest.mark.parametrize(("name", "devices"), [("fedavg", 2), ("radfed", 1)])
+@pytest.mark.parametrize(("name", "devices"), some_slow([("fedavg", 2), ("radfed", 1)]))
 def test_what_is_compiled_ahead_is_what_runs(
     name: str, devices: int, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
@@ -114,6 +114,7 @@ def test_weights_are_drawn_by_one_program_of_a_model(federation: Federation) -> 
     assert_trees(jax.tree.map(lambda a: a[0], drawn), alone, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_is_traced_once_for_all_that_asks(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
     assert drawn.params.tolist() == [2.0] * 3
 
 
+@pytest.mark.slow
 def test_what_draws_weights_goes_with_the_model() -> None:
     """Or the trunks of all models of a session would stay."""
     model = fs.models.logistic((6,), 3)
@@ -191,6 +193,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(
         run(on_evaluation=lambda e: pytest.fail("it ran"))
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_does_not_fit(
     capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -260,6 +263,7 @@ def test_small_programs_compile_for_accelerators(
     assert [p.name for p in compile_ahead(made.programs)][:4] == FIRST
 
 
+@pytest.mark.slow
 def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
     federation: Federation, models: dict[str, fs.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +306,7 @@ def rounds_of(made: Experiment) -> str:
     return str(memory.compiled(lowered, made.programs.options("advance")).as_text())
 
 
+@pytest.mark.slow
 def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not so a layer whose update XLA may put before the gradient of the one before."""
     x, y = np.zeros((20, 6), np.float32), np.zeros(20, np.int32)
@@ -337,6 +342,7 @@ ALONE = "cpu-parallel-task-assigner"
 IN_PLACE = "xla_cpu_copy_insertion_use_region_analysis"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "shared"), [(4, False), (20_000, True)])
 def test_what_a_step_takes_of_many_samples_waits_for_no_thread(width: int, shared: bool) -> None:
     """XLA on CPU shares a gather of four of them between threads; a large layer may be shared."""

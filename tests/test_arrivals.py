@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import SIZES, assert_trees, known, make_federation, play
+from conftest import SIZES, assert_trees, known, make_federation, play, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import fedasync, fedavg, fedbuff
@@ -222,13 +222,16 @@ def world_chance() -> Any:
 
 @pytest.mark.parametrize(
     ("places", "size", "period", "exact"),
-    [
-        (4, 2, None, True),
-        (3, 1, None, False),
-        (7, 7, None, False),
-        (5, 5, 4.0, True),
-        (5, 5, 4.0, False),
-    ],
+    some_slow(
+        [
+            (4, 2, None, True),
+            (5, 5, 4.0, False),
+            (3, 1, None, False),
+            (7, 7, None, False),
+            (5, 5, 4.0, True),
+        ],
+        quick=2,
+    ),
 )
 def test_worlds_against_a_heap(places: int, size: int, period: float | None, exact: bool) -> None:
     """125 each: who comes back, how stale, when, and what was sent and lost on the way."""
@@ -441,6 +444,7 @@ def test_devices_and_chunks_change_nothing() -> None:
         assert_trees(a.servers, b.servers, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_models_at_work_are_not_copied() -> None:
     """A round writes one model among them, where it is."""
     many = make_federation(sizes=(2,) * 60, shape=(2000,), tests=1)

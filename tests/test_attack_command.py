@@ -57,6 +57,7 @@ ATTACKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ATTACKS)
 def test_it_is_the_composition_in_python(text: str) -> None:
     setup = built("--algo", "robust", "--attack", text)

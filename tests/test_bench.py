@@ -587,6 +587,7 @@ def test_folder_without_a_record_is_removed(
     assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_command")
 def test_interrupt_keeps_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -788,6 +789,7 @@ def test_reader_that_goes_away_is_no_error() -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.slow
 def test_more_devices_than_cores_are_refused_at_once(tmp_path: Path) -> None:
     cores = available_cores()
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}

@@ -23,11 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import BARE, assert_trees, known
+from conftest import BARE, assert_trees, known, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli import running
+from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.stopping import Stopped, Stopping, held
 from fedjax_sim.run import archive, checkpoints, simulate
 from fedjax_sim.run.identity import digest
@@ -137,21 +138,52 @@ def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
     assert_trees(resumed.variables, scaffold[1].variables, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["phase_shift", "fedavg", pytest.param("ccvr", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", some_slow(["phase_shift", "fedavg", "ccvr"]))
 def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
     run(algorithm(name), tmp_path, rounds=2)
     assert bits(run(algorithm(name), tmp_path, rounds=4)) == bits(run(algorithm(name), rounds=4))
 
 
-def test_the_newest_files_stay(tmp_path: Path) -> None:
+def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(algorithm("fedavg"), fs.Checkpoints(tmp_path / "every", seconds=0))
     names = [path.name for path in (tmp_path / "every").iterdir()]
     # One of the first two: what comes while a file is written is left out.
     assert sorted(names)[1:] == ["00000006.npz"]
+    written: list[str] = []
+
+    def note(path: Path, about: Any, arrays: Any) -> None:
+        written.append(path.name)
+        archive.write(path, about, arrays)
+
+    monkeypatch.setattr(checkpoints, "write", note)
     run(algorithm("fedavg"), tmp_path / "seldom")  # in no minute
-    assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"]
+    assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"] == written
+
+
+def test_what_cannot_be_written_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "1.npz"
+    archive.write(path, {"done": 1}, {"a": np.arange(3)})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        archive.write(path, {"done": 2}, {"a": np.zeros(3)})
+    told, arrays = archive.read(path)
+    assert (told, arrays["a"].tolist()) == ({"done": 1}, [0, 1, 2])
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_run_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:
+    """Stopped before its first record too; a new one leaves nothing then."""
+    RunFolder(tmp_path / "run", {}).close()
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    RunFolder(tmp_path / "run", {}, resumed=True).close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "{}\n"
 
 
 def test_what_is_written_late_is_what_was_then(
@@ -487,6 +519,7 @@ def test_more_rounds_by_the_command(finished: Path, tmp_path: Path) -> None:
     assert bench.main(["--resume", str(folder)]) == 0  # nothing is left to do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -531,6 +564,7 @@ def test_the_command_refuses_what_is_no_run(
     assert message in told
 
 
+@pytest.mark.slow
 def test_the_command_refuses_data_that_have_changed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -542,6 +576,7 @@ def test_the_command_refuses_data_that_have_changed(
     assert "partition_hashes is another now: the data have changed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nothing_is_saved_if_it_is_not_wanted(tmp_path: Path) -> None:
     flags = [*FLAGS, "--algo", "fedavg", "--compare", "none", "--rounds", "2", "--no-checkpoints"]
     assert bench.main([*flags, "--out", str(tmp_path / "run")]) == 0
@@ -551,6 +586,7 @@ def test_nothing_is_saved_if_it_is_not_wanted(tmp_path: Path) -> None:
         run.variables("fedavg")
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded(finished: Path) -> None:
     loaded = fs.load_run(finished)
     assert loaded.algorithms == ("fedprox", "fedavg")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees
+from conftest import Federation, assert_trees, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ahead import experiment_of
@@ -37,10 +37,9 @@ MODEL = fs.models.logistic((FEATURES,), CLASSES)
 ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
-QUICK = ("cmfl", "fedavg_top_k")
 OTHERS = (
-    "adaptive_steps", "apfl", "fd", "fedadmm", "fedala", "fedmd", "fedper", "fedproto", "fedrep",
-    "stc",
+    "adaptive_steps", "apfl", "cmfl", "fd", "fedadmm", "fedala", "fedavg_top_k", "fedmd", "fedper",
+    "fedproto", "fedrep", "stc",
 )  # fmt: skip
 ELSEWHERE = ("ditto", "scaffold")
 """Methods of the other tests here."""
@@ -127,7 +126,7 @@ def client_state(state: fs.base.FedState) -> Any:
     return state.client_state
 
 
-@pytest.mark.parametrize("samples_mb", [None, 0.03])
+@pytest.mark.parametrize("samples_mb", some_slow([0.03, None]))
 def test_a_run_is_the_same_to_the_bit(samples_mb: float | None) -> None:
     """With what was kept at each evaluation; also beside samples that are fetched."""
     assert_trees(all_of(trained(6, samples_mb=samples_mb)), all_of(whole()))
@@ -178,9 +177,8 @@ def test_what_ends_or_tunes_a_run_reads_what_its_clients_keep() -> None:
     assert_trees(all_of(ours), all_of(trained(None, **given)))
 
 
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
 def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Federation) -> None:
     """Of 8 clients one device has what 7 keep."""
 
@@ -211,10 +209,11 @@ def test_these_are_all_methods_whose_clients_keep_something(federation: Federati
             assert some.hosted
             for _ in some._traced(None):  # refuses it if a program but the rounds reads it
                 pass
-    known = {*QUICK, *OTHERS, *ELSEWHERE, *ALIKE}
+    known = {*OTHERS, *ELSEWHERE, *ALIKE}
     assert keep == known | {"scaffnew"}  # of which all clients train at once
 
 
+@pytest.mark.slow
 def test_a_device_holds_no_more_than_it_may() -> None:
     some = trained(6)
     assert some.device_bytes < whole().device_bytes - 0.9 * 2 * (CLIENTS - 6) * ROW
@@ -223,6 +222,7 @@ def test_a_device_holds_no_more_than_it_may() -> None:
     assert longer.xla_programs == 1  # which draws the cohorts of so many rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(8, None), (None, 8), (8, 8)])
 def test_a_run_goes_on_with_more_or_less(
     before: int | None, after: int | None, tmp_path: Path
@@ -322,6 +322,7 @@ FLAGS = ["--model", "logistic", "--clients", "20", "--clients-per-round", "2", "
 FLAGS += ["--seeds", "2", "--compare", "none", "--no-cache", "--devices", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "told"),
     [

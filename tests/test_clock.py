@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SIZES, altered_data, assert_trees, known, make_federation, play
+from conftest import SIZES, altered_data, assert_trees, known, make_federation, play, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim.base import Now
@@ -105,9 +105,8 @@ def reported(algorithm: fs.Algorithm, data: fs.ClientData | None = None) -> Repo
     return Reported(out.final, metrics, out.states[-1])
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", "phase_shift", pytest.param("radfed", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed"])
 def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
     plain, timed = reported(method(name)), reported(method(name, clock=COUNTING))
     assert_trees(plain.variables, timed.variables)
@@ -140,6 +139,7 @@ def test_fragments_take_the_bytes_of_their_turn() -> None:
     np.testing.assert_allclose(times.seconds, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_seconds_to_a_target_and_what_a_lost_client_sends() -> None:
     """It sends neither its model nor its message; both are of one size here."""
     made = fs.algorithms.scaffold(local(), clients_per_round=4, **ONE)
@@ -331,10 +331,7 @@ def worlds(kind: str) -> tuple[Any, dict[str, np.ndarray], Any]:
     return deadlines.astype(np.float64), of_world, jax.device_get(report)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [k if i < 3 else pytest.param(k, marks=pytest.mark.slow) for i, k in enumerate(KINDS)],
-)
+@pytest.mark.parametrize("kind", some_slow(KINDS))
 def test_worlds_against_a_plain_program(kind: str) -> None:
     """Eight rounds each, of two seeds."""
     name = kind.partition(",")[0]
@@ -397,7 +394,7 @@ BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("case", some_slow(BESIDE))
 def test_a_late_client_is_as_one_that_was_not_chosen(case: str) -> None:
     name, parts = BESIDE[case]
     law = clock.tiers(1, 2, 10)
@@ -473,6 +470,7 @@ def test_a_late_client_keeps_what_it_had() -> None:
         np.testing.assert_allclose(common, own.mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
     """The mean of the due slots that came; the others' models are as before the visit."""
     law = clock.tiers(1, 2, 10)

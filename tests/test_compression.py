@@ -302,6 +302,7 @@ def test_fine_quantisation_is_nearly_fedavg(
     assert_trees(ours.servers, whole.servers, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rank_of_all_is_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:
@@ -316,6 +317,7 @@ def test_a_rank_of_all_is_fedavg(
     assert largest_change(ours[1][0], whole.servers[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_fine_sketches_are_nearly_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:

@@ -31,11 +31,13 @@ def said(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_each_core_is_a_device() -> None:
     done = said("fs.use_cores(); print(len(fs.make_execution().devices))", "-W", "error")
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
+@pytest.mark.slow
 def test_one_device_that_nobody_chose_is_told_of() -> None:
     """Once, at the user's line, and it is too late then."""
     code = "import optax, warnings\n"

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, altered_data, assert_trees, make_federation, play
+from conftest import Federation, Play, altered_data, assert_trees, make_federation, play, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
@@ -148,6 +148,7 @@ def meetings(peers: int) -> Any:
     return jax.jit(redistribution.learned(MU_1, MU_2, PENALTY, peers=peers).move)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), count=st.sampled_from([2, 5]))
 @settings(max_examples=15, deadline=None)
 def test_the_graph_is_where_j_is_least(seed: int, count: int) -> None:
@@ -234,7 +235,7 @@ def own_scores(method: fs.Algorithm, state: Any, data: fs.ClientData) -> Any:
     return both(state, jax.device_put(data))
 
 
-@pytest.mark.parametrize("kind", ["dada", "gossip", "push_sum"])
+@pytest.mark.parametrize("kind", some_slow(["dada", "gossip", "push_sum"]))
 def test_a_node_s_own_model_is_its_own(federation: Federation, kind: str) -> None:
     """The one client that is no node has the mean of all."""
     method = {
@@ -255,6 +256,7 @@ def test_a_node_s_own_model_is_its_own(federation: Federation, kind: str) -> Non
     np.testing.assert_allclose(found[other], mean.params["Dense_0"]["Dense_0"]["bias"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_kinds_of_clients_are_told_apart() -> None:
     """Half of the clients have their labels the other way round."""
     federation = make_federation((6,) * 12, classes=2, tests=400)
@@ -340,6 +342,7 @@ def test_clients_that_report_no_loss_are_refused(federation: Federation) -> None
         method.init(jax.random.key(0), MODEL.init(jax.random.key(0)), federation.data)
 
 
+@pytest.mark.slow
 def test_attackers_are_left_out(federation: Federation) -> None:
     """A client that sends nonsense is far from all others: nobody listens to it."""
     noisy = fs.attacks.gaussian(np.arange(8) == 2, 30.0)

@@ -173,6 +173,7 @@ def test_client_data_of_copies(skewed: Partition) -> None:
     np.testing.assert_array_equal(batch.y, BALANCED[np.asarray(batch.x[:, 0], int)])
 
 
+@pytest.mark.slow
 def test_copies_change_neither_steps_nor_weights(models: dict[str, fs.Model]) -> None:
     """As many steps as without copies; the aggregate is weighted by the unaltered n_k."""
     federation = make_federation((12, 30, 7, 40))

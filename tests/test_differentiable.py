@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import altered_data, assert_trees, context_of, make_federation
+from conftest import altered_data, assert_trees, context_of, make_federation, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim import base
@@ -205,22 +205,19 @@ def mime(at: Tree, execution: fs.Execution) -> fs.Algorithm:
 
 ALL = ("client", "server", "power", "weights", "start")
 PLACES = {"one": (1, 1), "vmap": (1, 0), "devices": (4, 1), "both": (2, 2)}
-CASES = [
-    (fedavg, "devices", ALL),
-    (scaffold, "vmap", ALL),
-    (radfed, "both", ALL),
-    (phase_shift, "one", ALL),
-    (qffl, "one", ("client", "power", "start")),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in (
-            (fltrust, "one", ("client", "start")),
-            (fednova, "vmap", ("client", "server", "power", "start")),
-            (scaffnew, "vmap", ("client", "start")),
-            (mime, "vmap", ("client", "power", "start")),
-        )
-    ),
-]
+CASES = some_slow(
+    [
+        (phase_shift, "one", ALL),
+        (fedavg, "devices", ALL),
+        (scaffold, "vmap", ALL),
+        (radfed, "both", ALL),
+        (qffl, "one", ("client", "power", "start")),
+        (fltrust, "one", ("client", "start")),
+        (fednova, "vmap", ("client", "server", "power", "start")),
+        (scaffnew, "vmap", ("client", "start")),
+        (mime, "vmap", ("client", "power", "start")),
+    ]
+)
 
 
 @pytest.mark.parametrize(("make", "place", "by"), CASES)
@@ -278,6 +275,7 @@ def test_rounds_one_by_one() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_reported_loss_has_a_gradient() -> None:
     """It crosses devices in the bits of a float32 otherwise."""
     at, step = settings(), 1e-2
@@ -302,7 +300,7 @@ LOCALS: dict[str, Callable[[Tree], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOCALS)
+@pytest.mark.parametrize("name", some_slow(LOCALS))
 def test_a_local_update_has_the_gradient_of_forward_mode(name: str) -> None:
     """Of clients without samples to the largest, under vmap; the plain loop has forward mode."""
     data = jax.tree.map(jnp.asarray, clients())
@@ -347,6 +345,7 @@ def test_a_local_update_has_the_gradient_of_forward_mode(name: str) -> None:
         np.testing.assert_allclose(along(slopes, way), slope, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_taken_has_no_part_in_the_gradient() -> None:
     """A root has no derivative at 0, which is the gradient of a client without samples."""
     data = jax.tree.map(jnp.asarray, clients())

@@ -121,6 +121,7 @@ def test_whole_runs_are_those_of_the_oracle(rooted: ClientData, net: fs.Model, b
     assert min(norms) < 5 < max(norms)  # some are clipped
 
 
+@pytest.mark.slow
 def test_who_does_not_come_does_not_teach(rooted: ClientData, net: fs.Model) -> None:
     """Two clients in three slots."""
     out = play(made(net).replace(selection=fs.selection.uniform(active=2)), net, rooted, 2)
@@ -134,6 +135,7 @@ def test_without_teachers_the_server_stays(rooted: ClientData, net: fs.Model) ->
     assert_trees(out.final, net.init(jax.random.fold_in(jax.random.key(0), 0)))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_absent_may_be_nan(rooted: ClientData, net: fs.Model) -> None:
     part = fs.server.distilled(net, 2)
     w, *moves = (net.init(jax.random.key(s)) for s in range(4))

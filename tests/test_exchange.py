@@ -20,6 +20,7 @@ from conftest import (
     largest_change,
     make_federation,
     play,
+    some_slow,
 )
 from oracle import Layers, layers_of, loss_and_gradient
 
@@ -241,7 +242,7 @@ def test_noise_for_privacy_is_of_what_travels(federation: Federation, net: fs.Mo
     assert all((moved[i] == 0).all() for i in HEAD)
 
 
-@pytest.mark.parametrize("plan", ["delayed", "staggered", "gossip"])
+@pytest.mark.parametrize("plan", some_slow(["delayed", "staggered", "gossip"]))
 def test_models_in_flight_meet_the_layers_of_each_client(
     federation: Federation, net: fs.Model, plan: str
 ) -> None:

@@ -187,6 +187,18 @@ def test_the_agent_against_a_plain_program() -> None:
     assert lost > 0
 
 
+@pytest.mark.slow
+def test_a_model_that_is_withheld_is_not_seen() -> None:
+    made = algorithm().replace(sending=(fs.sending.relevant_only(1.0),))
+    withheld = 0
+    for _, before, metrics, after in play(made, 3):
+        seen = np.asarray(after.selection.models) != np.asarray(before.selection.models)
+        # Fewer if a client trains to the model that it had before.
+        assert np.count_nonzero(seen.any(axis=1)) <= int(metrics.uploads)
+        withheld += M - int(metrics.uploads)
+    assert 0 < withheld < 3 * M
+
+
 def test_it_starts_from_the_models_that_all_clients_train() -> None:
     made, start = algorithm(), net().init(jax.random.key(1))
     state = jax.jit(made.init)(jax.random.key(0), start, data()).selection
@@ -204,6 +216,7 @@ def test_it_starts_from_the_models_that_all_clients_train() -> None:
     assert made.traffic(start, data()).answer == 4
 
 
+@pytest.mark.slow
 def test_a_network_that_is_given_chooses() -> None:
     """Without exploring and learning the largest Q are the cohort; some clients are asked."""
     b_bias = jnp.array([0.0, 5, 1, 9, 2, 7, 3, 4], jnp.float32)
@@ -217,6 +230,7 @@ def test_a_network_that_is_given_chooses() -> None:
         play(algorithm(network=given._replace(b_bias=b_bias[1:])), 1)
 
 
+@pytest.mark.slow
 def test_it_learns_whom_to_choose() -> None:
     """The server model is good after a round with client 6, whatever else it does."""
     chooser = part(discount=0.0, explore=1.0, decay=0.98, replay=100, batch=32, steps=4, lr=0.01)

@@ -104,6 +104,7 @@ def test_whole_runs_are_those_of_the_oracle(
     assert len(cohorts) == {ROUNDS: 1, 3: 2, 1: ROUNDS}[stay]
 
 
+@pytest.mark.slow
 def test_one_fragment_of_all_clients_is_diloco(federation: Federation, net: fs.Model) -> None:
     ours = play(streaming(net, 8, fragments=1), net, federation.data, 3)
     whole = diloco(local_of(net), clients_per_round=8, execution=ONE)

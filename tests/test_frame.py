@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, make_federation, play
+from conftest import Federation, assert_trees, make_federation, play, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -59,7 +59,7 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any, moved: Any)
     assert seen == [set(range(clients))] * 3
 
 
-@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("rounds", some_slow([3, 1]))
 def test_updates_are_measured_from_what_was_received(
     federation: Federation, models: Any, rounds: int
 ) -> None:
@@ -209,6 +209,7 @@ def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) 
         play(unreduced, models["logistic"], federation.data, rounds=1)
 
 
+@pytest.mark.slow
 def test_importing_is_light() -> None:
     """Each of these takes a tenth of a second to seconds; whoever needs one imports it.
 

@@ -67,6 +67,7 @@ def test_settings_are_runs_of_one_program(together: Any, tmp_path: Path) -> None
     assert {together.summary[one]["settings_in_program"] for one in LABELS} == {4}
 
 
+@pytest.mark.slow
 def test_the_best_validation_score_of_each_run_is_told(together: Any) -> None:
     for label in LABELS:
         scores: dict[tuple[int, int], list[float]] = {}
@@ -101,6 +102,7 @@ def test_methods_with_other_settings_of_their_own_are_other_programs() -> None:
     assert programs(config, build(config)) == found
 
 
+@pytest.mark.slow
 def test_a_setting_that_diverges_takes_no_other_along(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

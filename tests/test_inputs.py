@@ -75,6 +75,7 @@ def compiled(run: Run) -> Run:
     return jax.jit(run)
 
 
+@pytest.mark.slow
 def test_a_run_with_relabel_is_a_run_on_flipped_labels(
     federation: Federation, compiled: Run
 ) -> None:

@@ -175,6 +175,7 @@ def test_chunks_and_devices_are_invisible(
     assert all(int(m.executed) >= int(m.steps) for m in other.metrics)
 
 
+@pytest.mark.slow
 def test_a_batched_learning_rate_is_one_rate_after_another(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:

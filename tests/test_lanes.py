@@ -175,7 +175,13 @@ SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
     ("name", "options", "settings", "devices", "lanes"),
     [
         ("scaffold", {"clients_per_round": 6}, {}, 1, 2),
-        ("phase_shift", {"clients_per_round": 6, "phases": 3}, {"optimizer_state": "keep"}, 2, 2),
+        SLOW(
+            "phase_shift",
+            {"clients_per_round": 6, "phases": 3},
+            {"optimizer_state": "keep"},
+            2,
+            2,
+        ),
         SLOW(
             "fedprox",
             {"clients_per_round": 5, "mu": 0.5},
@@ -212,6 +218,7 @@ def test_nor_do_statistics_of_batch_norm(federation: Federation) -> None:
     one_and_lanes(make, NORMED, federation.data, 1, 2)
 
 
+@pytest.mark.slow
 def test_runs_share_the_lanes(federation: Federation, models: dict[str, fs.Model]) -> None:
     """Each run has its own rate, and its own model at the end."""
     model, data, key = models["logistic"], jax.device_put(federation.data), jax.random.key(0)

@@ -74,6 +74,7 @@ def test_memory_of_a_device_falls_with_their_number() -> None:
     assert_trees(four.state, one.state, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_other_devices(tmp_path: Any) -> None:
     """Neither their number nor the padding is in a checkpoint."""
 

@@ -84,6 +84,7 @@ def test_like_the_paper(
     assert set(taken) == set(stops)
 
 
+@pytest.mark.slow
 def test_with_one_epoch_it_is_fedavg(federation: Federation, models: dict[str, fs.Model]) -> None:
     model, data = models["logistic"], federation.data
     plain = fs.fedavg(local_of(model, 1), clients_per_round=M, **ONE)

@@ -525,6 +525,7 @@ def test_trajectory_of_mu(changes: list[int], patience: int) -> None:
     np.testing.assert_allclose(ours, trajectory([float(x) for x in losses], patience), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_mu_in_a_run(federation: Federation, models: dict[str, fs.Model]) -> None:
     """It follows the loss that rounds report, and the next round trains with it."""
     model, data = models["logistic"], federation.data

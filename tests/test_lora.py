@@ -157,6 +157,7 @@ def test_at_first_it_is_its_trunk(net: fs.Model, adapted: fs.Model) -> None:
     assert 0.2 < float(jnp.abs(a).max()) < 6**-0.5
 
 
+@pytest.mark.slow
 def test_of_full_rank_it_is_fedavg_on_the_matrices(federation: Federation, net: fs.Model) -> None:
     """With A the identity, a step on B is one on W."""
     full = fs.models.lora(net, 6)
@@ -188,6 +189,7 @@ class Attention(nn.Module):
         return nn.Dense(2)(y.reshape(y.shape[0], -1))
 
 
+@pytest.mark.slow
 def test_leaves_of_more_axes_are_cut_into_matrices() -> None:
     """Query, key and value [12, 3, 4], out [3, 4, 12], the convolution [3, 3, 1, 8]."""
     model = fs.models.from_linen(Attention(), (5,), jnp.int32)

@@ -97,6 +97,7 @@ def test_files_that_do_not_fit() -> None:
     assert not Path("two.npz").exists()
 
 
+@pytest.mark.slow
 def test_damaged_weights_are_refused_or_as_they_were(tmp_path: Path) -> None:
     """Every third bit of the file, one at a time."""
     model = fs.models.logistic((2,), 2)
@@ -137,6 +138,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_the_composition_in_python(variant: str) -> None:
     """Whose whole runs are those of NumPy, see test_lora."""

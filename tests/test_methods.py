@@ -387,8 +387,8 @@ def test_method(name: str, digits: Any) -> None:
     """Two seeds on 4 devices: compiled once, bytes by hand, sums in order, each as it is alone.
 
     Several processes then compute the same bits, see tests/test_distributed.py. Alone, on one
-    device, all clients of a round train at once, as on an accelerator, for which it lowers; a clock
-    of equal devices changes nothing.
+    device, all clients of a round train at once, as on an accelerator; a clock of equal devices
+    changes nothing.
     """
     model = networks()[METHODS[name].network]
     with compiled_programs() as programs:
@@ -408,6 +408,13 @@ def test_method(name: str, digits: Any) -> None:
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
     if name not in UNTIMED:
         assert (np.diff(alone.seconds[:, 0], prepend=0) > 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_method_is_lowered_for_accelerators(name: str, digits: Any) -> None:
+    model = networks()[METHODS[name].network]
+    algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
     given = experiment(algorithm, model, *digits, classes=10, seeds=(4,)).programs
     weights = jax.tree.map(lambda a: a[None], start(model))
     lowered = [program for program, _ in given.lowered(["cuda", "tpu"], weights)]
@@ -765,6 +772,7 @@ def test_method_is_one_composition_and_documented(
     assert all(f"{key}:" in texts for key in keywords(ALGORITHMS[name]) if key not in COMMON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", catalogue.ASKED)
 def test_a_command_asks_for_what_it_must_be_given(name: str) -> None:
     given = shlex.split(catalogue.command(name))[3:]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, make_federation, play
+from conftest import Federation, assert_trees, known, make_federation, play, some_slow
 from oracle import Layers, Numbers, Oracle, average, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
@@ -85,7 +85,7 @@ def test_whole_runs_are_those_of_the_oracle(
     assert_trees(kept, oracle.momentum_of_server, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("beta", [0.0, BETA])
+@pytest.mark.parametrize("beta", some_slow([BETA, 0.0]))
 def test_of_one_client_and_whole_minibatches_it_is_mimelite(
     federation: Federation, models: dict[str, fs.Model], beta: float
 ) -> None:

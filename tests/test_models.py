@@ -614,6 +614,7 @@ def test_mobilenet_says_what_does_not_fit(tmp_path: Path) -> None:
         make(IMAGE, CLASSES, tmp_path / "absent.npz")
 
 
+@pytest.mark.slow
 def test_command_takes_mobilenet_unscaled(weights_file: Path, images: np.ndarray) -> None:
     """Standardised inputs would be another network: -1 … 1 is what the trunk was trained on."""
     y = np.arange(5, dtype=np.int32)
@@ -911,6 +912,7 @@ def test_what_is_no_module_is_refused() -> None:
         fs.models.from_nnx(made)
 
 
+@pytest.mark.slow
 def test_cifar_cnn_as_in_the_toolkit() -> None:
     """FLTK's forward written out: ReLU before BatchNorm, two dense layers in a row, a softmax."""
     fltk = fs.models.cifar_cnn((8, 8, 3), CLASSES, as_fltk=True)

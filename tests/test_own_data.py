@@ -410,6 +410,7 @@ def test_leaf_that_is_none(tmp_path: Path) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("images", "users"):

@@ -437,6 +437,7 @@ def test_draw_partition_writes_a_picture(tmp_path: Path) -> None:
         draw_partition([np.ones((2, 3)), np.ones((2, 4))], path, ["a", "b"])
 
 
+@pytest.mark.slow
 def test_import_loads_nothing_heavy() -> None:
     diagnostic = "import sys, fedjax_sim.data, fedjax_sim.partition; print(*sys.modules)"
     run = subprocess.run(

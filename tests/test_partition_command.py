@@ -315,6 +315,7 @@ def test_default_folder_is_new_and_named_after_the_request(
     assert folder.name.startswith("synthetic_1_1-iid-")
 
 
+@pytest.mark.slow
 def test_module_runs_by_name(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedjax_sim.partition", "--sampler", "iid"]
     argv += ["--out", str(tmp_path / "run")]

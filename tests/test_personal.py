@@ -339,6 +339,7 @@ def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path
     assert split.split()[:5] == ["fedper", "-", "-", "-", f"{100 * mean.mean():.2f}"]
 
 
+@pytest.mark.slow
 def test_a_server_model_that_lacks_leaves_has_no_score(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -343,6 +343,7 @@ def test_apfl_of_models_alone_has_the_own_models_of_ditto(
     assert_trees(ours.own, theirs.own, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None:
     """Of its own, as many as the minibatch has, drawn anew for each use and each step."""
     data = jax.tree.map(jnp.asarray, make_federation((3, 40)).data)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import some_slow
 
 import fedjax_sim as fs
 from fedjax_sim import base, corrections
@@ -84,14 +85,19 @@ def train(local: base.LocalUpdate, variables: fs.Variables, x: Any, y: Any) -> b
 
 @pytest.mark.parametrize(
     ("name", "weights", "x64"),
-    [
-        *((name, "bfloat16", False) for name in NETS),
-        *((name, "float32", True) for name in NETS),
-        pytest.param("lstm", "float64", True, marks=pytest.mark.slow),
-        pytest.param("small", "float64", True, marks=pytest.mark.slow),
-        pytest.param("lstm", "bfloat16", True, marks=pytest.mark.slow),
-        pytest.param("small", "bfloat16", True, marks=pytest.mark.slow),
-    ],
+    some_slow(
+        [
+            *((name, "bfloat16", False) for name in ("small", "lstm")),
+            *((name, "float32", True) for name in ("small", "lstm")),
+            ("resnet8", "bfloat16", False),
+            ("resnet8", "float32", True),
+            ("lstm", "float64", True),
+            ("small", "float64", True),
+            ("lstm", "bfloat16", True),
+            ("small", "bfloat16", True),
+        ],
+        quick=4,
+    ),
 )
 def test_training_keeps_every_type(name: str, weights: str, x64: bool) -> None:
     """Of the weights and of BatchNorm's statistics, float32 at the start; the report is float32."""

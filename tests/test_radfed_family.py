@@ -372,6 +372,7 @@ def test_all_models_count_equally(partly_idle: Play) -> None:
 # ---- what is scored ----
 
 
+@pytest.mark.slow
 def test_the_mean_in_flight_is_scored_after_every_round(
     federation: Federation, model: fs.Model
 ) -> None:
@@ -408,6 +409,7 @@ def test_the_mean_in_flight_is_scored_after_every_round(
 # ---- drift correction ----
 
 
+@pytest.mark.slow
 def test_drift_correction_weighs_by_samples_and_not_by_copies(
     federation: Federation, model: fs.Model
 ) -> None:

@@ -149,6 +149,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 # The command, with what it imports
 
 
+@pytest.mark.slow
 def test_all_four_can_be_imported(mine: ModuleType, tmp_path: Path) -> None:
     argv = ["--algo", "mine:fed", "--rate", "0.25", "--dataset", "mine:blobs"]
     argv += ["--model", "mine:net", "--partition", "mine:slices(3, turn=1/2)"]
@@ -185,6 +186,7 @@ def test_a_method_is_read_by_its_signature(
         parse(["--algo", "mine:fed", "--compare", "none", "--phases", "2"])
 
 
+@pytest.mark.slow
 def test_a_module_beside_is_found(mine: ModuleType, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedjax_sim.bench", "--algo", "mine:fed", "--help"]
     done = subprocess.run(

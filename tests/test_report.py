@@ -38,6 +38,7 @@ FILES = {"report.html", "report.md", "report.json", "table.csv", "table.tex",
          "curves.svg", "curves.pdf", "clients.svg", "clients.pdf"}  # fmt: skip
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(1)>&amp; $x_1$ %_{|}~^\\# \x07"""
 VOID = {"meta", "img", "br", "link", "input", "hr"}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,6 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-@pytest.mark.slow
 def test_the_table_is_that_counted_by_hand(real: Path, reported: Path) -> None:
     found = rows_of(reported)
     records, clients = lines(real / "metrics.jsonl"), lines(real / "clients.jsonl")
@@ -814,7 +814,6 @@ def test_an_altered_file_is_read_or_refused_in_a_line(
     assert refused
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
 def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
     from matplotlib.image import imread

@@ -84,6 +84,7 @@ def test_what_is_recorded_is_of_the_evaluation(radfed: fs.Result) -> None:
     assert_trees(kept, jax.device_get(known(radfed.state).server))
 
 
+@pytest.mark.slow
 def test_initial_weights(
     federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
 ) -> None:

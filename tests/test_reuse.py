@@ -53,6 +53,7 @@ def assert_same(mine: fs.Result, other: fs.Result) -> None:
             assert_trees(ours.personal.pooled, its.personal.pooled)
 
 
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing(federation: Federation) -> None:
     """With other seeds, rounds and weights, and on other clients of the same sizes."""
     model = fs.models.logistic((6,), 3)  # which no other test has drawn and scored
@@ -110,6 +111,7 @@ def fedavg(models: dict[str, fs.Model]) -> fs.Algorithm:
     return method("fedavg", models["logistic"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_heard(
     change: str, fedavg: fs.Algorithm, federation: Federation, models: dict[str, fs.Model]

@@ -24,7 +24,7 @@ FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --fol
 METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed"]
 TINY = [*FLAGS.split(), "--eval-every", "2", "--devices", "1", *METHODS]
 LABELS = ("fedavg(lr=0.1)", "fedavg(lr=0.5)", "radfed")
-pytestmark = pytest.mark.usefixtures("bare_commands")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bare_commands")]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,6 @@ def accuracy(run: Any, weights: fs.Variables, i: int) -> float:
     return float(np.mean(hits[rows[ends[0] : ends[-1]]]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_weights_of_each_evaluation_are_kept(kept: Any, label: str) -> None:
     rows = [row for row in kept.records if row["algorithm"] == label]
@@ -113,7 +112,6 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
     return fs.load_run(out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", OWN)
 def test_the_clients_own_models_are_those_that_were_scored(owned: Any, label: str) -> None:
     models = jax.device_get(owned.personal(label))

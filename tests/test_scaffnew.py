@@ -96,6 +96,7 @@ def test_rounds_are_the_steps_of_the_paper(
     assert_trees(total, jax.tree.map(jnp.zeros_like, total), rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_with_an_average_after_every_step_it_is_parallel_sgd(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
@@ -112,6 +113,7 @@ def test_with_an_average_after_every_step_it_is_parallel_sgd(
     assert max(float(jnp.abs(w).max()) for w in jax.tree.leaves(h)) > 1e-3
 
 
+@pytest.mark.slow
 def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Model]) -> None:
     """Of the plain mean of all losses, with whole gradients; without variates it drifts off."""
     model = models["logistic"]

@@ -34,6 +34,7 @@ def hinge(logits: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(wrong, jnp.maximum(1.0 + logits - right, 0.0), 0.0), axis=-1)
 
 
+@pytest.mark.slow
 def test_each_loss_has_its_own_scores(federation: Federation) -> None:
     """Of the same model, task and sets."""
     model = fs.models.logistic((6,), 3)
@@ -52,6 +53,7 @@ def test_each_loss_has_its_own_scores(federation: Federation) -> None:
     assert again.xla_programs == 0
 
 
+@pytest.mark.slow
 def test_runs_with_sets_of_their_own_share_nothing_with_others(federation: Federation) -> None:
     model = fs.models.logistic((6,), 3)
     algorithm = fs.fedavg(local_of(model), clients_per_round=4, execution=ONE)
@@ -92,6 +94,7 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     assert made.device_bytes == max(made._held(name) for name in made._compiled)
 
 
+@pytest.mark.slow
 def test_a_model_may_be_applied_by_what_is_no_key(federation: Federation) -> None:
     @dataclasses.dataclass
     class Scaled:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SIZES, altered_data, make_federation
+from conftest import SIZES, altered_data, make_federation, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim.base import ClientData, FedState, Metrics
@@ -195,7 +195,7 @@ def test_copies_do_not_count_as_samples() -> None:
 # ---- FedCS ----
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", some_slow([False, True]))
 def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     """No larger part of the candidates would, and nobody is late."""
     laws, up = fs.clock.lognormal(1.0, 1.0), 30.0 if shared else fs.clock.tiers(10, 50)
@@ -234,6 +234,7 @@ def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     assert len(counts) > 1
 
 
+@pytest.mark.slow
 def test_without_haste_all_candidates_train() -> None:
     """Then they are a uniform cohort."""
     clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10), deadline=1e9)
@@ -475,6 +476,7 @@ def test_the_known_are_drawn_by_value_and_the_new_by_speed() -> None:
     np.testing.assert_allclose(found[:, 4:].mean(axis=0), speed / speed.sum(), atol=0.04)
 
 
+@pytest.mark.slow
 def test_who_only_explores_meets_everyone_first() -> None:
     part = fs.selection.guided(explore=1.0, decay=1.0, least=1.0)
     clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10))

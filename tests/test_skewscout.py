@@ -94,6 +94,7 @@ def test_like_the_paper(federation: Federation, models: dict[str, fs.Model]) -> 
     assert again
 
 
+@pytest.mark.slow
 def test_one_step_is_parallel_sgd(federation: Federation, models: dict[str, fs.Model]) -> None:
     model = models["logistic"]
     ours = made(model, batch=8, fewest_steps=1, most_steps=1)

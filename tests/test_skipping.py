@@ -90,6 +90,7 @@ def test_it_is_as_if_the_client_were_not_there() -> None:
         assert not np.any(np.asarray(leaf)[:, 3])
 
 
+@pytest.mark.slow
 def test_finite_clients_are_left_as_they_are() -> None:
     data, test = problem(())
     ours, theirs = (run(fedavg(4, screens=screens), data, test) for screens in (True, False))

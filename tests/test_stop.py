@@ -104,6 +104,7 @@ def bits(result: fs.Result) -> list[Any]:
     return [(np.asarray(a).tobytes()) for a in jax.tree.leaves((told, result.metrics))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_an_early_end_is_that_of_a_shorter_run(name: str, tmp_path: Path) -> None:
     """Models in flight are collected; resumed, it is over; with other rules it goes on."""

@@ -92,6 +92,7 @@ def test_every_sample_comes_in_once(federation: Federation) -> None:
     assert_trees(ours.final, theirs.final, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
     method = fs.fedavg(local(), clients_per_round=COHORT, **ONE)
     whole = play(method, MODEL, federation.data, 1)

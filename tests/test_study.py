@@ -92,6 +92,7 @@ def test_a_cell_is_a_run_of_the_command(done: Path, tmp_path: Path) -> None:
     assert fs.load_run(ours).summary["devices"] == fs.load_run(theirs).summary["devices"]
 
 
+@pytest.mark.slow
 def test_validation_clients_choose_and_test_clients_are_told(done: Path) -> None:
     found = lines_of(done)
     assert len(found) == 2 * len(ROWS) * 6
@@ -125,6 +126,7 @@ def test_validation_clients_choose_and_test_clients_are_told(done: Path) -> None
             assert [(int(line["seed"]), int(line["fold"])) for line in mine] == [*runs]
 
 
+@pytest.mark.slow
 def test_tables_say_what_the_lines_say(done: Path) -> None:
     found = lines_of(done)
     shown = (done / "table.md").read_text(encoding="utf-8").replace("\\", "").splitlines()
@@ -206,6 +208,7 @@ def test_settings_are_flags(given: str, words: list[str], tmp_path: Path) -> Non
     assert [*cell.argv] == [*words, "--algo", "fedavg", "--compare", "none"]
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {p: p.stat().st_mtime_ns for p in (done / "cells").rglob("*") if p.is_file()}
     table = (done / "table.md").read_bytes()
@@ -215,6 +218,23 @@ def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixtur
     assert table == (done / "table.md").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_cell_with_fewer_rounds_goes_on(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, asked = shutil.copytree(done, tmp_path / "copy"), []
+    more = written(tmp_path, STUDY.replace("rounds = 2", "rounds = 3"))
+
+    def stopped(argv: list[str], watch: Any) -> int:
+        asked.append(argv[-2:])
+        return 2
+
+    monkeypatch.setattr("fedjax_sim.bench.main", stopped)
+    assert study.main([str(more), "--resume", str(copy)]) == 2
+    assert asked == [["--resume", str(copy / "cells" / f"emd={emd}")] for emd in (0.5, 1.4)]
+
+
+@pytest.mark.slow
 def test_a_damaged_cell_is_named_before_anything_runs(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +247,7 @@ def test_a_damaged_cell_is_named_before_anything_runs(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_another_study_is_refused(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

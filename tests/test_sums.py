@@ -114,6 +114,7 @@ def test_the_mean_is_that_of_the_stack(devices: int, chunk: int) -> None:
     assert_trees(together.servers, one_by_one.servers, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_a_rate_for_each_run(federation: Federation, models: dict[str, fs.Model]) -> None:
     """The sums of runs that a vmap merges are kept apart."""
     model, data, key = models["logistic"], jax.device_put(federation.data), jax.random.key(0)
@@ -161,6 +162,7 @@ def temporaries(federation: Federation, model: fs.Model, cohort: int, **parts: A
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_cohort() -> None:
     federation = make_federation(sizes=(2,) * 60, shape=(2000,), tests=1)
     model, size = fs.models.logistic((2000,), 3), 4 * (2000 * 3 + 3)

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
-from conftest import (
-    Federation,
-    assert_trees,
-    compiled_programs,
-    known,
-    make_federation,
-)
+from conftest import Federation, assert_trees, compiled_programs, known, make_federation, some_slow
 
 import fedjax_sim as fs
 from fedjax_sim.base import LocalUpdate
@@ -97,7 +91,7 @@ def on(execution: fs.Execution, make: Make) -> Make:
     return lambda **settings: make(**settings).replace(execution=execution)
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+@pytest.mark.parametrize("name", some_slow(MAKERS))
 def test_points_are_runs_of_one_program(name: str, federation: Federation) -> None:
     maker, grid = MAKERS[name]
     execution = fs.make_execution(4, chunk=0) if name == "radfed" else ONE
@@ -327,6 +321,7 @@ def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path
         go([0.05, 0.3], 4)
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_by_the_test_set(in_turn: Sweep) -> None:
     with pytest.raises(ValueError, match="the run has no validation set"):
         in_turn.best()

@@ -45,6 +45,7 @@ def finite(result: fs.Result) -> bool:
     return all(bool(np.isfinite(a).all()) for a in jax.tree.leaves(result.variables))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_learns(federation: Federation, models: dict[str, fs.Model], name: str) -> None:
     result = run(models["logistic"], federation, name, rounds=10)

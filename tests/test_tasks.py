@@ -128,6 +128,7 @@ def test_a_run_is_the_numpy_program(name: str) -> None:
     np.testing.assert_array_equal(result.score[0], last.test.pooled[task.score])
 
 
+@pytest.mark.slow
 def test_tokens_count_alike_however_long_their_sequences() -> None:
     """Padding is neither learnt nor counted, whatever the model says there."""
     task = tasks.next_token(3, ignore=0)
@@ -157,6 +158,7 @@ def test_tokens_count_alike_however_long_their_sequences() -> None:
     assert not np.asarray(slope)[y == 0].any()
 
 
+@pytest.mark.slow
 def test_the_best_round_has_the_lowest_error() -> None:
     """A rate so high that the error rises after the first rounds."""
     y = targets("two")
@@ -304,6 +306,7 @@ def test_the_task_follows_from_the_targets() -> None:
 SMALL = ["--rounds", "2", "--clients", "4", "--seeds", "2", "--no-cache", "--devices", "1"]
 
 
+@pytest.mark.slow
 def test_the_command_learns_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table in units of y, whose best is the lowest; records; pictures."""
     out = tmp_path / "run"

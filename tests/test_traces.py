@@ -66,6 +66,7 @@ def test_a_period_brings_it_back(tmp_path: Path) -> None:
             assert at(again, second + 120 * turns) == at(clock, second)
 
 
+@pytest.mark.slow
 def test_a_run_follows_a_trace(tmp_path: Path) -> None:
     """Rounds by hand: clients 0 to 3 wake one after another, and in the end all sleep."""
     lines = [f"{k},{k + 1},1000,1000,{10 * k},{10 * k + 80 * (k < 3)}" for k in range(4)]
@@ -147,6 +148,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         fs.clock.traced(written(tmp_path, WINDOWS), period=99)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [

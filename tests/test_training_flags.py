@@ -247,6 +247,7 @@ def test_strong_weight_decay_is_no_other_optimiser() -> None:
     assert built("--algo", "fednova", "--weight-decay", "1").algorithms.keys() == {"fednova"}
 
 
+@pytest.mark.slow
 def test_more_rounds_are_no_other_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

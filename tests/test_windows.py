@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, altered_data, assert_trees
+from conftest import Federation, altered_data, assert_trees, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ahead import experiment_of
@@ -172,10 +172,10 @@ def numbers(tree: Any) -> Any:
     return jax.tree.map(number, tree)
 
 
-SOME = ("scaffold", "radfed", "fltrust", "fedasync")
+SOME = ("scaffold", "fedasync")
 OTHERS = (
-    "dada", "dp_fedavg", "feddf", "fedcs", "fedmd", "gossip", "hybrid_fl", "ifca", "mime",
-    "scaffnew", "skewscout", "streaming_diloco",
+    "dada", "dp_fedavg", "feddf", "fedcs", "fedmd", "fltrust", "gossip", "hybrid_fl", "ifca",
+    "mime", "radfed", "scaffnew", "skewscout", "streaming_diloco",
 )  # fmt: skip
 """One of each kind: asks, polls, finishes, reads the server's samples, draws any number, ..."""
 REFUSED = (
@@ -183,9 +183,7 @@ REFUSED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
+@pytest.mark.parametrize("name", some_slow([*SOME, *OTHERS], quick=len(SOME)))
 def test_a_run_is_the_same_to_the_bit(name: str, federation: Federation) -> None:
     sizes, total = np.sort(federation.sizes), len(federation.data.x)
     # As little as the rounds of two runs may need, with what the server owns.
@@ -197,6 +195,7 @@ def test_a_run_is_the_same_to_the_bit(name: str, federation: Federation) -> None
     assert_trees(*map(numbers, (theirs, ours)))
 
 
+@pytest.mark.slow
 def test_what_else_reads_samples_reads_the_same(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
@@ -226,6 +225,7 @@ def test_who_needs_samples_of_others_is_refused(name: str, federation: Federatio
         made.programs.check()
 
 
+@pytest.mark.slow
 def test_a_device_holds_no_more_than_it_may(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
