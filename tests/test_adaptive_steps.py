@@ -96,7 +96,7 @@ def by_hand(
     return taus, models, lefts
 
 
-@pytest.mark.parametrize("budget", [300.0, 90.0])
+@pytest.mark.parametrize("budget", [250.0, 90.0])
 def test_like_the_paper(federation: Federation, models: dict[str, fs.Model], budget: float) -> None:
     """Unequal clients, some of whom come for the first time late; the budget ends within."""
     model = models["logistic"]
