@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, altered_data, assert_trees, known, largest_change, play
+from conftest import (
+    Federation,
+    Play,
+    altered_data,
+    assert_trees,
+    known,
+    largest_change,
+    play,
+    some_slow,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export
@@ -52,10 +61,7 @@ def reordered(groups: int, sticky: bool) -> Any:
     return plain._replace(draw=draw)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["fedavg", *(pytest.param(k, marks=pytest.mark.slow) for k in ("radfed", "phase_shift"))],
-)
+@pytest.mark.parametrize("kind", some_slow(["fedavg", "radfed", "phase_shift"]))
 def test_cohort_order_is_invisible(
     federation: Federation, models: dict[str, fs.Model], kind: str
 ) -> None:
@@ -156,10 +162,7 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
     return play(algorithm, models["logistic"], federation.data, 4)
 
 
-@pytest.mark.parametrize(
-    ("devices", "chunk"),
-    [(1, 0), (4, 1), pytest.param(3, 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("devices", "chunk"), some_slow([(1, 0), (4, 1), (3, 2)], quick=2))
 def test_chunks_and_devices_are_invisible(
     federation: Federation,
     models: dict[str, fs.Model],

@@ -119,7 +119,7 @@ _distinct = jax.jit(draws.distinct, static_argnums=(1, 2))
 # ---- power of choice ----
 
 
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own", some_slow([False, True]))
 def test_the_largest_losses_of_those_asked(own: bool) -> None:
     """Candidates by their samples; they have the model, of which a bias may be their own."""
     d = 5

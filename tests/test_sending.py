@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import altered_data, assert_trees, make_federation
+from conftest import altered_data, assert_trees, make_federation, some_slow
 from scipy import stats
 
 import fedjax_sim as fs
@@ -501,7 +501,7 @@ CODED: dict[str, Callable[..., fs.Algorithm]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["stc", pytest.param("qsgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", some_slow(["stc", "qsgd"]))
 def test_a_code_does_not_decide_by_rounding(name: str) -> None:
     """On 1 and 4 devices alike, and never by moving the weights of dead features.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import known
+from conftest import known, some_slow
 from sklearn import metrics as sk
 
 import fedjax_sim as fs
@@ -87,9 +87,7 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["regression", "multi-label", pytest.param("two", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", some_slow(["regression", "multi-label", "two"], quick=2))
 def test_a_run_is_the_numpy_program(name: str) -> None:
     """Weights, and all scores, pooled and by client, of two runs.
 

@@ -69,7 +69,6 @@ def by_hand(params: Any, tokens: Any, xp: ModuleType = np) -> Any:
     return norm(x, p["LayerNorm_0"]["scale"]) @ p["next"]["kernel"]
 
 
-@pytest.mark.slow
 def test_it_is_a_transformer(model: fs.Model, start: fs.Variables) -> None:
     x = windows(3)
     params = jax.tree.map(lambda w: np.asarray(w, np.float64), start.params)
