@@ -26,6 +26,7 @@ os.environ.setdefault(
     "--xla_cpu_parallel_codegen_split_count=1",
 )
 # Before any backend starts: importing fedjax_sim must not come first.
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1329,6 +1329,7 @@ MUTANTS = [
     Mutant("run/client_memory.py", "rows = layout.clients if not each else", "rows =", MEMORY),
     Mutant("run/client_memory.py", "if any(jax.tree.leaves(kept_of(run)))", "if False", MEMORY),
     Mutant("run/client_memory.py", "is not None and size > there", "is None", MEMORY),
+    Mutant("run/client_memory.py", "kept + max(kept, 2 * devices)", "2 * kept", MEMORY),
     Mutant("run/client_memory.py", "there = clients[index[1]]", "there = clients", MEMORY),
     Mutant("run/client_memory.py", "there = clients[shard.index[1]]", "there = clients", MEMORY),
     Mutant("run/client_memory.py", "jax.tree.map(np.copy, self._rows)", "self._rows", MEMORY),

@@ -304,11 +304,17 @@ def test_models_that_are_collected_with_a_residual_are_refused() -> None:
         )  # fmt: skip
 
 
-def test_a_machine_without_the_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_memory, "memory_of_host", lambda: 1000)
-    with pytest.raises(TooLargeError, match=re.escape(
-        "what 100 clients keep needs 0 MB of this machine's memory, which has 0 MB: take fewer"
-    )):  # fmt: skip
+@pytest.mark.parametrize(("devices", "needed"), [(0, 292_800), (2_000_000, 4_146_400)])
+def test_a_machine_without_the_memory_says_so(
+    devices: int, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * CLIENTS * ROW == 146_400  # of two runs; with a copy, or the devices' part twice
+    monkeypatch.setattr(client_memory, "held_of_host", lambda *_: devices)
+    monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed)
+    trained(6)
+    monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed - 1)
+    told = f"what 100 clients keep, 0 MB, needs {needed / 1e6:.0f} MB of this machine's memory with"
+    with pytest.raises(TooLargeError, match=re.escape(told)):
         trained(6)
 
 

@@ -128,6 +128,16 @@ def memory_of_host() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def held_of_host(size: int, devices: Sequence[jax.Device]) -> int:
+    """Bytes of this machine's memory that its devices hold, ``size`` each: CPUs have no other.
+
+    >>> held_of_host(5, jax.devices("cpu")[:2])
+    10
+    """
+    here = [d for d in devices if d.process_index == jax.process_index()]
+    return size * len(here) if here[0].platform == "cpu" else 0
+
+
 def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
     """Refuses a run that is larger than the memory of a device.
 

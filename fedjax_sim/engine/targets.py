@@ -59,7 +59,8 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
     Raises:
         ValueError: if there is no such target.
         ImportError: without what compiles for it: libtpu, of the extra ``aot``, or JAX's plugin for
-            CUDA, of ``cuda12`` or ``cuda13``.
+            CUDA, of ``cuda12`` or ``cuda13``. Without a GPU that plugin does not start unless
+            ``JAX_PLATFORMS`` is ``cpu``, which the command sets.
     """
     if gpus := re.fullmatch(r"h100(?::([1-9]\d*))?", target):
         return _gpus(target, int(gpus[1] or 1))
@@ -114,7 +115,8 @@ def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:
         description = topologies.get_topology_desc(target, "cuda", **shape)
     except NotImplementedError as error:
         raise ImportError(
-            f"compile_for {target} needs JAX's plugin for CUDA: pip install 'fedjax-sim[cuda12]'"
+            f"compile_for {target} needs JAX's plugin for CUDA (pip install 'fedjax-sim[cuda12]'), "
+            "and JAX_PLATFORMS=cpu if there is no GPU"
         ) from error
     return tuple(description.devices)
 

@@ -76,7 +76,9 @@ def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
 def _on_host(leaf: Any) -> NDArray[Any]:
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
-    array = np.array(leaf)  # a copy: the next rounds are written into the buffers of these
+    # A copy, unless it is one: the next rounds are written into the buffers of a device's arrays.
+    own = isinstance(leaf, np.ndarray) and leaf.flags.owndata
+    array: NDArray[Any] = leaf if own else np.array(leaf)
     if array.dtype.hasobject:
         raise CheckpointError(f"record must give arrays, to be saved, got {type(leaf).__name__}")
     return array

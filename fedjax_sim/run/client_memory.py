@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fedjax_sim.base import PyTree
 from fedjax_sim.base.data import HeldError
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.memory import MB, TooLargeError, memory_of_host
+from fedjax_sim.engine.memory import MB, TooLargeError, held_of_host, memory_of_host
 from fedjax_sim.run.foreseen import needed
-from fedjax_sim.run.layout import Layout, bare, kept_of, read, shapes_for, with_kept
+from fedjax_sim.run.layout import Layout, bare, kept_of, shapes_for, with_kept
 from fedjax_sim.run.stages import Run
 from fedjax_sim.run.windows import Rows
 
@@ -63,22 +63,30 @@ class ClientMemory:
         self._layout, self._clients = layout, clients
         self._rows: dict[str, PyTree] = {}
 
-    def begin(self, run: Run) -> Run:
+    def begin(self, run: Run, device_bytes: int) -> Run:
         """All clients start from the same, which is the first row of a run.
+
+        Args:
+            run: as it starts.
+            device_bytes: what a device holds at most.
 
         Raises:
             TooLargeError: if this machine has not the memory; says both sizes.
         """
-        size = tree.num_bytes(kept_of(run)) // self._layout.clients * self._clients
-        there = memory_of_host()
+        kept = tree.num_bytes(kept_of(run)) // self._layout.clients * self._clients
+        devices = held_of_host(device_bytes, self.execution.devices)
+        # Beside it a copy is told, or devices that have no other memory are given their part of it.
+        size, there = kept + max(kept, 2 * devices), memory_of_host()
         if there is not None and size > there:
             raise TooLargeError(
-                f"what {self._clients:,} clients keep needs {size / MB:,.0f} MB of this machine's "
-                f"memory, which has {there / MB:,.0f} MB: take fewer clients or fewer seeds at once"
+                f"what {self._clients:,} clients keep, {kept / MB:,.0f} MB, needs {size / MB:,.0f} "
+                f"MB of this machine's memory with its copies, which has {there / MB:,.0f} MB: "
+                "take fewer clients or fewer seeds at once"
             )
 
         def repeated(a: jax.Array) -> NDArray[Any]:
-            return np.repeat(read(a)[:, :1], self._clients, axis=1)
+            first = next(s for s in a.addressable_shards if not s.index[1].start)
+            return np.repeat(np.asarray(first.data)[:, :1], self._clients, axis=1)
 
         self._rows = jax.tree.map(repeated, kept_of(run))
         return bare(run)

@@ -151,7 +151,7 @@ class Experiment:
         weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
         weights = self._compiled["weights"](numbers) if weights is None else weights
         run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
-        return run if self._memory is None else self._memory.begin(run)
+        return run if self._memory is None else self._memory.begin(run, self.device_bytes)
 
     def _prepare(
         self, initial: Variables | None, wanted: Callable[[str], bool] = lambda name: True
