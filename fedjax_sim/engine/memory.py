@@ -114,11 +114,16 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
     >>> one is None or one // 2 == two
     True
     """
-    devices = [d for d in devices if d.process_index == jax.process_index()]
+    devices = _here(devices)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
     there = memory_of_host()
     return None if there is None else there // len(devices)
+
+
+def _here(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of this process."""
+    return [d for d in devices if d.process_index == jax.process_index()]
 
 
 def memory_of_host() -> int | None:
@@ -134,7 +139,7 @@ def held_of_host(size: int, devices: Sequence[jax.Device]) -> int:
     >>> held_of_host(5, jax.devices("cpu")[:2])
     10
     """
-    here = [d for d in devices if d.process_index == jax.process_index()]
+    here = _here(devices)
     return size * len(here) if here[0].platform == "cpu" else 0
 
 
