@@ -1,4 +1,4 @@
-"""Strict JAX, four CPU devices, no network; a small federation of unequal clients."""
+"""Strict JAX, four CPU devices of which one is the default, no network; a small federation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+
+def supported(flag: str) -> bool:
+    """Returns whether this XLA has a flag: it ends the process if not, so another one asks."""
+    asked = [sys.executable, "-c", "import jax; jax.devices()"]
+    given = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(asked, env=given, capture_output=True, check=False).returncode == 0
+
+
 # Most of a test is compiling, and XLA compiles small programs 2.5 times as fast without the passes
-# that make large ones run fast, and without splitting them to compile the parts in parallel. Tests
-# ask what is computed; what users run is compiled as they have it, in CI by the main command and
-# the notebooks.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
+# that make large ones run fast, and without splitting them to compile the parts in parallel. What
+# users run is compiled as they have it by test_users.py, the main command and the notebooks.
+if "XLA_FLAGS" not in os.environ:  # the workers of pytest-xdist have it from the first process
+    quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    if supported(emitters := "--xla_cpu_use_fusion_emitters=false"):
+        quick.append(emitters)
+    os.environ["XLA_FLAGS"] = " ".join(quick)
 # Before any backend starts: importing fedjax_sim must not come first.
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -32,7 +41,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Where in Python each operation was made is noted for messages and profiles that no test reads.
 jax.config.update("jax_traceback_in_locations_limit", 0)
-jax.devices()  # from here on no command under test can change their number
+jax.config.update("jax_default_device", jax.devices()[0])  # tests about devices ask for more
 
 import chex  # noqa: E402
 import numpy as np  # noqa: E402
@@ -40,6 +49,7 @@ import pytest  # noqa: E402
 
 import fedjax_sim as fs  # noqa: E402
 from fedjax_sim.base.signatures import keywords  # noqa: E402
+from fedjax_sim.engine.memory import trim  # noqa: E402
 from fedjax_sim.run.counting import count_programs  # noqa: E402
 
 T = TypeVar("T")
@@ -78,6 +88,17 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         everyones = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
         patch.setenv("FEDJAX_SIM_CACHE_DIR", str(everyones / "cache"))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_memory() -> Iterator[None]:
+    """Frees compiled programs between two files, before a worker's memory reaches 2 GB."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > 1e9:
+        jax.clear_caches()
+        gc.collect()
+        trim()
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,13 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Array, Variables
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
-from fedjax_sim.engine import memory
+from fedjax_sim.engine import memory, targets
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.models import layers
 from fedjax_sim.models.convolutions import conv
+from fedjax_sim.run import programs
 from fedjax_sim.run.ahead import compile_ahead
 from fedjax_sim.run.counting import count_programs
 from fedjax_sim.run.experiment import Experiment
@@ -297,41 +298,81 @@ def test_a_step_of_fifty_cnns_takes_half_the_memory_on_a_tpu(
     assert ours <= temporaries() / 2
 
 
-@pytest.mark.slow
-def test_what_runs_once_is_compiled_quickly_unless_flags_say_how(
+LEVEL = {"xla_backend_optimization_level": 1}
+PLAIN = {"xla_cpu_use_fusion_emitters": False}
+REGIONS = "xla_cpu_copy_insertion_use_region_analysis"
+IN_PLACE = {REGIONS: True}
+DISABLED, SHARING = "xla_disable_hlo_passes", "cpu-parallel-task-assigner"
+ALONE = {DISABLED: SHARING}
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices", "largest", "quick", "full"),
+    [
+        ("", 2, 2**30, LEVEL | PLAIN | ALONE, IN_PLACE | ALONE),
+        ("", 1, 2**30, LEVEL | PLAIN, IN_PLACE),
+        ("", 1, None, LEVEL | PLAIN, IN_PLACE),
+        ("", 1, 2**10, LEVEL | PLAIN | ALONE, IN_PLACE | ALONE),
+        ("--xla_cpu_use_fusion_emitters=true", 1, None, LEVEL, IN_PLACE),
+        ("--xla_backend_optimization_level=2", 1, None, PLAIN, IN_PLACE),
+        (f"--{REGIONS}=false", 1, None, LEVEL | PLAIN, None),
+        (
+            f"--{DISABLED}=fusion,dce", 2, None,
+            LEVEL | PLAIN | {DISABLED: f"fusion,dce,{SHARING}"},
+            IN_PLACE | {DISABLED: f"fusion,dce,{SHARING}"},
+        ),
+    ],
+)  # fmt: skip
+def test_options_for_cpus(
+    flags: str, devices: int, largest: int | None, quick: Any, full: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(targets, "_supported", lambda *_: True)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    here = jax.devices()
+    monkeypatch.setattr(jax, "local_devices", lambda **_: here[:devices])
+    assert options_for(here[:1], quick=True, largest=largest) == quick
+    assert options_for(here[:1], largest=largest) == full
+
+
+def test_an_option_that_xla_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked once, and not counted as a program; other errors of XLA's are not hidden."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(targets, "_IN_PLACE", {"xla_no_such_option": 1})
+    with count_programs() as counter:
+        assert options_for(jax.devices()) == ALONE
+        quick = options_for(jax.devices(), quick=True) or {}
+        assert quick.items() >= (LEVEL | ALONE).items()
+    assert counter.programs == 0
+    monkeypatch.setattr(targets, "_IN_PLACE", {"xla_backend_optimization_level": "high"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid"):
+        options_for(jax.devices())
+
+
+def test_short_runs_compile_quickly(
     federation: Federation, models: dict[str, fs.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-    compiled = jax.stages.Lowered.compile
+    """The more rounds, clients or parameters, the more training; without rounds none is known."""
+    wanted: list[bool] = []
+    monkeypatch.setattr(programs, "options_for", lambda _, quick, largest: wanted.append(quick))
 
-    def noted(lowered: Any, options: Any = None) -> Any:
-        given.append(options)
-        return compiled(lowered, options)
+    def quick(made: Experiment, rounds: int | None) -> dict[str, bool]:
+        wanted.clear()
+        names = [
+            name
+            for name, _ in made.programs.lowered()
+            if made.programs.options(name, rounds) is None
+        ]
+        return dict(zip(names, wanted, strict=True))
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    level, plain = {"xla_backend_optimization_level": 1}, {"xla_cpu_use_fusion_emitters": False}
-    quick, alone, in_place = level | plain, {"xla_disable_hlo_passes": ALONE}, {IN_PLACE: True}
-    rounds = alone | in_place
-    expected: dict[str, list[Any]] = {  # weights, start, finish; advance, evaluate
-        "": [*[quick | alone] * 3, rounds, rounds],
-        "--xla_cpu_use_fusion_emitters=true": [*[level | alone] * 3, rounds, rounds],
-        "--xla_backend_optimization_level=2": [*[plain | alone] * 3, rounds, rounds],
-        "--xla_disable_hlo_passes=fusion": [*[quick] * 3, in_place, in_place],
-        f"--{IN_PLACE}=false": [*[quick | alone] * 3, alone, alone],
-    }
     made = experiment_of("radfed", federation, models["logistic"])
-    for flags, wanted in expected.items():
-        given.clear()
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        if flags:  # what follows from them; the first says that it is what XLA gets
-            given += [made.programs.options(name) for name in (*FIRST, "finish")]
-        else:
-            made.start((0, 1))
-        assert sorted(given, key=str) == sorted(wanted, key=str)
+    all_names = {*FIRST, "finish"}
+    once = {"weights", "start", "finish"}
+    assert quick(made, 3) == dict.fromkeys(all_names, True)
+    for rounds in (None, 10**7):
+        assert quick(made, rounds) == {name: name in once for name in all_names}
     ended = experiment_of("ccvr", federation, models["mlp"])  # its finish trains a layer
-    assert "finish" in dict(ended.programs.lowered())
-    assert ended.programs.options("finish") == alone  # flags are the last of those above
-    assert options_for(jax.devices()) is None  # flags say all
+    assert not quick(ended, None)["finish"]
 
 
 def rounds_of(made: Experiment) -> str:
@@ -351,7 +392,7 @@ def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     algorithm = fs.fedavg(local, clients_per_round=2, execution=one)
     made = experiment(algorithm, model, data, (x, y), classes=3, execution=one)
     copies = []
-    for flags in ("", f"--{IN_PLACE}=false"):
+    for flags in ("", f"--{REGIONS}=false"):
         monkeypatch.setenv("XLA_FLAGS", flags)
         copies.append(len(re.findall(r"= f32\[40,50\]\S* copy\(", rounds_of(made))))
     assert copies[0] == copies[1] - 1
@@ -372,14 +413,17 @@ def test_a_part_may_print(federation: Federation, models: dict[str, fs.Model]) -
     assert np.isfinite(result.accuracy).all()
 
 
-ALONE = "cpu-parallel-task-assigner"
-IN_PLACE = "xla_cpu_copy_insertion_use_region_analysis"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "shared"), [(4, False), (20_000, True)])
-def test_what_a_step_takes_of_many_samples_waits_for_no_thread(width: int, shared: bool) -> None:
-    """XLA on CPU shares a gather of four of them between threads; a large layer may be shared."""
+def test_what_a_step_takes_of_many_samples_waits_for_no_thread(
+    width: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA on CPU shares a gather of four of them between threads; a large layer may be shared.
+
+    So it is on the only device of a process; of several none shares anything.
+    """
+    here = jax.devices()
+    monkeypatch.setattr(jax, "local_devices", lambda *_, **__: here[:1])
     x = np.zeros((200_000, 6), np.float32)
     partition = fs.partition.iid(np.zeros(len(x), np.int32), 100, seed=0)
     data = fs.client_data(x, np.zeros(len(x), np.int32), partition)

@@ -64,6 +64,17 @@ def test_devices_that_someone_chose_are_not(monkeypatch: pytest.MonkeyPatch) -> 
         cores.tell_of_others(one)
 
 
+def test_the_default_device_of_jax_is_ours() -> None:
+    """Of all by count or by backend, it is not: a user asked for more."""
+    second = jax.devices()[1]
+    with jax.default_device(second):
+        assert fs.make_execution().devices == (second,)
+        assert len(fs.make_execution(backend="cpu").devices) == 4
+        assert len(fs.make_execution(3).devices) == 3
+    with jax.default_device(None):
+        assert len(fs.make_execution().devices) == 4
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         fs.use_cores(0)

@@ -274,7 +274,7 @@ class Net(nn.Module):
         return layers.Dense(10)(x[:, 0, 0])
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def digits() -> tuple[fs.ClientData, tuple[np.ndarray, np.ndarray]]:
     """Few digits at unequal clients, one of them with less than a minibatch."""
     images = fs.load_dataset("digits")
@@ -311,20 +311,8 @@ def make(
     return function(local, execution=execution, **given)
 
 
-def run(
-    name: str,
-    model: fs.Model,
-    digits: Any,
-    seeds: tuple[int, ...],
-    devices: int | None = None,
-) -> fs.Result:
-    return simulated(make(name, model, devices), model, digits, seeds)
-
-
-def simulated(
-    algorithm: fs.Algorithm, model: fs.Model, digits: Any, seeds: tuple[int, ...]
-) -> fs.Result:
-    data, test = digits
+def simulated(algorithm: fs.Algorithm, model: fs.Model, seeds: tuple[int, ...]) -> fs.Result:
+    data, test = digits()
     return fs.simulate(
         algorithm, model, data, test, rounds=ROUNDS, classes=10, seeds=seeds, initial=start(model)
     )
@@ -383,18 +371,10 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method(name: str, digits: Any) -> None:
-    """Two seeds on 4 devices: compiled once, bytes by hand, sums in order, each as it is alone.
-
-    Several processes then compute the same bits, see tests/test_distributed.py. Alone, on one
-    device, all clients of a round train at once, as on an accelerator; a clock of equal devices
-    changes nothing.
-    """
+def test_method(name: str) -> None:
+    """Two seeds: compiled once, bytes by hand, finite."""
     model = networks()[METHODS[name].network]
-    with compiled_programs() as programs:
-        both = run(name, model, digits, (3, 4), devices=4)
-    assert len(programs) >= 2
-    assert not [line for text in programs for line in unordered_sums(text)]
+    both = simulated(make(name, model, devices=1), model, (3, 4))
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(both.variables))
     assert both.xla_programs <= 5
     assert_statistics(both.variables, METHODS[name].network)
@@ -402,8 +382,25 @@ def test_method(name: str, digits: Any) -> None:
     assert last.bytes_up.tolist() == [METHODS[name].up(size)] * 2
     assert last.bytes_down.tolist() == [METHODS[name].down(size)] * 2
 
+
+SHAPES = ("fedavg", "phase_shift", "radfed", "scaffold", "gossip", "fedasync", "ifca", "ditto")
+"""A method of each shape of round."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_devices_and_a_clock_of_equal_devices_change_nothing(name: str) -> None:
+    """Two seeds on 4 devices, a model at a time: sums in order, each seed as it is alone.
+
+    Several processes then compute the same bits, see tests/test_distributed.py. Alone, on one
+    device, all clients of a round train at once, as on an accelerator.
+    """
+    model = networks()[METHODS[name].network]
+    with compiled_programs() as programs:
+        both = simulated(make(name, model, devices=4), model, (3, 4))
+    assert len(programs) >= 2
+    assert not [line for text in programs for line in unordered_sums(text)]
     algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
-    alone = simulated(algorithm, model, digits, (4,))
+    alone = simulated(algorithm, model, (4,))
     second = jax.tree.map(lambda a: a[1:], both.variables)
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
     if name not in UNTIMED:
@@ -412,10 +409,10 @@ def test_method(name: str, digits: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_method_is_lowered_for_accelerators(name: str, digits: Any) -> None:
+def test_method_is_lowered_for_accelerators(name: str) -> None:
     model = networks()[METHODS[name].network]
     algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
-    given = experiment(algorithm, model, *digits, classes=10, seeds=(4,)).programs
+    given = experiment(algorithm, model, *digits(), classes=10, seeds=(4,)).programs
     weights = jax.tree.map(lambda a: a[None], start(model))
     lowered = [program for program, _ in given.lowered(["cuda", "tpu"], weights)]
     assert lowered[:3] == ["start", "advance", "evaluate"]
@@ -423,7 +420,7 @@ def test_method_is_lowered_for_accelerators(name: str, digits: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*METHODS} - {"streaming_diloco"}))
-def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
+def test_clients_that_do_not_come_break_nothing(name: str) -> None:
     """Asleep, lost or late: weights and states stay finite, and variances of BatchNorm positive.
 
     What takes no clock is looked at without one.
@@ -433,7 +430,7 @@ def test_clients_that_do_not_come_break_nothing(name: str, digits: Any) -> None:
     algorithm = make(name, model, 1)
     if name not in UNTIMED:
         algorithm = algorithm.replace(clock=SOME_COME)
-    played = play(algorithm, model, digits[0], ROUNDS, seed=3)
+    played = play(algorithm, model, digits()[0], ROUNDS, seed=3)
     kept = played.states[-1]._replace(diagnostics=())
     floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
     assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(played.final)))
@@ -451,9 +448,10 @@ def test_fragments_need_clients_that_come() -> None:
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_statistics_would_tell_of_samples_without_noise(name: str, digits: Any) -> None:
+def test_statistics_would_tell_of_samples_without_noise(name: str) -> None:
+    model = networks()["normed"]
     with pytest.raises(ValueError, match="BatchNorm"):
-        run(name, networks()["normed"], digits, (3,))
+        simulated(make(name, model), model, (3,))
 
 
 def assert_statistics(variables: fs.Variables, network: str) -> None:
@@ -518,7 +516,7 @@ COMPRESSED: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
 
 
 @pytest.mark.parametrize("case", COMPRESSED)
-def test_compressed_models(case: str, digits: Any) -> None:
+def test_compressed_models(case: str) -> None:
     parts, up, down = COMPRESSED[case]
     model, code = networks()["mlp"], compression.top_k(0.1)
     variables = model.init(jax.random.key(0))
@@ -530,12 +528,12 @@ def test_compressed_models(case: str, digits: Any) -> None:
         "server": compression.compress_server(server.replace(), code),
     }
     algorithm = fs.compose(local, **(defaults | parts))
-    traffic = algorithm.traffic(variables, digits[0])
+    traffic = algorithm.traffic(variables, digits()[0])
     assert traffic.upload == (WHOLE if up is None else up * TOP_K)
     assert traffic.download == (WHOLE if down is None else down * TOP_K)
 
 
-def test_what_is_not_read_is_not_sent(digits: Any) -> None:
+def test_what_is_not_read_is_not_sent() -> None:
     """A loss that the clients report; only q-FFL's server needs it."""
     model = networks()["mlp"]
     risk = fs.empirical_risk(model)
@@ -548,8 +546,8 @@ def test_what_is_not_read_is_not_sent(digits: Any) -> None:
         preaggregation=(preaggregation.q_fair(1.0, LR), preaggregation.agnostic(0.1)),
     )
     plain = fs.fedavg(local, clients_per_round=COHORT)
-    assert plain.traffic(variables, digits[0]).message == 0
-    assert fair.traffic(variables, digits[0]).message == 4
+    assert plain.traffic(variables, digits()[0]).message == 0
+    assert fair.traffic(variables, digits()[0]).message == 4
 
 
 # Whether clients count equally, where one may choose: as the paper has it, if it says.

@@ -57,6 +57,13 @@ def use_cores(count: int | None = None) -> None:
         ) from error
 
 
+def default_device() -> jax.Device | None:
+    """Returns the device that ``jax_default_device`` was set to; None if it was not."""
+    settings: Any = jax.config  # untyped
+    device = settings.jax_default_device
+    return device if isinstance(device, jax.Device) else None
+
+
 def tell_of_others(devices: tuple[jax.Device, ...]) -> None:
     """Warns if these, which nobody chose, are one CPU device beside cores that could be others."""
     cores = available_cores()

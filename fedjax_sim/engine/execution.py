@@ -22,7 +22,7 @@ from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
-from fedjax_sim.engine.cores import tell_of_others
+from fedjax_sim.engine.cores import default_device, tell_of_others
 from fedjax_sim.engine.dealing import balance, lanes_for
 from fedjax_sim.engine.device import TaskFn, Work, pooled, run_on_device
 from fedjax_sim.engine.lanes import InSteps
@@ -289,8 +289,9 @@ def make_execution(
     warning says so if there is only one and nobody chose it.
 
     Args:
-        devices: how many of each process to use, None for all; or the devices themselves, which may
-            be those of :func:`fedjax_sim.engine.targets.devices_of`.
+        devices: how many of each process to use, or the devices themselves, which may be those of
+            :func:`fedjax_sim.engine.targets.devices_of`. None: the one of ``jax_default_device`` if
+            that is set, else all.
         chunk: models per device under vmap, one chunk after another; None for the backend's
             default, 0 for all.
         backend: "cpu", "gpu" or "tpu"; None for JAX's default.
@@ -323,6 +324,8 @@ def make_execution(
     """
     if isinstance(devices, Sequence):
         used = tuple(devices)
+    elif devices is None and backend is None and (chosen := default_device()) is not None:
+        used = (chosen,)
     else:
         processes = range(jax.process_count())
         available = [jax.local_devices(process, backend) for process in processes]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from fedjax_sim.base import Array
 
 # What libtpu asks a TPU's host, told in advance: it waits for minutes for a host that is not there.
 _HOSTLESS = {
@@ -41,8 +46,9 @@ FORMS = (
 
 
 _QUICKLY = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
-_LEFT_OUT = "xla_disable_hlo_passes"
-_IN_PLACE = "xla_cpu_copy_insertion_use_region_analysis"
+_IN_PLACE = {"xla_cpu_copy_insertion_use_region_analysis": True}
+_DISABLED = "xla_disable_hlo_passes"
+_SHARING = "cpu-parallel-task-assigner"
 _SHARED = 2**19  # bytes; XLA's cost model gives a thread at least half of it
 
 
@@ -70,43 +76,64 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
 
 
 def options_for(
-    devices: Sequence[jax.Device], *, once: bool = False, largest: int | None = None
+    devices: Sequence[jax.Device], *, quick: bool = False, largest: int | None = None
 ) -> dict[str, Any] | None:
-    """XLA's options for what is compiled for these devices; None for those of the process.
+    """Returns XLA's options for programs on these devices; None for the defaults of the process.
 
-    What runs ``once`` on CPU is optimised at LLVM's level 1 and without XLA's fusion emitters,
-    which prepare a compiler of their own for each fusion; unless ``XLA_FLAGS`` says otherwise. What
-    draws the weights of an MLP then takes 0.9 CPU seconds to compile, not 3.7, and gives the same
-    bits. Rounds are not: without emitters they compile in half the time, but nothing that changes
-    an array in place is vectorised, which took a fifth of W1's speed; at level 1 SCAFFOLD's on an
-    MLP and two devices took 8.5 ms in place of 4.3.
+    An option that this version of XLA does not have is left out, and so is one that ``XLA_FLAGS``
+    sets. On CPU:
 
-    XLA on CPU shares an operation between threads by the bytes of its operands. A gather of a few
-    samples counts with all samples of all clients, and waits for another thread in each step: of a
-    million clients a round of logistic regression took twice as long. So nothing is shared if no
-    array that the program makes, ``largest`` bytes, is as large as XLA gives to two threads. Larger
-    models keep it: two CNNs lost 7 and 14 % of their speed without on two devices.
+    - *Compile effort.* ``quick`` programs are optimised at LLVM's level 1 and without XLA's fusion
+      emitters, which set up a compiler of their own for each fusion. They compile in a third of the
+      time and run slower: without emitters, W1 trains a fifth fewer samples/s.
+    - *Threads.* XLA splits large operations between threads. With several CPU devices in a process
+      some operations then start before their input is complete, and gradients are wrong now and
+      then (``benchmarks/xla_sharing.py``), so nothing is split. With one device nothing is split
+      if no array that the program makes (``largest`` bytes) is large enough for two threads:
+      otherwise a gather of a few samples out of all counts as large, and waits for another thread
+      in each step.
+    - *Weights in place.* XLA schedules a step's update after the other uses of the weights, so that
+      it need not copy them: the CNN of W2 trains 8 to 17 % faster.
 
-    A step changes its weights in place if XLA orders the update behind their other uses. Left to
-    itself it copies a dense layer's in each step, lest the gradient of what lies before it still
-    needs them: the CNN of W2 trains 8 to 17 % faster without.
+    On a GPU that is not there XLA cannot time its kernels for matrix products, and its guess finds
+    none for some of them, so cuBLAS computes all.
 
-    XLA times its kernels for products of matrices on the GPU. Without one it guesses, and finds
-    none for some products: cuBLAS then takes all of them.
+    Args:
+        devices: the devices that the program runs on.
+        quick: whether the program runs so briefly that compiling it takes longer.
+        largest: bytes of the largest array that the program makes; None if unknown.
     """
     device = devices[0]
-    if device.platform == "cpu":
-        given, options = os.environ.get("XLA_FLAGS", ""), dict[str, Any]()
-        if once:
-            options |= {name: value for name, value in _QUICKLY.items() if name not in given}
-        if largest is not None and largest < _SHARED and _LEFT_OUT not in given:
-            options[_LEFT_OUT] = "cpu-parallel-task-assigner"
-        if not once and _IN_PLACE not in given:
-            options[_IN_PLACE] = True
-        return options or None
     if device.platform == "gpu" and device not in jax.devices():
         return {"xla_gpu_enable_triton_gemm": False}
-    return None
+    if device.platform != "cpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    wanted = _QUICKLY if quick else _IN_PLACE
+    options = {k: v for k, v in wanted.items() if k not in flags and _supported(device, k, v)}
+    several = len(jax.local_devices(backend="cpu")) > 1
+    if several or (largest is not None and largest < _SHARED):
+        given = re.search(rf"{_DISABLED}=(\S+)", flags)
+        options[_DISABLED] = f"{given[1]},{_SHARING}" if given else _SHARING
+    return options or None
+
+
+@functools.cache
+def _supported(device: jax.Device, name: str, value: Any) -> bool:
+    """Returns whether XLA has an option, by compiling with it: they come and go with versions."""
+    one = jax.ShapeDtypeStruct((), jnp.float32, sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(xla_option_probe).lower(one).compile({name: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        return False
+    return True
+
+
+def xla_option_probe(x: Array) -> Array:
+    """Returns ``x + 1``: a program to try an option of XLA's on, which nobody counts."""
+    return x + 1
 
 
 def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:

@@ -8,11 +8,12 @@ rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.base import (
     Array,
@@ -83,10 +84,20 @@ def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
     """
     if parts.execution.lanes is not None:
         return parts.execution
+    steps = np.broadcast_to(client_steps(parts, data), (runs, data.clients))
+    return parts.execution.fitted(steps, parts.slots)
+
+
+def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:
+    """Returns the local steps of a visit to each client, ``[N]`` or ``[R, N]``.
+
+    Args:
+        parts: of the algorithm.
+        data: the clients, concrete; ``start`` may have an axis of runs.
+    """
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
     sizes = np.minimum(sizes, data.samples_per_round or data.capacity)
-    steps = np.asarray(parts.local.steps(jnp.asarray(sizes, jnp.int32)))
-    return parts.execution.fitted(np.broadcast_to(steps, (runs, data.clients)), parts.slots)
+    return np.asarray(parts.local.steps(sizes.astype(np.int32)))
 
 
 def place(

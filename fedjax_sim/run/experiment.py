@@ -88,7 +88,9 @@ class Experiment:
         """
         of, over = self.programs, saved is not None and saved.done == rounds
         # What goes on needs nothing to begin with, and what is over nothing at all.
-        self._prepare(initial, lambda name: not over and (saved is None or name not in ONCE))
+        self._prepare(
+            initial, lambda name: not over and (saved is None or name not in ONCE), rounds
+        )
         if on_compiled is not None and not over:
             on_compiled(self.device_bytes)
         if saved is None:
@@ -154,14 +156,17 @@ class Experiment:
         return run if self._memory is None else self._memory.begin(run, self.device_bytes)
 
     def _prepare(
-        self, initial: Variables | None, wanted: Callable[[str], bool] = lambda name: True
+        self,
+        initial: Variables | None,
+        wanted: Callable[[str], bool] = lambda name: True,
+        rounds: int | None = None,
     ) -> Variables | None:
         """Compiles the programs that are ``wanted``, once; gives the weights of each run."""
         of = self.programs
         shapes = jax.eval_shape(lambda: of.model.init(jax.random.key(0)))
         weights = None if initial is None else stacked(initial, shapes, of.runs)
         if not self.model_bytes:
-            self._compile(weights, wanted)
+            self._compile(weights, wanted, rounds)
             self.model_bytes = tree.num_bytes(shapes)
             data = self._inputs[0]
             one = jax.eval_shape(lambda d: first_run(d, client_axes(data)), data)
@@ -216,13 +221,15 @@ class Experiment:
         counted: Counts = self._compiled["count"](answers, self._inputs[1])
         return counted
 
-    def _compile(self, weights: Variables | None, wanted: Callable[[str], bool]) -> None:
+    def _compile(
+        self, weights: Variables | None, wanted: Callable[[str], bool], rounds: int | None
+    ) -> None:
         """Compiles programs: XLA is at work on one while the next is traced."""
         began = time.perf_counter()
         pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
         try:
             compiling = {
-                name: pool.submit(compiled, lowered, self.programs.options(name))
+                name: pool.submit(compiled, lowered, self.programs.options(name, rounds))
                 for name, lowered in self.programs.lowered(weights=weights)
                 if wanted(name)
             }

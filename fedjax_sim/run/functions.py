@@ -48,7 +48,7 @@ class Functions:
         task: what the sets are scored by.
         axes: of the runs.
         layout: of a run between two programs.
-        every: the most rounds that one ``advance`` may run.
+        capacity: the most rounds that one ``advance`` may run.
         personal: whether rounds and the end score own models, which ``own`` and ``count`` else do.
         most: samples of the largest client of the first set.
         varied: what makes the algorithm of each run, if they differ.
@@ -59,7 +59,7 @@ class Functions:
     task: Task
     axes: RunAxes
     layout: Layout
-    every: int
+    capacity: int
     personal: bool
     most: int
     varied: Varied | None = None
@@ -155,7 +155,7 @@ class Functions:
         step = jax.jit(self.step, inline=True)  # traced once, for its shapes and in the loop
         shape = jax.eval_shape(step, keys, state, data)[1]
         rows = jax.tree.map(
-            lambda s: jnp.zeros((self.axes.runs, self.every, *s.shape[1:]), s.dtype), shape
+            lambda s: jnp.zeros((self.axes.runs, self.capacity, *s.shape[1:]), s.dtype), shape
         )
 
         # A bound that is data: a shorter last stretch needs no program of its own.
@@ -233,7 +233,7 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
         made.model,
         counting(made.task),
         (made.axes.runs, tuple(axes), structure),
-        (made.layout, made.every, made.personal, made.most, made.varied),
+        (made.layout, made.capacity, made.personal, made.most, made.varied),
     )
     return shared(algorithm, key, lambda _: made)
 

@@ -18,7 +18,7 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import largest_made
 from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
-from fedjax_sim.round.placement import fitted
+from fedjax_sim.round.placement import client_steps, fitted
 from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.client_memory import check_unread, rows_that_fit
 from fedjax_sim.run.foreseen import foreseen
@@ -32,6 +32,15 @@ from fedjax_sim.run.windows import Windows
 
 ONCE = ("weights", "start")
 """The programs before the first round, which run once and not for long."""
+
+BRIEF = 2e10
+"""FLOPs of training up to which a run compiles quickly: some ten seconds on one core."""
+
+_FEWEST_ROWS = 16
+"""``advance`` has room for the records of a power of two of rounds, and of so many at least.
+
+Another ``eval_every`` then seldom needs another program.
+"""
 
 
 class Programs:
@@ -51,7 +60,7 @@ class Programs:
         data: the clients.
         sets: evaluation sets, e.g. (test, validation).
         runs: R.
-        every: the most rounds that one ``advance`` may run.
+        every: the rounds of one ``advance``, from one evaluation to the next.
         execution: where and how it runs; None: as the algorithm was composed to.
         personal: whether the clients of the first set are those of ``data``: it is then scored with
           each client's own model too, if the algorithm has such.
@@ -92,7 +101,7 @@ class Programs:
             task,
             RunAxes.of(data, sets, runs),
             Layout(self.execution, data.clients),
-            every,
+            max(_FEWEST_ROWS, 1 << (every - 1).bit_length()),
             self.personal,
             int(np.diff(sets[0].start).max()) if self.personal else 0,
             varied,
@@ -111,6 +120,7 @@ class Programs:
             self.windows = Windows(data, self.execution.samples_mb, rows)
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
+        self._step_flops = 0.0
 
     def lowered(
         self, platforms: Sequence[str] | None = None, weights: Variables | None = None
@@ -126,7 +136,11 @@ class Programs:
         given = None if platforms is None else tuple(platforms)
         for name, traced in self._traced(weights):
             self._largest[name] = largest_made(traced.jaxpr.jaxpr)
-            yield name, traced.lower(lowering_platforms=given)
+            lowered = traced.lower(lowering_platforms=given)
+            if name in ("advance", "rounds") and self.execution.devices[0].platform == "cpu":
+                cost: Any = lowered.cost_analysis()  # of one pass through each loop: a step
+                self._step_flops = (cost or {}).get("flops", 0.0)
+            yield name, lowered
 
     def check(self) -> None:
         """Traces all that a run computes, which :meth:`lowered` then has; computes nothing.
@@ -198,11 +212,25 @@ class Programs:
             self.shapes["finish"] = Collected(last.variables, uploads, scored)
             yield "finish", finish
 
-    def options(self, name: str) -> dict[str, Any] | None:
-        """XLA's, for a program that was just lowered."""
+    def options(self, name: str, rounds: int | None = None) -> dict[str, Any] | None:
+        """Returns XLA's options for a program that was just lowered.
+
+        Programs that run once compile quickly, and so do all programs of a run that trains briefly.
+
+        Args:
+            name: of the program.
+            rounds: of the whole run; None if they are not known.
+        """
         trains = self.algorithm.parts.finish is not None or self.personal
         once = name in ONCE or (name == "finish" and not trains)
-        return options_for(self.execution.devices, once=once, largest=self._largest.get(name))
+        quick = once or (rounds is not None and self._flops(rounds) < BRIEF)
+        return options_for(self.execution.devices, quick=quick, largest=self._largest.get(name))
+
+    def _flops(self, rounds: int) -> float:
+        """Estimates the FLOPs of all local training, from the settings and the step's program."""
+        parts = self.algorithm.parts
+        visits = self.runs * rounds * parts.slots
+        return visits * float(client_steps(parts, self.data).mean()) * self._step_flops
 
     def _begun(self, functions: Functions) -> Run:
         """The shapes of a run before the first round."""
