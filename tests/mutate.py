@@ -172,6 +172,13 @@ MUTANTS = [
     ),
     Mutant("engine/draws.py", "_first(given) & ", "", tests("draws")),
     Mutant("engine/draws.py", "[taken, out]", "[out]", tests("draws")),
+    Mutant("engine/draws.py", "(key, (total,), jnp.float32)", "(key, (total,))", tests("draws")),
+    Mutant(
+        "engine/draws.py",
+        "jax.random.permutation(key, jnp.arange(total, dtype=jnp.int32))",
+        "jax.random.permutation(key, total)",
+        tests("draws"),
+    ),
     Mutant("run/inputs.py", "Seed.WEIGHTS", "Seed.ROUNDS", tests("ahead")),
     Mutant("engine/memory.py", "size > there", "size >= there", tests("ahead")),
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
@@ -197,7 +204,7 @@ MUTANTS = [
     ),
     Mutant(
         "plan/redistribution.py",
-        "jax.random.permutation(key, slots)",
+        "permutation(key, slots)",
         "jnp.roll(jnp.arange(slots), 1)",
         tests("invariants"),
     ),
@@ -215,8 +222,8 @@ MUTANTS = [
     ),
     Mutant(
         "plan/redistribution.py",
-        "activity, (int(colour.max(initial=-1)) + 1,)",
-        "1 - activity, (int(colour.max(initial=-1)) + 1,)",
+        "jnp.float32) < activity",
+        "jnp.float32) < 1 - activity",
         tests("server_methods"),
     ),
     Mutant(
@@ -341,7 +348,7 @@ MUTANTS = [
     ),
     Mutant(
         "plan/selection.py",
-        "jnp.lexsort((jax.random.uniform(key, (slots,)), visits))[:active]",
+        "jnp.lexsort((jax.random.uniform(key, (slots,), jnp.float32), visits))[:active]",
         "jnp.arange(active)",
         tests("radfed_family", "frame"),
     ),
@@ -459,7 +466,7 @@ MUTANTS = [
     Mutant("compression/_codes.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
     Mutant("compression/_sketches.py", "scaled - jnp.floor(scaled)", "0.5", CODES),
     Mutant("compression/_sketches.py", "x.size / count * values", "values", CODES),
-    Mutant("compression/_sketches.py", "(signs * _hadamard(", "(_hadamard(", CODES),
+    Mutant("compression/_sketches.py", "(sign * _hadamard(", "(_hadamard(", CODES),
     Mutant("compression/_sketches.py", "if count < n else 0", "", CODES),
     Mutant("compression/_sketches.py", "space @ (space.T @ matrix)", "matrix", CODES),
     Mutant("compression/_sketches.py", "leaf.shape[:-1]) > rank", "leaf.shape) > rank", CODES),

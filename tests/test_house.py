@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 from pathlib import Path
 
+import jax
 import mutate
 import pytest
 
@@ -45,6 +47,47 @@ def test_no_function_hides_a_module(name: str) -> None:
         or inspect.isclass(getattr(package, module, None))
     ]
     assert hidden == []
+
+
+NO_DRAWS = {"fold_in", "key", "key_data", "split", "wrap_key_data"}
+KEEPS_A_TYPE = {"permutation"}  # its array's
+
+
+def draws_without_a_dtype(code: str) -> list[str]:
+    """Calls of ``jax.random`` whose numbers x64 may change.
+
+    Functions that take no dtype count too: they draw from the default float.
+    """
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    found = []
+    for call in calls:
+        module, _, name = ast.unparse(call.func).rpartition(".")
+        if module != "jax.random" or name in NO_DRAWS | KEEPS_A_TYPE:
+            continue
+        takes = inspect.signature(getattr(jax.random, name))
+        if name == "rademacher" or "dtype" not in takes.parameters:
+            found.append(ast.unparse(call))
+            continue
+        options = {option.arg: option.value for option in call.keywords if option.arg}
+        if "dtype" not in takes.bind(*call.args, **options).arguments:
+            found.append(ast.unparse(call))
+    return found
+
+
+def test_a_draw_without_a_dtype_is_found() -> None:
+    wrong = ["uniform(k)", "randint(k, (), 0, 9)", "bernoulli(k, 0.5)", "rademacher(k, (), int)"]
+    right = ["uniform(k, (), f)", "normal(k, dtype=f)", "randint(k, (), 0, 9, i)", "split(k)"]
+    code = "\n".join(f"jax.random.{call}" for call in wrong + right)
+    assert draws_without_a_dtype(code) == [f"jax.random.{call}" for call in wrong]
+
+
+def test_every_draw_has_a_dtype() -> None:
+    wrong = {
+        str(path.relative_to(ROOT)): calls
+        for path in ROOT.rglob("*.py")
+        if (calls := draws_without_a_dtype(path.read_text(encoding="utf-8")))
+    }
+    assert wrong == {}
 
 
 def test_every_mutant_has_its_place() -> None:

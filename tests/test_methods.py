@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_trees, compiled_programs, needs_a_clock, play, unordered_sums
+from conftest import (
+    assert_trees,
+    compiled_programs,
+    needs_a_clock,
+    play,
+    some_slow,
+    unordered_sums,
+)
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -38,8 +46,10 @@ from fedjax_sim.cli import catalogue
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client.reports import with_initial_loss
+from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
+from fedjax_sim.run.foreseen import needed
 from fedjax_sim.run.simulation import experiment
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5
@@ -405,6 +415,48 @@ def test_devices_and_a_clock_of_equal_devices_change_nothing(name: str) -> None:
     assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
     if name not in UNTIMED:
         assert (np.diff(alone.seconds[:, 0], prepend=0) > 0).all()
+
+
+QUICK = ("fedasync", "fedproto", "fedcs", "astraea", "radfeda")
+"""Methods that draw or carry what others do not, and compile soon."""
+
+
+@pytest.mark.parametrize("name", some_slow([*QUICK, *sorted(METHODS.keys() - QUICK)], len(QUICK)))
+def test_x64_changes_no_cohort(name: str, digits: Any) -> None:
+    """Who trains, and where models go on; computed without what they do not depend on."""
+    model = networks()[METHODS[name].network]
+    algorithm = make(name, model, devices=1, chunk=0)
+
+    def cohorts(key: jax.Array, weights: fs.Variables, data: fs.ClientData) -> Any:
+        def body(state: Any, key: jax.Array) -> Any:
+            state, metrics = algorithm.step(key, state, data)
+            return state, (metrics.client, metrics.source)
+
+        keys = jax.random.split(key, ROUNDS)
+        return jax.lax.scan(body, algorithm.init(key, weights, data), keys)[1]
+
+    found = []
+    for x64 in (False, True):
+        with enable_x64(x64):
+            given = jax.random.key(0), start(model), digits[0]
+            traced = jax.jit(cohorts).trace(*given).jaxpr
+            rest, used = needed(traced.jaxpr, given)
+            leaves = zip(jax.tree.leaves(given), jax.tree.leaves(used), strict=True)
+            run = jax.jit(jaxpr_as_fun(ClosedJaxpr(rest, traced.consts)))
+            found.append(run(*(leaf for leaf, use in leaves if use)))
+    assert_trees(*found)
+
+
+@pytest.mark.parametrize("name", some_slow(["phase_shift", "fedavg", "radfed", "scaffold"]))
+def test_x64_changes_no_run(name: str, digits: Any) -> None:
+    """On a clock, of a model of float32."""
+    model, found = networks()["mlp"], []
+    for x64 in (False, True):
+        with enable_x64(x64):
+            algorithm = make(name, model, devices=1).replace(clock=SOME_COME)
+            found.append(simulated(algorithm, model, digits, (3,)))
+    assert_trees(found[1].variables, found[0].variables, rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(found[1].seconds, found[0].seconds)
 
 
 @pytest.mark.slow

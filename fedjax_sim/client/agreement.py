@@ -82,7 +82,7 @@ def consensus(model: Model, classes: int, samples: int) -> Shared:
 
     def none(variables: Variables) -> Consensus:
         del variables
-        return Consensus(jnp.zeros((samples, classes)), jnp.int32(0))
+        return Consensus(jnp.zeros((samples, classes), jnp.float32), jnp.int32(0))
 
     def send(trained: Variables, context: Context) -> Array:
         client = public(context.client, samples)
@@ -94,7 +94,7 @@ def consensus(model: Model, classes: int, samples: int) -> Shared:
             return done + AT_ONCE, jax.lax.dynamic_update_slice_in_dim(said, logits, done, axis=0)
 
         room = -(-samples // AT_ONCE) * AT_ONCE
-        start = jnp.int32(0), jnp.zeros((room, classes))
+        start = jnp.int32(0), jnp.zeros((room, classes), jnp.float32)
         said: Array = sweep(client, AT_ONCE, add, start)[1]
         return said[:samples]
 

@@ -166,8 +166,8 @@ def sometimes(chance: float, change: Change) -> Change:
 
     def maybe(key: Array, images: Array) -> Array:
         changed = change(jax.random.fold_in(key, 0), images)
-        drawn = jax.random.bernoulli(jax.random.fold_in(key, 1), chance, images.shape[:1])
-        return jnp.where(tree.expand(drawn, images), changed, images)
+        drawn = jax.random.uniform(jax.random.fold_in(key, 1), images.shape[:1], jnp.float32)
+        return jnp.where(tree.expand(drawn < chance, images), changed, images)
 
     return maybe
 
@@ -190,10 +190,10 @@ def crop(padding: int) -> Change:
     def cropped(key: Array, images: Array) -> Array:
         edge = (padding, padding)
         wide = jnp.pad(images, ((0, 0), edge, edge, (0, 0)))
-        places = jax.random.randint(key, (len(images), 2), 0, 2 * padding + 1)
+        places = jax.random.randint(key, (len(images), 2), 0, 2 * padding + 1, jnp.int32)
 
         def cut(image: Array, place: Array) -> Array:
-            return jax.lax.dynamic_slice(image, (place[0], place[1], 0), images.shape[1:])
+            return jax.lax.dynamic_slice(image, (*place, jnp.int32(0)), images.shape[1:])
 
         return jax.vmap(cut)(wide, places)
 
@@ -216,7 +216,7 @@ def noise(std: float) -> Change:
         raise ValueError(f"std must be at least 0 and finite, got {std}")
 
     def noisy(key: Array, images: Array) -> Array:
-        return images + std * jax.random.normal(key, images.shape)
+        return images + std * jax.random.normal(key, images.shape, images.dtype)
 
     return noisy
 
@@ -251,12 +251,16 @@ def colour_jitter(
 
     def jitter(key: Array, image: Array) -> Array:
         keys = jax.random.split(key, 4)
+
+        def drawn(i: int, least: float, most: float) -> Array:  # as dm-pix does, but for its dtype
+            return jax.random.uniform(keys[i], (), jnp.float32, least, most)
+
         with jax.numpy_dtype_promotion("standard"):  # dm-pix adds bool to float
-            image = dm_pix.random_brightness(keys[0], image, brightness)
-            image = dm_pix.random_contrast(keys[1], image, 1 - contrast, 1 + contrast)
+            image = dm_pix.adjust_brightness(image, drawn(0, -brightness, brightness))
+            image = dm_pix.adjust_contrast(image, drawn(1, 1 - contrast, 1 + contrast))
             image = jnp.clip(image, 0, 1)  # the next two take no other colours
-            image = dm_pix.random_saturation(keys[2], image, 1 - saturation, 1 + saturation)
-            return dm_pix.random_hue(keys[3], image, hue)
+            image = dm_pix.adjust_saturation(image, drawn(2, 1 - saturation, 1 + saturation))
+            return dm_pix.adjust_hue(image, drawn(3, -hue, hue))
 
     return lambda key, images: jax.vmap(jitter)(jax.random.split(key, len(images)), images)
 

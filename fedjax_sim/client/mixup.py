@@ -72,7 +72,7 @@ def peer_means(mix_samples: int) -> Transform:
                 "FedMix needs the samples of other clients: peers=True, and at least 2 clients"
             )
         others = starts[-1] - starts[0] - client.size
-        drawn = starts[0] + jax.random.randint(key, (), 0, others)
+        drawn = starts[0] + jax.random.randint(key, (), 0, others, jnp.int32)
         entry = jnp.where(drawn < client.start, drawn, drawn + client.size)  # past the client's own
         owner = jnp.searchsorted(starts, entry, side="right").astype(jnp.int32) - 1
         first = starts[owner] + (entry - starts[owner]) // mix_samples * mix_samples

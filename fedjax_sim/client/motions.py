@@ -24,7 +24,7 @@ middle of the image, u points to the right, v down, and the longer side runs fro
 def flip(key: Array, matrices: Array) -> Array:
     """Mirrors each image, left to right: a motion."""
     del key
-    return matrices * jnp.array([[[-1.0, 1.0, 1.0]]])
+    return matrices * jnp.array([[[-1, 1, 1]]], matrices.dtype)
 
 
 def rotation(degrees: float) -> Motion:
@@ -44,7 +44,7 @@ def rotation(degrees: float) -> Motion:
 
     def rotate(key: Array, matrices: Array) -> Array:
         most = jnp.deg2rad(jnp.float32(degrees))
-        angle = jax.random.uniform(key, matrices.shape[:1], minval=-most, maxval=most)
+        angle = jax.random.uniform(key, matrices.shape[:1], jnp.float32, -most, most)
         zero, one = jnp.zeros_like(angle), jnp.ones_like(angle)
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         return _then(matrices, [[cos, -sin, zero], [sin, cos, zero], [zero, zero, one]])
@@ -69,7 +69,7 @@ def perspective(tilt: float) -> Motion:
         raise ValueError(f"tilt must be in [0, 0.5), got {tilt}")
 
     def tilted(key: Array, matrices: Array) -> Array:
-        g, h = jax.random.uniform(key, (2, len(matrices)), minval=-tilt, maxval=tilt)
+        g, h = jax.random.uniform(key, (2, len(matrices)), jnp.float32, -tilt, tilt)
         zero, one = jnp.zeros_like(g), jnp.ones_like(g)
         return _then(matrices, [[one, zero, zero], [zero, one, zero], [g, h, one]])
 
@@ -95,7 +95,7 @@ def warped(*motions: Motion) -> Change:
 
     def warp(key: Array, images: Array) -> Array:
         size = len(images)
-        matrices = jnp.broadcast_to(jnp.eye(3), (size, 3, 3))
+        matrices = jnp.broadcast_to(jnp.eye(3, dtype=jnp.float32), (size, 3, 3))
         for i, motion in enumerate(motions):
             matrices = motion(jax.random.fold_in(key, i), matrices)
         return resampled(images, matrices)

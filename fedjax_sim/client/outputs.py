@@ -87,7 +87,7 @@ def class_outputs(model: Model, classes: int) -> Shared:
 
     def none(variables: Variables) -> Outputs:
         del variables
-        return Outputs(jnp.zeros((classes, classes)), jnp.zeros(classes, jnp.int32))
+        return Outputs(jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.int32))
 
     def reduce(
         last: Outputs, sent: Array, samples: Array, clients: int, aggregator: Aggregator
@@ -117,14 +117,15 @@ def own_outputs(model: Model, classes: int) -> Memory:
     """
     mean_outputs = _mean_outputs(model, classes)
 
+    def init(variables: Variables) -> OwnOutputs:
+        del variables
+        return OwnOutputs(jnp.zeros((classes, classes), jnp.float32), jnp.int32(NEVER))
+
     def keep(trained: Variables, context: Context) -> OwnOutputs:
         now = context.client.round
         return OwnOutputs(mean_outputs(trained, context), jnp.int32(NEVER) if now is None else now)
 
-    return Memory(
-        init=lambda variables: OwnOutputs(jnp.zeros((classes, classes)), jnp.int32(NEVER)),
-        keep=keep,
-    )
+    return Memory(init, keep)
 
 
 @part
@@ -195,7 +196,7 @@ def _mean_outputs(model: Model, classes: int) -> Callable[[Variables, Context], 
             outputs = jax.nn.softmax(logits.astype(jnp.float32))
             return sums[0] + mine.T @ outputs, sums[1] + jnp.sum(mine, axis=0)
 
-        none = jnp.zeros((classes, classes)), jnp.zeros(classes)
+        none = jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.float32)
         total, count = sweep(context.client, AT_ONCE, add, none)
         return total / jnp.maximum(count, 1)[:, None]
 

@@ -104,7 +104,7 @@ def prototypes(model: Model, classes: int, *, equal_clients: bool = False) -> Sh
         mean = by_class(sent.mean, jnp.where(anyone, weights, 1))
         return Prototypes(
             jnp.where(anyone[:, None], mean, last.mean),
-            jnp.where(anyone, jnp.sum(shown, axis=0), last.samples),
+            jnp.where(anyone, jnp.sum(shown, axis=0, dtype=jnp.int32), last.samples),
         )
 
     return Shared(none, send, reduce)

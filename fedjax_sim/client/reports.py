@@ -154,7 +154,7 @@ def accuracy(model: Model, batch_size: int = 128) -> Score:
     def score(variables: Variables, client: ClientView) -> Array:
         def add(right: Array, batch: Batch) -> Array:
             logits, _ = model.apply(variables, batch.x, train=False)
-            hit = (jnp.argmax(logits, axis=-1) == batch.y) & batch.mask
+            hit = (jnp.argmax(logits, axis=-1).astype(jnp.int32) == batch.y) & batch.mask
             return right + jnp.sum(hit, dtype=jnp.int32)
 
         right = sweep(client, batch_size, add, jnp.int32(0)).astype(jnp.float32)

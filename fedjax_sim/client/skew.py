@@ -152,7 +152,7 @@ def scouted(
         state: Scout = context.shared
         client, own = context.client, context.client.id
         assert own is not None
-        ticket = jax.random.uniform(stream(context.key, Client.TICKET))
+        ticket = jax.random.uniform(stream(context.key, Client.TICKET), (), jnp.float32)
         return Told(own, ticket, score(trained, client), score(state.model, client))
 
     def reduce(

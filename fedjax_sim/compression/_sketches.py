@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables, part
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.draws import permutation, signs
 
 SEED = 8  # bytes
 
@@ -54,9 +55,9 @@ def random_mask(share: float, then: Compressor | None = None, *, scaled: bool = 
     def compress(key: Array, x: Array) -> Array:
         count = kept(x.size)
         mask_key, own_key = jax.random.split(key)
-        chosen = jnp.arange(x.size)
+        chosen = jnp.arange(x.size, dtype=jnp.int32)
         if count < x.size:
-            chosen = jax.random.permutation(mask_key, x.size)[:count]
+            chosen = permutation(mask_key, x.size)[:count]
         values = x[chosen]
         values = values if then is None else then.compress(own_key, values)
         return jnp.zeros_like(x).at[chosen].set(x.size / count * values if scaled else values)
@@ -133,9 +134,9 @@ def rotated(code: Compressor) -> Compressor:
     def compress(key: Array, x: Array) -> Array:
         sign_key, own_key = jax.random.split(key)
         room = _room(x.size)
-        signs = jax.random.rademacher(sign_key, (room,), x.dtype)
-        given = _hadamard(signs * jnp.pad(x, (0, room - x.size)))
-        return (signs * _hadamard(code.compress(own_key, given)))[: x.size]
+        sign = signs(sign_key, (room,), x.dtype)
+        given = _hadamard(sign * jnp.pad(x, (0, room - x.size)))
+        return (sign * _hadamard(code.compress(own_key, given)))[: x.size]
 
     return Compressor(compress, lambda n: SEED + code.bytes(_room(n)))
 

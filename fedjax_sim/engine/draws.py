@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_sim.base import Array
 
@@ -14,6 +15,27 @@ SORTED = 4096
 
 TURNS = 1000
 """Of a search, at most: what is not found then is one in thousands, or nothing."""
+
+
+def permutation(key: Array, total: int) -> Array:
+    """Draws an order of 0 .. total - 1: ``int32[total]``, the same with and without x64.
+
+    >>> sorted(permutation(jax.random.key(0), 4).tolist())
+    [0, 1, 2, 3]
+    """
+    return jax.random.permutation(key, jnp.arange(total, dtype=jnp.int32))
+
+
+def signs(key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
+    """Draws 1 or -1 for each entry, the same with and without x64.
+
+    ``jax.random.rademacher`` draws from the default float, whatever its dtype.
+
+    >>> signs(jax.random.key(0), (4,), jnp.float32).tolist()
+    [-1.0, -1.0, 1.0, 1.0]
+    """
+    up = jax.random.uniform(key, shape, jnp.float32) < 0.5
+    return jnp.where(up, 1, -1).astype(dtype)
 
 
 def distinct(
@@ -47,7 +69,7 @@ def distinct(
     none = jnp.full((1,), total, jnp.int32)
     taken = none if taken is None else taken
     if total <= max(SORTED, 8 * (count + len(taken))):
-        ticket = jax.random.uniform(key, (total,))
+        ticket = jax.random.uniform(key, (total,), jnp.float32)
         ticket = ticket.at[taken].set(2.0, mode="drop")
         if allowed is None:
             return jnp.argsort(ticket)[:count].astype(jnp.int32)
@@ -56,7 +78,7 @@ def distinct(
         return jnp.where(ticket[first] < 2, first, total)
 
     def propose(key: Array) -> Array:
-        given = jax.random.randint(key, (2 * count,), 0, total)
+        given = jax.random.randint(key, (2 * count,), 0, total, jnp.int32)
         return given if allowed is None else jnp.where(allowed(given), given, total)
 
     return _searched(key, count, total, taken, propose)
@@ -83,12 +105,12 @@ def by_size(key: Array, count: int, start: Array) -> Array:
     total = len(start) - 1
     if total <= max(SORTED, 8 * count):
         size = jnp.diff(start).astype(jnp.float32)
-        ticket = jnp.log(size) + jax.random.gumbel(key, size.shape)
+        ticket = jnp.log(size) + jax.random.gumbel(key, size.shape, jnp.float32)
         found, first = jax.lax.top_k(ticket, count)
         return jnp.where(found > -jnp.inf, first, total).astype(jnp.int32)
 
     def propose(key: Array) -> Array:
-        sample = jax.random.randint(key, (2 * count,), start[0], start[-1])
+        sample = jax.random.randint(key, (2 * count,), start[0], start[-1], jnp.int32)
         return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1
 
     return _searched(key, count, total, jnp.full((1,), total, jnp.int32), propose)
@@ -131,7 +153,7 @@ def another(key: Array, total: int, taken: Array) -> Array:
     """
     taken = jnp.sort(taken)
     left = total - jnp.sum(taken < total, dtype=jnp.int32)
-    given = jax.random.randint(key, (), 0, jnp.maximum(left, 1))
+    given = jax.random.randint(key, (), 0, jnp.maximum(left, 1), jnp.int32)
     # Below the given-th free number are those that have at most so many free ones below them.
     free_below = taken - jnp.arange(len(taken), dtype=jnp.int32)
     return given + jnp.sum((taken < total) & (free_below <= given), dtype=jnp.int32)

@@ -207,7 +207,7 @@ def _stretch(key: Array, client: ClientView, share: float) -> ClientView:
     """A part of a client's samples that lies together in their stored order."""
     wanted = jnp.floor(share * client.size.astype(jnp.float32)).astype(jnp.int32)
     count = jnp.minimum(jnp.maximum(wanted, 1), client.size)
-    first = jax.random.randint(key, (), 0, client.size - count + 1)
+    first = jax.random.randint(key, (), 0, client.size - count + 1, jnp.int32)
     return dataclasses.replace(client, start=client.start + first, size=count, budget=None)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, LearnedRedistribution, Slots, part
 from fedjax_sim.engine.distances import squared_between
+from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.moves import Mixing
 
@@ -91,7 +92,7 @@ def learned(
 
         def meet(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
             graph, seen = carry
-            order, half = jax.random.permutation(key, len(graph)), len(graph) // 2
+            order, half = permutation(key, len(graph)), len(graph) // 2
             a, b = order[:half], order[half : 2 * half]
             old, degree = graph[a, b], jnp.sum(graph, axis=1) + DELTA
             cost = loss[a] + loss[b] + mu_1 / 2 * distance[a, b]

@@ -129,8 +129,9 @@ def guided(
         known, new = there & (state.last > 0), there & (state.last == 0)
         share_new = jnp.maximum(explore * decay ** turn.astype(jnp.float32), least)
         wanted = jnp.floor((1 - share_new) * slots).astype(jnp.int32)
-        of_new = jnp.minimum(slots - jnp.minimum(wanted, jnp.sum(known)), jnp.sum(new))
-        of_known = jnp.minimum(slots - of_new, jnp.sum(known))
+        olds, news = (jnp.sum(some, dtype=jnp.int32) for some in (known, new))
+        of_new = jnp.minimum(slots - jnp.minimum(wanted, olds), news)
+        of_known = jnp.minimum(slots - of_new, olds)
         exploit, explored = jax.random.split(key)
         value = jnp.where(known, _values(state, turn, known, penalty), -jnp.inf)
         # Of those that would fit, the last one's; all are taken if it is the last of all.
@@ -173,7 +174,7 @@ def guided(
 def _values(state: Known, turn: Array, known: Array, penalty: float) -> Array:
     """The v of the clients that are ``known bool[N]``: ``f32[N]``."""
     u = jnp.where(known, state.utility, jnp.inf)
-    u = jnp.minimum(state.utility, _quantile(u, jnp.sum(known), CUT))
+    u = jnp.minimum(state.utility, _quantile(u, jnp.sum(known, dtype=jnp.int32), CUT))
     low = jnp.min(u, where=known, initial=jnp.inf)
     high = jnp.max(u, where=known, initial=-jnp.inf)
     rate = (u - low) / jnp.maximum(high - low, 1e-4)
@@ -181,7 +182,7 @@ def _values(state: Known, turn: Array, known: Array, penalty: float) -> Array:
     stale = jnp.sqrt(0.1 * jnp.log(turns) / last)
     visited = state.last > 0
     seconds = jnp.where(visited, state.seconds, jnp.inf)
-    limit = _quantile(seconds, jnp.sum(visited), state.share)
+    limit = _quantile(seconds, jnp.sum(visited, dtype=jnp.int32), state.share)
     return (rate + stale) * jnp.minimum(limit / seconds, 1) ** penalty
 
 
@@ -198,7 +199,7 @@ def _quantile(values: Array, count: Array, share: Array | float) -> Array:
 def _drawn(key: Array, weight: Array, among: Array, count: Array) -> Array:
     """``count`` of those ``among bool[N]``, in proportion to their weights: ``bool[N]``."""
     ticket = jnp.log(jnp.maximum(weight, np.finfo(np.float32).tiny))
-    ticket = jnp.where(among, ticket + jax.random.gumbel(key, weight.shape), -jnp.inf)
+    ticket = jnp.where(among, ticket + jax.random.gumbel(key, weight.shape, jnp.float32), -jnp.inf)
     place = jnp.zeros(len(ticket), jnp.int32)
     place = place.at[jnp.argsort(-ticket)].set(jnp.arange(len(ticket), dtype=jnp.int32))
     return among & (place < count)

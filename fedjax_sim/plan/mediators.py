@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine.clients import label_counts
+from fedjax_sim.engine.draws import permutation
 
 
 @part
@@ -65,11 +66,11 @@ def mediators(slots: int, clients_each: int, classes: int) -> Selection:
         counts, groups = state
 
         def regrouped() -> Array:
-            cohort = jnp.sort(jax.random.permutation(key, len(counts))[:size])
-            return balanced_groups(counts, cohort.astype(jnp.int32), clients_each)
+            cohort = jnp.sort(permutation(key, len(counts))[:size])
+            return balanced_groups(counts, cohort, clients_each)
 
         groups = jax.lax.cond(jnp.all(visits == 0), regrouped, lambda: groups)
-        return groups[jnp.arange(slots), visits % clients_each], (counts, groups)
+        return groups[jnp.arange(slots, dtype=jnp.int32), visits % clients_each], (counts, groups)
 
     def setup_traffic(variables: Variables, data: ClientData) -> SetupTraffic:
         del variables
@@ -94,7 +95,7 @@ def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
     [[1, 3], [0, 2]]
     """
     labels = counts[cohort].astype(jnp.float32)
-    empty = jnp.zeros(labels.shape[1])
+    empty = jnp.zeros(labels.shape[1], jnp.float32)
 
     def pick(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         free, mix, chosen = carry

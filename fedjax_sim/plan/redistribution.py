@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, Redistribution, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.collaboration import learned
 from fedjax_sim.plan.moves import Gather, Mixing
@@ -48,7 +49,7 @@ def permute(key: Array, slots: int) -> Gather:
     >>> sorted(permute(jax.random.key(0), 4).source.tolist())
     [0, 1, 2, 3]
     """
-    return Gather(jax.random.permutation(key, slots).astype(jnp.int32))
+    return Gather(permutation(key, slots))
 
 
 @part
@@ -157,7 +158,8 @@ def matchings(edges: NDArray[np.bool_], activity: float) -> Redistribution:
     def draw(key: Array, slots: int) -> Mixing:
         if slots != len(colour):
             raise ValueError(f"edges must join the {slots} slots, got a graph of {len(colour)}")
-        on = jax.random.bernoulli(key, activity, (int(colour.max(initial=-1)) + 1,))
+        count = int(colour.max(initial=-1)) + 1
+        on = jax.random.uniform(key, (count,), jnp.float32) < activity
         return Mixing(_weights(jnp.append(on, False)[colour]))  # colour -1 (no edge) is the last
 
     return draw

@@ -24,7 +24,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
-from fedjax_sim.engine.draws import distinct
+from fedjax_sim.engine.draws import distinct, signs
 from fedjax_sim.engine.needs import OWN_SAMPLES
 
 
@@ -226,8 +226,9 @@ def deep_q(
         rank = jnp.argsort(jnp.argsort(-q_values(state.network, here)))
         coins, tickets = jax.random.split(acting)
         chance = explore * decay ** t.astype(jnp.float32)
-        left = jnp.sum(jax.random.bernoulli(coins, chance, (slots,)))
-        ticket = jnp.where(rank < slots - left, 2.0, jax.random.uniform(tickets, rank.shape))
+        left = jnp.sum(jax.random.uniform(coins, (slots,), jnp.float32) < chance)
+        ticket = jax.random.uniform(tickets, rank.shape, jnp.float32)
+        ticket = jnp.where(rank < slots - left, 2.0, ticket)
         drawn = jax.lax.top_k(ticket, slots)[1].astype(jnp.int32)
         actions = jnp.zeros(data.clients, bool).at[drawn].set(True)
         return drawn, state._replace(
@@ -241,7 +242,7 @@ def deep_q(
 
         def step(i: Array, carry: tuple[Network, PyTree]) -> tuple[Network, PyTree]:
             theta, kept = carry
-            back = jax.random.randint(jax.random.fold_in(key, i), (batch,), 0, known)
+            back = jax.random.randint(jax.random.fold_in(key, i), (batch,), 0, known, jnp.int32)
             then = (t - 1 - back) % replay
             after = state.states[(then + 1) % replay]
             best = jnp.argmax(q_of(theta, after), axis=1)
@@ -302,10 +303,10 @@ def sketch(model: Variables, size: int) -> Array:
     """
     total = jnp.zeros(size, jnp.float32)
     for i, leaf in enumerate(jax.tree.leaves(model.params)):
-        signs, sums = jax.random.split(jax.random.key(i))
+        signs_key, sums_key = jax.random.split(jax.random.key(i))
         weights = leaf.reshape(-1).astype(jnp.float32)
-        signed = weights * jax.random.rademacher(signs, weights.shape, jnp.float32)
-        place = jax.random.randint(sums, weights.shape, 0, size)
+        signed = weights * signs(signs_key, weights.shape, jnp.float32)
+        place = jax.random.randint(sums_key, weights.shape, 0, size, jnp.int32)
         total = total.at[place].add(signed)
     return total
 

@@ -181,7 +181,8 @@ def importance(
     ) -> tuple[Array, Array]:
         del data, clients, free  # no slot keeps its client: all are free
         # log 0 would rank the clients without a score by their number.
-        ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny)) + jax.random.gumbel(key, p.shape)
+        ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny))
+        ticket += jax.random.gumbel(key, p.shape, jnp.float32)
         count = len(visits) if active is None else min(active, len(visits))
         queue = jax.lax.top_k(ticket, count)[1].astype(jnp.int32)
         if active is not None:
@@ -232,5 +233,5 @@ def _served(key: Array, queue: Array, idle: int, visits: Array, active: int) -> 
     slots = len(visits)
     if active > slots:
         raise ValueError(f"active must be at most the {slots} slots, got {active}")
-    first = jnp.lexsort((jax.random.uniform(key, (slots,)), visits))[:active]
+    first = jnp.lexsort((jax.random.uniform(key, (slots,), jnp.float32), visits))[:active]
     return jnp.full(slots, idle, jnp.int32).at[first].set(queue)

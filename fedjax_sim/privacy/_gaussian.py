@@ -151,7 +151,7 @@ def adaptive_mechanism(
             jax.random.fold_in(key, 0), cohort.server.params, raised * limit / clients_per_round
         )
         below = jnp.where(weights > 0, (norms <= limit).astype(jnp.float32) - 0.5, 0)
-        noise = bits * jax.random.normal(jax.random.fold_in(key, 1))
+        noise = bits * jax.random.normal(jax.random.fold_in(key, 1), (), jnp.float32)
         share = 0.5 + (tree.row_sum(below) + noise) / clients_per_round
         rows = noisy_rows(updates, weights, norms, limit, drawn, clients_per_round)
         return *rows, limit * jnp.exp(-clip_lr * (share - quantile))

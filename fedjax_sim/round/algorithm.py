@@ -273,8 +273,8 @@ class Algorithm:
         )
         metrics = Metrics(
             loss=measuring.loss(trained.info, skipped),
-            samples=jnp.sum(info.samples),
-            steps=jnp.sum(info.steps),
+            samples=jnp.sum(info.samples, dtype=jnp.int32),
+            steps=jnp.sum(info.steps, dtype=jnp.int32),
             executed=executed,
             # From client to client: up for the one, down for the other.
             uploads=jnp.sum((sent | came.dropped) & trips.uploads, dtype=jnp.int32)

@@ -227,7 +227,7 @@ def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> A
     group = jnp.asarray(parts.schedule.group)
     by: tuple[Array, ...] = clients == none, group
     if parts.in_flight and not parts.selection.sticky:
-        luck = jax.random.uniform(stream(key, Round.DEAL), (len(clients),))
+        luck = jax.random.uniform(stream(key, Round.DEAL), (len(clients),), jnp.float32)
         by = jnp.where(fresh, 0, luck), *by
     slots = jnp.lexsort(by)
     return clients.at[slots].set(clients[jnp.lexsort((clients, group))])

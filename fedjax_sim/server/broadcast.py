@@ -74,7 +74,7 @@ def stale(most: int) -> Broadcast:
         del client
         if key is None:
             return server, jnp.int32(0)
-        age = jax.random.randint(key, (), 0, jnp.minimum(past.updates, most) + 1)
+        age = jax.random.randint(key, (), 0, jnp.minimum(past.updates, most) + 1, jnp.int32)
         return tree.take(past.models, (past.updates - age) % rows), age
 
     def update(past: Past, server: Variables, gathered: Gathered, aggregator: Aggregator) -> Past:

@@ -136,7 +136,8 @@ def bucketing(size: int = 2) -> PreAggregation:
     ) -> tuple[Variables, Array]:
         present, count = weights > 0, len(weights)
         # By client: what is drawn must not depend on the rows, which devices share out.
-        drawn = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(key, k)))(client)
+        keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(client)
+        drawn = jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
         order = jnp.argsort(jnp.where(present, drawn, jnp.inf))
         position = jnp.arange(count, dtype=jnp.int32)
         bucket = jnp.zeros(count, jnp.int32).at[order].set(position // size)

@@ -93,7 +93,7 @@ def suspicion(
         score = on_root(scored)(key, cohort.server, cohort.data, updates.params)
         present = weights > 0
         score = jnp.where(present & jnp.isfinite(score), score, -jnp.inf)
-        rank = jnp.argsort(jnp.argsort(score, descending=True))
+        rank = jnp.argsort(jnp.argsort(score, descending=True)).astype(jnp.int32)
         rows = jnp.sum(present, dtype=jnp.int32)
         left = rows - counted(dropped, len(weights))(rows)
         kept = jnp.isfinite(score) & (rank < left)
