@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -47,6 +50,33 @@ def test_no_function_hides_a_module(name: str) -> None:
         or inspect.isclass(getattr(package, module, None))
     ]
     assert hidden == []
+
+
+CORE = """
+import sys
+for name in ("dm_pix", "tensorflow_datasets", "sklearn", "matplotlib", "datasets", "PIL", "tqdm"):
+    sys.modules[name] = None  # an import of it fails
+import numpy as np, optax
+import fedjax_sim as fs
+x, y = np.ones((24, 4), np.float32), np.arange(24, dtype=np.int32) % 3
+model = fs.models.logistic((4,), 3)
+local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
+data = fs.client_data(x, y, fs.partition.iid(y, 4, seed=0))
+for method in (fs.fedavg, fs.phase_shift):
+    fs.simulate(method(local, clients_per_round=4), model, data, (x, y), rounds=1, classes=3)
+"""
+
+
+def test_training_needs_the_core_alone() -> None:
+    """Data sets, pictures and augmentations import what they need where they need it."""
+    done = subprocess.run(
+        [sys.executable, "-c", CORE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 NO_DRAWS = {"fold_in", "key", "key_data", "split", "wrap_key_data"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import dm_pix
 import jax
 import jax.numpy as jnp
 
@@ -248,6 +247,7 @@ def colour_jitter(
     ):
         if not 0 <= value <= most:
             raise ValueError(f"{name} must be in [0, {most}], got {value}")
+    import dm_pix
 
     def jitter(key: Array, image: Array) -> Array:
         keys = jax.random.split(key, 4)
@@ -267,5 +267,7 @@ def colour_jitter(
 
 def greyscale(key: Array, images: Array) -> Array:
     """Puts the luma (ITU-R BT.601) into all three channels: a change."""
+    import dm_pix
+
     del key
     return dm_pix.rgb_to_grayscale(images, keep_dims=True)
