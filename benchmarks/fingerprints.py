@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", default=list(fs.ALGORITHMS), metavar="NAME")
     given = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 4)
-    before = json.loads(given.against.read_text()) if given.against else {}
+    before = json.loads(given.against.read_text(encoding="utf-8")) if given.against else {}
     model, data = federation()
     found, differing = {}, 0
     for name in given.methods:
@@ -116,7 +116,7 @@ def main() -> int:
             changed = [field for field, value in found[run].items() if value != old.get(field)]
             differing += bool(changed)
             print(run, f"differs: {', '.join(changed)}" if changed else "ok", flush=True)
-            given.out.write_text(json.dumps(found, indent=1))
+            given.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return int(differing > 0)
 
 

@@ -24,7 +24,8 @@ def write_record(path: Path, started: float, **content: Any) -> None:
         **content,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_listed) + "\n")
+    text = json.dumps(record, indent=1, ensure_ascii=False, default=_listed)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _listed(value: Any) -> Any:

@@ -134,7 +134,7 @@ def peak_mb() -> float:
 def _status_kb(pid: str, field: str) -> int:
     # Not getrusage: its maximum survives fork and exec, so a child would start with its parent's.
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         import resource
 
@@ -167,7 +167,8 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        models = [s for s in info.read_text().splitlines() if s.startswith("model name")]
+        lines = info.read_text(encoding="utf-8").splitlines()
+        models = [line for line in lines if line.startswith("model name")]
         cpu = models[0].partition(":")[2].strip() if models else cpu
     accelerators: list[str] = []
     if smi := shutil.which("nvidia-smi"):
@@ -283,7 +284,7 @@ def main(argv: list[str] | None = None) -> None:
         "results": results,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
+    with args.out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 

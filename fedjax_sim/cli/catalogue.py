@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.commands import enter
 from fedjax_sim.cli.composition import Part, parts_of
 from fedjax_sim.cli.flags import documented, flag
 
@@ -260,5 +261,11 @@ def _markdown(text: str) -> str:
     return "\n\n".join(out)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Prints the page."""
     print(page(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    enter(main)

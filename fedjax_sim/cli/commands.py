@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_sim.base.registry import told
+from fedjax_sim.cli.encodings import write_plainly
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.data import DATASETS, Dataset, parse_dataset
@@ -158,6 +159,7 @@ def enter(main: Callable[[], int]) -> NoReturn:
     Args:
         main: the command.
     """
+    write_plainly()
     # Commands choose their devices, and describe methods before they do.
     warnings.simplefilter("ignore", OneDeviceWarning)
     gc.freeze()  # what was imported lives to the end: the collector need not look at it again

@@ -107,8 +107,8 @@ def picture(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with picture(f"{folder}/p.svg", 2, 1) as figure:
         ...         _ = figure.subplots().plot([1, 2])
-        ...     Path(folder, "p.svg").read_text()[:5]
-        '<?xml'
+        ...     Path(folder, "p.svg").read_bytes()[:5]
+        b'<?xml'
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
