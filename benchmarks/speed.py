@@ -245,7 +245,7 @@ def available(contestants: list[str]) -> list[str]:
             print(f"{name} is not installed: python -m benchmarks.peers {name}")
             contestants = [c for c in contestants if c != name]
     if importlib.util.find_spec("torch") is None and {"torch", "torch4"} & set(contestants):
-        print("torch is not installed: pip install fedjax_sim[benchmarks]")
+        print("torch is not installed: pip install '.[benchmarks]'")
         return [c for c in contestants if not c.startswith("torch")]
     if "torch4" in contestants and shutil.which("nvidia-smi"):
         import torch

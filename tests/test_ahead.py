@@ -446,8 +446,8 @@ def no_topology(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("v5e:2x2", "v5e:2x2 needs libtpu: pip install 'fedjax-sim[aot]'"),
-        ("h100", "h100 needs JAX's plugin for CUDA (pip install 'fedjax-sim[cuda12]'), "),
+        ("v5e:2x2", "v5e:2x2 needs libtpu: pip install 'jax[tpu]'"),
+        ("h100", "h100 needs JAX's plugin for CUDA (pip install 'jax[cuda12]'), "),
         ("h100:0", "must be like v5e:2x2, v6e:1x1 or another kind of TPU with the "),
     ],
 )

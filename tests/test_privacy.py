@@ -585,9 +585,9 @@ def test_epsilon_without_noise_is_infinite() -> None:
         assert math.isinf(spent)
 
 
-def test_epsilon_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epsilon_names_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match=re.escape("pip install 'fedjax-sim[privacy]'")):
+    with pytest.raises(ImportError, match="needs dp-accounting: pip install dp-accounting"):
         privacy.epsilon(1.0, clients=9, clients_per_round=3, rounds=1, delta=1e-3)
 
 

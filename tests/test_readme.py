@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import re
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -306,66 +308,172 @@ def test_a_notebook_is_stored_with_what_it_shows(notebook: Path) -> None:
     assert notebook.stat().st_size < 300_000
 
 
+def test_the_notebooks_begin_alike() -> None:
+    assert len({cells(notebook)[1]["source"] for notebook in NOTEBOOKS}) == 1
+
+
+class _FirstCell:
+    """The notebooks' first code cell on a machine of a test's own, which lacks the package.
+
+    Attributes:
+        ran: the arguments of pip.
+        error: what pip prints; it succeeds if that is empty.
+        cores: how often it asks for a device of each core.
+    """
+
+    def __init__(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.machine, self.monkeypatch = machine, monkeypatch
+        self.ran: list[list[str]] = []
+        self.error, self.cores = "", 0
+        glob = Path.glob
+
+        def near(folder: Path, pattern: str) -> list[Path]:
+            """Nothing outside the machine."""
+            if folder in (Path("/kaggle/input"), Path("/dev")):
+                folder = machine / folder.relative_to("/")
+            return list(glob(folder, pattern)) if folder.is_relative_to(machine) else []
+
+        monkeypatch.setattr(Path, "glob", near)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(subprocess, "run", self._pip)
+        monkeypatch.setattr(fs, "use_cores", self._use_cores)  # JAX has started
+        self.installs()
+
+    def _use_cores(self) -> None:
+        self.cores += 1
+
+    def _pip(self, command: list[str], **options: Any) -> SimpleNamespace:
+        assert command[:4] == [sys.executable, "-m", "pip", "install"]
+        self.ran.append([word for word in command[4:] if not word.startswith("--")])
+        return SimpleNamespace(returncode=int(bool(self.error)), stderr=self.error)
+
+    def installs(self, **more: str) -> None:
+        """Sets the distributions: Colab's JAX and more."""
+        names = {"jax": "0.7.2", "jaxlib": "0.7.1", "flax": "0.11.2", "numpy": "2.0.2"} | {
+            name.replace("_", "-"): version for name, version in more.items()
+        }
+        found = [SimpleNamespace(name=name, version=v) for name, v in names.items()]
+        self.monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
+
+    def imports_from(self, origin: str | None) -> None:
+        """Sets the package's ``__init__.py``; None for a folder without one."""
+        specs = {"fedjax_sim": SimpleNamespace(origin=origin)}
+        self.monkeypatch.setattr(importlib.util, "find_spec", specs.get)
+
+    def add(self, name: str) -> Path:
+        """Makes a clone or a wheel."""
+        path = self.machine / name
+        if path.suffix == ".whl":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            return path
+        (path / "fedjax_sim").mkdir(parents=True)
+        (path / "fedjax_sim" / "bench.py").touch()
+        (path / "pyproject.toml").touch()
+        return path
+
+    def run(self, folder: str = "content/notebooks") -> None:
+        """Runs it in a folder."""
+        here = self.machine / folder
+        here.mkdir(parents=True, exist_ok=True)
+        self.monkeypatch.chdir(here)
+        exec(cells(NOTEBOOKS[0])[1]["source"], {})
+
+
+@pytest.fixture
+def first_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _FirstCell:
+    return _FirstCell(tmp_path, monkeypatch)
+
+
+WHEEL = "fedjax_sim-0.1.0-py3-none-any.whl"
+
+
 @pytest.mark.parametrize(
-    ("place", "machine", "extra"),
+    "place",
     [
-        ("installed", "gpu", ""),
-        ("notebooks", "cpu", ""),
-        ("root", "gpu", "[cuda12]"),
-        ("alone", "colab", ""),
-        ("alone", "gpu", "[cuda12]"),
+        "content/notebooks",  # the clone itself
+        "content/notebooks/fedjax_sim",
+        f"content/notebooks/{WHEEL}",
+        "content/notebooks/drive/MyDrive/fedjax_sim",
+        f"content/notebooks/a/b/c/{WHEEL}",
+        "content",
+        f"content/{WHEEL}",
+        "content/fedjax_sim",  # beside the notebook's folder
+        f"kaggle/input/{WHEEL}",
+        "kaggle/input/datasets/somebody/mine/fedjax_sim",
     ],
 )
-def test_a_notebook_installs_what_is_missing(
-    place: str, machine: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_notebook_installs_the_clone_or_wheel_around(place: str, first_cell: _FirstCell) -> None:
+    """What JAX is there stays, and pip alone says which other packages are missing."""
+    source = first_cell.add(place)
+    first_cell.run()
+    kept = ["jax==0.7.2", "jaxlib==0.7.1", "flax==0.11.2"]
+    assert first_cell.ran == [[str(source), *kept]]
+    assert first_cell.cores == 1
+
+
+def test_a_notebook_prefers_what_is_near(first_cell: _FirstCell) -> None:
+    for place in ("kaggle/input/mine", "content", "content/notebooks/a/b", "content/notebooks/a"):
+        source = first_cell.add(place)
+        first_cell.run()
+        assert first_cell.ran.pop()[0] == str(source)
+
+
+@pytest.mark.parametrize("decoy", ["installed/fedjax_sim", "fedjax_sim", "other"])
+def test_a_notebook_without_a_clone_or_wheel_says_what_to_upload(
+    decoy: str, first_cell: _FirstCell
 ) -> None:
-    """From the clone around it, else the release, for the GPU that is there; JAX stays as it is."""
-    transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
-    first = {cells(notebook)[1]["source"] for notebook in NOTEBOOKS}
-    ran: list[tuple[str, str]] = []
-
-    class Shell:
-        def run_line_magic(self, name: str, line: str) -> None:
-            ran.append((name, line))
-
-    class Distribution:
-        def __init__(self, name: str, version: str) -> None:
-            self.name, self.version = name, version
-
-    there = {"jax": "9.9", "jaxlib": "9.8", "numpy": "2.0"}
-    there |= {"fedjax-sim": "0.1"} if place == "installed" else {}
-    there |= {"jax-cuda12-plugin": "9.9"} if machine == "colab" else {}
-    found = None if machine == "cpu" else "/usr/bin/nvidia-smi"
-    monkeypatch.setattr(shutil, "which", {"nvidia-smi": found}.get)
-    monkeypatch.setattr(
-        importlib.metadata, "distributions", lambda: [Distribution(*d) for d in there.items()]
-    )
-    where = {"notebooks": ROOT / "notebooks", "root": ROOT}.get(place, tmp_path)
-    monkeypatch.chdir(where)
-    scope: dict[str, Any] = {"get_ipython": Shell}
-    exec(transformer.transform_cell(*first), scope)
-    assert scope["gpu"] is (machine != "cpu")
-    if place == "installed":
-        assert ran == []
-        return
-    ((name, line),) = ran
-    line = line.format(**scope)  # as IPython does
-    assert name == "pip"
-    assert line.endswith(f'"{"fedjax-sim" if place == "alone" else ROOT}{extra}"')
-    assert f'--constraint "{scope["keep"]}"' in line
-    assert scope["keep"].read_text().split() == ["jax==9.9", "jaxlib==9.8"]
+    """An installed package is not a clone, nor is another project."""
+    first_cell.add("content/notebooks/other-0.1.0-py3-none-any.whl")
+    path = first_cell.add(f"content/notebooks/{decoy}")
+    (path / ("fedjax_sim/bench.py" if decoy == "other" else "pyproject.toml")).unlink()
+    with pytest.raises(SystemExit, match=r"^fedjax_sim is missing: .*on Colab by Files.*\.$"):
+        first_cell.run()
+    assert first_cell.ran == []
 
 
-def test_a_notebook_wants_the_accelerator_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    for notebook in NOTEBOOKS:
-        second = cells(notebook)[2]["source"]
-        check = second[second.index("if gpu or tpu:") :]
-        monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-        exec(check, {"gpu": False, "tpu": False, "jax": jax})
-        with pytest.raises(AssertionError, match="does not see the accelerator"):
-            exec(check, {"gpu": False, "tpu": True, "jax": jax})
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        exec(check, {"gpu": True, "tpu": False, "jax": jax})
+def test_a_notebook_stops_if_pip_fails(first_cell: _FirstCell) -> None:
+    source = first_cell.add("content")
+    first_cell.error = "ERROR: no network"
+    with pytest.raises(SystemExit, match=f"pip could not install {source}:\nERROR: no network"):
+        first_cell.run()
+
+
+def test_a_notebook_uses_the_package_that_is_there(first_cell: _FirstCell) -> None:
+    """Installed, or on the path; a clone as the current folder may lack what it needs."""
+    clone = first_cell.add("content/fedjax_sim")
+    origin = str(clone / "fedjax_sim" / "__init__.py")
+    for importable, folder, installed in [
+        (None, "content", True),  # the clone, as an empty package
+        (origin, "content/fedjax_sim", True),
+        (origin, "content", False),
+    ]:
+        first_cell.imports_from(importable)
+        first_cell.run(folder)
+        assert bool(first_cell.ran) == installed
+        first_cell.ran.clear()
+    first_cell.imports_from(None)
+    first_cell.installs(fedjax_sim="0.1.0")
+    first_cell.run("content")
+    assert first_cell.ran == []
+
+
+@pytest.mark.parametrize("device", ["nvidia0", "accel0", "vfio/0"])
+def test_a_notebook_wants_the_accelerator_that_is_there(
+    device: str, first_cell: _FirstCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_cell.installs(fedjax_sim="0.1.0")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    for name in ("nvidiactl", "vfio/vfio"):  # are there without a device too
+        path = first_cell.machine / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    first_cell.run()
+    (first_cell.machine / "dev" / device).touch()
+    with pytest.raises(SystemExit, match=f"does not see the accelerator .*{device}: .*restart"):
+        first_cell.run()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    first_cell.run()
 
 
 def test_the_pictures_are_small() -> None:

@@ -113,7 +113,7 @@ def _library(name: str) -> Any:
     except ImportError as error:
         raise DataNotFoundError(
             f"data set {name!r} needs Hugging Face datasets, which is not installed: "
-            'pip install "fedjax-sim[hf]"'
+            "pip install datasets"
         ) from error
     return datasets
 

@@ -142,7 +142,7 @@ def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:
         description = topologies.get_topology_desc(target, "cuda", **shape)
     except NotImplementedError as error:
         raise ImportError(
-            f"compile_for {target} needs JAX's plugin for CUDA (pip install 'fedjax-sim[cuda12]'), "
+            f"compile_for {target} needs JAX's plugin for CUDA (pip install 'jax[cuda12]'), "
             "and JAX_PLATFORMS=cpu if there is no GPU"
         ) from error
     return tuple(description.devices)
@@ -152,9 +152,7 @@ def _tpus(target: str) -> tuple[jax.Device, ...]:
     try:
         import libtpu  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"compile_for {target} needs libtpu: pip install 'fedjax-sim[aot]'"
-        ) from error
+        raise ImportError(f"compile_for {target} needs libtpu: pip install 'jax[tpu]'") from error
     for name, value in _HOSTLESS.items():
         os.environ.setdefault(name, value)
     # A host has four chips otherwise, of which a slice of one is no multiple.

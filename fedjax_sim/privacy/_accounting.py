@@ -207,7 +207,5 @@ def _accountants(name: str) -> tuple[Any, Any, Any]:
         import dp_accounting
         from dp_accounting import pld, rdp
     except ImportError as error:
-        raise ImportError(
-            f"{name} needs dp-accounting: pip install 'fedjax-sim[privacy]'"
-        ) from error
+        raise ImportError(f"{name} needs dp-accounting: pip install dp-accounting") from error
     return dp_accounting, pld, rdp
