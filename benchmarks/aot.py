@@ -13,25 +13,20 @@ import argparse
 import re
 import time
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 
 import fedjax_sim as fs
-from benchmarks.baselines.ours import experiment_of
+from benchmarks.baselines.ours import experiment_of, lowered_by
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
 from benchmarks.workloads import WORKLOADS
-from fedjax_sim.base import Array
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.memory import compiled as compile_program
 from fedjax_sim.engine.targets import devices_of, options_for
-from fedjax_sim.models import layers
-from fedjax_sim.models.convolutions import Lowering, conv
-from fedjax_sim.models.winograd import Padding
+from fedjax_sim.models.convolutions import Lowering
 from fedjax_sim.run.ahead import told
 
 HERE = Path(__file__).resolve().parent
@@ -40,19 +35,6 @@ GHZ = 1.5  # of a v5e
 LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)')
 CONVOLUTIONAL = ("cnn", "bn_cnn")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
-
-
-def lowered_by(name: str) -> AbstractContextManager[object]:
-    """Within it, the networks' convolutions are computed in this way, if they can be."""
-    way = WAYS[name]
-    if way is None:
-        return nullcontext()
-
-    def chosen(x: Array, kernel: Array, padding: Padding) -> Array:
-        possible = way != "winograd" or (kernel.shape[:2] == (3, 3) and kernel.shape[2] >= 16)
-        return conv(x, kernel, padding, way if possible else "lax")
-
-    return mock.patch.object(layers, "conv", chosen)
 
 
 def longest(text: str) -> float | None:
@@ -70,7 +52,7 @@ def longest(text: str) -> float | None:
 def compiled(work: str, target: str, way: str) -> dict[str, Any]:
     """A row: the program of the rounds."""
     execution = fs.make_execution(devices_of(target))
-    with lowered_by(way):
+    with lowered_by(WAYS[way]):
         began = time.perf_counter()
         programs = dict(experiment_of(WORKLOADS[work], execution).programs.lowered())
         program = compile_program(programs["advance"], options_for(execution.devices))

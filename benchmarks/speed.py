@@ -80,16 +80,32 @@ def cut(run: Run, workload: Workload, devices: int, seconds: float) -> tuple[Wor
 def measure(
     contestant: str, workload: Workload, devices: int, seconds: float, repeats: int
 ) -> dict[str, Any]:
+    """Measures a contestant, on a smaller cohort if a round of the plain version takes too long."""
+    run, whole, trial_seconds = find_run(contestant), workload, 0.0
+    if contestant == "plain":
+        workload, trial = cut(run, workload, devices, seconds)
+        trial_seconds = trial.compile_seconds
+    found = repeat(run, workload, devices, seconds, repeats)
+    notes = [found["note"]] if found["note"] else []
+    if workload.cohort < whole.cohort:
+        notes.append(f"cut to {workload.cohort} of {whole.cohort} clients a round")
+    return {
+        **found,
+        "compile_seconds": max(found["compile_seconds"], trial_seconds),
+        "peak_mb": peak_mb(),
+        "note": ", ".join(notes),
+        **({"versions": versions()} if contestant in PINS else {}),
+    }
+
+
+def repeat(
+    run: Run, workload: Workload, devices: int, seconds: float, repeats: int
+) -> dict[str, Any]:
     """Repeat a measurement of about `seconds` after finding how many rounds it takes.
 
     A measurement is one run of many rounds, or several runs where the workload bounds their length.
     """
-    run, whole = find_run(contestant), workload
-    timings: list[Timing] = []
-    if contestant == "plain":
-        workload, trial = cut(run, workload, devices, seconds)
-        timings.append(trial)
-    timings.append(run(workload, 1, devices))
+    timings = [run(workload, 1, devices)]
     rounds, calls = 1, 1
     for target in (seconds / 10, seconds):  # the first round alone is a poor guide
         wanted = max(rounds, math.ceil(target * rounds / timings[-1].seconds))
@@ -102,19 +118,14 @@ def measure(
         done = [run(workload, rounds, devices) for _ in range(calls)]
         timings += done
         repetitions.append({"seconds": sum(t[0] for t in done), "samples": sum(t[1] for t in done)})
-    notes = [timings[-1].note] if timings[-1].note else []
-    if workload.cohort < whole.cohort:
-        notes.append(f"cut to {workload.cohort} of {whole.cohort} clients a round")
     return {
         "samples_per_second": statistics.median(r["samples"] / r["seconds"] for r in repetitions),
         "compile_seconds": max(t.compile_seconds for t in timings),
-        "peak_mb": peak_mb(),
         "cohort": workload.cohort,
         "rounds_per_run": rounds,
         "runs_per_repetition": calls,
         "repetitions": repetitions,
-        "note": ", ".join(notes),
-        **({"versions": versions()} if contestant in PINS else {}),
+        "note": timings[-1].note,
     }
 
 
@@ -186,9 +197,10 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, as far as they are installed."""
-    packages = ("fedjax_sim", "jax", "jaxlib", "flax", "torch", "numpy")
+    packages = ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "torch", "numpy")
+    plugins = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
     found = {"python": platform.python_version()}
-    for package in (*packages, "fedjax", "pfl", "flwr", "ray"):
+    for package in (*packages, *plugins, "fedjax", "pfl", "flwr", "ray"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

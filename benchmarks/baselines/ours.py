@@ -1,8 +1,10 @@
 """fedjax_sim as a contestant."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from unittest import mock
 
 import jax
 import numpy as np
@@ -24,6 +26,9 @@ from benchmarks.workloads import (
 from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.models import layers
+from fedjax_sim.models.convolutions import Lowering, conv
+from fedjax_sim.models.winograd import Padding
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.stages import Run
@@ -39,15 +44,19 @@ NETS = {
 }
 
 
-def _model(workload: Workload) -> Model:
+def _model(workload: Workload, compute_dtype: str | None) -> Model:
     if workload.net == "lstm":
-        return fs.models.lstm(workload.shape, VOCABULARY)
-    if workload.net == "mobilenet":
-        return fs.models.mobilenet_v2(workload.shape, CLASSES, _weights(), SIDE)
-    if workload.net == "mobilenet_tail":
+        model = fs.models.lstm(workload.shape, VOCABULARY)
+    elif workload.net == "mobilenet":
+        model = fs.models.mobilenet_v2(workload.shape, CLASSES, _weights(), SIDE)
+    elif workload.net == "mobilenet_tail":
         model = fs.models.mobilenet_v2_tail(workload.shape, CLASSES, _weights())
     else:
         model = NETS[workload.net](workload.shape, CLASSES)
+    if compute_dtype is not None:
+        model = fs.models.with_compute_dtype(model, compute_dtype)
+    if workload.net in ("lstm", "mobilenet"):
+        return model
     half = np.full(workload.shape[-1], 127.5, np.float32)
     return fs.models.with_scaling(model, half, half)
 
@@ -91,15 +100,33 @@ def _given(cohorts: Array) -> Selection:
     )
 
 
+def lowered_by(way: Lowering | None) -> AbstractContextManager[object]:
+    """Computes the networks' convolutions in this way within a block, if they can be."""
+    if way is None:
+        return nullcontext()
+
+    def chosen(x: Array, kernel: Array, padding: Padding) -> Array:
+        possible = way != "winograd" or (
+            kernel.shape[:2] == (3, 3) and kernel.shape[2] >= 16 and kernel.dtype.itemsize >= 4
+        )
+        return conv(x, kernel, padding, way if possible else "lax")
+
+    return mock.patch.object(layers, "conv", chosen)
+
+
 @dataclass
-class _Session:
+class Session:
+    """The programs of a workload and the state of their run."""
+
     experiment: Experiment
     run: Run
 
 
-def experiment_of(workload: Workload, execution: Execution) -> Experiment:
+def experiment_of(
+    workload: Workload, execution: Execution, compute_dtype: str | None = None
+) -> Experiment:
     """Its programs; nothing is computed."""
-    model = _model(workload)
+    model = _model(workload, compute_dtype)
     work = workload.federation()
     data = fs.client_data(work.x, work.y, fs.partition.Partition(work.index, work.start))
     local = fs.local_sgd(
@@ -120,22 +147,40 @@ def experiment_of(workload: Workload, execution: Execution) -> Experiment:
 
 
 @lru_cache(maxsize=1)
-def _session(workload: Workload, devices: int) -> _Session:
-    jax.config.update("jax_num_cpu_devices", devices)
-    on_cpu = jax.default_backend() == "cpu"
-    experiment = experiment_of(workload, fs.make_execution(devices if on_cpu else None))
-    run = experiment.start([0])
-    run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
-    return _Session(experiment, run)
+def session(
+    workload: Workload,
+    execution: Execution,
+    compute_dtype: str | None = None,
+    way: Lowering | None = None,
+) -> Session:
+    """Compiles a workload's programs and runs a first round."""
+    with lowered_by(way):
+        experiment = experiment_of(workload, execution, compute_dtype)
+        run = experiment.start([0])
+        run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
+    return Session(experiment, run)
 
 
 def run(workload: Workload, rounds: int, devices: int) -> Timing:
     """Train `rounds` rounds; compiling and a first round, in the first call, are apart."""
+    jax.config.update("jax_num_cpu_devices", devices)
+    on_cpu = jax.default_backend() == "cpu"
+    return run_on(fs.make_execution(devices if on_cpu else None), workload, rounds)
+
+
+def run_on(
+    execution: Execution,
+    workload: Workload,
+    rounds: int,
+    compute_dtype: str | None = None,
+    way: Lowering | None = None,
+) -> Timing:
+    """Train `rounds` rounds on the devices of an execution, as :func:`run` does."""
     began = time.perf_counter()
-    session = _session(workload, devices)
+    ours = session(workload, execution, compute_dtype, way)
     ready = time.perf_counter()
-    state, metrics, _ = jax.block_until_ready(session.experiment.advance(session.run, rounds))
+    state, metrics, _ = jax.block_until_ready(ours.experiment.advance(ours.run, rounds))
     seconds = time.perf_counter() - ready
-    session.run = state
+    ours.run = state
     samples = int(np.asarray(metrics.samples)[0, :rounds].sum())
     return Timing(seconds, samples, ready - began)
