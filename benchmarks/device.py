@@ -72,7 +72,7 @@ class Stage:
     def note(self, **row: Any) -> None:
         """Writes and prints a line."""
         line = json.dumps({"stage": self._path.stem, **row}, default=float)
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
         print(line, flush=True)
 
@@ -345,7 +345,7 @@ def main(argv: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if not all(run_stage(name, out, args.small) for name in names):
         return 2
-    lines = [line for name in names for line in (out / f"{name}.jsonl").open()]
+    lines = [line for name in names for line in (out / f"{name}.jsonl").open(encoding="utf-8")]
     return int(any("error" in json.loads(line) for line in lines))
 
 

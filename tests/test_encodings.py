@@ -43,7 +43,7 @@ def printed(
     return int(end.value.code or 0), out.read() + err.read()
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", some_slow(ENCODINGS))
 @pytest.mark.parametrize(
     ("main", "argv", "plain"),
     [

@@ -422,7 +422,7 @@ QUICK = ("fedasync", "fedproto", "fedcs", "astraea", "radfeda")
 
 
 @pytest.mark.parametrize("name", some_slow([*QUICK, *sorted(METHODS.keys() - QUICK)], len(QUICK)))
-def test_x64_changes_no_cohort(name: str, digits: Any) -> None:
+def test_x64_changes_no_cohort(name: str) -> None:
     """Who trains, and where models go on; computed without what they do not depend on."""
     model = networks()[METHODS[name].network]
     algorithm = make(name, model, devices=1, chunk=0)
@@ -438,7 +438,7 @@ def test_x64_changes_no_cohort(name: str, digits: Any) -> None:
     found = []
     for x64 in (False, True):
         with enable_x64(x64):
-            given = jax.random.key(0), start(model), digits[0]
+            given = jax.random.key(0), start(model), digits()[0]
             traced = jax.jit(cohorts).trace(*given).jaxpr
             rest, used = needed(traced.jaxpr, given)
             leaves = zip(jax.tree.leaves(given), jax.tree.leaves(used), strict=True)
@@ -448,13 +448,13 @@ def test_x64_changes_no_cohort(name: str, digits: Any) -> None:
 
 
 @pytest.mark.parametrize("name", some_slow(["phase_shift", "fedavg", "radfed", "scaffold"]))
-def test_x64_changes_no_run(name: str, digits: Any) -> None:
+def test_x64_changes_no_run(name: str) -> None:
     """On a clock, of a model of float32."""
     model, found = networks()["mlp"], []
     for x64 in (False, True):
         with enable_x64(x64):
             algorithm = make(name, model, devices=1).replace(clock=SOME_COME)
-            found.append(simulated(algorithm, model, digits, (3,)))
+            found.append(simulated(algorithm, model, (3,)))
     assert_trees(found[1].variables, found[0].variables, rtol=2e-5, atol=2e-6)
     np.testing.assert_array_equal(found[1].seconds, found[0].seconds)
 
