@@ -85,12 +85,17 @@ def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     ['mul']
     """
     for equation in jaxpr.eqns:
-        params = jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
-        inner = [part for part in params if _is_program(part)]
-        for part in inner:
-            yield from operations(part.jaxpr if isinstance(part, ClosedJaxpr) else part)
+        inner = programs_of(equation)
+        for program in inner:
+            yield from operations(program)
         if not inner:
             yield equation
+
+
+def programs_of(equation: JaxprEqn) -> list[Jaxpr]:
+    """Returns the programs within an operation: a loop's body and condition, say."""
+    params = jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
+    return [p.jaxpr if isinstance(p, ClosedJaxpr) else p for p in params if _is_program(p)]
 
 
 def _hands_on(equation: JaxprEqn) -> bool:

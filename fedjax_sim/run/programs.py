@@ -14,6 +14,7 @@ from jax.stages import Lowered, Traced
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Task, Variables
+from fedjax_sim.engine.effort import step_flops
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import largest_made
 from fedjax_sim.engine.targets import options_for
@@ -33,8 +34,8 @@ from fedjax_sim.run.windows import Windows
 ONCE = ("weights", "start")
 """The programs before the first round, which run once and not for long."""
 
-BRIEF = 2e10
-"""FLOPs of training up to which a run compiles quickly: some ten seconds on one core."""
+BRIEF = 2e11
+"""FLOPs of training up to which a run compiles quickly: two to three seconds of a core."""
 
 _FEWEST_ROWS = 16
 """``advance`` has room for the records of a power of two of rounds, and of so many at least.
@@ -136,11 +137,9 @@ class Programs:
         given = None if platforms is None else tuple(platforms)
         for name, traced in self._traced(weights):
             self._largest[name] = largest_made(traced.jaxpr.jaxpr)
-            lowered = traced.lower(lowering_platforms=given)
-            if name in ("advance", "rounds") and self.execution.devices[0].platform == "cpu":
-                cost: Any = lowered.cost_analysis()  # of one pass through each loop: a step
-                self._step_flops = (cost or {}).get("flops", 0.0)
-            yield name, lowered
+            if name in ("advance", "rounds"):
+                self._step_flops = step_flops(traced.jaxpr.jaxpr)
+            yield name, traced.lower(lowering_platforms=given)
 
     def check(self) -> None:
         """Traces all that a run computes, which :meth:`lowered` then has; computes nothing.
@@ -223,11 +222,11 @@ class Programs:
         """
         trains = self.algorithm.parts.finish is not None or self.personal
         once = name in ONCE or (name == "finish" and not trains)
-        quick = once or (rounds is not None and self._flops(rounds) < BRIEF)
+        quick = once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)
         return options_for(self.execution.devices, quick=quick, largest=self._largest.get(name))
 
     def _flops(self, rounds: int) -> float:
-        """Estimates the FLOPs of all local training, from the settings and the step's program."""
+        """Estimates the FLOPs of all local training; 0 if steps are not in a loop of their own."""
         parts = self.algorithm.parts
         visits = self.runs * rounds * parts.slots
         return visits * float(client_steps(parts, self.data).mean()) * self._step_flops

@@ -1,0 +1,47 @@
+"""How much a program computes, estimated before it is compiled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jax.extend.core import Jaxpr
+
+from fedjax_sim.engine.memory import programs_of
+
+
+def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
+    """Returns the FLOPs of the matrix products and convolutions of a local step.
+
+    A step stands in two loops whose length is data, over rounds and over steps; a scan within it
+    counts with its length. What is done once a round does not count.
+
+    Args:
+        jaxpr: the program of some rounds.
+        loops: how many loops of unknown length what counts stands in.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def rounds(n, x):
+    ...     steps = lambda _, x: jax.lax.fori_loop(0, n, lambda _, x: x @ x, x)
+    ...     return jax.lax.fori_loop(0, n, steps, x @ x)
+    >>> step_flops(jax.make_jaxpr(rounds)(9, jnp.ones((2, 2))).jaxpr)
+    16.0
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        inside, times = loops - (name == "while"), 1
+        if name == "scan" and loops <= 0:
+            times = params["length"]
+        total += times * sum(step_flops(program, inside) for program in programs_of(equation))
+        if loops > 0 or name not in ("dot_general", "conv_general_dilated"):
+            continue
+        numbers = params["dimension_numbers"]
+        left, right, out = (a.aval for a in (*equation.invars, *equation.outvars))
+        shapes: Any = left.shape, right.shape  # type: ignore[attr-defined]
+        if name == "dot_general":
+            terms = math.prod(shapes[0][axis] for axis in numbers[0][0])
+        else:
+            terms = math.prod(shapes[1]) // shapes[1][numbers.rhs_spec[0]]
+        total += 2.0 * terms * math.prod(out.shape)  # type: ignore[attr-defined]
+    return total
