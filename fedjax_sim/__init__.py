@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
+if jax.__version_info__ < (0, 7, 2):  # before the imports that fail with an older one
+    raise ImportError(f"fedjax_sim needs JAX 0.7.2, got {jax.__version__}: pip install -U jax flax")
+
 from fedjax_sim import (
     algorithms,
     attacks,

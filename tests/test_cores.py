@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import jax
 import pytest
@@ -81,3 +83,15 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(RuntimeError, match=re.escape("it has started, with 4 CPU devices")):
         fs.use_cores(3)
     fs.use_cores(4)
+
+
+def test_an_old_jax_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m`` prints it as one too; the version is also the lowest of pyproject.toml."""
+    lowest = (0, 7, 2)
+    monkeypatch.setattr(jax, "__version_info__", (0, 7, 1))
+    with pytest.raises(ImportError, match=r"^fedjax_sim needs JAX 0\.7\.2, got .*: pip install"):
+        importlib.reload(fs)
+    monkeypatch.setattr(jax, "__version_info__", lowest)
+    importlib.reload(fs)
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"jax>={".".join(map(str, lowest))}"' in text

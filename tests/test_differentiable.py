@@ -226,7 +226,7 @@ def test_gradients_are_those_of_central_differences(
 ) -> None:
     """By rates, weights and the start; plain rounds are differenced, and reach the same state."""
     # What clients report is float32, and some methods weigh by it.
-    step, rtol = (1e-2, 2e-3) if make in (qffl, fltrust) else (1e-4, 1e-5)
+    step, rtol = (5e-3, 2e-3) if make in (qffl, fltrust) else (1e-4, 1e-5)
     at, measure = settings(), measured(make)
     (value, others), slopes = differentiated(make, place)(at, 0.0)
     assert_trees((value, others), measure(at), rtol=1e-6, atol=1e-12)
@@ -278,7 +278,7 @@ def test_rounds_one_by_one() -> None:
 @pytest.mark.slow
 def test_the_reported_loss_has_a_gradient() -> None:
     """It crosses devices in the bits of a float32 otherwise."""
-    at, step = settings(), 1e-2
+    at, step = settings(), 2e-3
     slope = differentiated(fedavg, "devices")(at, 1.0)[1]["client"]
     reports = [
         float(measured(fedavg)(at | {"client": at["client"] + s * step})[1][0][-1]) for s in (1, -1)

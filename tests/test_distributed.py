@@ -149,8 +149,8 @@ def test_weights_states_and_scores_are_those_of_one_process(
     files = [tmp_path / f"{i}.npz" for i in range(2)]
     script = str(Path(__file__).with_name("several.py"))
     both = [start([script, f"{address},2,{i}", str(out), *METHODS]) for i, out in enumerate(files)]
-    assert len(jax.devices()) == 4
-    expected = {m: trained(m) for m in METHODS}
+    with jax.default_device(None):  # all four
+        expected = {m: trained(m) for m in METHODS}
     for one, out in zip(both, files, strict=True):
         ended = one.ended()
         assert ended.status == 0, ended.err

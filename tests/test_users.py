@@ -33,5 +33,9 @@ def test_rounds_in_one_program_are_rounds_one_by_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*MODELS} - {"linear"}))
-def test_a_command_gives_the_same_records_again(name: str) -> None:
+def test_a_command_gives_the_same_records_again(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "mobilenet_v2":  # its weights are there
+        monkeypatch.setenv("FEDJAX_SIM_DATA_DIR", request.getfixturevalue("data_dir"))
     assert last_line("network", name).startswith("equal")
