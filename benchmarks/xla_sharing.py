@@ -24,7 +24,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 DEVICES, ROUNDS, VISITS, STEPS, BATCH = 2, 3, 5, 4, 32
 SHAPES = (5, 5, 1, 10), (5, 5, 10, 20), (320, 50), (50, 10)
-OPTIONS = {"with": {}, "without": {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}}
+OPTIONS: dict[str, dict[str, str | bool]] = {
+    "with": {},
+    "without": {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"},
+}
 NHWC = ("NHWC", "HWIO", "NHWC")
 
 Weights = tuple[jax.Array, ...]

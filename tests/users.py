@@ -6,6 +6,7 @@ python users.py network lstm    # runs a command twice; prints whether the recor
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def network(name: str) -> None:
 
     def random_samples(data_dir: str | None) -> fs.data.Dataset:
         del data_dir
-        x, y = samples(SHAPES.get(name, IMAGES), 600)
+        x, y = samples(SHAPES.get(name, IMAGES), 400)
         if name != "transformer":
             return fs.data.from_arrays("random", x, y, scale=x.ndim > 2)
         return fs.data.from_arrays("random", x, x, scale=False, task=fs.tasks.next_token(10))
@@ -67,9 +68,10 @@ def network(name: str) -> None:
     command = (
         f"--dataset random_samples --model {name} --partition iid --clients 8 --clients-per-round 4"
         " --rounds 2 --epochs 1 --batch-size 32 --lr 0.05 --seeds 1 --algo fedavg --compare none "
-        "--devices 2 --no-cache --out"
+        "--devices 2 --out"
     ).split()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDJAX_SIM_CACHE_DIR"] = folder  # which the second run finds filled
         runs = [Path(folder, run) for run in "ab"]
         assert not any(main([*command, str(run)]) for run in runs)
         records = [(run / "metrics.jsonl").read_bytes() for run in runs]
@@ -77,4 +79,4 @@ def network(name: str) -> None:
 
 
 if __name__ == "__main__":
-    {"rounds": rounds, "network": network}[sys.argv[1]](*sys.argv[2:])
+    rounds() if sys.argv[1] == "rounds" else network(sys.argv[2])

@@ -110,7 +110,9 @@ def options_for(
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     wanted = _QUICKLY if quick else _IN_PLACE
-    options = {k: v for k, v in wanted.items() if k not in flags and _supported(device, k, v)}
+    options: dict[str, Any] = {
+        k: v for k, v in wanted.items() if k not in flags and _supported(device, k, v)
+    }
     several = len(jax.local_devices(backend="cpu")) > 1
     if several or (largest is not None and largest < _SHARED):
         given = re.search(rf"{_DISABLED}=(\S+)", flags)

@@ -28,10 +28,10 @@ _counting: list[_Counter] = []
 def _listen() -> None:
     """Listens for good: not every JAX that we support lets a listener go."""
 
-    def listen(event: str, duration_secs: float, *, fun_name: str = "", **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **about: Any) -> None:
         del duration_secs
-        ours = xla_option_probe.__name__ not in fun_name
-        if ours and event == "/jax/core/compile/backend_compile_duration":
+        counted = xla_option_probe.__name__ not in about.get("fun_name", "")
+        if counted and event == "/jax/core/compile/backend_compile_duration":
             for counter in tuple(_counting):
                 counter.compiled.append(None)
 
