@@ -13,19 +13,20 @@ from fedjax_sim.engine.memory import programs_of
 def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
     """Returns the FLOPs of the matrix products and convolutions of a local step.
 
-    A step stands in two loops whose length is data, over rounds and over steps; a scan within it
-    counts with its length. What is done once a round does not count.
+    A step stands in two loops whose length is data, over rounds and over steps; scans within it
+    count with their length. What is done once a round, or once a visit, does not count.
 
     Args:
         jaxpr: the program of some rounds.
         loops: how many loops of unknown length what counts stands in.
 
     >>> import jax, jax.numpy as jnp
-    >>> def rounds(n, x):
-    ...     steps = lambda _, x: jax.lax.fori_loop(0, n, lambda _, x: x @ x, x)
-    ...     return jax.lax.fori_loop(0, n, steps, x @ x)
-    >>> step_flops(jax.make_jaxpr(rounds)(9, jnp.ones((2, 2))).jaxpr)
-    16.0
+    >>> step = lambda _, x: jax.lax.scan(lambda x, _: (x @ x, None), x, length=3)[0]
+    >>> visit = lambda x, n: (jax.lax.fori_loop(0, n, step, x), None)
+    >>> round = lambda _, x: jax.lax.scan(visit, x @ x, jnp.arange(5))[0]
+    >>> rounds = lambda n, x: jax.lax.fori_loop(0, n, round, x)
+    >>> step_flops(jax.make_jaxpr(rounds)(9, jnp.ones((2, 2))).jaxpr)  # 3 products of 16 FLOPs
+    48.0
     """
     total = 0.0
     for equation in jaxpr.eqns:
