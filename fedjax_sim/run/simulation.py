@@ -61,7 +61,8 @@ def simulate(
     Rounds between two evaluations are one XLA program, and runs are one more leading axis of it. A
     second call with the same algorithm compiles nothing, if shapes and settings are the same: other
     seeds, weights, clients or more rounds may be given. Its parts must be pure functions for that,
-    as for ``jax.jit``.
+    as for ``jax.jit``. On CPU a run that trains for a few seconds is compiled with less effort than
+    a longer one, by its rounds and the size of its steps: results may differ by rounding.
 
     Args:
         algorithm: e.g. :func:`fedjax_sim.fedavg`.
