@@ -186,18 +186,17 @@ TIERS = clock.tiers(1, 2, 10)
 PARTIAL: dict[str, Any] = {"deadline": 9.0, "late": "partial"}
 DROP: dict[str, Any] = {"deadline": 9.0, "late": "drop"}
 KINDS: dict[str, dict[str, Any]] = {
-    "fedavg, first": {
-        "compute": HEAVY, "link": FAR, "available": SOME, "failures": 0.3, "first": 2, **DROP
-    },
     "phases, drop": {
         "compute": TIERS, "link": SHARED, "available": SOME, "failures": 0.4, **DROP
+    },
+    "fedavg, first": {
+        "compute": HEAVY, "link": FAR, "available": SOME, "failures": 0.3, "first": 2, **DROP
     },
     "phase_shift, partial": {"compute": ROUGH, "link": SHARED, "available": DAYS, **PARTIAL},
     "radfed, partial": {"compute": HEAVY, "available": DAYS, "failures": 0.2, **PARTIAL},
     "fedavg, partial": {
         "compute": TIERS, "link": SHARED, "available": DAYS, "failures": 0.3, "first": 3, **PARTIAL
     },
-    "radfed, drop": {"compute": TIERS, "link": SHARED, "available": SOME, **DROP},
     "fedavg, all": {"compute": ROUGH, "link": FAR, "available": SOME, "failures": 0.2},
 }  # fmt: skip
 """Methods and rules; the worlds of each have devices, deadlines and chances of their own."""
@@ -421,16 +420,13 @@ def first_step(algorithm: fs.Algorithm) -> tuple[Any, Any]:
 
 
 def test_privacy_does_not_tell_who_came() -> None:
-    """A sum over those who did, divided by m; of nobody the noise alone."""
-
-    def private(deadline: float, noise: float, clip: float) -> fs.Algorithm:
-        made = fs.algorithms.dp_fedavg(
-            local(), clients_per_round=6, clip=clip, noise_multiplier=noise, sampling="fixed",
-            execution=fs.make_execution(devices=1),
-        )  # fmt: skip
-        return made.replace(clock=clock.simulated(clock.tiers(1, 2, 10), deadline=deadline))
-
-    found, metrics = first_step(private(17.0, 0.0, 1e6))
+    """A sum over those who did, divided by m."""
+    private = fs.algorithms.dp_fedavg(
+        local(), clients_per_round=6, clip=1e6, noise_multiplier=0.0, sampling="fixed",
+        execution=fs.make_execution(devices=1),
+    )  # fmt: skip
+    timed = private.replace(clock=clock.simulated(clock.tiers(1, 2, 10), deadline=17.0))
+    found, metrics = first_step(timed)
     slow = np.array(STEPS) * drawn(clock.tiers(1, 2, 10), Device.COMPUTE) > 17
     taken = np.where(slow[metrics.client], N, metrics.client)
     came = int((taken < N).sum())
@@ -438,10 +434,6 @@ def test_privacy_does_not_tell_who_came() -> None:
     mean = method("fedavg", 6, selection=given_cohorts([taken]), weighting=fs.weighting.equal)
     expected = fs.tree.scale(came / 6, first_step(mean)[0])
     assert_trees(found, expected, rtol=1e-5, atol=1e-6)
-    noise, metrics = first_step(private(0.5, 2.0, 3.0))
-    assert int(metrics.time.late) == 6
-    values = np.concatenate([np.ravel(a) for a in jax.tree.leaves(noise.params)])
-    assert 0.6 < np.std(values) / (2.0 * 3.0 / 6) < 1.4
 
 
 def test_a_late_client_keeps_what_it_had() -> None:
@@ -499,14 +491,7 @@ def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
     assert 0 < kept < 24
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("fedavg", "asleep"),
-        ("phase_shift", "late"),
-        ("radfed", "late"),
-    ],
-)
+@pytest.mark.parametrize(("name", "why"), [("fedavg", "asleep"), ("radfed", "late")])
 def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None:
     """It lasts until the deadline, or the time that is given for it."""
     given: dict[str, Any] = {"deadline": 0.5}

@@ -56,7 +56,6 @@ METHODS: dict[str, Callable[..., fs.Algorithm]] = {
 ALL = (*BODY, *HEAD)
 PLAN: dict[str, tuple[Sequence[tuple[tuple[int, ...], int]], tuple[int, ...]]] = {
     "fedper": ([(ALL, 2)], HEAD),
-    "lg_fedavg": ([(ALL, 2)], BODY),
     "fedrep": ([(HEAD, 3), (BODY, 1)], HEAD),
     "fedbabu": ([(BODY, 2)], ()),
 }
@@ -72,6 +71,7 @@ def plays(federation: Federation, net: fs.Model) -> dict[str, Play]:
             net, federation.data, ROUNDS,
         )
         for name, make in METHODS.items()
+        if name in PLAN
     }  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def descended(layers: Layers, x: Any, y: Any, trained: Sequence[int], steps: int
     return layers
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PLAN)
 def test_whole_runs_are_those_of_the_oracle(
     federation: Federation, net: fs.Model, plays: dict[str, Play], name: str
 ) -> None:
@@ -166,13 +166,12 @@ def test_personal_scores_are_of_the_clients_own_layers(
 
 
 class Normed(nn.Module):
-    """Two layers with BatchNorm behind them, and a head."""
+    """A layer with BatchNorm behind it, and a head."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, mask: Any = None) -> jax.Array:
-        for _ in range(2):
-            x = nn.Dense(4, use_bias=False)(x)[:, None, None]
-            x = jax.nn.relu(BatchNorm()(x, train=train, mask=mask)[:, 0, 0])
+        x = nn.Dense(4, use_bias=False)(x)[:, None, None]
+        x = jax.nn.relu(BatchNorm()(x, train=train, mask=mask)[:, 0, 0])
         return nn.Dense(3)(x)
 
 
@@ -190,7 +189,7 @@ def test_fedbn_keeps_scales_offsets_and_statistics() -> None:
     for name, change in names.items():
         assert (change == 0) == ("BatchNorm" in name), name
     kept = jax.tree_util.tree_leaves_with_path(out.states[-1].own)
-    assert len(kept) == sum("BatchNorm" in name for name in names) == 8
+    assert len(kept) == sum("BatchNorm" in name for name in names) == 4
     last = set(map(int, np.concatenate([m.client for m in out.metrics])))
     for path, rows in kept:
         for k in range(3):
@@ -226,30 +225,26 @@ def test_codes_and_attacks_act_on_what_travels(federation: Federation, net: fs.M
 
 
 def test_noise_for_privacy_is_of_what_travels(federation: Federation, net: fs.Model) -> None:
-    """With and without own leaves the body's noise is the same; the head has none."""
+    """The body's noise is what was asked for; the head has none."""
     private = fs.algorithms.dp_fedavg(
         whole_batches(net), clients_per_round=COHORT, sampling="fixed", clip=1e-6,
         noise_multiplier=1e6, execution=ONE,
     )  # fmt: skip
     own = private.replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
-    moved, whole = (
-        layers_of(jax.tree.map(jnp.subtract, play(a, net, federation.data, 1).final, start_of(net)))
-        for a in (own, private)
-    )
-    for i in BODY:
-        assert np.abs(whole[i]).max() > 0.1
-        np.testing.assert_allclose(moved[i], whole[i], rtol=1e-4, atol=1e-5)
+    out = play(own, net, federation.data, 1)
+    moved = layers_of(jax.tree.map(jnp.subtract, out.final, start_of(net)))
+    noise = np.concatenate([np.ravel(moved[i]) for i in BODY])
+    assert 0.7 < noise.std() * COHORT < 1.4
     assert all((moved[i] == 0).all() for i in HEAD)
 
 
-@pytest.mark.parametrize("plan", some_slow(["delayed", "staggered", "gossip"]))
+@pytest.mark.parametrize("plan", some_slow(["delayed", "gossip"]))
 def test_models_in_flight_meet_the_layers_of_each_client(
     federation: Federation, net: fs.Model, plan: str
 ) -> None:
     """A head never leaves its client, wherever the body goes: the server's stays as it was."""
     named = {
         "delayed": lambda local: fs.radfed(local, clients_per_round=4, redistribution_rounds=2),
-        "staggered": lambda local: fs.phase_shift(local, clients_per_round=4, phases=2),
         "gossip": lambda local: fs.algorithms.gossip(local, clients_per_round=4),
     }
     algorithm = named[plan](whole_batches(net)).replace(
@@ -294,13 +289,13 @@ def test_in_turn_is_one_local_update_after_another(net: fs.Model) -> None:
     data = make_federation((17,)).data
     first, second = whole_batches(net, epochs=1), whole_batches(net, epochs=2)
     both = fs.local.in_turn(first, second)
-    ours = play(fs.fedavg(both, clients_per_round=1, execution=ONE), net, data, 1)
-    theirs = play(
-        fs.fedavg(whole_batches(net, epochs=3), clients_per_round=1, execution=ONE), net, data, 1
-    )
-    assert_trees(ours.servers, theirs.servers, rtol=1e-5, atol=1e-6)
-    assert_trees(ours.metrics[0].samples, theirs.metrics[0].samples)
-    assert_trees(ours.metrics[0].loss, theirs.metrics[0].loss, rtol=1e-5)
+    out = play(fs.fedavg(both, clients_per_round=1, execution=ONE), net, data, 1)
+    rows, start = data.index, layers_of(start_of(net))
+    at = [descended(start, data.x[rows], data.y[rows], ALL, steps) for steps in range(4)]
+    losses = [loss_and_gradient(layers, data.x[rows], data.y[rows])[0] for layers in at[:3]]
+    assert_trees(layers_of(out.servers[0]), at[3], rtol=1e-4, atol=1e-5)
+    assert int(out.metrics[0].samples) == 3 * 17
+    np.testing.assert_allclose(out.metrics[0].loss, np.mean(losses), rtol=1e-5)
     assert both.change(epochs=1).epochs == 2
 
 
@@ -353,14 +348,11 @@ def test_features_are_the_heads_inputs(net: fs.Model) -> None:
     np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", ["every round", "in flight"])
-def test_the_rate_follows_the_number_of_the_round(net: fs.Model, plan: str) -> None:
-    """One step a round of one client, half as long each time."""
+def test_the_rate_follows_the_number_of_the_round(net: fs.Model) -> None:
+    """One step a round of one client, half as long each time, also for a model in flight."""
     data = make_federation((17,)).data
     local = whole_batches(net).change(rate_by_round=lambda t: jnp.exp2(-t.astype(jnp.float32)))
-    algorithm = fs.fedavg(local, clients_per_round=1, execution=ONE)
-    if plan == "in flight":
-        algorithm = fs.radfed(local, clients_per_round=1, redistribution_rounds=3, execution=ONE)
+    algorithm = fs.radfed(local, clients_per_round=1, redistribution_rounds=3, execution=ONE)
     out = play(algorithm, net, data, 3)
     layers, rows = layers_of(start_of(net)), data.index
     for t in range(3):

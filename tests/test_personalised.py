@@ -308,41 +308,6 @@ def test_whole_runs_are_those_of_the_oracle(
         assert_trees(found, oracle.own(k), rtol=2e-4, atol=2e-5)
 
 
-# What is FedAvg, and in which form.
-FEDAVG: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "no step ahead": (
-        "per_fedavg", {"alpha": 0.0, "hessian": True, "fine_tuning_steps": 3}, True,
-    ),
-    # One step of rate 1 / λ: λ (w - θ) is the gradient at w.
-    "one step of the envelope": (
-        "pfedme", {"lam": 2.0, "inner_steps": 1, "inner_lr": 0.5, "equal_weights": False}, False,
-    ),
-    "shares of 1": ("fedala", {"mix_lr": 0.0, "mix_share": 0.5}, False),
-    "a softmax as it is": ("fedrod", {"gamma": 0.0}, False),
-    "of the shared model": ("apfl", {"alpha": 0.99, "learned": True}, True),
-}  # fmt: skip
-"""Also whether its clients count equally."""
-
-
-@pytest.mark.parametrize("case", FEDAVG)
-def test_without_what_it_adds_it_is_fedavg(
-    federation: Federation, net: fs.Model, case: str
-) -> None:
-    name, options, equal = FEDAVG[case]
-    ours = rounds_of(name, net, federation.data, **options)
-    plain = rounds_of("fedavg", net, federation.data, equal_weights=equal)
-    assert_trees(ours.servers, plain.servers, rtol=1e-5, atol=1e-6)
-
-
-def test_apfl_of_models_alone_has_the_own_models_of_ditto(
-    federation: Federation, net: fs.Model
-) -> None:
-    """α = 1: v_k goes on alone; λ = 0: nothing pulls."""
-    ours = rounds_of("apfl", net, federation.data, own=True, alpha=1.0)
-    theirs = rounds_of("ditto", net, federation.data, own=True, lam=0.0)
-    assert_trees(ours.own, theirs.own, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None:
     """Of its own, as many as the minibatch has, drawn anew for each use and each step."""

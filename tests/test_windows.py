@@ -157,9 +157,6 @@ def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
         assert programs.execution == execution
         assert programs.algorithm.parts.execution.devices == execution.devices
         assert (programs.windows is None) == (execution.samples_mb is None)
-    moved = fs.simulate(algorithm, *given, rounds=2, classes=3, execution=there)
-    as_composed = fs.simulate(algorithm.replace(execution=there), *given, rounds=2, classes=3)
-    assert_trees(moved.variables, as_composed.variables)
 
 
 def numbers(tree: Any) -> Any:
@@ -172,10 +169,10 @@ def numbers(tree: Any) -> Any:
     return jax.tree.map(number, tree)
 
 
-SOME = ("scaffold", "fedasync")
+SOME = ("scaffold",)
 OTHERS = (
-    "dada", "dp_fedavg", "feddf", "fedcs", "fedmd", "fltrust", "gossip", "hybrid_fl", "ifca",
-    "mime", "radfed", "scaffnew", "skewscout", "streaming_diloco",
+    "dada", "dp_fedavg", "fedasync", "fedcs", "feddf", "fedmd", "fltrust", "gossip", "ifca", "mime",
+    "scaffnew", "skewscout", "streaming_diloco",
 )  # fmt: skip
 """One of each kind: asks, polls, finishes, reads the server's samples, draws any number, ..."""
 REFUSED = (
