@@ -81,13 +81,6 @@ def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def equal(federation: Federation, model: fs.Model, local: LocalUpdate) -> Play:
-    """FedAvg of all clients with equal weights."""
-    algorithm = fs.fedavg(local, clients_per_round=8, equal_weights=True, **ONE)
-    return play(algorithm, model, federation.data, ROUNDS)
-
-
 # --- how the server moves ---------------------------------------------------------------------
 
 
@@ -159,38 +152,8 @@ def rooted(federation: Federation) -> ClientData:
     return with_root(federation.data, [*free.tolist(), *range(12)])
 
 
-def test_training_on_root_is_the_local_update(
-    rooted: ClientData, model: fs.Model, local: LocalUpdate
-) -> None:
-    part, key = server.train_on_root(local), jax.random.key(4)
-    start, step = (model.init(jax.random.key(s)) for s in (0, 1))
-    kept, nothing = part.init(start), cast("Any", None)
-    reached = tree.add(start, step)
-
-    @jax.jit
-    def update(data: ClientData) -> Any:
-        server_side = dict.fromkeys(Cohort._fields[:-1], nothing)
-        cohort = Cohort(**server_side, data=data)
-        return part.update(key, step, start, kept, Gathered(nothing, nothing, cohort))
-
-    taken, after = update(jax.device_put(rooted))
-    assert after == kept
-    assert rooted.root is not None
-    rows = np.asarray(rooted.index)[rooted.root[0] : rooted.root[1]]
-    alone = fs.client_data(rooted.x[rows], rooted.y[rows], partition_from_lists([range(len(rows))]))
-    alone = dataclasses.replace(alone, capacity=rooted.capacity, root=alone.start)
-    view = root_view(jax.device_put(alone))
-    theirs = jax.jit(lambda w: local.train(key, w, view, *kept))(reached).variables
-    assert_trees(tree.add(start, taken), theirs, rtol=1e-5, atol=1e-6)
-    assert largest_change(theirs, reached) > 1e-3
-
-
-@pytest.mark.parametrize("signs", ["literal_signs", "backwards"])
-def test_ozdayi_against_numpy(
-    rooted: ClientData, model: fs.Model, local: LocalUpdate, signs: str
-) -> None:
-    """By η η_θ ⊙ v: the momentum takes in all coordinates, w moves in those agreed on."""
-    literal, elsewhere = signs == "literal_signs", -1 if signs == "backwards" else 0
+def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalUpdate) -> None:
+    """By η η_θ ⊙ v, also for those not agreed on: v takes in all coordinates, w moves back."""
     beta, theta, rate, m = 0.5, 2.0, 0.8, 3
 
     class AtServer(oracle.Oracle):
@@ -213,9 +176,9 @@ def test_ozdayi_against_numpy(
         mean = oracle.average(changes, [float(clients.sizes[k]) for k in cohort])
         velocity = oracle.plus(mean, velocity, beta)
         totals = [sum(np.sign(c[i]) for c in changes) for i in range(len(w))]
-        agreed = [np.asarray((s if literal else np.abs(s)) >= theta) for s in totals]
+        agreed = [np.abs(s) >= theta for s in totals]
         stopped.append(np.mean([1 - a.mean() for a in agreed]))
-        rates = [np.where(a, 1, elsewhere) for a in agreed]
+        rates = [np.where(a, 1, -1) for a in agreed]
         step = [r * v for r, v in zip(rates, velocity, strict=True)]
         return at_server.train(next(rounds), 1, oracle.plus(w, step, rate))
 
@@ -227,22 +190,11 @@ def test_ozdayi_against_numpy(
         server_momentum=beta,
         threshold=theta,
         server_epochs=2,
-        literal_signs=literal,
-        backwards=signs == "backwards",
+        backwards=True,
         **ONE,
     )
     check(servers, play(algorithm, model, rooted, 3).servers)
     assert 0.1 < min(stopped) <= max(stopped) < 0.9  # both kinds of coordinates
-
-
-def test_ozdayi_with_everything_off_is_fedavg(
-    federation: Federation, model: fs.Model, local: LocalUpdate
-) -> None:
-    off = ozdayi(
-        local, clients_per_round=3, server_momentum=0.0, threshold=0.0, server_epochs=0.0, **ONE
-    )
-    servers, _ = oracle.fedavg(slow(federation.data, model), 3, 3)
-    check(servers, play(off, model, federation.data, 3).servers)
 
 
 # --- the server's own samples -----------------------------------------------------------------
@@ -511,43 +463,17 @@ def test_fedasync_against_numpy(
     assert set(ages) == {0, 1, 2, 3}
 
 
-def test_fedasync_of_fresh_models_is_fedavg(
-    federation: Federation, model: fs.Model, local: LocalUpdate, equal: Play
-) -> None:
-    fresh = fedasync(
-        local,
-        clients_per_round=8,
-        buffer_size=8,
-        alpha=1.0,
-        max_staleness=0,
-        decay="constant",
-        mu=0.0,
-        **ONE,
-    )
-    assert_trees(play(fresh, model, federation.data, 2).servers, equal.servers[:2])
-
-
 # --- gossip -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def gossips(
-    federation: Federation, model: fs.Model, local: LocalUpdate
-) -> dict[str, tuple[fs.Algorithm, Play]]:
-    two = fs.make_execution(devices=2)
-    made = {
-        "ring": gossip(local, clients_per_round=8, topology="ring", execution=two),
-        "complete": gossip(local, clients_per_round=8, topology="complete", **ONE),
-    }
-    return {name: (a, play(a, model, federation.data, ROUNDS)) for name, a in made.items()}
-
-
 def test_gossip_on_a_ring_against_numpy(
-    federation: Federation, model: fs.Model, gossips: dict[str, tuple[fs.Algorithm, Play]]
+    federation: Federation, model: fs.Model, local: LocalUpdate
 ) -> None:
     clients = slow(federation.data, model)
     models = [oracle.layers_of(clients.initial)] * 8
-    ours = gossips["ring"][1]
+    two = fs.make_execution(devices=2)
+    ring = gossip(local, clients_per_round=8, topology="ring", execution=two)
+    ours = play(ring, model, federation.data, ROUNDS)
     for t in range(ROUNDS):
         near = [[models[i - 1], models[i], models[(i + 1) % 8]] for i in range(8)]
         models = [clients.train(t, k, oracle.average(near[k], [1.0] * 3)) for k in range(8)]
@@ -556,29 +482,16 @@ def test_gossip_on_a_ring_against_numpy(
         check(models, [jax.tree.map(lambda a, i=i: a[i], slots.variables) for i in order])
     mean = oracle.average(models, [1.0] * 8)
     check([mean], [ours.final])
-    evaluate = jax.jit(gossips["ring"][0].evaluated)
-    evaluated = evaluate(jax.random.key(0), ours.states[-1], federation.data)
+    evaluated = jax.jit(ring.evaluated)(jax.random.key(0), ours.states[-1], federation.data)
     assert_trees(evaluated, ours.final, rtol=1e-6, atol=1e-7)
     assert_trees(ours.servers[-1], ours.servers[0])  # there is no server
+    sent = [16] * (ROUNDS - 1)
+    assert [int(m.uploads) for m in ours.metrics] == [0, *sent]
+    assert [int(m.downloads) for m in ours.metrics] == [8, *sent]
+    assert ours.final_uploads == 8
 
 
-def test_gossip_of_all_with_all_is_fedavg(
-    equal: Play, gossips: dict[str, tuple[fs.Algorithm, Play]]
-) -> None:
-    ours = gossips["complete"][1]
-    assert_trees(ours.final, equal.final, rtol=1e-4, atol=1e-5)
-    assert largest_change(gossips["ring"][1].final, equal.final) > 1e-4
-
-
-def distance(play: Play) -> float:
-    """Mean squared distance of the models from their mean after the last round."""
-    rows = map(np.asarray, jax.tree.leaves(play.states[-1].slots.variables.params))
-    return sum(float(np.square(a - a.mean(axis=0)).sum()) for a in rows)
-
-
-def test_models_agree_more_the_larger_the_spectral_gap(
-    gossips: dict[str, tuple[fs.Algorithm, Play]],
-) -> None:
+def test_models_agree_more_the_larger_the_spectral_gap() -> None:
     matrices: dict[str, np.ndarray] = {
         "complete": redistribution.metropolis(redistribution.complete(8)),
         "ring": redistribution.metropolis(redistribution.ring(8)),
@@ -586,8 +499,6 @@ def test_models_agree_more_the_larger_the_spectral_gap(
     }
     gaps = {n: 1 - np.sort(np.abs(np.linalg.eigvalsh(w)))[-2] for n, w in matrices.items()}
     assert gaps["complete"] > gaps["ring"] > gaps["alone"]
-    apart = {name: distance(run) for name, (_, run) in gossips.items()}
-    assert apart["complete"] < apart["ring"]
     # One mixing shrinks the distance by the second eigenvalue squared, or more.
     x = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
     for name, w in matrices.items():
@@ -597,16 +508,6 @@ def test_models_agree_more_the_larger_the_spectral_gap(
         assert shrunk <= (1 - gaps[name]) ** 2 + 1e-6
 
 
-@pytest.mark.parametrize(("name", "sent"), [("ring", 16), ("complete", 56)])
-def test_gossip_counts_what_goes_between_clients(
-    gossips: dict[str, tuple[fs.Algorithm, Play]], name: str, sent: int
-) -> None:
-    run = gossips[name][1]
-    assert [int(m.uploads) for m in run.metrics] == [0] + [sent] * (ROUNDS - 1)
-    assert [int(m.downloads) for m in run.metrics] == [8] + [sent] * (ROUNDS - 1)
-    assert run.final_uploads == 8
-
-
 def matrix_of(part: Redistribution, key: jax.Array, slots: int) -> jax.Array:
     """W of a redistribution that mixes."""
     moves = part(key, slots)
@@ -614,10 +515,9 @@ def matrix_of(part: Redistribution, key: jax.Array, slots: int) -> jax.Array:
     return moves.matrix
 
 
-@pytest.mark.parametrize("activity", [0.0, 0.3, 1.0])
-def test_gossip_has_the_activity_that_it_is_given(activity: float, model: fs.Model) -> None:
+def test_gossip_has_the_activity_that_it_is_given(local: LocalUpdate) -> None:
     """A node has two neighbours on the ring, so that it gets twice the activity on average."""
-    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
+    activity = 0.3
     redistribute: Any = gossip(local, clients_per_round=6, activity=activity).parts.redistribution
     keys = jax.random.split(jax.random.key(0), 500)
     received = jax.jit(jax.vmap(lambda key: redistribute(key, 6).received()))(keys)
@@ -625,7 +525,7 @@ def test_gossip_has_the_activity_that_it_is_given(activity: float, model: fs.Mod
 
 
 @quick
-@given(st.sampled_from([1, 2, 5, 8]), st.data())
+@given(st.sampled_from([1, 5]), st.data())
 def test_matchings(slots: int, data: Any) -> None:
     chosen = data.draw(st.lists(st.booleans(), min_size=slots**2, max_size=slots**2))
     upper = np.triu(np.array(chosen).reshape(slots, slots), 1)
@@ -649,13 +549,6 @@ def test_matchings(slots: int, data: Any) -> None:
     assert not (on & ~edges).any()
     for c in range(colour.max() + 1):
         assert on[colour == c].all() or not on[colour == c].any()
-
-
-def test_matchings_are_on_as_often_as_asked() -> None:
-    draw = redistribution.matchings(redistribution.ring(4), 0.3)
-    keys = jax.random.split(jax.random.key(0), 1000)
-    on = np.asarray(jax.jit(jax.vmap(lambda key: matrix_of(draw, key, 4)))(keys))[:, 0, 1] > 0
-    assert abs(on.mean() - 0.3) < 5 * np.sqrt(0.21 / 1000)
 
 
 def test_a_matrix_mixes_as_given() -> None:
@@ -698,10 +591,10 @@ def loss_at(clients: oracle.Oracle, k: int, w: oracle.Layers) -> float:
     return oracle.loss_and_gradient(w, clients.data.x[rows], clients.data.y[rows])[0]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_qffl_against_numpy(federation: Federation, model: fs.Model, momentum: float) -> None:
+def test_qffl_against_numpy(federation: Federation, model: fs.Model) -> None:
     """With momentum ρ the η of the paper's Δ and of its 1/η is η / (1 - ρ)."""
-    clients, q = slow(federation.data, model, momentum), 0.5
+    momentum, q = 0.9, 0.5
+    clients = slow(federation.data, model, momentum)
     rate = LR / (1 - momentum)
 
     def absorb(w: oracle.Layers, cohort: list[int], visits: list[oracle.Visit]) -> oracle.Layers:
@@ -721,18 +614,6 @@ def test_qffl_against_numpy(federation: Federation, model: fs.Model, momentum: f
         clients_per_round=4, objective=risk, lr=LR, momentum=momentum, q=q, **ONE,
     )  # fmt: skip
     check(servers, play(algorithm, model, federation.data, ROUNDS).servers)
-
-
-def test_without_q_or_step_it_is_fedavg_with_equal_weights(
-    federation: Federation, model: fs.Model, local: LocalUpdate, equal: Play
-) -> None:
-    objective = fs.empirical_risk(model)
-    for algorithm in (
-        qffl(local, clients_per_round=8, objective=objective, lr=LR, q=0.0, **ONE),
-        afl(local, clients_per_round=8, objective=objective, step=0.0, **ONE),
-    ):
-        ours = play(algorithm, model, federation.data, 2)
-        assert_trees(ours.servers, equal.servers[:2], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 4.0])
