@@ -16,7 +16,7 @@ import pytest
 from conftest import SIZES, assert_trees, known, make_federation, play, some_slow
 
 import fedjax_sim as fs
-from fedjax_sim.algorithms import fedasync, fedavg, fedbuff
+from fedjax_sim.algorithms import fedasync, fedbuff
 from fedjax_sim.base import Clock, Link, Now, Traffic
 from fedjax_sim.engine.streams import Dispatch, Round, stream
 from fedjax_sim.round import arrivals, traffic
@@ -48,7 +48,7 @@ def composed(schedule: fs.base.Schedule, **parts: Any) -> fs.Algorithm:
 
 # ---- worlds against a heap of events ----
 
-ROUNDS, TURNS, PEOPLE, WORLDS = 8, 160, 7, 125
+ROUNDS, TURNS, PEOPLE, WORLDS = 8, 160, 7, 60
 SAMPLES = SIZES[:PEOPLE]
 STEPS = [-(-n // BATCH) for n in SAMPLES]
 
@@ -234,7 +234,7 @@ def world_chance() -> Any:
     ),
 )
 def test_worlds_against_a_heap(places: int, size: int, period: float | None, exact: bool) -> None:
-    """125 each: who comes back, how stale, when, and what was sent and lost on the way."""
+    """60 each: who comes back, how stale, when, and what was sent and lost on the way."""
     failures = 0.0 if exact else 0.3
     worlds, luck = [world(i, exact) for i in range(WORLDS)], world_chance()
     stacked = World(*(np.stack(each) for each in zip(*worlds, strict=True)))
@@ -259,9 +259,9 @@ def test_worlds_against_a_heap(places: int, size: int, period: float | None, exa
             assert int(ours.sent[i, t]) == told["sent"], (i, t)
             stale, lost = stale + sum(age > 0 for _, age in found), lost + told["lost"]
             asleep += told["asleep"]
-    assert (stale > 50) == (places < PEOPLE)  # who is all there is has no newer model to miss
-    assert (asleep > 50) == exact
-    assert (lost > 50) != exact
+    assert (stale > 20) == (places < PEOPLE)  # who is all there is has no newer model to miss
+    assert (asleep > 20) == exact
+    assert (lost > 20) != exact
 
 
 # ---- what comes of them ----
@@ -314,9 +314,9 @@ def test_fedasync_against_numpy() -> None:
     def moved(k: int, w: Any, old: Any, trained: Any, age: int) -> oracle.Layers:
         return [alpha * (age + 1) ** -0.5 * e for e in oracle.plus(trained, w, -1)]
 
-    made = fedasync(local(), clients_per_round=5, mu=mu, clock=MIXED, **ONE)
-    assert made.round_factor == 5
-    check(by_hand(5, 1, 8, mu, moved), play(made, net(), federation().data, 8).servers)
+    made = fedasync(local(), clients_per_round=6, buffer_size=2, mu=mu, clock=MIXED, **ONE)
+    assert made.round_factor == 3
+    check(by_hand(6, 2, 8, mu, moved), play(made, net(), federation().data, 8).servers)
 
 
 def test_fedbuff_against_numpy() -> None:
@@ -347,19 +347,6 @@ def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
 
 
-def test_a_full_buffer_of_equal_clients_is_fedavg() -> None:
-    """Bit for bit: with all clients at work, so that both methods have the same cohorts."""
-    same = make_federation((12,) * 6).data
-    plain = fedavg(local(), clients_per_round=6, **ONE).replace(weighting=fs.weighting.equal)
-    buffered = fedbuff(
-        local(), clients_per_round=6, buffer_size=6,
-        clock=clock.simulated(0.5, clock.bandwidth(64.0, 64.0)), **ONE,
-    )  # fmt: skip
-    a, b = (play(made, net(), same, 3) for made in (plain, buffered))
-    assert_trees(a.servers, b.servers)
-    assert [int(m.downloads) for m in b.metrics] == [6] * 3
-
-
 def test_a_period_takes_who_comes_back_in_it() -> None:
     """Nobody in the first second, all of those that take one and a half in the next."""
     made = composed(
@@ -383,39 +370,6 @@ def test_if_nobody_wakes_rounds_pass() -> None:
     assert [int(known(m.time).asleep) for m in found.metrics] == [4] * 3
     assert sum(int(m.visits) + int(m.uploads) + int(m.downloads) for m in found.metrics) == 0
     assert_trees(found.servers[0], found.servers[2])
-
-
-def test_nobody_is_lost_twice() -> None:
-    """Whoever was sent a model has come back, was lost, or is at work; time never goes back."""
-    world = clock.simulated(
-        clock.lognormal(1.0, 1.0), clock.bandwidth(40.0, 40.0), clock.bernoulli(0.6),
-        failures=0.3, idle=2.0,
-    )  # fmt: skip
-    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=world, **ONE)
-    key, data = jax.random.key(1), jax.device_put(federation().data)
-
-    def of_devices(seed: Any) -> Any:
-        timed = made.replace(clock=world._replace(seed=seed))
-
-        def one(state: Any, t: Any) -> Any:
-            state, metrics = timed.step(jax.random.fold_in(key, t), state, data)
-            return state, (state.at_work.client, metrics)
-
-        return jax.lax.scan(one, first, jnp.arange(6))[1]
-
-    first = made.init(key, net().init(key), data)
-    everything = jax.device_get(jax.jit(lambda seeds: jax.lax.map(of_devices, seeds))(np.arange(3)))
-    for seed in range(3):
-        at_work, found = jax.tree.map(lambda a, i=seed: a[i], everything)
-        sent, back, lost = (np.cumsum(a) for a in (found.downloads, found.uploads, found.time.lost))
-        assert (found.visits == found.uploads + found.time.lost).all()
-        for t, clients in enumerate(at_work):
-            held = clients[clients < N].tolist()
-            assert len(held) == len(set(held)) == sent[t] - back[t] - lost[t]
-        assert (found.time.seconds > 0).all()
-        assert (found.time.computing >= 0).all()
-        assert (found.time.waiting <= found.time.held).all()
-        assert lost[-1] > 0
 
 
 # ---- with other parts ----

@@ -138,14 +138,14 @@ def test_goes_on_with_other_devices(scaffold: Any, tmp_path: Path) -> None:
     assert_trees(resumed.variables, scaffold[1].variables, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", some_slow(["phase_shift", "fedavg", "ccvr"]))
+@pytest.mark.parametrize("name", some_slow(["scaffold", "phase_shift", "ccvr"]))
 def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
     run(algorithm(name), tmp_path, rounds=2)
     assert bits(run(algorithm(name), tmp_path, rounds=4)) == bits(run(algorithm(name), rounds=4))
 
 
 def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(algorithm("fedavg"), fs.Checkpoints(tmp_path / "every", seconds=0))
+    run(algorithm("scaffold"), fs.Checkpoints(tmp_path / "every", seconds=0))
     names = [path.name for path in (tmp_path / "every").iterdir()]
     # One of the first two: what comes while a file is written is left out.
     assert sorted(names)[1:] == ["00000006.npz"]
@@ -156,7 +156,7 @@ def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         archive.write(path, about, arrays)
 
     monkeypatch.setattr(checkpoints, "write", note)
-    run(algorithm("fedavg"), tmp_path / "seldom")  # in no minute
+    run(algorithm("scaffold"), tmp_path / "seldom")  # in no minute
     assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"] == written
 
 
@@ -203,11 +203,11 @@ def test_what_is_written_late_is_what_was_then(
             later.set()
 
     whole = run(
-        algorithm("fedavg"), fs.Checkpoints(tmp_path, seconds=0, keep=9), on_evaluation=tell
+        algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=9), on_evaluation=tell
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002.npz", "00000006.npz"]
     stopped_after(tmp_path, 2)
-    assert bits(run(algorithm("fedavg"), tmp_path)) == bits(whole)
+    assert bits(run(algorithm("scaffold"), tmp_path)) == bits(whole)
 
 
 def test_an_exception_is_saved_before(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_an_exception_is_saved_before(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(algorithm("fedavg"), tmp_path, on_evaluation=stop)
+        run(algorithm("scaffold"), tmp_path, on_evaluation=stop)
     assert [path.name for path in checkpoints.files(tmp_path)] == ["00000004.npz"]
-    assert bits(run(algorithm("fedavg"), tmp_path)) == bits(run(algorithm("fedavg")))
+    assert bits(run(algorithm("scaffold"), tmp_path)) == bits(run(algorithm("scaffold")))
 
 
 def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
@@ -334,17 +334,17 @@ def test_refuses_another_method_or_rate(scaffold: Any) -> None:
 
 
 def test_refuses_more_rounds_after_a_short_stage(tmp_path: Path) -> None:
-    run(algorithm("fedavg"), tmp_path, rounds=3)
+    run(algorithm("scaffold"), tmp_path, rounds=3)
     with pytest.raises(fs.CheckpointError, match=r"rounds cannot be 6: the run in .* after 3, and"):
-        run(algorithm("fedavg"), tmp_path)
+        run(algorithm("scaffold"), tmp_path)
 
 
 def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(fs.CheckpointError, match="record must give arrays, to be saved, got "):
-        run(algorithm("fedavg"), tmp_path, record=lambda state: [state.round, lambda: 0])
+        run(algorithm("scaffold"), tmp_path, record=lambda state: [state.round, lambda: 0])
     (tmp_path / "file").write_text("")
     with pytest.raises(fs.CheckpointError, match="checkpoints: "):
-        run(algorithm("fedavg"), tmp_path / "file")
+        run(algorithm("scaffold"), tmp_path / "file")
 
 
 def test_arrays_of_every_kind_come_back() -> None:

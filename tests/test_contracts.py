@@ -678,25 +678,20 @@ PARTS: dict[str, dict[str, Make]] = {
     "Task": {
         "classification": lambda: fs.tasks.classification(LABELS),
         "classification, ranked": lambda: fs.tasks.classification(LABELS, auc=True),
-        "classification, of two": lambda: fs.tasks.classification(2),
         "regression": fs.tasks.regression,
-        "regression, of two": lambda: fs.tasks.regression(2),
         "multi_label": lambda: fs.tasks.multi_label(LABELS),
         "next_token": lambda: fs.tasks.next_token(LABELS),
     },
     "Selection": {
         "uniform": fs.selection.uniform,
         "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
-        "uniform, 2 active": lambda: fs.selection.uniform(active=2),
         "importance": lambda: fs.selection.importance(score),
-        "importance, 2 active": lambda: fs.selection.importance(score, initial="ones", active=2),
         "poisson": lambda: fs.selection.poisson(2),
         "shuffled": fs.selection.shuffled,
         "cyclic": fs.selection.cyclic,
         "everyone": fs.selection.everyone,
         "mediators": lambda: fs.selection.mediators(SLOTS, 2, LABELS),
         "power_of_choice": lambda: fs.selection.power_of_choice(6, score),
-        "power_of_choice, known": lambda: fs.selection.power_of_choice(6),
         "within_deadline": lambda: fs.selection.within_deadline(6),
         "awake": fs.selection.awake,
         "tiers": lambda: fs.selection.tiers(2, score),
@@ -726,18 +721,13 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "LocalUpdate": {
         "local_sgd": update,
-        "local_sgd, kept": lambda: update().change(optimizer_state="keep"),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
-        "local_sgd, mime": lambda: update().change(corrections=(fs.corrections.mime(0.9),)),
-        "local_sgd, some": lambda: update().change(trained=fs.leaves.named("*/kernel")),
         "local_sgd, accompanied": lambda: update().change(companion=companion()),
         "local_sgd, remembering outputs": lambda: update().change(
             shared=fs.terms.class_outputs(net(), LABELS),
             memory=fs.terms.own_outputs(net(), LABELS),
         ),
-        "local_sgd, sharing": lambda: update().change(shared=fs.terms.prototypes(net(), LABELS)),
-        "local_sgd, told": lambda: update().change(shared=fs.terms.past_models(2)),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
         "reflected": lambda: fs.local.reflected(update()),
         "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),
@@ -752,7 +742,6 @@ PARTS: dict[str, dict[str, Make]] = {
         "proximal": lambda: fs.corrections.proximal(0.1),
         "adaptive_proximal": fs.corrections.adaptive_proximal,
         "scaffold": fs.corrections.scaffold,
-        "scaffold, whole gradient": lambda: fs.corrections.scaffold(1),
         "dynamic": lambda: fs.corrections.dynamic(0.1),
         "global_momentum": lambda: fs.corrections.global_momentum(0.9),
         "client_momentum": lambda: fs.corrections.client_momentum(0.5, 0.1),
@@ -761,7 +750,6 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "DrawnSteps": {
         "geometric": lambda: fs.local.geometric(0.2),
-        "geometric, always": lambda: fs.local.geometric(1.0),
     },
     "Transform": {
         "peer_means": lambda: mixup.peer_means(3),
@@ -775,14 +763,10 @@ PARTS: dict[str, dict[str, Make]] = {
         "sharpness_aware": lambda: fs.terms.sharpness_aware(risk()),
         "estimated_sharpness": lambda: fs.terms.estimated_sharpness(risk()),
         "after_a_step": lambda: fs.adaptation.after_a_step(risk(), 0.1),
-        "after_a_step, with the Hessian": lambda: fs.adaptation.after_a_step(
-            risk(), 0.1, hessian=True
-        ),
         "moreau_envelope": lambda: fs.adaptation.moreau_envelope(risk()),
     },
     "Score": {
         "squared_gradient": lambda: fs.reports.squared_gradient(risk(), 8),
-        "squared_gradient, of samples": lambda: fs.reports.squared_gradient(risk(), 8, "sample"),
         "mean_loss": lambda: fs.reports.mean_loss(risk(), 8),
         "accuracy": lambda: fs.reports.accuracy(net(), 8),
     },
@@ -799,7 +783,6 @@ PARTS: dict[str, dict[str, Make]] = {
         "stale": lambda: fs.broadcast.stale(2),
         "ifca": lambda: fs.broadcast.ifca(2, risk()),
         "dynamic": lambda: fs.broadcast.dynamic(90.0, "angle", ROWS, risk()),
-        "dynamic, distance": lambda: fs.broadcast.dynamic(1.0, "distance", ROWS, risk()),
     },
     "Refresh": {
         "nothing": fs.refresh.nothing,
@@ -807,9 +790,6 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "Sending": {
         "compressed": lambda: fs.sending.compressed(fs.compression.top_k(0.2)),
-        "compressed, without feedback": lambda: fs.sending.compressed(
-            fs.compression.top_k(0.2), feedback=False
-        ),
         "finite_only": fs.sending.finite_only,
         "low_rank": lambda: fs.sending.low_rank(2),
         "relevant_only": lambda: fs.sending.relevant_only(0.5),
@@ -834,7 +814,6 @@ PARTS: dict[str, dict[str, Make]] = {
         "q_fair": lambda: preaggregation.q_fair(1.0, 0.1),
         "agnostic": lambda: preaggregation.agnostic(0.1),
         "discrepancy": lambda: preaggregation.discrepancy(LABELS),
-        "discrepancy, l2": lambda: preaggregation.discrepancy(LABELS, distance="l2"),
         "trust": lambda: preaggregation.trust(update()),
         "suspicion": lambda: preaggregation.suspicion(risk()),
         "nearest_neighbour_mixing": preaggregation.nearest_neighbour_mixing,
@@ -895,16 +874,12 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "Link": {
         "bandwidth": lambda: fs.clock.bandwidth(1e6, fs.clock.tiers(1e6, 2e6)),
-        "bandwidth, shared": lambda: fs.clock.bandwidth(1e6, 2e6, shared=True),
     },
     "Clock": {
-        "simulated": lambda: fs.clock.simulated(0.5),
         "simulated, deadline": lambda: fs.clock.simulated(
             0.5, available=fs.clock.bernoulli(0.5), failures=0.2, deadline=3.0
         ),
-        "simulated, partial": lambda: fs.clock.simulated(0.5, deadline=1.7, late="partial"),
         "traced": traced,
-        "simulated, first": lambda: fs.clock.simulated(fs.clock.tiers(1, 2, 10), first=2),
     },
     "Personal": {
         "as_received": fs.personal.as_received,
@@ -921,7 +896,7 @@ PARTS: dict[str, dict[str, Make]] = {
 LOOPS = {
     "Clock": PARTS["Clock"].keys(),  # a whole round
     "LocalUpdate": PARTS["LocalUpdate"].keys() - {"local_sgd"},
-    "Broadcast": {"ifca", "dynamic", "dynamic, distance"},
+    "Broadcast": {"ifca", "dynamic"},
     "Finish": {"calibrated"},
     "PreAggregation": {"trust", "suspicion"},
     "Selection": {"deep_q"},

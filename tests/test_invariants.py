@@ -128,7 +128,7 @@ def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Mode
 
 def test_others_samples_never_leak(federation: Federation, models: dict[str, fs.Model]) -> None:
     """Everything but client 3's own samples is NaN; its short last minibatch is padded."""
-    data, model = federation.data, models["mlp"]
+    data, model = federation.data, models["logistic"]
     mine = data.index[data.start[3] : data.start[4]]
     x = np.full_like(data.x, np.nan)
     x[mine] = data.x[mine]
@@ -162,7 +162,7 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
     return play(algorithm, models["logistic"], federation.data, 4)
 
 
-@pytest.mark.parametrize(("devices", "chunk"), some_slow([(1, 0), (4, 1), (3, 2)], quick=2))
+@pytest.mark.parametrize(("devices", "chunk"), some_slow([(3, 2), (1, 0)]))
 def test_chunks_and_devices_are_invisible(
     federation: Federation,
     models: dict[str, fs.Model],
@@ -327,8 +327,8 @@ def test_what_stays_was_not_received() -> None:
 
 @few
 @given(
-    st.sampled_from([(1, 5), (2, 8), (4, 12), (4, 13), (3, 7)]),
-    st.sampled_from([0, 1, 3]),
+    st.sampled_from([(1, 5), (4, 12), (3, 7)]),
+    st.sampled_from([0, 3]),
     st.data(),
 )
 def test_deal(shape: tuple[int, int], lists: int, data: st.DataObject) -> None:
@@ -465,10 +465,10 @@ def test_aggregator_contract(
     same = np.repeat(rows[:1], 4, axis=0)
     assert_trees(aggregate(stack(same), w)["a"], rows[0], rtol=1e-5, atol=1e-5)
 
-    gone, poisoned, rest = w.copy(), rows.copy(), np.arange(4) != absent
+    gone, poisoned = w.copy(), rows.copy()
     gone[absent], poisoned[absent] = 0, np.nan
-    left = aggregate(stack(rows[rest]), w[rest])
-    assert_trees(aggregate(stack(poisoned), gone)["a"], left["a"], rtol=1e-5, atol=1e-4)
+    left = aggregate(stack(rows), gone)
+    assert_trees(aggregate(stack(poisoned), gone)["a"], left["a"])
 
 
 @functools.cache

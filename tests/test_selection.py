@@ -174,13 +174,6 @@ def test_the_largest_losses_that_are_known() -> None:
     assert several
 
 
-def test_as_many_candidates_as_slots_are_a_draw_by_size() -> None:
-    score = reports.mean_loss(risk())
-    for key, _, metrics, _ in play(algorithm(fs.selection.power_of_choice(M, score), None), 2):
-        asked = _by_size(stream(key, Round.POLL), M, data().start)
-        assert cohort(metrics) == set(asked.tolist())
-
-
 def test_copies_do_not_count_as_samples() -> None:
     """Of clients with copies the budgets are the sizes."""
     budget = jnp.asarray([1, 1, 1, 10**6, 10**6, 10**6, 1, 1], jnp.int32)
@@ -340,29 +333,34 @@ def outlook(seconds: Any) -> fs.base.Outlook:
     )
 
 
-def many_draws(part: fs.base.Selection, change: Callable[[Any], Any], slots: int) -> np.ndarray:
+def many_draws(part: fs.base.Selection, slots: int) -> Callable[[Callable[[Any], Any]], np.ndarray]:
     """Which clients each of 4000 draws has, ``bool[4000, N]``, from a state that was changed."""
-    start = net().init(jax.random.key(0))
-    state = change(part.init(start, data(), fs.make_execution(devices=1)))
+    start = part.init(net().init(jax.random.key(0)), data(), fs.make_execution(devices=1))
     none = jnp.zeros(slots, jnp.int32)
     timed = part.timed
     assert timed is not None
 
-    def draw(key: Any) -> Any:
-        return timed(key, state, data(), none, none == 0, none, outlook(np.arange(1, N + 1)))[0]
+    @jax.jit
+    def draw(state: Any, keys: Any) -> Any:
+        seconds = outlook(np.arange(1, N + 1))
+        one = lambda key: timed(key, state, data(), none, none == 0, none, seconds)[0]  # noqa: E731
+        return jax.vmap(one)(keys)
 
-    found = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 4000))
-    return (np.asarray(found)[:, :, None] == np.arange(N)).any(axis=1)
+    def found(change: Callable[[Any], Any]) -> np.ndarray:
+        clients = draw(change(start), jax.random.split(jax.random.key(0), 4000))
+        return (np.asarray(clients)[:, :, None] == np.arange(N)).any(axis=1)
+
+    return found
 
 
 def test_one_tier_is_everyone() -> None:
-    found = many_draws(fs.selection.tiers(1, reports.accuracy(net())), lambda state: state, M)
+    found = many_draws(fs.selection.tiers(1, reports.accuracy(net())), M)(lambda state: state)
     assert (found.sum(axis=1) == M).all()
     np.testing.assert_allclose(found.mean(axis=0), M / N, atol=5 * 0.5 / math.sqrt(4000))
 
 
 def test_tiers_come_with_their_chances_while_they_have_credits() -> None:
-    part = fs.selection.tiers(4, reports.accuracy(net()))
+    found = many_draws(fs.selection.tiers(4, reports.accuracy(net())), 1)
 
     def shares(credits: list[int]) -> np.ndarray:
         def change(state: Any) -> Any:
@@ -370,7 +368,7 @@ def test_tiers_come_with_their_chances_while_they_have_credits() -> None:
                 chances=jnp.array([0.7, 0.2, 0.1, 0.0]), credits=jnp.array(credits, jnp.int32)
             )
 
-        return many_draws(part, change, 1).mean(axis=0).reshape(4, 2).sum(axis=1)
+        return found(change).mean(axis=0).reshape(4, 2).sum(axis=1)
 
     cases: dict[tuple[int, ...], list[float]] = {
         (9, 9, 9, 9): [0.7, 0.2, 0.1, 0],
@@ -464,7 +462,7 @@ def _seen(state: Any) -> Any:
 
 def test_the_known_are_drawn_by_value_and_the_new_by_speed() -> None:
     part = fs.selection.guided(explore=0.5, decay=1.0, share=0.5)
-    found = many_draws(part, _seen, 2)
+    found = many_draws(part, 2)(_seen)
     assert (found[:, :4].sum(axis=1) == 1).all()
     state: Any = _seen(part.init(net().init(jax.random.key(0)), data(), None))  # type: ignore[arg-type]
     u, s, last = (np.asarray(a, float) for a in (state.utility, state.seconds, state.last))
