@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -323,7 +322,7 @@ def make(name: str, model: fs.Model, m: int = 6, **options: Any) -> fs.Algorithm
 @pytest.fixture(scope="module")
 def played(planted: Federation, models: dict[str, fs.Model]) -> dict[str, Play]:
     model = models["logistic"]
-    return {name: play(make(name, model), model, planted.data, 4) for name in ("fedavg", *METHODS)}
+    return {name: play(make(name, model), model, planted.data, 4) for name in METHODS}
 
 
 def regrouped(name: str, start: list[Layers], trained: list[Layers]) -> Groups:
@@ -381,29 +380,6 @@ def test_rounds_are_those_of_the_oracle(
         assert int(played[name].metrics[t].downloads) == 6 * offered
         assert int(played[name].metrics[t].uploads) == 6
     assert max(kinds) > 1
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ifca", {"clusters": 1}),
-        ("angle", {"cluster_limit": 180, "equal_weights": False}),
-    ],
-)
-def test_one_cluster_is_fedavg(
-    planted: Federation,
-    models: dict[str, fs.Model],
-    played: dict[str, Play],
-    name: str,
-    options: dict[str, Any],
-) -> None:
-    model = models["logistic"]
-    ours = play(make(name, model, **options), model, planted.data, 4)
-    # The mean of the one group is a matrix product, whose last bit is its own.
-    assert_trees(ours.servers, played["fedavg"].servers, rtol=1e-5, atol=1e-6)
-    for state in ours.states:
-        one = jax.tree.map(lambda a: a[0], state.broadcast.variables)
-        assert_trees(one, state.server, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -465,15 +441,6 @@ def test_seeds_together_are_runs_apart(personal_runs: dict[str, fs.Result]) -> N
             known(known(a.personal).by_client).accuracy[1],
             known(known(b.personal).by_client).accuracy[0],
         )
-
-
-def test_a_second_round_compiles_nothing(planted: Federation, models: dict[str, fs.Model]) -> None:
-    model = models["logistic"]
-    algorithm, data = make("angle", model), jax.device_put(planted.data)
-    step, key = jax.jit(chex.assert_max_traces(algorithm.step, n=1)), jax.random.key(0)
-    state = jax.jit(algorithm.init)(key, model.init(key), data)
-    for _ in range(3):
-        state, _ = step(key, state, data)
 
 
 @pytest.mark.slow

@@ -174,8 +174,8 @@ def scores(partition: Partition, kinds: Mapping[str, Any]) -> dict[str, float]:
 
 def test_each_kind_has_its_own_skew() -> None:
     rng = np.random.default_rng(0)
-    kinds = {"label": rng.integers(0, 4, 30_000), "soil": rng.integers(0, 5, 30_000)}
-    kinds["area"] = (kinds["soil"] + rng.integers(0, 2, 30_000)) % 3  # goes with the soil
+    kinds = {"label": rng.integers(0, 4, 9_000), "soil": rng.integers(0, 5, 9_000)}
+    kinds["area"] = (kinds["soil"] + rng.integers(0, 2, 9_000)) % 3  # goes with the soil
 
     def skew(lam: float, theta: dict[str, float]) -> dict[str, float]:
         features = {name: kinds[name] for name in theta}

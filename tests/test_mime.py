@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, make_federation, play, some_slow
+from conftest import Federation, assert_trees, known, make_federation, play
 from oracle import Layers, Numbers, Oracle, average, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
@@ -83,24 +83,6 @@ def test_whole_runs_are_those_of_the_oracle(
     (momentum,) = out.states[-1].shared_state.corrections  # and no gradient, which is of a round
     kept = layers_of(fs.Variables(momentum, {}))
     assert_trees(kept, oracle.momentum_of_server, rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("beta", some_slow([BETA, 0.0]))
-def test_of_one_client_and_whole_minibatches_it_is_mimelite(
-    federation: Federation, models: dict[str, fs.Model], beta: float
-) -> None:
-    """The anchor is then the client's own gradient; without momentum both are FedAvg."""
-    model = models["logistic"]
-    local = local_of(model, batch_size=40, epochs=6, inexactness=0.9 if beta else None)
-    algorithm = algorithms.mime(local, clients_per_round=1, beta=beta, **ONE)
-    theirs = algorithms.mimelite(local, clients_per_round=1, beta=beta, **ONE)
-    if not beta:
-        theirs = fs.fedavg(local, clients_per_round=1, **ONE)
-    a, b = (play(made, model, federation.data, 2) for made in (algorithm, theirs))
-    steps = [[int(m.steps) for m in out.metrics] for out in (a, b)]
-    assert steps[0] == steps[1]
-    assert (max(steps[0]) < 6) == bool(beta)  # at which the gradient was small enough
-    assert_trees(a.servers, b.servers, rtol=1e-4, atol=1e-5)
 
 
 def test_the_aggregator_guards_what_is_told(

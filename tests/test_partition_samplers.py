@@ -76,7 +76,7 @@ def test_every_sampler_is_requested() -> None:
 
 @pytest.mark.parametrize("name", REQUESTS)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_random_request_is_met_or_refused_by_name(
     name: str, data: st.DataObject, seed: int
 ) -> None:
@@ -227,7 +227,7 @@ def test_ll_q_settings_solve_the_formula(classes: int, data: st.DataObject) -> N
 
 
 @given(classes=st.integers(2, 12), clients=st.integers(2, 50), share=st.floats(0.02, 0.98))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_dirichlet_alpha_inverts_the_mean_emd(classes: int, clients: int, share: float) -> None:
     target = share * 2 * (1 - 1 / classes) * (1 - 1 / clients)
     alpha = dirichlet_alpha(target, classes, clients)

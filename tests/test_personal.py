@@ -139,7 +139,6 @@ def test_changing_ditto_changes_both_models(models: dict[str, fs.Model]) -> None
     model = models["logistic"]
     changed = two_models(ditto_local(model).change(epochs=2, batch_size=20), model)
     assert_trees(changed, two_models(ditto_local(model, epochs=2, batch_size=20), model))
-    assert largest_change(changed, two_models(ditto_local(model, batch_size=20), model)) > 1e-3
 
 
 def test_corrections_of_the_shared_model_do_not_move_the_own(

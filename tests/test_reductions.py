@@ -24,14 +24,14 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
 @pytest.fixture(scope="module")
 def averaged(federation: Federation, models: dict[str, fs.Model]) -> Play:
     """Four rounds of FedAvg, weighted by n_k."""
-    model = models["mlp"]
+    model = models["logistic"]
     return play(fs.fedavg(local_sgd(model), clients_per_round=3, **ONE), model, federation.data, 4)
 
 
 def test_one_phase_is_fedavg(
     federation: Federation, models: dict[str, fs.Model], averaged: Play
 ) -> None:
-    model = models["mlp"]
+    model = models["logistic"]
     shifted = fs.phase_shift(local_sgd(model), clients_per_round=3, phases=1, **ONE)
     ours = play(shifted, model, federation.data, 4)
     assert_trees(averaged.servers, ours.servers)
@@ -43,7 +43,7 @@ def test_one_inner_round_is_fedavg(
     federation: Federation, models: dict[str, fs.Model], averaged: Play
 ) -> None:
     """With equal weights."""
-    local, model = local_sgd(models["mlp"]), models["mlp"]
+    local, model = local_sgd(models["logistic"]), models["logistic"]
     plain = fs.fedavg(local, clients_per_round=3, equal_weights=True, **ONE)
     equal = play(plain, model, federation.data, 4)
     one = fs.radfed(local, clients_per_round=3, redistribution_rounds=1, **ONE)
