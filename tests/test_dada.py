@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, altered_data, assert_trees, make_federation, play, some_slow
+from conftest import Federation, altered_data, make_federation, play, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
@@ -194,13 +194,8 @@ def test_who_is_alike_listens_to_each_other() -> None:
     np.testing.assert_allclose(shares.diagonal(), 1 / 1.5, rtol=1e-6)  # c = 1, the pull a half
 
 
-@pytest.fixture(scope="module")
-def alone(federation: Federation) -> Play:
-    """Three rounds in which the clients learn a graph and do not listen."""
-    return play(made(mixing_lr=0.0, execution=ONE), MODEL, federation.data, 3)
-
-
-def test_nothing_is_learned_of_models_that_nobody_has_trained(alone: Play) -> None:
+def test_nothing_is_learned_of_models_that_nobody_has_trained(federation: Federation) -> None:
+    alone = play(made(mixing_lr=0.0, execution=ONE), MODEL, federation.data, 1)
     assert (alone.states[0].redistribution == 0).all()
     assert alone.metrics[0].uploads == 0
     part = redistribution.learned(peers=40)
@@ -209,14 +204,6 @@ def test_nothing_is_learned_of_models_that_nobody_has_trained(alone: Play) -> No
     graph = np.asarray(jax.jit(part.move)(jax.random.key(0), part.init(4), idle)[1])
     assert (graph[2] == 0).all()
     assert (graph[[0, 0, 1], [1, 3, 3]] > 0).all()
-
-
-def test_without_a_step_every_client_is_alone(federation: Federation, alone: Play) -> None:
-    apart = made(mixing_lr=0.0, execution=ONE).replace(
-        redistribution=redistribution.mix(np.eye(NODES))
-    )
-    theirs = play(apart, MODEL, federation.data, 3)
-    assert_trees(alone.states[-1].slots.variables, theirs.states[-1].slots.variables)
 
 
 def own_scores(method: fs.Algorithm, state: Any, data: fs.ClientData) -> Any:

@@ -16,7 +16,7 @@ from conftest import Federation, assert_trees, play
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
-from fedjax_sim import algorithms, exchange, terms
+from fedjax_sim import algorithms, terms
 from fedjax_sim.base import Batch, Context
 
 LR, ROUNDS, COHORT, STEPS, GAMMA, CLASSES = 0.3, 6, 5, 2, 1.5, 3
@@ -86,16 +86,6 @@ def test_like_the_paper(cohort: int, federation: Federation, models: dict[str, f
     ours = [layers_of(jax.tree.map(lambda a, k=k: a[k], kept)) for k in range(data.clients)]
     assert_trees(ours, own, rtol=2e-4, atol=2e-5)
     assert_trees(layers_of(out.final), start, rtol=0, atol=1e-7)  # the server's is as it was
-
-
-def test_without_a_pull_every_client_is_alone(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    model = models["logistic"]
-    alone = fs.fedavg(local_of(model), clients_per_round=COHORT, execution=ONE)
-    given = made(model, distill_weight=0.0), alone.replace(exchange=exchange.nothing())
-    ours, theirs = (play(a, model, federation.data, 3).states[-1].own for a in given)
-    assert_trees(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_the_mean_is_of_those_that_came_and_have_the_class(models: dict[str, fs.Model]) -> None:

@@ -15,7 +15,7 @@ from conftest import Federation, assert_trees, play
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
-from fedjax_sim import algorithms, exchange
+from fedjax_sim import algorithms
 from fedjax_sim.base import ClientData
 from fedjax_sim.client import agreement
 from fedjax_sim.engine import tree
@@ -127,16 +127,6 @@ def test_minibatches_are_in_an_order_of_chance(
     x = np.asarray(data.x, np.float64)[rows]
     theirs = digested(layers_of(variables), x, np.asarray(wanted, np.float64)[:5], 2, orders)
     assert_trees(layers_of(ours), theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_without_a_digest_every_client_is_alone(
-    rooted: ClientData, models: dict[str, fs.Model]
-) -> None:
-    model = models["logistic"]
-    alone = fs.fedavg(local_of(model), clients_per_round=COHORT, execution=ONE)
-    given = made(model, digest_epochs=0), alone.replace(exchange=exchange.nothing())
-    ours, theirs = (play(a, model, rooted, 3).states[-1].own for a in given)
-    assert_trees(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow

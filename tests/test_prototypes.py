@@ -105,23 +105,6 @@ def test_whole_runs_are_those_of_the_oracle(
     assert_trees(layers_of(out.final), start, rtol=0, atol=1e-7)  # the server's is as it was
 
 
-def test_with_no_pull_every_client_is_alone(federation: Federation, net: fs.Model) -> None:
-    """λ = 0 and no prototypes: each on its own samples, whoever is drawn beside it."""
-    proto = play(made(net, lam=0.0), net, federation.data, 3)
-    alone = fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE).replace(
-        exchange=exchange.nothing()
-    )
-    apart = play(alone, net, federation.data, 3)
-    assert_trees(proto.states[-1].own, apart.states[-1].own, rtol=1e-6, atol=1e-7)
-    start = layers_of(net.init(jax.random.fold_in(jax.random.key(0), 0)))
-    visits = [k for m in apart.metrics for k in m.client.tolist()]
-    for k, found in enumerate(own_models(apart)):
-        wanted = start
-        for _ in range(visits.count(k) * STEPS):
-            wanted = plus(wanted, loss_and_gradient(wanted, *samples(federation.data, k))[1], -LR)
-        assert_trees(found, wanted, rtol=2e-4, atol=2e-5)
-
-
 def test_a_class_that_nobody_has_keeps_its_mean(net: fs.Model) -> None:
     """Rows of absent clients may be NaN; a median of each class guards the prototypes."""
     shared = terms.prototypes(net, 3)

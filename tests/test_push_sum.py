@@ -92,19 +92,6 @@ def test_push_sum_against_numpy(federation: Federation, sign: float) -> None:
     assert_trees(evaluated, ours.final, rtol=1e-6, atol=1e-7)
 
 
-def test_rows_and_columns_of_sum_1_are_gossip(federation: Federation) -> None:
-    """Bit for bit; with one link too, by the command's own graph."""
-    ring = redistribution.metropolis(redistribution.ring(4))
-    mixed = pushed(ring, redistribution=redistribution.mix(ring))
-    one = redistribution.outgoing(redistribution.one_sided(4, 1))
-    assert (one.sum(axis=0) == 1).all()
-    assert (one.sum(axis=1) == 1).all()
-    ours, theirs = (play(a, MODEL, federation.data, 3) for a in (pushed(ring), mixed))
-    assert_trees(ours.final, theirs.final)
-    assert ours.states[-1].slots.weight.tolist() == [1.0] * 4
-    assert theirs.states[-1].slots.weight == ()
-
-
 def test_mixing_keeps_the_mean_that_is_evaluated(federation: Federation) -> None:
     """Clients that learn nothing: only an equal mean of unequal models would drift."""
     apart = play(pushed(SHARES), MODEL, federation.data, 2)

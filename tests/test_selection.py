@@ -343,7 +343,10 @@ def many_draws(part: fs.base.Selection, slots: int) -> Callable[[Callable[[Any],
     @jax.jit
     def draw(state: Any, keys: Any) -> Any:
         seconds = outlook(np.arange(1, N + 1))
-        one = lambda key: timed(key, state, data(), none, none == 0, none, seconds)[0]  # noqa: E731
+
+        def one(key: Any) -> Any:
+            return timed(key, state, data(), none, none == 0, none, seconds)[0]
+
         return jax.vmap(one)(keys)
 
     def found(change: Callable[[Any], Any]) -> np.ndarray:
