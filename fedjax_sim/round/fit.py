@@ -155,10 +155,8 @@ def _check_weighting(weighting: Callable[..., Any]) -> None:
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
     """Tries it twice: indexing clamps, so that a slot that does not exist would go unnoticed."""
     traced = jax.eval_shape(lambda key: redistribute(key, slots), jax.random.key(0))
-    if (
-        getattr(traced, "source", None) is None
-    ):  # mixing: running it would compile for half a second
-        return
+    if getattr(traced, "source", None) is None:
+        return  # mixing: to run it would compile for half a second
     for seed in range(2):
         with jax.ensure_compile_time_eval():
             found = np.asarray(redistribute(jax.random.key(seed), slots).source)
