@@ -84,8 +84,8 @@ def options_for(
     sets. On CPU:
 
     - *Compile effort.* ``quick`` programs are optimised at LLVM's level 1 and without XLA's fusion
-      emitters, which set up a compiler of their own for each fusion. They compile in a third of the
-      time and run slower: without emitters, W1 trains a fifth fewer samples/s.
+      emitters, which set up a compiler of their own for each fusion. Rounds compile in about two
+      thirds of the time and run slower: without emitters, W1 trains a fifth fewer samples/s.
     - *Threads.* XLA splits large operations between threads. With several CPU devices in a process
       some operations then start before their input is complete, and gradients are wrong now and
       then (``benchmarks/xla_sharing.py``), so nothing is split. With one device nothing is split
