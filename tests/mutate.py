@@ -1384,7 +1384,7 @@ MUTANTS = [
     Mutant("engine/targets.py", " and _supported(device, k, v)", "", tests("ahead")),
     Mutant("engine/targets.py", "several or (", "(", tests("ahead")),
     Mutant("engine/targets.py", "{given[1]},", "", tests("ahead")),
-    Mutant("run/programs.py", "visits * float(", "float(", tests("ahead")),
+    Mutant("run/programs.py", "visits * self._mean_steps", "self._mean_steps", tests("ahead")),
     Mutant("run/programs.py", "_FEWEST_ROWS = 16", "_FEWEST_ROWS = 1", REUSE),
     Mutant("engine/effort.py", "loops > 0 or ", "", "fedjax_sim/engine/effort.py"),
     Mutant("engine/effort.py", " and loops <= 0", "", "fedjax_sim/engine/effort.py"),

@@ -352,7 +352,7 @@ def test_an_option_that_xla_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 def test_short_runs_compile_quickly(
     federation: Federation, models: dict[str, fs.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The more rounds, clients or parameters, the more training; without rounds none is known."""
+    """Runs of many rounds do not, nor those whose rounds are not known."""
     wanted: list[bool] = []
     monkeypatch.setattr(programs, "options_for", lambda _, quick, largest: wanted.append(quick))
 

@@ -38,11 +38,11 @@ def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
         if loops > 0 or name not in ("dot_general", "conv_general_dilated"):
             continue
         numbers = params["dimension_numbers"]
-        left, right, out = (a.aval for a in (*equation.invars, *equation.outvars))
-        shapes: Any = left.shape, right.shape  # type: ignore[attr-defined]
+        arrays: list[Any] = [a.aval for a in (*equation.invars, *equation.outvars)]
+        left, right, out = arrays
         if name == "dot_general":
-            terms = math.prod(shapes[0][axis] for axis in numbers[0][0])
+            terms = math.prod(left.shape[axis] for axis in numbers[0][0])
         else:
-            terms = math.prod(shapes[1]) // shapes[1][numbers.rhs_spec[0]]
-        total += 2.0 * terms * math.prod(out.shape)  # type: ignore[attr-defined]
+            terms = right.size // right.shape[numbers.rhs_spec[0]]
+        total += 2.0 * terms * out.size
     return total

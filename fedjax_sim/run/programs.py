@@ -227,9 +227,13 @@ class Programs:
 
     def _flops(self, rounds: int) -> float:
         """Estimates the FLOPs of all local training; 0 if steps are not in a loop of their own."""
-        parts = self.algorithm.parts
-        visits = self.runs * rounds * parts.slots
-        return visits * float(client_steps(parts, self.data).mean()) * self._step_flops
+        visits = self.runs * rounds * self.algorithm.parts.slots
+        return visits * self._mean_steps * self._step_flops
+
+    @functools.cached_property
+    def _mean_steps(self) -> float:
+        """The local steps of a visit to the mean client."""
+        return float(client_steps(self.algorithm.parts, self.data).mean())
 
     def _begun(self, functions: Functions) -> Run:
         """The shapes of a run before the first round."""
