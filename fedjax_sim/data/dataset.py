@@ -43,6 +43,7 @@ class Dataset(NamedTuple):
         numeric: ``bool[F]``, the columns of x that standardisation touches; None for all.
         class_names: the names of the M classes, or of a vocabulary's tokens, if the data have them.
         test_set: what the test set is, in words.
+        notes: what loading guessed, converted or dropped, a sentence each.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Dataset(NamedTuple):
     numeric: NDArray[np.bool_] | None = None
     class_names: tuple[str, ...] = ()
     test_set: str = "the test set"
+    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -98,6 +100,7 @@ def from_arrays(
     class_names: Sequence[str] = (),
     task: Task | None = None,
     test_set: str = "the test set",
+    notes: Sequence[str] = (),
 ) -> Dataset:
     """A data set from any arrays.
 
@@ -119,6 +122,7 @@ def from_arrays(
         class_names: the names of the M classes, in the order of their numbers; () for none.
         task: what is learnt, if y does not say it; None: by y.
         test_set: what ``test`` is, in words.
+        notes: what was guessed, converted or dropped to get these arrays, a sentence each.
 
     Returns:
         The data set. Samples keep their order in each part; clients and categories are numbered in
@@ -165,6 +169,7 @@ def from_arrays(
         numeric=columns,
         class_names=class_names,
         test_set=f"a fixed random fifth{of_each(task)}" if test is None else test_set,
+        notes=tuple(notes),
     )
 
 
