@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_sim import bench
+from fedjax_sim.base.files import write_text
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain, enter
 from fedjax_sim.cli.flags import Parser, flag
-from fedjax_sim.cli.folder import check_free, versions, write_json, write_text
+from fedjax_sim.cli.folder import check_free, versions, write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse

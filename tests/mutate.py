@@ -50,7 +50,7 @@ def named(method: str) -> str:
 AGGREGATORS, SERVER = tests("robust"), tests("server_methods", "mixtures")
 LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtures")
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
-TASKS, SAVED = tests("tasks"), tests("checkpoints")
+TASKS, SAVED, FILES = tests("tasks"), tests("checkpoints"), tests("files")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
 ARRIVALS = tests("arrivals")
@@ -1394,9 +1394,12 @@ MUTANTS = [
     Mutant("engine/clients.py", "if data.at is not None:", "if False:", WINDOWS),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
-    Mutant("run/archive.py", "about.pop(NAMES) != list(arrays)", "not about.pop(NAMES)", SAVED),
+    Mutant("run/archive.py", "about.pop(NAMES) == list(arrays)", "about.pop(NAMES)", SAVED),
     Mutant("run/archive.py", "jax.random.wrap_key_data(jnp.asarray(array)) if", "array if", SAVED),
-    Mutant("run/archive.py", "aside = path.with_name", "aside = path or path.with_name", SAVED),
+    Mutant("base/files.py", "aside = path.with_name", "aside = path or path.with_name", FILES),
+    Mutant("base/files.py", "size > there", "False", FILES),
+    Mutant("base/files.py", "if filled != len(content)", "if False", FILES),
+    Mutant("base/files.py", "begin + count * dtype.itemsize !=", "False and 0 !=", FILES),
     Mutant("run/checkpoints.py", "saved.done % eval_every == 0", "True", SAVED),
     Mutant("run/checkpoints.py", "run.state.server if collected is None else", "", SAVED),
     Mutant("run/checkpoints.py", "if theirs != ours:", "if False:", SAVED),

@@ -156,7 +156,7 @@ def test_a_corrupt_cache_is_rebuilt(tmp_path: Path, content: str) -> None:
     broken = {"": b"", "garbage": b"garbage", "cut": whole[:-100], "flipped": bytes(flipped)}
     broken["lone"] = lone.getvalue()
     path.write_bytes(broken[content])
-    with pytest.warns(UserWarning, match="rebuilding the corrupt cache file"):
+    with pytest.warns(UserWarning, match="rebuilding a file of the cache"):
         rebuilt = cached_arrays(path, lambda: {"x": np.arange(1000)})
     assert np.array_equal(rebuilt["x"], np.arange(1000))
     assert path.read_bytes() == whole
@@ -331,7 +331,7 @@ def test_a_cache_of_other_arrays_is_rebuilt(lacking: str, made_up: MadeUp) -> No
     }
     (file,) = (cache_dir() / "datasets").glob("mnist-3.0.1-train-*")
     np.savez(file, **other[lacking])
-    with pytest.warns(UserWarning, match=r"rebuilding the corrupt cache file \S+ \(it has other"):
+    with pytest.warns(UserWarning, match=r"rebuilding a file of the cache: \S+: it has other"):
         again = load_dataset("mnist", made_up.folder)
     assert np.array_equal(again.train_x, x)
     assert np.array_equal(again.train_y, y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
@@ -241,13 +241,6 @@ def _line(record: Mapping[str, Any]) -> str:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file as a whole or not at all: one that is killed leaves what was there before."""
     write_text(path, as_json(content) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def versions() -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data.cache import CORRUPT
+from fedjax_sim.base.files import read_npz
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.parts import Part, from_parts
@@ -53,16 +53,11 @@ def npz(name: str, file: Path) -> Dataset:
 
 
 def _read(file: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as stored:
-            found = list(stored)
-            arrays = {key: stored[key] for key in (*ARRAYS, *CLIENTS) if key in found}
-    except (*CORRUPT, OSError) as error:
-        raise ValueError(f"must be a .npz file of arrays without objects, got {error}") from error
-    missing = [key for key in ARRAYS if key not in found]
+    arrays = read_npz(file, (*ARRAYS, *CLIENTS))
+    missing = [key for key in ARRAYS if key not in arrays]
     if missing:
         raise ValueError(
-            f"must have the arrays {', '.join(ARRAYS)}, got {', '.join(found) or 'none'}: no "
+            f"must have the arrays {', '.join(ARRAYS)}, got {', '.join(arrays) or 'none'}: no "
             + " and no ".join(missing)
         )
     return arrays

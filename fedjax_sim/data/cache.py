@@ -2,27 +2,13 @@
 
 import os
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-# What numpy and zipfile raise on a cut or altered .npz: directory, checksum, header, member; a
-# lone array, which is no context manager, is a TypeError.
-CORRUPT = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    TypeError,
-    ValueError,
-)
+from fedjax_sim.base.files import DamagedError, read_npz, write_npz
 
 
 def cache_dir() -> Path:
@@ -61,7 +47,7 @@ def cached_arrays(
         The arrays by name.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, numpy as np
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder) / "squares.npz"
         ...     first = cached_arrays(file, lambda: {"y": np.arange(4) ** 2})
@@ -69,27 +55,18 @@ def cached_arrays(
         [0, 1, 4, 9]
     """
     try:
-        # Opened here: np.load leaves its own handle open when a file is cut short.
-        with path.open("rb") as source, np.load(source, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        if not fits(arrays):
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-            raise ValueError(f"it has other arrays: {shapes}")
-        return arrays
+        arrays = read_npz(path)
+        if fits(arrays):
+            return arrays
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise DamagedError(f"{path}: it has other arrays: {shapes}")
     except OSError:  # not there, or not readable: computed below
         pass
-    except CORRUPT as error:
-        warnings.warn(f"rebuilding the corrupt cache file {path} ({error})", stacklevel=2)
+    except DamagedError as error:
+        warnings.warn(f"rebuilding a file of the cache: {error}", stacklevel=2)
     arrays = dict(make())
-    # Written aside and renamed: another process sees the old file or the whole new one.
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            np.savez(file, **cast(Any, arrays))  # NumPy 2.1 would keep a flag as an array
-        aside.replace(path)
+        write_npz(path, arrays)
     except OSError as error:  # a read-only or full disk costs the next run time, not this one
-        with suppress(OSError):
-            aside.unlink()
         warnings.warn(f"cannot cache {path} ({error}); set FEDJAX_SIM_CACHE_DIR", stacklevel=2)
     return arrays

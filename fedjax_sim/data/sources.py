@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.data import _csv, _huggingface
@@ -163,6 +164,8 @@ def _from_files(text: str, load: Callable[[str], Dataset], data_dir: DataDir) ->
     del data_dir  # what a user names is where the name says
     try:
         return load(text)
+    except DamagedError:  # it names the file
+        raise
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
 

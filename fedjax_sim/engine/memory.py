@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.stages import Compiled, Lowered
+
+from fedjax_sim.base.files import memory_of_host
 
 MB = 1e6
 
@@ -129,13 +130,6 @@ def memory_of(devices: Sequence[jax.Device]) -> int | None:
 def _here(devices: Sequence[jax.Device]) -> list[jax.Device]:
     """Those of this process."""
     return [d for d in devices if d.process_index == jax.process_index()]
-
-
-def memory_of_host() -> int | None:
-    """Bytes of this machine; None if it does not say."""
-    if not hasattr(os, "sysconf"):  # Windows
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def held_of_host(size: int, devices: Sequence[jax.Device]) -> int:

@@ -9,7 +9,6 @@ may be computed once for a whole data set: :func:`fedjax_sim.models.mobilenet_v2
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Model, Variables
+from fedjax_sim.base.files import read_npz
 from fedjax_sim.models.adapters import from_linen
 from fedjax_sim.models.convolutions import conv, depthwise
 from fedjax_sim.models.layers import BatchNorm, Dense, fan_in_uniform
@@ -181,10 +181,7 @@ def load_weights(weights: Weights) -> Mapping[str, NDArray[np.float32]]:
     if isinstance(weights, Mapping):
         return {name: np.asarray(a, np.float32) for name, a in weights.items()}
     path = _default_file() if weights is None else Path(weights).expanduser()
-    if path.is_file() and not zipfile.is_zipfile(path):
-        raise ValueError(f"weights must be an .npz file, got {path}")
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    return read_npz(path)
 
 
 def _default_file() -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
+from fedjax_sim.base.files import read_npz, write_npz
 from fedjax_sim.models.leaves import path_of
 
 Shapes = dict[str, Any]
-
-_BAD_ZIP = (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError)
-_DAMAGED = (*_BAD_ZIP, ValueError, KeyError, AttributeError, TypeError)
 
 
 def save_weights(file: str | os.PathLike[str], variables: Variables) -> None:
     """Writes the weights of one model to a .npz file, an array for each leaf.
 
     Args:
-        file: is written anew.
+        file: the file, which is replaced as a whole.
         variables: parameters and state; of a result of several runs those of one:
             ``jax.tree.map(lambda w: w[0], result.variables)``. Arrays have the names that
             :func:`fedjax_sim.leaves.named` takes; floats shorter than 32 bits become float32.
@@ -42,8 +38,7 @@ def save_weights(file: str | os.PathLike[str], variables: Variables) -> None:
         ['Dense_0/Dense_0/bias', 'Dense_0/Dense_0/kernel']
     """
     arrays = {path: _plain(np.asarray(leaf)) for path, leaf in _by_path(variables).items()}
-    with Path(file).open("wb") as out:
-        np.savez(out, **arrays)  # type: ignore[arg-type]  # NumPy's stubs see allow_pickle
+    write_npz(Path(file), arrays)
 
 
 def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
@@ -74,7 +69,7 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
     if not place.is_file():
         raise FileNotFoundError(f"there is no file {place}")
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-    wanted, found = _by_path(like), _read(place)
+    wanted, found = _by_path(like), read_npz(place)
     lacking = [path for path in wanted if path not in found]
     unknown = [path for path in found if path not in wanted]
     if lacking or unknown:
@@ -140,14 +135,6 @@ def _by_path(variables: PyTree) -> Shapes:
 def _plain(leaf: NDArray[Any]) -> NDArray[Any]:
     """In a dtype that .npz knows: it has no bfloat16."""
     return leaf if leaf.dtype.kind in "biuf" else leaf.astype(np.float32)
-
-
-def _read(place: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with place.open("rb") as raw, np.load(raw, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored}
-    except _DAMAGED as error:
-        raise ValueError(f"{place.name} must be a .npz file of arrays, got {error}") from error
 
 
 def _some(paths: list[str]) -> str:

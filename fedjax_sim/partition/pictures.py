@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedjax_sim.base.files import writing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -120,7 +122,5 @@ def picture(
         if title:
             figure.suptitle(literal(title))
         yield figure
-        place.parent.mkdir(parents=True, exist_ok=True)
-        aside = place.with_name(f".{place.name}.{os.getpid()}")
-        figure.savefig(aside, format=kind, metadata={date: None} if date else None)
-        aside.replace(place)
+        with writing(place) as file:
+            figure.savefig(file, format=kind, metadata={date: None} if date else None)

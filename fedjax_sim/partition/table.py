@@ -2,13 +2,14 @@
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from fedjax_sim.base.files import read_npz, write_npz
 
 LABELS = ("labels", "samples", "dataset")  # what a file says of the labels that it deals
 LAST = int(np.iinfo(np.int32).max)  # the largest position
@@ -206,22 +207,17 @@ def save_partition(
         ...     load_partition(f"{folder}/p.npz").name
         'iid'
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("wb") as file:
-        np.savez(
-            file,
-            index=partition.index,
-            start=partition.start,
-            name=np.array(partition.name),
-            repeats=np.array(partition.repeats),
-            sent=np.array(partition.sent),
-            labels=np.array("" if labels is None else _labels_hash(labels)),
-            samples=np.array(0 if labels is None else len(np.asarray(labels))),
-            dataset=np.array(dataset),
-        )
-    aside.replace(path)
+    arrays = {
+        "index": partition.index,
+        "start": partition.start,
+        "name": np.array(partition.name),
+        "repeats": np.array(partition.repeats),
+        "sent": np.array(partition.sent),
+        "labels": np.array("" if labels is None else _labels_hash(labels)),
+        "samples": np.array(0 if labels is None else len(np.asarray(labels))),
+        "dataset": np.array(dataset),
+    }
+    write_npz(Path(path), arrays)
 
 
 def load_partition(
@@ -251,16 +247,15 @@ def load_partition(
         ValueError: path must be ... deals the 2 samples of mine, not the 3 of yours
     """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            repeats = "repeats" in stored and bool(stored["repeats"])
-            sent = int(stored["sent"]) if "sent" in stored else 0
-            lists = stored["index"], stored["start"]
-            if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in lists):
-                raise ValueError("index and start must be integers [n]")
-            partition = Partition(*lists, str(stored["name"]), repeats, sent)
-            known = [str(stored[key]) if key in stored else "" for key in LABELS]
-    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-        # NumPy's own text is about pickles.
+        stored = read_npz(Path(path))
+        repeats = "repeats" in stored and bool(stored["repeats"])
+        sent = int(stored["sent"]) if "sent" in stored else 0
+        lists = stored["index"], stored["start"]
+        if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in lists):
+            raise ValueError("index and start must be integers [n]")
+        partition = Partition(*lists, str(stored["name"]), repeats, sent)
+        known = [str(stored[key]) if key in stored else "" for key in LABELS]
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"path must be a partition that save_partition wrote, got {os.fspath(path)!r}"
         ) from error

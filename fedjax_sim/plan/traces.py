@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Availability, Law, Link, Now
+from fedjax_sim.base.files import read_npz
 
 Column = NDArray[np.float64]
 SPEEDS = ("seconds_per_step", "up_bytes_per_second", "down_bytes_per_second")
@@ -128,13 +129,7 @@ def _csv(path: Path) -> dict[str, Column]:
 
 
 def _npz(path: Path) -> dict[str, Column]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: np.asarray(arrays[name], np.float64) for name in arrays.files}
-    except OSError:
-        raise
-    except Exception as error:  # a broken archive raises any of several
-        raise ValueError(f"{path} cannot be read: {error}") from error
+    found = {name: _numbers(path, array) for name, array in read_npz(path).items()}
     if len({array.shape for array in found.values()}) > 1 or any(
         a.ndim != 1 for a in found.values()
     ):
@@ -142,9 +137,9 @@ def _npz(path: Path) -> dict[str, Column]:
     return found
 
 
-def _numbers(path: Path, words: list[str]) -> Column:
+def _numbers(path: Path, values: list[str] | NDArray[Any]) -> Column:
     try:
-        return np.array(words, np.float64)
+        return np.array(values, np.float64)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

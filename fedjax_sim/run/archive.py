@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import PyTree
-
-Arrays = dict[str, NDArray[Any]]
+from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
 
 
 class CheckpointError(ValueError):
@@ -28,9 +23,6 @@ class CheckpointError(ValueError):
 NAMES = "arrays"
 """What a file says of itself besides: the names of its arrays."""
 
-DAMAGED = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What :func:`read` raises if a file is not whole."""
-
 
 def write(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
     """Writes a file as a whole or not at all: one that is killed leaves what was there before.
@@ -38,28 +30,25 @@ def write(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    aside = path.with_name(f".{path.name}")
-    try:
-        with aside.open("wb") as file:
-            told = np.array(json.dumps({**about, NAMES: list(arrays)}))
-            np.savez(file, about=told, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+    told = json.dumps({**about, NAMES: list(arrays)})
+    write_npz(path, {"about": np.array(told), **arrays})
 
 
 def read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    """What a file says of itself, and its arrays; raises one of ``DAMAGED`` if it is not whole."""
-    # A zip file, which checks what is read. Opened here: NumPy leaves one that is no zip file open.
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    about: dict[str, Any] = json.loads(str(arrays.pop("about")))
-    if about.pop(NAMES) != list(arrays):  # the list of a zip file has no checksum
-        raise ValueError("some arrays are missing")
+    """Returns what a file says of itself, and its arrays.
+
+    Raises:
+        OSError: if it cannot be opened.
+        DamagedError: if it is not whole.
+    """
+    arrays = read_npz(path)
+    try:
+        about = dict(json.loads(str(arrays.pop("about"))))
+        whole = about.pop(NAMES) == list(arrays)  # the list of a zip file has no checksum
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{path}: it does not describe itself") from error
+    if not whole:
+        raise DamagedError(f"{path}: some arrays are missing")
     return about, arrays
 
 

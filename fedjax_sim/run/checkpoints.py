@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_sim.base import FedState, PyTree
-from fedjax_sim.run.archive import DAMAGED, Arrays, CheckpointError, packed, read, unpacked, write
+from fedjax_sim.base.files import Arrays, remove_asides
+from fedjax_sim.run.archive import CheckpointError, packed, read, unpacked, write
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.layout import Layout, put
 from fedjax_sim.run.stages import Collected, Run, Stage
@@ -143,8 +144,7 @@ class Saver:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
-                for half in self._folder.glob(".*.npz"):
-                    half.unlink()
+                remove_asides(self._folder)
         except OSError as error:
             raise CheckpointError(f"checkpoints: {error}") from error
         self.saved = self._going_on(eval_every)
@@ -249,11 +249,6 @@ class Saver:
                 raise CheckpointError(f"{path} is of a run with another {name}{shown}")
 
 
-def _told(error: BaseException) -> str:
-    """An error in one line."""
-    return (str(error) or type(error).__name__).partition("\n")[0]
-
-
 def files(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the oldest first."""
     return sorted(folder.glob("[0-9]*.npz"))
@@ -268,9 +263,9 @@ def whole(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Saved]]:
         try:
             about, arrays = read(path)
             saved = Saved(about["done"], tuple(about["rounds"]), about["seconds"], arrays)
-        except DAMAGED as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(
-                f"{path} is damaged ({_told(error)}); the one before is taken, or the beginning",
+                f"{error}; the run goes on from the checkpoint before it, or from the beginning",
                 CheckpointWarning,
                 stacklevel=4,
             )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
-from fedjax_sim.cli.folder import write_text
+from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.reporting.compare import paired
 from fedjax_sim.cli.reporting.formats import latex, markdown

@@ -1,0 +1,113 @@
+"""Files are read whole or rejected in one line, and written whole or not at all."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim.base import files
+from fedjax_sim.base.files import DamagedError, read_npz, write_npz, writing
+from fedjax_sim.data import load_dataset
+from fedjax_sim.models import load_weights, mobilenet
+from fedjax_sim.partition import load_partition
+from fedjax_sim.run import archive
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "checkpoint": archive.read,
+    "data": lambda path: load_dataset(str(path)),
+    "mobilenet": mobilenet.load_weights,
+    "partition": load_partition,
+    "trace": fs.clock.traced,
+    "weights": lambda path: load_weights(path, fs.models.logistic((2,), 2)),
+}
+
+
+def member(content: bytes, size: int | None = None) -> Callable[[Path], None]:
+    """Writes a zip file with one array's bytes, of which the directory declares another size."""
+
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("w.npy", content)
+            if size is not None:
+                archive.infolist()[0].file_size = size
+
+    return write
+
+
+def header(shape: str, dtype: str = "<f8") -> bytes:
+    """Returns an array's header in NumPy's format, version 1."""
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "no zip file": lambda path: path.write_bytes(b"nothing"),
+    "no array": member(b"nothing"),
+    "a huge shape": member(header(f"({10**15},)") + bytes(8)),
+    "a shape below 0": member(header("(-1,)") + bytes(8)),
+    "a shape of 4,000 digits": member(header(f"({'9' * 4000},)") + bytes(8)),
+    "deep brackets": member(header("(" * 900 + ")" * 900)),
+    "Python objects": member(header("(1,)", "|O") + bytes(8)),
+    "no such dtype": member(header("(1,)", "<f7") + bytes(8)),
+    "fewer bytes than declared": member(header("(9,)") + bytes(8), len(header("(9,)")) + 72),
+    "a huge declared size": member(header("(1,)") + bytes(8), 2**24),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_is_one_line_that_names_the_file(
+    case: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "memory_of_host", lambda: 2**20)
+    path = tmp_path / "mine.npz"
+    DAMAGED[case](path)
+    with pytest.raises(ValueError, match=r"mine\.npz") as caught:
+        READERS[reader](path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_larger_than_the_memory_is_not_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.npz"
+    write_npz(path, {"w": np.zeros(1000), "b": np.zeros(10)})
+    monkeypatch.setattr(files, "memory_of_host", lambda: 5000)
+    with pytest.raises(DamagedError, match="declares"):
+        read_npz(path)
+    assert [*read_npz(path, ["b"])] == ["b"]
+
+
+def test_no_flip_of_a_header_is_a_traceback_or_goes_unnoticed(tmp_path: Path) -> None:
+    """Every bit of the zip file's first 200 bytes: its own entry, and NumPy's header."""
+    path, kept = tmp_path / "a.npz", 0
+    write_npz(path, {"w": np.arange(3.0)})
+    content = path.read_bytes()
+    for bit in range(8 * 200):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            found = read_npz(path)
+        except DamagedError:
+            continue
+        kept += 1  # the time of the entry, say
+        assert [(name, array.tolist()) for name, array in found.items()] == [("w", [0, 1, 2])]
+    assert 0 < kept < 400
+
+
+def test_a_block_that_raises_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    files.write_text(path, "ε")
+    with suppress(KeyboardInterrupt), writing(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == "ε".encode()
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
