@@ -73,6 +73,10 @@ MEMORY = tests("client_memory")
 ORDER = tests("order")
 
 MUTANTS = [
+    Mutant("engine/optimizers.py", "if any(map(ahead,", "if all(map(ahead,", tests("optimisers")),
+    Mutant("engine/optimizers.py", "p.name not in given:", "p.name in given:", tests("optimisers")),
+    Mutant("models/adapters.py", ', "params": stream(key, Step.LAYER)}', "}", tests("models")),
+    Mutant("models/_nnx.py", "nnx.Rngs(key, params", "nnx.Rngs(params", tests("models")),
     # engine
     Mutant(
         "engine/tree.py",

@@ -1657,6 +1657,13 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(server=fs.server.replace)
 
 
+def test_a_wrong_call_of_a_part_names_its_function() -> None:
+    with pytest.raises(TypeError, match=r"^fedavg\(\) missing .*: 'clients_per_round'"):
+        fs.fedavg(update())  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^delayed\(\) got an unexpected .* 'num_rounds'"):
+        fs.schedule.delayed(3, num_rounds=2)  # type: ignore[call-arg]
+
+
 # ---- what compose refuses ----
 
 

@@ -848,6 +848,39 @@ def test_dropout_acts_in_training_alone(make: Callable[[], fs.Model]) -> None:
         assert_trees(model.apply(start, x, train=False, key=key)[0], x)
 
 
+class Noisy(nn.Module):
+    """It asks for a stream of its own, whatever the mode."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(self.make_rng("noise"), x.shape, x.dtype)
+
+
+class NoisyNnx(nnx.Module):
+    """The same; the stream is asked for when the module is made."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.noise = rngs.noise.fork()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + jax.random.normal(self.noise(), x.shape, x.dtype)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: fs.models.from_linen(Noisy(), (9,)), lambda: fs.models.from_nnx(NoisyNnx)]
+)
+def test_every_random_stream_that_a_module_asks_for_has_a_key(
+    make: Callable[[], fs.Model],
+) -> None:
+    model, x = make(), jnp.ones((3, 9))
+    start = model.init(jax.random.key(0))
+    one, other = (model.apply(start, x, train=True, key=jax.random.key(i))[0] for i in (1, 2))
+    assert (one != other).all()
+    first, again = (model.apply(start, x, train=False)[0] for _ in range(2))
+    assert (first != x).all()
+    assert_trees(first, again)
+
+
 @pytest.mark.parametrize(
     ("name", "in_training"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -213,3 +215,66 @@ def test_an_optimiser_that_asks_for_more_is_refused() -> None:
     wanted = f"optimizer must need no extra argument but {', '.join(GIVEN)}, got one that needs rat"
     with pytest.raises(ValueError, match=re.escape(wanted)):
         fs.local_sgd(objective_of(bowls), optimizer)
+    with pytest.raises(ValueError, match=r"transform must need no extra .*, got one that needs"):
+        fs.server.optimizer(optax.scale_by_polyak())
+    with pytest.raises(ValueError, match=r"transform must be an optax\.Grad.*, got 0\.1"):
+        fs.server.optimizer(0.1)  # type: ignore[arg-type]
+
+
+OTHERS = {
+    "sync_period": 2,
+    "max_consecutive_errors": 2,
+    "seed": 0,
+    "should_transform_fn": lambda step: step > 0,
+}
+"""Values of arguments without a default, where they are not 0.1."""
+
+INNER = {"inner", "optimizer", "adv_optimizer", "fast_optimizer", "base_optimizer", "opt"}
+"""Names of the argument that is another optimiser."""
+
+REJECTED = {
+    "optax.lookahead": "got optax.lookahead, which trains two: give its fast_optimizer alone",
+    "optax.contrib.dpsgd": "expects `grads` to have a batch dimension",
+}
+
+
+def exported() -> dict[str, Any]:
+    """The optimisers of optax: what takes a learning rate or another optimiser, made with it."""
+    found = {}
+    for module in (optax, optax.contrib):
+        for name, make in inspect.getmembers(module, inspect.isfunction):
+            takes = inspect.signature(make).parameters
+            if name.startswith("_") or not {"learning_rate", *INNER} & takes.keys():
+                continue
+            needed = [
+                n for n, p in takes.items() if p.default is p.empty and p.kind != p.VAR_KEYWORD
+            ]
+            given = {n: optax.sgd(0.1) if n in INNER else OTHERS.get(n, 0.1) for n in needed}
+            found[f"{module.__name__}.{name}"] = functools.partial(make, **given)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")  # optax's own, of what it will drop
+def test_every_optimiser_of_optax_trains_or_is_rejected_in_a_line() -> None:
+    model = fs.models.logistic((3,), 2)  # parameters by name, as those of users are
+    y, index = jnp.zeros(len(X), jnp.int32), jnp.arange(len(X), dtype=jnp.int32)
+    client = base.ClientView(jnp.asarray(X), y, index, jnp.int32(0), jnp.int32(len(X)), len(X))
+    rejected = {}
+
+    def visit(optimizer: Any) -> Any:
+        local = fs.local_sgd(fs.empirical_risk(model), optimizer, batch_size=len(X))
+        start = model.init(jax.random.key(0))
+        states = local.client_state(start), local.shared_state(start)
+        return local.train(jax.random.key(0), start, client, *states).variables
+
+    tried = exported()
+    for name, make in tried.items():
+        try:
+            jax.eval_shape(lambda make=make: visit(make()))
+        except ValueError as error:
+            rejected[name] = str(error)
+    assert len(tried) > 40
+    assert rejected.keys() == REJECTED.keys()
+    for name, wanted in REJECTED.items():
+        assert wanted in rejected[name]
+        assert "\n" not in rejected[name]

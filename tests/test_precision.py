@@ -309,8 +309,13 @@ def test_a_network_that_computes_in_its_own_type_is_refused() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return nn.Dense(CLASSES, dtype=jnp.float32)(x)
 
-    model = fs.models.from_linen(Stubborn(), (6,))
-    mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)
-    message = "model must compute in bfloat16 if its weights and inputs are, got float32"
-    with pytest.raises(ValueError, match=message):
-        mixed.apply(model.init(jax.random.key(0)), jnp.ones((2, 6)), train=False)
+    stubborn = fs.models.from_linen(Stubborn(), (6,))
+    scaled = fs.models.with_scaling(fs.models.logistic((6,), CLASSES), jnp.zeros(6), jnp.ones(6))
+    message = (
+        "model must compute in bfloat16 if its weights and inputs are, got float32; scaling goes "
+        r"around it: with_scaling\(with_compute_dtype\("
+    )
+    for model in (stubborn, scaled):
+        mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)
+        with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match=message):
+            mixed.apply(model.init(jax.random.key(0)), jnp.ones((2, 6)), train=False)

@@ -55,10 +55,9 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(factory)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        value = factory(*args, **kwargs)  # first: its TypeError names the function, bind's does not
         bound = inspect.signature(factory).bind(*args, **kwargs)
-        return with_origin(
-            factory(*args, **kwargs), Origin(made, types.MappingProxyType(_flat(bound)))
-        )
+        return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))
 
     return made
 

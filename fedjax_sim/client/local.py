@@ -37,7 +37,7 @@ from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.client.visiting import visiting
-from fedjax_sim.engine.optimizers import check_extra
+from fedjax_sim.engine.optimizers import GIVEN, check_optimizer
 from fedjax_sim.personal import adaptive_start, ditto
 
 __all__ = [
@@ -144,9 +144,7 @@ def local_sgd(
         >>> int(local.train(key, model.init(key), client, ((), ()), ((), ())).info.steps)
         6
     """
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise ValueError(f"optimizer must be an optax.GradientTransformation, got {optimizer!r}")
-    check_extra(optimizer)
+    check_optimizer("optimizer", optimizer, GIVEN)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if not 0 < epochs < math.inf:

@@ -40,6 +40,7 @@ from fedjax_sim.client.descent import accompanied, descended, whole_gradient
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import minibatch
 from fedjax_sim.engine.clients import number_of_round
+from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.reach import response, stateless
 from fedjax_sim.engine.streams import Client, Step, stream
 
@@ -227,7 +228,7 @@ class SGD:
 
     def start(self, variables: Variables) -> PyTree:
         """A fresh state of the optimiser."""
-        return self.optimizer.init(self._chosen(variables)(variables.params))
+        return first_state(self.optimizer, self._chosen(variables)(variables.params))
 
     def whole(self, context: Context) -> Callable[[PyTree], PyTree]:
         """``params -> ∇F_k``; see :func:`fedjax_sim.client.descent.whole_gradient`."""

@@ -7,7 +7,7 @@ an ``optax.chain``; those of the server into :func:`fedjax_sim.server.optimizer`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,21 +22,47 @@ GIVEN = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
 """The extra arguments of ``update`` that a local update has for an optimiser, by optax's names."""
 
 
-def check_extra(optimizer: optax.GradientTransformation) -> None:
-    """Refuses an optimiser whose ``update`` needs an extra argument that is not :data:`GIVEN`.
+def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> None:
+    """Refuses an optimiser whose ``update`` needs an extra argument that nobody gives it.
+
+    Args:
+        name: of the argument that has the optimiser, for the message.
+        optimizer: what it has.
+        given: the extra arguments that the optimiser will be given, by optax's names.
 
     Raises:
-        ValueError: if it does. What stands inside an ``optax.chain`` cannot be seen.
+        ValueError: if it is no optimiser, or needs another argument. What stands inside an
+            ``optax.chain`` cannot be seen.
 
-    >>> check_extra(optax.polyak_sgd())
+    >>> check_optimizer("optimizer", optax.polyak_sgd(), GIVEN)
     """
-    parameters = inspect.signature(optimizer.update).parameters.values()
-    for p in parameters:
-        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in GIVEN:
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
+    for p in inspect.signature(optimizer.update).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in given:
+            but = f" but {', '.join(given)}" * bool(given)
             raise ValueError(
-                f"optimizer must need no extra argument but {', '.join(GIVEN)}, got one that needs "
-                f"{p.name}"
+                f"{name} must need no extra argument{but}, got one that needs {p.name}"
             )
+
+
+def first_state(optimizer: optax.GradientTransformation, params: PyTree) -> Any:
+    """Returns the optimiser's state before its first step.
+
+    Raises:
+        ValueError: if ``optax.lookahead`` is part of it, whose parameters are of a kind of its own.
+    """
+
+    def ahead(state: Any) -> bool:
+        return isinstance(state, optax.LookaheadState)
+
+    state = optimizer.init(params)
+    if any(map(ahead, jax.tree.leaves(state, is_leaf=ahead))):
+        raise ValueError(
+            "optimizer must train one set of weights, got optax.lookahead, which trains two: give "
+            "its fast_optimizer alone"
+        )
+    return state
 
 
 def taken(optimizer: optax.GradientTransformation, extra: Mapping[str, Any]) -> dict[str, Any]:

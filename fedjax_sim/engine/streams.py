@@ -92,6 +92,7 @@ class Step(enum.IntEnum):
     """Of the key of a step, which itself is that of dropout."""
 
     TRANSFORM = 1
+    LAYER = 2**31 - 3
     ADAPTATION = 2**31 - 2
     NOISE = 2**31 - 1
 

@@ -43,7 +43,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         )
     # The structure does not depend on the key. Random streams are rebuilt from each step's key:
     # kept in the state, they would be averaged over clients.
-    abstract = nnx.eval_shape(lambda: build(nnx.Rngs(params=0, dropout=0)))
+    abstract = nnx.eval_shape(lambda: build(_rngs(jax.random.key(0))))
     norms = set()
     for path, layer in nnx.iter_graph(abstract):
         if isinstance(layer, _NORMS):
@@ -55,7 +55,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     mode = mode_of(name, takes)
 
     def init(key: Array) -> Variables:
-        module = build(nnx.Rngs(params=key, dropout=key))
+        module = build(_rngs(key))
         _, params, _, state = _parts(module)
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(state))
 
@@ -122,6 +122,11 @@ def _with_mask(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
         return kind.__call__(self, x, *args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": call})
+
+
+def _rngs(key: Array) -> nnx.Rngs:
+    """The random streams of a module; of any other name it draws from the default stream."""
+    return nnx.Rngs(key, params=key, dropout=key)
 
 
 def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:

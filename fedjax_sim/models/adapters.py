@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
+from fedjax_sim.engine.streams import Step, stream
 from fedjax_sim.models.layers import BatchNorm
 
 TRAINING = ("train", "training", "is_training", "is_train")
@@ -35,8 +36,9 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         dtype: of the input; tokens are integers.
 
     Returns:
-        A model; dropout draws from the stream "dropout". Its head is the dense layer that is called
-        last, its features what that is given.
+        A model. Every random stream that the module asks for has a key: in training the step's, in
+        evaluation always the same one. Its head is the dense layer that is called last, its
+        features what that is given.
 
     Raises:
         ValueError: if it is no module; if it takes the mode by two names, or by none though it has
@@ -74,10 +76,12 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         key: Array | None = None,
     ) -> tuple[Array, PyTree]:
         tree = {"params": variables.params, **variables.state}
-        rngs = None if key is None else {"dropout": key}
+        # flax draws from "params" for every stream that is missing.
         if not train:
-            out: Any = module.apply(tree, x, **options(train, mask), rngs=rngs)
+            fixed = {"params": jax.random.key(0)}
+            out: Any = module.apply(tree, x, **options(train, mask), rngs=fixed)
             return out, variables.state
+        rngs = None if key is None else {"dropout": key, "params": stream(key, Step.LAYER)}
         norms: set[tuple[Any, ...]] = set()
         with nn.intercept_methods(functools.partial(_hand_mask, mask, norms)):
             out, state = module.apply(

@@ -98,7 +98,8 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
     def widened(outputs: Array) -> Array:
         if outputs.dtype != kind:
             raise ValueError(
-                f"model must compute in {kind} if its weights and inputs are, got {outputs.dtype}"
+                f"model must compute in {kind} if its weights and inputs are, got {outputs.dtype}; "
+                "scaling goes around it: with_scaling(with_compute_dtype(model, dtype), mean, std)"
             )
         return outputs.astype(jnp.float32)
 

@@ -24,6 +24,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view
 from fedjax_sim.engine.needs import ONE_MODEL, WHOLE_MODEL
+from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
 
 @part
@@ -48,6 +49,9 @@ def optimizer(transform: optax.GradientTransformation) -> Server:
     Returns:
         A server.
 
+    Raises:
+        ValueError: if it is no optimiser, or needs more than a gradient and the parameters.
+
     Source: Reddi et al. 2021 <https://arxiv.org/abs/2003.00295>, Algorithm 1.
 
     >>> server = optimizer(optax.sgd(0.5))
@@ -56,6 +60,7 @@ def optimizer(transform: optax.GradientTransformation) -> Server:
     >>> taken.params["w"].tolist()
     [0.5]
     """
+    check_optimizer("transform", transform)
 
     def update(
         key: Array, step: Variables, server: Variables, opt: PyTree, gathered: Gathered
@@ -66,7 +71,9 @@ def optimizer(transform: optax.GradientTransformation) -> Server:
         return step._replace(params=updates), opt
 
     return Server(
-        init=lambda variables: transform.init(variables.params), update=update, reads_updates=False
+        init=lambda variables: first_state(transform, variables.params),
+        update=update,
+        reads_updates=False,
     )
 
 
