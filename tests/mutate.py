@@ -77,6 +77,12 @@ MUTANTS = [
     Mutant("engine/optimizers.py", "p.name not in given:", "p.name in given:", tests("optimisers")),
     Mutant("models/adapters.py", ', "params": stream(key, Step.LAYER)}', "}", tests("models")),
     Mutant("models/_nnx.py", "nnx.Rngs(key, params", "nnx.Rngs(params", tests("models")),
+    Mutant(
+        "models/factories.py",
+        "sizes = (shape, outputs) if len(names) > 1 else ()",
+        "sizes = shape, outputs",
+        tests("registry") + " -k=flax",
+    ),
     # engine
     Mutant(
         "engine/tree.py",

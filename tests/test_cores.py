@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import fedjax_sim as fs
+from fedjax_sim import bench
 from fedjax_sim.engine import cores
 
 
@@ -54,6 +55,19 @@ def test_one_device_that_nobody_chose_is_told_of() -> None:
         "RuntimeError: use_cores must come before JAX computes anything: it has started, with 1 "
         "CPU device"
     )
+
+
+@pytest.mark.slow
+def test_loading_a_run_does_not_tell_of_one_device(tmp_path: Path) -> None:
+    """It trains nothing; what is made of it later is told of."""
+    flags = "--algo fedavg --compare none --rounds 1 --seeds 1 --partition iid --model logistic"
+    out = str(tmp_path / "run")
+    assert bench.main([*flags.split(), "--out", out]) == 0
+    code = f"run = fs.load_run({out!r}); print(run.test.x.shape, run.variables('fedavg') is None)\n"
+    done = said(code + "fs.make_execution()")
+    assert done.stdout == "(359, 8, 8, 1) False\n"
+    (warned,) = re.findall(r".*OneDeviceWarning.*", done.stderr)
+    assert warned.startswith("<string>:4: ")
 
 
 def test_devices_that_someone_chose_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.registry import Registry, UnknownNameError, entry_points
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.cli import partitioning
-from fedjax_sim.cli.build import build
+from fedjax_sim.cli.build import build, load_model
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import DATASETS, load_dataset
 from fedjax_sim.models import MODELS
@@ -28,6 +29,7 @@ from fedjax_sim.partition import SAMPLERS, parse_sampler
 
 MINE = '''
 import flax.linen as nn
+from flax import nnx
 import numpy as np
 import fedjax_sim as fs
 from fedjax_sim import schedule, selection, server
@@ -94,6 +96,23 @@ def net(shape, classes):
 
 def bad_net(shape, classes):
     raise KeyError(shape)
+
+
+class Linear(nnx.Linear):
+    def __init__(self, shape, classes, rngs):
+        super().__init__(*shape, classes, rngs=rngs)
+
+
+def keyword_net(shape, classes, *, rngs):
+    return Linear(shape, classes, rngs)
+
+
+def rngs_net(rngs):
+    return Linear((4,), 3, rngs)
+
+
+def made_net(shape, classes):
+    return Linear(shape, classes, nnx.Rngs(0))
 
 
 def slices(labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"):
@@ -204,6 +223,13 @@ def test_a_sampler_has_flags_in_the_other_command(mine: ModuleType, tmp_path: Pa
         assert (report["sampler"], report["options"]) == ("mine:slices", {"each": 3})
 
 
+@pytest.mark.parametrize("name", ["Linear", "keyword_net", "rngs_net", "net"])
+def test_a_factory_of_any_flax_module_is_a_model(name: str, mine: ModuleType) -> None:
+    model = load_model(f"mine:{name}", mine.blobs(None))
+    logits, _ = model.apply(model.init(jax.random.key(0)), np.ones((2, 4), np.float32), train=False)
+    assert logits.shape == (2, 3)
+
+
 # Registered names
 
 
@@ -310,6 +336,7 @@ FAILS = {
     "no data": (["--dataset", "mine:no_data"], "mine:no_data must return a Dataset, got int"),
     "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
+    "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
     "needs": (["--partition", "mine:slices"], "allowed: iid"),
     "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),
     "argument": (["--partition", "mine:slices(2, mood=3)"], "got 'mine:slices(2, mood=3)'; al"),

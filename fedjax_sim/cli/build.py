@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +40,8 @@ from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, streamed
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.models import MODELS, SCALES_ITSELF, from_linen, with_compute_dtype, with_scaling
+from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
+from fedjax_sim.models.factories import model_of
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model, simulation
@@ -304,9 +304,8 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
     """A model by its name or place, checked against the data, that scales its inputs.
 
     Args:
-        name: a name in ``MODELS``, or ``package.module:factory``: ``factory(shape, classes)`` gives
-          a Model or a flax.linen module; it may also be such a module itself. Of a task without
-          classes it is given the number of outputs.
+        name: a name in ``MODELS``, or ``package.module:factory``, see
+          :func:`fedjax_sim.models.factories.model_of`.
         dataset: gives shape, task and scale.
         precision: what it computes in.
 
@@ -323,15 +322,11 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
     except ValueError as error:
         raise ValueError(f"--model {error}") from error
     try:
-        given = _instance(made, dataset.train_x.shape[1:], dataset.task.outputs)
+        given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything
         if not MODELS.is_foreign(key) and not isinstance(error, ValueError | ZeroDivisionError):
             raise
         raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
-    if not isinstance(given, Model):
-        raise ValueError(
-            f"--model {name} must give a Model or a flax.linen module, got {type(given).__name__}"
-        )
     if precision == "bf16":
         given = with_compute_dtype(given, jnp.bfloat16)
     if key not in SCALES_ITSELF and dataset.mean is not None and dataset.std is not None:
@@ -341,9 +336,3 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
     except ValueError as error:
         raise ValueError(f"--model {name}: {error}") from error
     return given
-
-
-def _instance(made: Any, shape: tuple[int, ...], outputs: int) -> Any:
-    if not isinstance(made, Model | nn.Module):
-        made = made(shape, outputs)
-    return from_linen(made, shape) if isinstance(made, nn.Module) else made

@@ -20,6 +20,7 @@ from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.resuming import arguments, written
 from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.cores import default_device
 from fedjax_sim.run.archive import unpacked
 from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.checkpoints import Saved, newest, server_at, server_of
@@ -59,7 +60,9 @@ class SavedRun:
         from fedjax_sim.cli.parser import parse
 
         config = parse(arguments(self.folder))
-        return build(dataclasses.replace(config, machine=Machine()))
+        # Nothing is trained, so a single CPU device is no reason for a warning: name the devices.
+        devices = len(jax.local_devices()) if default_device() is None else None
+        return build(dataclasses.replace(config, machine=Machine(devices=devices)))
 
     @property
     def model(self) -> Model:

@@ -44,7 +44,7 @@ class Training(Group):
         "model",
         lambda: (
             f"one of {', '.join(MODELS)}, or package.module:factory with factory(shape, classes) "
-            "-> Model or flax module"
+            "-> Model or flax.linen module, factory(shape, classes, rngs) -> flax.nnx module"
         ),
         metavar="NAME",
     )

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import flax.linen as nn
-
 from fedjax_sim.base import Model
 from fedjax_sim.base.registry import Registry
-from fedjax_sim.base.signatures import takes
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
 from fedjax_sim.models.adapters import from_linen
+from fedjax_sim.models.factories import WANTED, is_factory
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
 from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
 from fedjax_sim.models.resnet import resnet20
@@ -29,8 +27,8 @@ _NETS = (
 
 MODELS: Registry[Callable[..., Model]] = Registry(
     "model",
-    wanted="a function (shape, classes) -> Model or flax.linen module, or one of these",
-    fits=lambda value: isinstance(value, Model | nn.Module) or takes(value, (1,), 2),
+    wanted=WANTED,
+    fits=is_factory,
     group="fedjax_sim.models",
     own={net.__name__: net for net in _NETS} | {"linear": logistic},
 )
