@@ -83,6 +83,10 @@ MUTANTS = [
         "sizes = shape, outputs",
         tests("registry") + " -k=flax",
     ),
+    Mutant("base/spelling.py", 'f"{counted}s", ', "", tests("bench") + " -k=mistyped"),
+    Mutant("base/spelling.py", "other, text", "text", tests("registry") + " -k=word"),
+    Mutant("cli/catalogue.py", "all(word.lower()", "any(word.lower()", tests("bench") + " -k=list"),
+    Mutant("data/_csv.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
     # engine
     Mutant(
         "engine/tree.py",

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ import pytest
 from conftest import known
 from scipy import stats
 
-from fedjax_sim import bench, models, privacy
+import fedjax_sim as fs
+from fedjax_sim import __main__ as door
+from fedjax_sim import bench, models, privacy, report, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
 from fedjax_sim.cli import running
@@ -30,6 +32,7 @@ from fedjax_sim.cli.flags import documented
 from fedjax_sim.cli.local import augmentations
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.partitioning import command
 from fedjax_sim.cli.summary import privacy_spent, pull_of, show
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.data import load_dataset
@@ -320,6 +323,39 @@ def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture
     assert "--mu" not in told(capsys, "--algo", "scaffold")
 
 
+def test_list_has_the_entries_with_all_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--list", "PUSH-SUM", "weighting.equal"])
+    assert stopped.value.code == 0
+    entries, legend = capsys.readouterr().out.split("\n\n")
+    assert [line.split()[0] for line in entries.splitlines() if line[0] != " "] == ["push_sum"]
+    assert legend.startswith("m (--clients-per-round)")
+
+
+DOORS = {"bench": bench.main, "partition": command, "study": study.main, "report": report.main}
+
+
+@pytest.mark.parametrize("command", [door.main, *DOORS.values()])
+def test_every_command_has_a_version(
+    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"fedjax_sim {fs.__version__}, JAX {jax.__version__}\n"
+
+
+def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert door.main([]) == door.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"python -m fedjax_sim.{name} " in shown for name in DOORS)
+    assert door.main(["--algo", "fedavg"]) == 2
+    assert capsys.readouterr().err == (
+        "fedjax_sim: error: --algo is for a command: one of "
+        f"{', '.join(f'fedjax_sim.{name}' for name in DOORS)}\n"
+    )
+
+
 BAD = {
     "phases 0": (["--phases", "0"], "--phases"),
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
@@ -402,7 +438,15 @@ BAD = {
         "radfedi: --samples-mb needs methods that read the samples of clients in their own",
     ),
     "unknown": (["--nope"], "--nope"),
-    "mistyped": (["--round", "3"], "did you mean --rounds"),
+    "mistyped": (["--round", "3"], "did you mean --rounds?\n"),
+    "another word": (["--learning-rate", "0.1"], "did you mean --lr?\n"),
+    "another word for a setting": (
+        ["--algo", "fedprox(local_epochs=1)"],
+        "local_epochs is no setting of fedprox; did you mean epochs?",
+    ),
+    "another word for a sampler": (["--partition", "dir(0.1)"], "mean dirichlet(0.1)? allowed: "),
+    "a mistyped kind": (["--dataset", "cvs:a.csv,label=b"], "did you mean csv:a.csv,label=b? kno"),
+    "nothing listed": (["--list", "fedavg", "qqqq"], "--list: no entry has 'fedavg' and 'qqqq'"),
     "no folder": (["--compare", "none", "--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),
 }
 

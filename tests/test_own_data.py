@@ -230,6 +230,11 @@ def test_csv_refuses(case: str, pets: Callable[[list[str]], None]) -> None:
         ("csv:pets.csv,label=b", ["a;b", "1;2"], "has no column 'b'; .* commas are: a;b"),
         ("csv:pets.csv,label=b", ["a,b", "1,c", "2,c"], "column 'b' must have two .* got c alone"),
         ("csv:pets.csv,label=b", ["a,b", "1,c", "2,d"], "test=0.2 must leave .* got 0 of 2 rows"),
+        (
+            "csv:pets.csv,label=b",
+            ["a,b", "1,2.5", "2,3", "3,4.5", "4,2.5"],
+            r"column 'b' has 3 different numbers in 4 rows, such as 2\.5: give target=b",
+        ),
         ("csv:pets.csv,label=b,test=t", ["a,b,t", "1,c,1", "2,d,1"], "test=t must .* got 2 of 2"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -20,10 +21,14 @@ from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.registry import Registry, UnknownNameError, entry_points
 from fedjax_sim.base.signatures import takes
+from fedjax_sim.base.spelling import OTHER_WORDS, did_you_mean, plain
 from fedjax_sim.cli import partitioning
 from fedjax_sim.cli.build import build, load_model
+from fedjax_sim.cli.config import GROUPS
+from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import DATASETS, load_dataset
+from fedjax_sim.data.sources import KINDS
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition import SAMPLERS, parse_sampler
 
@@ -317,6 +322,33 @@ def test_names_nearby_are_offered() -> None:
         MODELS["logistics"]
     with pytest.raises(ValueError, match="did you mean fashion_mnist"):
         load_dataset("fashion_mist")
+
+
+def test_other_words_are_for_names_that_exist_and_are_no_names_themselves() -> None:
+    of_groups = {field.name for of in GROUPS.values() for field in dataclasses.fields(of)}
+    of_methods = {key for name in ALGORITHMS.own for key in parameters(name)}
+    flags = {*map(plain, of_groups | of_methods), "algo", "compare"}
+    names = {plain(name) for of in (SAMPLERS.own, DATASETS.own, MODELS.own, KINDS) for name in of}
+    for name, words in OTHER_WORDS.items():
+        assert plain(name) in flags | names, name
+        same = flags if plain(name) in flags else names
+        assert not {*map(plain, words.split())} & same, name
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--num-clients", "--clients"),
+        ("n_rounds", "rounds"),
+        ("number_of_clients", "clients"),
+        ("Local-LR", "lr"),
+        ("clientz", "clients"),
+    ],
+)
+def test_a_word_of_the_field_means_one_name(word: str, meant: str) -> None:
+    known = ["clients", "rounds", "lr", "equal_clients", "pace_rounds", "learned"]
+    dashes = "--" * word.startswith("--")
+    assert did_you_mean(word, [dashes + name for name in known])[0] == meant
 
 
 # What fails is one line that names the flag

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from fedjax_sim.base.spelling import hint, plain
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -206,10 +207,7 @@ class Registry(Mapping[str, T]):
                 warnings.warn(f"left out: {error}", stacklevel=3)
 
     def _miss(self, text: str) -> str:
-        names = {_plain(name): name for name in (*self._values, *self._waiting())}
-        close = [names[found] for found in difflib.get_close_matches(_plain(text), names)]
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        return f"{text!r} is no {self.kind}{hint}"
+        return f"{text!r} is no {self.kind}{hint(text, (*self._values, *self._waiting()))}"
 
 
 @functools.cache
@@ -265,9 +263,5 @@ def _described(value: Any) -> str:
 
 def _meant(text: str, names: Iterable[str]) -> str | None:
     """The name itself, else one that differs in case, dashes and underscores alone."""
-    by_plain = {_plain(name): name for name in names}
-    return text if text in by_plain.values() else by_plain.get(_plain(text))
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    by_plain = {plain(name): name for name in names}
+    return text if text in by_plain.values() else by_plain.get(plain(text))

@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
@@ -33,6 +33,11 @@ ASKED = {
     "oort": '--clock "tiers(1, 2, 10)"',
 }
 """What the command must be given for some methods, beside their names."""
+
+LEGEND = """
+m (--clients-per-round) of N clients train in a round; client k has n_k samples.
+Parts are those beside FedAvg's, traffic is that of a round, flags have their defaults:
+--help says what they mean, docs/algorithms.md has mathematics and sources."""
 
 BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
 HEAD = """\
@@ -112,25 +117,39 @@ def catalogue() -> tuple[Method, ...]:
     return tuple(_method(*named) for named in known if named[0] in ALGORITHMS.own)
 
 
-def listing() -> str:
-    """The text of ``--list``: what each method does, its paper, parts, flags and traffic."""
-    lines = []
-    for m in catalogue():
-        flags = (f"{name} {default}" for name, (default, _) in m.options.items() if default)
-        rows = {
-            m.name: f"{m.summary} [{m.paper}]",
-            "  parts": "; ".join(map(_in_line, _own(m).values())),
-            "  flags": ", ".join(flags),
-            "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
-        }
-        lines += [line for key, text in rows.items() if text for line in _wrapped(key, text)]
-    lines += [
-        "",
-        "m (--clients-per-round) of N clients train in a round; client k has n_k samples.",
-        "Parts are those beside FedAvg's, traffic is that of a round, flags have their defaults:",
-        "--help says what they mean, docs/algorithms.md has mathematics and sources.",
-    ]
-    return "\n".join(lines)
+def listing(words: Sequence[str] = (), others: Sequence[str] = ()) -> str:
+    """Returns the text of ``--list``: what each method does, its paper, parts, flags and traffic.
+
+    Args:
+        words: entries that lack one of them are left out; case does not count.
+        others: entries of methods that are not the package's own.
+
+    Raises:
+        ValueError: if no entry is left.
+    """
+
+    def fits(entry: str) -> bool:
+        text = " ".join(entry.split()).lower()
+        return all(word.lower() in text for word in words)
+
+    ours, theirs = (list(filter(fits, of)) for of in (map(_entry, catalogue()), others))
+    if not ours and not theirs:
+        raise ValueError(f"--list: no entry has {' and '.join(map(repr, words))}; leave it out")
+    if theirs:
+        theirs = ["", "registered or brought by plugins:", *theirs]
+    return "\n".join([*ours, LEGEND * bool(ours), *theirs])
+
+
+def _entry(m: Method) -> str:
+    """Returns the lines of a method in the list."""
+    flags = (f"{name} {default}" for name, (default, _) in m.options.items() if default)
+    rows = {
+        m.name: f"{m.summary} [{m.paper}]",
+        "  parts": "; ".join(map(_in_line, _own(m).values())),
+        "  flags": ", ".join(flags),
+        "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
+    }
+    return "\n".join(line for key, text in rows.items() if text for line in _wrapped(key, text))
 
 
 def page() -> str:

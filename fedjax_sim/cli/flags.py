@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import inspect
 import math
 import re
@@ -11,7 +10,10 @@ import typing
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Literal, NoReturn
 
+import jax
+
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.base.spelling import hint
 
 PLAIN = (int, float, bool, str)
 
@@ -30,15 +32,24 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         """Flags are never abbreviated."""
         super().__init__(allow_abbrev=False, formatter_class=_Lines, **settings)
+        self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
 
     def error(self, message: str) -> NoReturn:
-        """Raises it; of a flag that is unknown, with those that are spelt nearly so."""
-        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        close = (
-            difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else ()
-        )
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise ValueError(message.removeprefix("argument ") + hint)
+        """Raises it; for an unknown flag, with the flags that may be meant."""
+        unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
+        end = hint(unknown[1], self._option_string_actions) if unknown else ""
+        raise ValueError(message.removeprefix("argument ") + end)
+
+
+class _Version(argparse.Action):
+    """Prints the versions of the package and of JAX, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        del args
+        import fedjax_sim  # here: it imports this module
+
+        print(f"fedjax_sim {fedjax_sim.__version__}, JAX {jax.__version__}")
+        parser.exit()
 
 
 @dataclasses.dataclass(frozen=True)

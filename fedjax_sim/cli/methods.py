@@ -161,20 +161,20 @@ def chosen_options(
     return options
 
 
-def registered() -> str:
-    """The part of ``--list`` for methods that are not the package's own; "" for none."""
-    rows = []
+def registered() -> list[str]:
+    """Returns the entries of ``--list`` for methods that are not the package's own."""
+    entries = []
     for name in ALGORITHMS:
         if name in ALGORITHMS.own:
             continue
         first = (inspect.getdoc(_function(name)) or "").partition("\n")[0]
-        rows.append(f"{name:20}{first}".rstrip())
         try:
             flags = ", ".join(f"{flag(key)} {_default(name, key)}" for key in parameters(name))
         except ValueError as error:
             flags = f"none: {error}"
-        rows += [f"{'  flags':20}{flags}"] if flags else []
-    return "\n".join(["", "", "registered or brought by plugins:", *rows]) if rows else ""
+        entry = f"{name:20}{first}".rstrip()
+        entries.append(f"{entry}\n{'  flags':20}{flags}" if flags else entry)
+    return entries
 
 
 def texts(key: str, owners: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:

@@ -34,7 +34,7 @@ OWN_MODELS = frozenset(
 )
 """The methods whose point is models of the clients' own."""
 
-_TAKEN = {"algo", "compare", "list", "help", "emd"}.union(
+_TAKEN = {"algo", "compare", "list", "help", "version", "emd"}.union(
     *({field.name for field in dataclasses.fields(group)} for group in GROUPS.values())
 )
 """Names that no parameter of an algorithm may have."""
@@ -143,8 +143,10 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
     group.add_argument(
         "--list",
         action=_List,
-        nargs=0,
-        help="print every algorithm: paper, traffic, parts; and end",
+        nargs="*",
+        metavar="WORD",
+        help="print every algorithm, or those with each WORD in their entry, and exit: paper, "
+        "parts, flags, traffic",
     )
     add_options(parser, owners, chosen.names, helping=chosen.helping)
     for settings in GROUPS.values():
@@ -171,9 +173,9 @@ def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None
 
 
 class _List(argparse.Action):
-    """Prints the catalogue and ends."""
+    """Prints the catalogue, or the entries with some words, and ends."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        del args
-        print(listing() + registered())
+    def __call__(self, parser: argparse.ArgumentParser, given: Any, words: Any, *args: Any) -> None:
+        del given, args
+        print(listing(words, registered()))
         parser.exit()

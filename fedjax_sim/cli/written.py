@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_sim.base.spelling import hint
 from fedjax_sim.cli.flags import flag, kind, number
 from fedjax_sim.cli.methods import algorithm, parameters
 from fedjax_sim.cli.training import Training
@@ -89,9 +90,9 @@ def read(label: str) -> Written:
     for word in inside.removesuffix(")").split(", ") if inside else []:
         key, _, value = word.partition("=")
         if key not in readers:
-            raise argparse.ArgumentTypeError(
-                f"{label}: {key} is no setting of {name}: use {', '.join((*own, *TRAINED))}"
-            )
+            known = (*own, *TRAINED)
+            meant = hint(key, known) or f": use {', '.join(known)}"
+            raise argparse.ArgumentTypeError(f"{label}: {key} is no setting of {name}{meant}")
         try:
             (found.options if key in own else found.training)[key] = readers[key](value)
         except (ValueError, argparse.ArgumentTypeError) as error:

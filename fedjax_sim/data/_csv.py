@@ -109,6 +109,7 @@ def table(name: str, of: Table) -> Dataset:
                 f"column {of.y!r} must have two classes or more, got {labels[0]} alone"
             )
         names = [str(label) for label in labels]
+        _check_labels(of.y, names, len(y))
         task = classification(len(labels))
     if isinstance(of.test, str):
         test = in_test(of.test, texts[of.test], [f"line {line}" for line in lines])
@@ -228,6 +229,19 @@ def _numbers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
     except (ValueError, OverflowError):
         return texts
     return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
+
+
+def _check_labels(column: str, names: Sequence[str], rows: int) -> None:
+    """Refuses labels that look like the numbers of a regression: fractions that seldom repeat."""
+    try:
+        fractions = [name for name in names if not float(name).is_integer()]
+    except (ValueError, OverflowError):  # texts, or inf
+        return
+    if fractions and 5 * len(names) > rows:
+        raise ValueError(
+            f"column {column!r} has {len(names)} different numbers in {rows} rows, such as "
+            f"{fractions[0]}: give target={column} to predict numbers; classes must repeat"
+        )
 
 
 def _targets(column: str, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.float64]:

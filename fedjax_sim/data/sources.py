@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
+from fedjax_sim.base.spelling import did_you_mean
 from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._diabetes import diabetes
@@ -51,6 +52,10 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
 
 FOLDERS: Mapping[str, Callable[[str, Path], Dataset]] = {"folder": image_folder, "leaf": leaf}
 """Kinds of a user's files that are a folder each."""
+
+
+KINDS = ("csv", "hf", "tfds", *FOLDERS)
+"""What stands before the colon of data that are no function of a module."""
 
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
@@ -141,6 +146,13 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
         name, load = DATASETS.resolve(text)
     except UnknownNameError as error:
         raise _unknown(text, str(error).partition("; ")[2]) from error
+    except ValueError as error:
+        kind, _, rest = text.partition(":")
+        absent = getattr(error.__cause__, "name", None) == kind  # there is no such module
+        if not absent or not (kinds := did_you_mean(kind, KINDS)):
+            raise
+        meant = " or ".join(f"{kind}:{rest}" for kind in kinds)
+        raise _unknown(text, f"did you mean {meant}?") from error
     return name, partial(_loaded, text, load) if DATASETS.is_foreign(name) else load
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
+from fedjax_sim.base.spelling import did_you_mean
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
 from fedjax_sim.partition._limit_label import limit_label
 from fedjax_sim.partition._limit_label_emd import limit_label_emd
@@ -274,7 +275,7 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
     try:
         name, sampler = SAMPLERS.resolve(head)
     except UnknownNameError as error:
-        raise _not_understood(text, list(SAMPLERS.items())) from error
+        raise _not_understood(text, list(SAMPLERS.items()), did_you_mean(head, SAMPLERS)) from error
     form = form_of(name, sampler)
     try:
         words = inside.split(",") if inside else []
@@ -290,7 +291,9 @@ def form_of(name: str, sampler: Callable[..., Partition]) -> Form:
 
 
 def _not_understood(
-    text: str, allowed: Sequence[tuple[str, Callable[..., Partition]]]
+    text: str, allowed: Sequence[tuple[str, Callable[..., Partition]]], meant: Sequence[str] = ()
 ) -> ValueError:
     forms = ", ".join(form_of(name, sampler).text for name, sampler in allowed)
-    return ValueError(f"sampler must be the text of one, got {text!r}; allowed: {forms}")
+    texts = [re.sub(r"^\s*[^\s(]+", name, text) for name in meant]
+    hint = f"did you mean {' or '.join(texts)}? " if texts else ""
+    return ValueError(f"sampler must be the text of one, got {text!r}; {hint}allowed: {forms}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import itertools
 import re
 import tomllib
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.base.spelling import hint
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config
@@ -175,9 +175,8 @@ def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
             raise ValueError(f"{where}{key} is the machine's: give {flag(key)} to the command")
         if where and key in ("algo", "compare"):
             raise ValueError(f"{where}{key}: what runs stands in methods")
-        close = difflib.get_close_matches(key, known, 1)
-        meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-        raise ValueError(f"{where}{key} is no setting; {meant}")
+        meant = hint(key, known) or f"; known are {', '.join(known)}"
+        raise ValueError(f"{where}{key} is no setting{meant}")
 
 
 def _combinations(grid: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
