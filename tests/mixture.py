@@ -163,7 +163,7 @@ def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Ve
             ]
         present = np.ones(slots)
         if spec["optimizer_state"] == "average" and spec["momentum"]:
-            weights = SIZES[clients].astype(float)
+            weights = weigh(spec["weighting"], SIZES[clients], SIZES[clients])
             shared_velocity = reduce(spec["aggregator"], [m["v"] for m in messages], weights)
         if spec["correction"] == "scaffold":
             mean = reduce(spec["aggregator"], [m["c"] for m in messages], present)

@@ -872,7 +872,7 @@ MUTANTS = [
         tests("drift"),
     ),
     Mutant("client/terms.py", "** -0.25", "** -0.5", tests("drift")),
-    Mutant("client/prototypes.py", "samples[:, None] > 0, sent", "True, sent", tests("prototypes")),
+    Mutant("client/prototypes.py", "weights[:, None] > 0, sent", "True, sent", tests("prototypes")),
     Mutant(
         "client/prototypes.py",
         "jnp.where(known.samples[batch.y] > 0, gap, 0)",
@@ -948,6 +948,12 @@ MUTANTS = [
     Mutant(
         "round/training.py", "jnp.any(weights > 0), weights, 1)", "weights < 0, weights, 1)", MIME
     ),
+    Mutant(
+        "round/training.py",
+        "weights_of(parts, placed.samples, placed.samples, placed.samples > 0)",
+        "placed.samples.astype(jnp.float32)",
+        tests("weighting"),
+    ),
     Mutant("client/skipping.py", "p * (1 - momentum * (1 - p))", "p * (1 - momentum)", SCAFFNEW),
     Mutant(
         "client/skipping.py",
@@ -957,13 +963,8 @@ MUTANTS = [
     ),
     Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
     Mutant("client/visiting.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
-    Mutant(
-        "client/control.py",
-        "known = jnp.where(present & (sent",
-        "known = jnp.where(present | (sent",
-        ADAPTIVE,
-    ),
-    Mutant("client/control.py", "_mean(n, tree.norms", "_mean(known, tree.norms", ADAPTIVE),
+    Mutant("client/control.py", "jnp.where(sent.smoothness > 0, weights, 0)", "weights", ADAPTIVE),
+    Mutant("client/control.py", "_mean(weights, tree.norms", "_mean(known, tree.norms", ADAPTIVE),
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
     Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
     Mutant("plan/reinforcement.py", "jnp.argmax(q_of(theta", "jnp.argmax(q_of(state.target", FAVOR),
@@ -1167,7 +1168,7 @@ MUTANTS = [
     Mutant(
         "client/boosting.py", "order[count // 2]", "order[jnp.maximum(count - 1, 0) // 2]", BOOST
     ),
-    Mutant("client/boosting.py", "(samples > 0) & jnp", "jnp", BOOST),
+    Mutant("client/boosting.py", "(weights > 0) & jnp", "jnp", BOOST),
     Mutant("client/boosting.py", "jnp.where(count > 0, middle, median)", "middle", BOOST),
     Mutant("client/visiting.py", "over | ended", "over", BOOST),
     Mutant("client/sgd.py", "and self.until is None", "", BOOST),
@@ -1175,7 +1176,7 @@ MUTANTS = [
     Mutant("client/outputs.py", " & (jnp.sum(own.mean, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "- jnp.where(mine[:, None], own.mean, 0)", "", FD),
     Mutant("client/outputs.py", "told.clients - mine.astype(jnp.int32)", "told.clients", FD),
-    Mutant("client/outputs.py", "(samples[:, None] > 0) & ", "", FD),
+    Mutant("client/outputs.py", "(weights[:, None] > 0) & ", "", FD),
     Mutant("client/outputs.py", " & (jnp.sum(sent, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "jnp.where(others[batch.y] > 0, gap, 0)", "gap", FD),
     Mutant("client/outputs.py", "gamma * masked_mean", "masked_mean", FD),

@@ -1168,7 +1168,7 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
             lambda a: jnp.stack([a, a * jnp.asarray(jnp.nan).astype(a.dtype), a * 0]),
             trained.message,
         )
-        reduced = reduce(common, sent, jnp.array([samples, 0, 0], jnp.int32))
+        reduced = reduce(common, sent, jnp.array([samples, 0, 0], jnp.float32))
         same_form(reduced, before)
         chex.assert_tree_all_finite(reduced)
 
@@ -1176,7 +1176,7 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
 def reducing(part: Any) -> Callable[..., Any]:
     """Its ``reduce`` for N clients."""
     mean = fs.aggregators.mean
-    return lambda common, sent, samples: part.reduce(common, sent, samples, N, mean)
+    return lambda common, sent, weights: part.reduce(common, sent, weights, N, mean)
 
 
 @cases("DrawnSteps")

@@ -93,7 +93,7 @@ def test_the_mean_is_of_those_that_came_and_have_the_class(models: dict[str, fs.
     shared = terms.class_outputs(models["logistic"], 2)
     last = terms.Outputs(jnp.ones((2, 2)), jnp.array([3, 3]))
     rows = [[[0.2, 0.8], [0, 0]], [[0.5, 0.5], [0, 0]], [[np.nan, 1], [1, 0]], [[0.8, 0.2], [0, 0]]]
-    sent, sizes = jnp.array(rows, jnp.float32), jnp.array([5, 1, 0, 2])
+    sent, sizes = jnp.array(rows, jnp.float32), jnp.array([5.0, 1.0, 0.0, 2.0])
     mean = shared.reduce(last, sent, sizes, 4, fs.aggregators.mean)
     np.testing.assert_allclose(mean.mean, np.array([[0.5, 0.5], [0, 0]]), rtol=1e-6)
     assert mean.clients.tolist() == [3, 0]

@@ -385,20 +385,20 @@ def test_statistics_are_never_corrected() -> None:
 @pytest.mark.parametrize("empty", [False, True])
 def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
     """Of 10 clients two report 1 and 2; rows without samples hold NaN."""
-    samples = jnp.array([0, 3, 0, 7]) * (0 if empty else 1)
+    weights = jnp.array([0.0, 3.0, 0.0, 7.0]) * (0 if empty else 1)
     change = jnp.array([[jnp.nan], [1.0], [jnp.nan], [2.0]])
-    c = corrections.scaffold().reduce(jnp.array([0.5]), change, samples, 10, tree.mean)
+    c = corrections.scaffold().reduce(jnp.array([0.5]), change, weights, 10, tree.mean)
     np.testing.assert_allclose(c, 0.5 if empty else 0.8, rtol=1e-6)
     term = corrections.adaptive_proximal()
     last = corrections.Mu(jnp.float32(0.3), jnp.float32(1.0), jnp.int32(2))
     message = (jnp.array([jnp.nan, 4.0, jnp.nan, 3.0]), jnp.array([9, 3, 9, 7]))
-    new = term.reduce(last, message, samples, 10, tree.mean)
+    new = term.reduce(last, message, weights, 10, tree.mean)
     wanted = (0.3, 1.0, 2) if empty else (0.4, 3.3, 0)
     np.testing.assert_allclose(np.array([float(a) for a in new]), wanted, rtol=1e-6)
     local = on_bowls(momentum=0.9, optimizer_state="average")
     shared = local.shared_state(point(1).init(jax.random.key(0)))
     sent = jax.tree.map(lambda a: change, shared)
-    (trace, _), *_ = local.reduce(shared, sent, samples, 10, tree.mean)
+    (trace, _), *_ = local.reduce(shared, sent, weights, 10, tree.mean)
     np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
 
 

@@ -114,7 +114,7 @@ def test_a_class_that_nobody_has_keeps_its_mean(net: fs.Model) -> None:
                    [[jnp.nan] * 4] * 3, [[100] * 4, [3] * 4, [0] * 4]]),
         jnp.array([[1, 0, 0], [2, 1, 0], [9, 9, 9], [1, 1, 0]]),
     )  # fmt: skip
-    sizes = jnp.array([1, 3, 0, 2])
+    sizes = jnp.array([1.0, 3.0, 0.0, 2.0])
     new = shared.reduce(last, sent, sizes, 4, fs.aggregators.mean)
     np.testing.assert_allclose(new.mean, np.array([[27.25] * 4, [2.5] * 4, [8, 9, 10, 11]]))
     np.testing.assert_allclose(new.samples, [4, 2, 2])

@@ -41,7 +41,8 @@ def ccvr(
         virtual_samples: V, the features that are drawn of each class.
         calibration_steps: the steps on all of them.
         calibration_lr: η_c.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        equal_weights: weigh clients equally, not by n_k, their numbers of samples. The moments of a
+          class are over its samples all the same.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -40,7 +40,7 @@ def dynamic_clustering(
           between their updates, or the "distance" between their weights.
         cluster_limit: C, the limit; for "angle" in degrees, where 180 is FedAvg (None: 90); for
           "distance" it must be given.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -75,11 +75,13 @@ def mimelite(
     .. math:: w_k \leftarrow w_k - \eta \bigl(\beta m + (1 - \beta) \nabla F_b(w_k)\bigr), \qquad
               m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_t)
 
+    with the same weights :math:`p_k` for the momentum as for the models.
+
     Args:
         local: the local update; its own optimiser should be plain SGD.
         clients_per_round: m, the cohort drawn without replacement.
         beta: β; 0 is FedAvg.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

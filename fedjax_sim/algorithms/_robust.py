@@ -50,8 +50,8 @@ def robust(
         bucket_size: s, clients in a bucket.
         clip: C, the largest L2 norm of a client's update, which is scaled down to it. None: no
           limit.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples, which are their
-          own claims; only the mean, the geometric median and buckets weigh at all.
+        equal_weights: weigh clients equally, as in the papers, not by n_k, which clients claim
+          themselves; only the mean, the geometric median and buckets weigh at all.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -34,7 +34,7 @@ def stc(
         local: the local update.
         clients_per_round: m, the cohort drawn without replacement.
         sparsity: p, the share of an update's entries that is sent.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

@@ -37,8 +37,8 @@ def zeno(
         dropped: b/m, the share of the cohort that is dropped; 0 is FedAvg.
         rho: ρ, against long steps.
         zeno_batch_size: r, samples of the server's in a round; all, if there are no more.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples, which are their
-          own claims.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, which clients claim
+          themselves.
         execution: devices and chunks; None for this machine's default.
 
     Returns:

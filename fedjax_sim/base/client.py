@@ -54,7 +54,7 @@ class Reduce(Protocol):
         self,
         shared_state: PyTree,
         messages: PyTree,
-        samples: Array,
+        weights: Array,
         clients: int,
         aggregator: Aggregator,
         /,
@@ -64,7 +64,8 @@ class Reduce(Protocol):
         Args:
             shared_state: the one before.
             messages: ``[P, *]``, one of each row, as they were sent.
-            samples: ``int32[P]``, n_k; a row of 0 samples is absent.
+            weights: ``f32[P]``, how much each client's model counts in the composition; a row of
+                weight 0 is absent.
             clients: N.
             aggregator: the composition's, which takes the place of a mean of weights: a robust rule
                 guards a control variate as it guards the model.

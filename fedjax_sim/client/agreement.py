@@ -99,10 +99,10 @@ def consensus(model: Model, classes: int, samples: int) -> Shared:
         return said[:samples]
 
     def reduce(
-        last: Consensus, sent: Array, samples: Array, clients: int, aggregator: Aggregator
+        last: Consensus, sent: Array, weights: Array, clients: int, aggregator: Aggregator
     ) -> Consensus:
         del clients
-        came = samples > 0
+        came = weights > 0
         anyone = jnp.any(came)
         mean = aggregator(sent, jnp.where(anyone, came, True).astype(jnp.float32))
         count = jnp.sum(came, dtype=jnp.int32)

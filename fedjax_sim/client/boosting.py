@@ -72,11 +72,11 @@ def boosted(local: LocalUpdate, loss: Callable[[Variables, ClientView], Array]) 
         return loss(trained, context.client).astype(jnp.float32)
 
     def reduce(
-        median: Array, sent: Array, samples: Array, clients: int, aggregator: Aggregator
+        median: Array, sent: Array, weights: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
         """The median of those that came; as it was if nobody did."""
         del clients, aggregator
-        came = (samples > 0) & jnp.isfinite(sent)
+        came = (weights > 0) & jnp.isfinite(sent)
         count = jnp.sum(came, dtype=jnp.int32)
         order = jnp.sort(jnp.where(came, sent, jnp.inf))
         middle = (order[jnp.maximum(count - 1, 0) // 2] + order[count // 2]) / 2

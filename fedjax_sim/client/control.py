@@ -94,11 +94,11 @@ def budgeted(
               \beta_k = \frac{\lVert \nabla F_k(w_k) - \nabla F_k(w) \rVert}{\lVert w_k - w\rVert},
               \qquad \delta_k = \lVert \nabla F_k(w) - \nabla F(w) \rVert
 
-    ρ, β and δ are their means by n_k over the cohort, those who come first apart in the first two;
-    the composition's aggregator makes :math:`\nabla F` of the clients' gradients. A round takes c τ
-    + b of the budget R, and τ starts at 1. It is cut to what the budget still allows; if that is no
-    step, clients train no more. The loss is that of all samples of a client, of which the authors'
-    code takes a minibatch in SGD.
+    ρ, β and δ are their means over the cohort, by the weights of the models; ρ and β leave out
+    clients on their first visit. The composition's aggregator makes :math:`\nabla F` of their
+    gradients. A round takes c τ + b of the budget R, and τ starts at 1. It is cut to what the
+    budget still allows; if that is no step, clients train no more. The loss is that of all samples
+    of a client, of which the authors' code takes a minibatch in SGD.
 
     Args:
         local: the local update; its epochs, ``shared`` and memory are overridden.
@@ -160,17 +160,15 @@ def budgeted(
         return Measured(jnp.where(last.seen, beta, 0), jnp.where(last.seen, rho, 0), gradient)
 
     def reduce(
-        plan: Plan, sent: Measured, samples: Array, clients: int, aggregator: Aggregator
+        plan: Plan, sent: Measured, weights: Array, clients: int, aggregator: Aggregator
     ) -> Plan:
         del clients
-        present = samples > 0
-        anyone = jnp.any(present)
-        n = jnp.where(present, samples, 0).astype(jnp.float32)
-        known = jnp.where(present & (sent.smoothness > 0), n, 0)
+        anyone = jnp.any(weights > 0)
+        known = jnp.where(sent.smoothness > 0, weights, 0)
         beta, rho = (_mean(known, a) for a in (sent.smoothness, sent.slope))
-        mean = aggregator(sent.gradient, jnp.where(anyone, n, 1))
+        mean = aggregator(sent.gradient, jnp.where(anyone, weights, 1))
         away = jax.tree.map(lambda rows, m: rows - m[None], sent.gradient, mean)
-        delta = _mean(n, tree.norms(away).astype(jnp.float32))
+        delta = _mean(weights, tree.norms(away).astype(jnp.float32))
         best = jnp.where(jnp.any(known > 0), chosen(plan.steps, beta, delta, rho), plan.steps)
         left = plan.left - step_cost * plan.steps.astype(jnp.float32) - round_cost
         allowed = jnp.floor((left - round_cost) / step_cost)
@@ -201,8 +199,10 @@ def budgeted(
 
 def _mean(weights: Array, values: Array) -> Array:
     """Of ``[P]``; 0 without weights. What has none may be NaN."""
-    total = tree.row_sum(jnp.where(weights > 0, weights * values, 0))
-    return total / jnp.maximum(tree.row_sum(weights), 1)
+    total, weight = (
+        tree.row_sum(a) for a in (jnp.where(weights > 0, weights * values, 0), weights)
+    )
+    return total / jnp.where(weight > 0, weight, 1)
 
 
 def _whole(objective: Objective, context: Context, model: Variables) -> tuple[Array, PyTree]:

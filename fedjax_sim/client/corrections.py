@@ -74,7 +74,7 @@ def proximal(mu: float) -> Correction:
             gradient, _pull(mu, params, context)
         ),
         finish=lambda params, context, client_state, shared_state, done: ((), ()),
-        reduce=lambda shared_state, messages, samples, clients, aggregator: (),
+        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
     )
 
 
@@ -124,7 +124,7 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
         >>> shared_state = term.shared_state(jnp.zeros(1))
         >>> for loss in (1.0, 2.0):
         ...     messages = (jnp.array([loss]), jnp.array([8]))
-        ...     shared_state = term.reduce(shared_state, messages, jnp.array([8]), 1, tree.mean)
+        ...     shared_state = term.reduce(shared_state, messages, jnp.array([8.0]), 1, tree.mean)
         >>> round(float(shared_state.mu), 6)
         0.1
     """
@@ -138,15 +138,15 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
     def reduce(
         last: Mu,
         messages: tuple[Array, Array],
-        samples: Array,
+        weights: Array,
         clients: int,
         aggregator: Aggregator,
     ) -> Mu:
         del clients
         losses, visited = messages
-        weights = jnp.where(samples > 0, visited, 0).astype(jnp.float32)
-        anyone = jnp.any(weights > 0)
-        loss = aggregator(losses, jnp.where(anyone, weights, 1))
+        seen = jnp.where(weights > 0, visited, 0).astype(jnp.float32)
+        anyone = jnp.any(seen > 0)
+        loss = aggregator(losses, jnp.where(anyone, seen, 1))
         falls = jnp.where(loss < last.loss, last.falls + 1, 0)
         relax = falls >= patience
         mu = jnp.where(loss > last.loss, last.mu + step, last.mu)
@@ -217,9 +217,9 @@ def scaffold(option: Option = 2) -> Correction:
         return new, tree.subtract(new, own)
 
     def reduce(
-        common: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+        common: PyTree, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
-        present = (samples > 0).astype(jnp.float32)
+        present = (weights > 0).astype(jnp.float32)
         share = tree.row_sum(present) / clients
 
         def moved(c: Array, change: Array) -> Array:
@@ -289,7 +289,7 @@ def dynamic(alpha: float) -> Correction:
         shared_state=lambda params: (),
         direction=direction,
         finish=finish,
-        reduce=lambda shared_state, messages, samples, clients, aggregator: (),
+        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
     )
 
 

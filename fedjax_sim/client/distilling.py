@@ -130,9 +130,9 @@ def past_models(buffer: int = 5) -> Shared:
         return PastModels(tree.mean(models, known.astype(jnp.float32)), models, updates)
 
     def reduce(
-        state: PastModels, sent: PyTree, samples: Array, clients: int, aggregator: Aggregator
+        state: PastModels, sent: PyTree, weights: Array, clients: int, aggregator: Aggregator
     ) -> PastModels:
-        del sent, samples, clients, aggregator
+        del sent, weights, clients, aggregator
         return state
 
     return Shared(

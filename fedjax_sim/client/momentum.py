@@ -31,7 +31,7 @@ def global_momentum(beta: float) -> Correction:
     .. math:: \beta m + (1 - \beta) \nabla F_b(w), \qquad
               m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_{recv})
 
-    m starts at 0; p_k are the shares of the cohort's samples.
+    m starts at 0; p_k are the shares of the weights by which the updates are averaged.
 
     Args:
         beta: β, in [0, 1); 0 leaves the gradient as it is, bit for bit.
@@ -49,12 +49,12 @@ def global_momentum(beta: float) -> Correction:
     _check_beta(beta)
 
     def reduce(
-        momentum: PyTree, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+        momentum: PyTree, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
         del clients
-        anyone = jnp.any(samples > 0)
-        weights = jnp.where(anyone, samples, 1).astype(jnp.float32)
-        after = _mixed(beta, momentum, aggregator(messages, weights))
+        anyone = jnp.any(weights > 0)
+        mean = aggregator(messages, jnp.where(anyone, weights, 1))
+        after = _mixed(beta, momentum, mean)
         return tree.select(anyone, after, momentum)
 
     return Correction(
@@ -118,10 +118,10 @@ def mime(beta: float) -> Correction:
         return _mixed(beta, common.momentum, tree.sum_of(gradient, common.gradient))
 
     def reduce(
-        told: Told, messages: PyTree, samples: Array, clients: int, aggregator: Aggregator
+        told: Told, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
         after = _mixed(beta, told.momentum, told.gradient)
-        return tree.select(jnp.any(samples > 0), after, told.momentum)
+        return tree.select(jnp.any(weights > 0), after, told.momentum)
 
     return Correction(
         client_state=lambda params: (),
@@ -185,7 +185,7 @@ def client_momentum(alpha: float, lr: float, momentum: float = 0.0) -> Correctio
             1 - alpha, common, gradient
         ),
         finish=lambda params, context, own, common, done: ((), ()),
-        reduce=lambda common, messages, samples, clients, aggregator: common,
+        reduce=lambda common, messages, weights, clients, aggregator: common,
         follow=follow,
         needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH),
     )

@@ -90,13 +90,13 @@ def class_outputs(model: Model, classes: int) -> Shared:
         return Outputs(jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.int32))
 
     def reduce(
-        last: Outputs, sent: Array, samples: Array, clients: int, aggregator: Aggregator
+        last: Outputs, sent: Array, weights: Array, clients: int, aggregator: Aggregator
     ) -> Outputs:
         del last, clients
-        has = (samples[:, None] > 0) & (jnp.sum(sent, axis=-1) > 0)  # [P, M]
+        has = (weights[:, None] > 0) & (jnp.sum(sent, axis=-1) > 0)  # [P, M]
         anyone = jnp.any(has, axis=0)
-        weights = jnp.where(anyone, has, True).astype(jnp.float32)
-        mean = jax.vmap(aggregator, in_axes=1)(sent, weights)
+        counted = jnp.where(anyone, has, True).astype(jnp.float32)
+        mean = jax.vmap(aggregator, in_axes=1)(sent, counted)
         count = jnp.sum(has, axis=0, dtype=jnp.int32)
         return Outputs(jnp.where(anyone[:, None], mean, 0), count)
 

@@ -94,14 +94,14 @@ def prototypes(model: Model, classes: int, *, equal_clients: bool = False) -> Sh
         return sums._replace(mean=sums.mean / count[:, None])
 
     def reduce(
-        last: Prototypes, sent: Prototypes, samples: Array, clients: int, aggregator: Aggregator
+        last: Prototypes, sent: Prototypes, weights: Array, clients: int, aggregator: Aggregator
     ) -> Prototypes:
         del clients
-        shown = jnp.where(samples[:, None] > 0, sent.samples, 0)  # [P, M]
-        weights = ((shown > 0) if equal_clients else shown).astype(jnp.float32)
-        anyone = jnp.any(weights > 0, axis=0)
+        shown = jnp.where(weights[:, None] > 0, sent.samples, 0)  # [P, M]
+        counted = ((shown > 0) if equal_clients else shown).astype(jnp.float32)
+        anyone = jnp.any(counted > 0, axis=0)
         by_class = jax.vmap(aggregator, in_axes=1)
-        mean = by_class(sent.mean, jnp.where(anyone, weights, 1))
+        mean = by_class(sent.mean, jnp.where(anyone, counted, 1))
         return Prototypes(
             jnp.where(anyone[:, None], mean, last.mean),
             jnp.where(anyone, jnp.sum(shown, axis=0, dtype=jnp.int32), last.samples),

@@ -118,16 +118,16 @@ class SGD:
         self,
         shared_state: PyTree,
         messages: PyTree,
-        samples: Array,
+        weights: Array,
         clients: int,
         aggregator: Aggregator,
     ) -> PyTree:
         """The mean state of the optimiser, and what corrections and ``shared`` make of theirs."""
         before, (states, terms, told) = Common(*shared_state), messages
-        rest = samples, clients, aggregator
+        rest = weights, clients, aggregator
         if self.optimizer_state == "average":
-            mean = aggregator(states, samples.astype(jnp.float32))
-            states = tree.select(jnp.any(samples > 0), mean, before.optimizer)
+            mean = aggregator(states, weights)
+            states = tree.select(jnp.any(weights > 0), mean, before.optimizer)
         parts = zip(self.corrections, before.corrections, terms, strict=True)
         terms = tuple(d.reduce(c, sent, *rest) for d, c, sent in parts)
         if self.shared is not None:

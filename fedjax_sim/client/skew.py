@@ -156,10 +156,10 @@ def scouted(
         return Told(own, ticket, score(trained, client), score(state.model, client))
 
     def reduce(
-        state: Scout, sent: Told, samples: Array, clients: int, aggregator: Aggregator
+        state: Scout, sent: Told, weights: Array, clients: int, aggregator: Aggregator
     ) -> Scout:
         del clients, aggregator
-        present = samples > 0
+        present = weights > 0
         others = present & (sent.owner != state.owner) & (state.owner != NOBODY)
         count = jnp.sum(others, dtype=jnp.int32).astype(jnp.float32)
         away = tree.row_sum(jnp.where(others, sent.away, 0)) / jnp.maximum(count, 1)

@@ -92,7 +92,7 @@ def scaffnew(p: float, lr: float, momentum: float = 0.0) -> Correction:
             gradient, variate(own, context)
         ),
         finish=finish,
-        reduce=lambda shared_state, messages, samples, clients, aggregator: (),
+        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
         needs=(
             EVERYONE, NO_FLIGHT, ONE_MODEL, AS_IT_IS, EQUAL_WEIGHTS, UNCHANGED, PLAIN_MEAN,
             PLAIN_SERVER, sgd_of("lr", lr, momentum),

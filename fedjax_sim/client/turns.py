@@ -100,12 +100,12 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
         def reduce(
             shared_state: PyTree,
             messages: PyTree,
-            samples: Array,
+            weights: Array,
             clients: int,
             aggregator: Aggregator,
         ) -> PyTree:
             return tuple(
-                local.reduce(common, sent, samples, clients, aggregator)
+                local.reduce(common, sent, weights, clients, aggregator)
                 for local, common, sent in zip(locals_, shared_state, messages, strict=True)
             )
 

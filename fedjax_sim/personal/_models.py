@@ -326,5 +326,5 @@ def _towards_received(lam: float) -> Correction:
         shared_state=lambda params: (),
         direction=direction,
         finish=finish,
-        reduce=lambda shared_state, messages, samples, clients, aggregator: shared_state,
+        reduce=lambda shared_state, messages, weights, clients, aggregator: shared_state,
     )

@@ -312,8 +312,9 @@ def client_states(
         (state.client_state, state.own),
         (trained.client_state, mine),
     )
+    weights = weights_of(parts, placed.samples, placed.samples, placed.samples > 0)
     shared = parts.local.reduce(
-        state.shared_state, trained.message, placed.samples, data.clients, parts.aggregator
+        state.shared_state, trained.message, weights, data.clients, parts.aggregator
     )
     return kept, own, shared
 
