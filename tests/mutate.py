@@ -1434,6 +1434,8 @@ MUTANTS = [
     Mutant("run/identity.py", ", *held]", "]", SAVED),
     Mutant("cli/stopping.py", "not self.patient or", "", SAVED),
     Mutant("cli/stopping.py", "if came:", "if not came:", SAVED + " -k=held"),
+    Mutant("cli/defaults.py", '"momentum" in given or ', "", FLAGS),
+    Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),
     Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
 ]

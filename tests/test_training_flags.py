@@ -182,6 +182,33 @@ def test_every_setting_reaches_the_method_also_as_its_own(monkeypatch: pytest.Mo
     assert config.training.momentum == 0.5
 
 
+PLAIN = "mimelite mime fedcm feddyn fedadmm fedsam fedlesam per_fedavg pfedme"
+
+
+@pytest.mark.parametrize(
+    ("argv", "momentum", "lr"),
+    [
+        (f"--algo fedavg --compare {PLAIN}", 0.0, 0.2),
+        ("--algo mime --lr 0.05", 0.0, 0.05),
+        ("--algo mime(lr=0.05)", 0.0, 0.05),
+        ("--algo mime --momentum 0.5", 0.5, 0.02),
+        ("--algo mime(momentum=0.5)", 0.5, 0.02),
+        ("--algo mime --optimizer nesterov", 0.9, 0.02),
+        ("--algo mime(optimizer=adam)", None, 0.02),
+        ("--algo scaffold --compare fedprox phase_shift fedavgm", 0.9, 0.02),
+    ],
+)
+def test_methods_with_a_momentum_of_their_own_have_no_other(
+    argv: str, momentum: float | None, lr: float
+) -> None:
+    """Unless it is given; the digits' learning rate is for a momentum of 0.9."""
+    config = parse([*argv.split(), "--dataset", "digits"])
+    for name in set(config.algorithms) - {"fedavg"}:
+        training = config.training_of(name)
+        assert (training.momentum, training.lr) == (momentum, lr), name
+    assert config.training.momentum in (0.9, 0.5)
+
+
 def test_a_schedule_is_as_long_as_the_rounds_of_the_method() -> None:
     setup = built(
         "--algo", "phase_shift", "--phases", "4", "--mode", "epochs", "--lr-schedule", "linear"

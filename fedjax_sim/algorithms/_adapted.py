@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import personal, server
-from fedjax_sim.base import LocalUpdate, Objective, concrete, part
+from fedjax_sim.base import LocalUpdate, Objective, concrete, part, plain_sgd
 from fedjax_sim.client import adaptation, corrections
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
@@ -14,6 +14,7 @@ from fedjax_sim.server import weighting
 
 
 @part
+@plain_sgd
 def per_fedavg(
     local: LocalUpdate,
     *,
@@ -84,6 +85,7 @@ def per_fedavg(
 
 
 @part
+@plain_sgd
 def pfedme(
     local: LocalUpdate,
     *,

@@ -6,7 +6,7 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Model, Objective, concrete, part
+from fedjax_sim.base import LocalUpdate, Model, Objective, concrete, part, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.engine.execution import Execution
@@ -16,6 +16,7 @@ from fedjax_sim.server import weighting
 
 
 @part
+@plain_sgd
 def feddyn(
     local: LocalUpdate,
     *,
@@ -68,6 +69,7 @@ def feddyn(
 
 
 @part
+@plain_sgd
 def fedadmm(
     local: LocalUpdate,
     *,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, part
+from fedjax_sim.base import LocalUpdate, part, plain_sgd
 from fedjax_sim.client import corrections
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
 
 
 @part
+@plain_sgd
 def mime(
     local: LocalUpdate,
     *,
@@ -62,6 +63,7 @@ def mime(
 
 
 @part
+@plain_sgd
 def mimelite(
     local: LocalUpdate,
     *,

@@ -6,7 +6,7 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Objective, concrete, part
+from fedjax_sim.base import LocalUpdate, Objective, concrete, part, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import schedule, selection
@@ -15,6 +15,7 @@ from fedjax_sim.server import weighting
 
 
 @part
+@plain_sgd
 def fedsam(
     local: LocalUpdate,
     *,
@@ -67,6 +68,7 @@ def fedsam(
 
 
 @part
+@plain_sgd
 def fedlesam(
     local: LocalUpdate,
     *,
@@ -173,6 +175,7 @@ def fedexp(
 
 
 @part
+@plain_sgd
 def fedcm(
     local: LocalUpdate,
     *,

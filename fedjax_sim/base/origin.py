@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 _NONE = inspect.Parameter.empty
 
 
@@ -60,6 +61,15 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
         return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))
 
     return made
+
+
+def plain_sgd(method: _F) -> _F:
+    """Marks a method with a momentum or gradient of its own; put it below ``@part``.
+
+    The command then takes no momentum for its clients' SGD unless one is given.
+    """
+    method.plain_sgd = True  # type: ignore[attr-defined]
+    return method
 
 
 def with_origin(value: Any, origin: Origin) -> Any:

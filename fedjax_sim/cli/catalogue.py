@@ -39,6 +39,13 @@ m (--clients-per-round) of N clients train in a round; client k has n_k samples.
 Parts are those beside FedAvg's, traffic is that of a round, flags have their defaults:
 --help says what they mean, docs/algorithms.md has mathematics and sources."""
 
+PLAIN = (
+    "0",
+    "of the clients' SGD, which is 0.9 for other methods; the default --lr is ten times the data "
+    "set's with it",
+)
+"""The default momentum of a method that :func:`fedjax_sim.base.plain_sgd` marks."""
+
 BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
 HEAD = """\
 # Methods
@@ -195,7 +202,8 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
         body=pieces[0].strip(),
         parts=parts_of(function, without=COMMON),
         options={flag("clients_per_round"): ("", texts["clients_per_round"])}
-        | {flag(key): (str(p.default), texts[key]) for key, p in own.items()},
+        | {flag(key): (str(p.default), texts[key]) for key, p in own.items()}
+        | ({"--momentum": PLAIN} if getattr(function, "plain_sgd", False) else {}),
         traffic=returns.partition("Traffic per round: ")[2].rstrip("."),
         source=" ".join(sections.get("Source", "").split()),
         note=sections.get("Note", "").strip(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli.commands import Source
@@ -51,6 +51,31 @@ DEFAULTS: Mapping[str, Defaults] = {
 
 OTHERS = Defaults(None, 0.01, 1, 30, None)
 """Those of a user's data set."""
+
+
+MOMENTUM = 0.9
+"""Of the clients' SGD; the learning rates above are for it."""
+
+
+def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
+    """The defaults of local training that a method has of its own.
+
+    The clients of a method that :func:`fedjax_sim.base.plain_sgd` marks have no momentum. A default
+    learning rate is then raised, so that steps stay as long.
+
+    Args:
+        method: what ``ALGORITHMS`` has or imports.
+        given: the settings that were given, for all methods or for this one.
+        lr: the data set's.
+
+    >>> from fedjax_sim.algorithms import fedavg, mime
+    >>> of_method(mime, {}, 0.02), of_method(mime, {"lr": 0.1}, 0.02), of_method(fedavg, {}, 0.02)
+    ({'momentum': 0.0, 'lr': 0.2}, {'momentum': 0.0}, {})
+    """
+    marked = getattr(method, "plain_sgd", False)
+    if not marked or "momentum" in given or given.get("optimizer", "sgd") != "sgd":
+        return {}
+    return {"momentum": 0.0} | ({} if "lr" in given else {"lr": round(lr / (1 - MOMENTUM), 9)})
 
 
 def by_dataset(key: str, help: Any, **told: Any) -> Any:

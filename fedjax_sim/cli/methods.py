@@ -60,7 +60,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
     >>> list(parameters("phase_shift"))
     ['phases', 'mode']
     """
-    return _options(_function(name))
+    return _options(function_of(name))
 
 
 def owners_of(
@@ -167,7 +167,7 @@ def registered() -> list[str]:
     for name in ALGORITHMS:
         if name in ALGORITHMS.own:
             continue
-        first = (inspect.getdoc(_function(name)) or "").partition("\n")[0]
+        first = (inspect.getdoc(function_of(name)) or "").partition("\n")[0]
         try:
             flags = ", ".join(f"{flag(key)} {_default(name, key)}" for key in parameters(name))
         except ValueError as error:
@@ -190,7 +190,8 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return options(function, without=COMMON)
 
 
-def _function(name: str) -> Callable[..., Any]:
+def function_of(name: str) -> Callable[..., Any]:
+    """The function of a method, given its name with or without settings."""
     return ALGORITHMS.resolve(name_of(name))[1]
 
 
@@ -207,7 +208,7 @@ def _default(name: str, key: str) -> str:
 def _help(key: str, owners: Sequence[str]) -> str:
     """A line for each meaning that the parameter has, with the defaults."""
     lines = []
-    for text, names in texts(key, {name: _function(name) for name in owners}).items():
+    for text, names in texts(key, {name: function_of(name) for name in owners}).items():
         defaults = ", ".join(f"{name} {_default(name, key)}" for name in names)
         lines.append(f"{text} ({defaults})".strip())
     return "\n".join(lines)

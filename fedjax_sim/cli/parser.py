@@ -11,12 +11,13 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
-from fedjax_sim.cli.defaults import DEFAULTS, OTHERS
+from fedjax_sim.cli.defaults import DEFAULTS, OTHERS, of_method
 from fedjax_sim.cli.effects import check_effects
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.methods import (
     add_options,
     chosen_options,
+    function_of,
     name_of,
     owners_of,
     registered,
@@ -99,7 +100,11 @@ def _config(argv: Sequence[str]) -> Config:
     defaults = DEFAULTS.get(key, OTHERS)._asdict() | {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}
     algo, *compare = chosen.algorithms
-    trained = {label: one.training for label, one in own.items()}
+    trained = {
+        label: of_method(function_of(label), {**given, **one.training}, defaults["lr"])
+        | one.training
+        for label, one in own.items()
+    }
     return Config(algo, tuple(compare), options, trained, **groups)
 
 

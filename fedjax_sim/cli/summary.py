@@ -15,9 +15,11 @@ from fedjax_sim.base.words import counted
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
+from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.local import rounds_of
 from fedjax_sim.cli.methods import name_of, parameters
 from fedjax_sim.cli.report import measurements, table
+from fedjax_sim.cli.written import read
 from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, emd, label_table
@@ -109,6 +111,14 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
             said.setdefault(line, []).append(name)
     for line, names in said.items():
         print(f"\n{', '.join(names)}: {line}")
+    by_default: dict[str, list[str]] = {}
+    for name in config.algorithms:
+        by_itself = config.trained[name].items() - read(name).training.items()
+        told = " and ".join(f"{flag(key)} {value:g}" for key, value in sorted(by_itself))
+        by_default.setdefault(told, []).append(name)
+    for told, names in by_default.items():
+        if told:
+            print(f"\n{', '.join(names)}: {told} by default, as clients take plain steps of SGD")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from fedjax_sim.cli.defaults import by_dataset
+from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
 from fedjax_sim.cli.rates import CONSTANT, FORMS, schedule
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.models import MODELS
@@ -64,7 +64,14 @@ class Training(Group):
         metavar="TEXT",
         convert=schedule,
     )
-    momentum: float | None = setting(None, "of sgd and nesterov", shown="0.9", at_least=0, below=1)
+    momentum: float | None = setting(
+        None,
+        "of sgd and nesterov",
+        shown="0.9; with sgd 0 for methods with a momentum or gradient of their own, whose --lr is "
+        "ten times the data set's then",
+        at_least=0,
+        below=1,
+    )
     weight_decay: float = setting(
         0.0,
         "X times the weights, all of them, joins every gradient; with adamw X times the rate times "
@@ -83,7 +90,7 @@ class Training(Group):
     def __post_init__(self) -> None:
         """Refuses settings that the optimiser does not have."""
         if self.optimizer in WITH_MOMENTUM:
-            self._default("momentum", 0.9)
+            self._default("momentum", MOMENTUM)
         elif self.momentum is not None:
             raise ValueError(
                 f"--momentum is for --optimizer {' or '.join(WITH_MOMENTUM)}, not {self.optimizer}"
