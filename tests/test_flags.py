@@ -31,7 +31,7 @@ from fedjax_sim.cli.effects import NEEDS
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
-from fedjax_sim.run.foreseen import needed
+from fedjax_sim.engine.reading import needed
 from fedjax_sim.run.points import traces
 
 OURS = sorted(ALGORITHMS.own)

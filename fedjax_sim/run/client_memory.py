@@ -14,7 +14,7 @@ from fedjax_sim.base.data import HeldError
 from fedjax_sim.base.files import memory_of_host
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import MB, TooLargeError, held_of_host
-from fedjax_sim.run.foreseen import needed
+from fedjax_sim.engine.reading import needed
 from fedjax_sim.run.layout import Layout, bare, kept_of, shapes_for, with_kept
 from fedjax_sim.run.stages import Run
 from fedjax_sim.run.windows import Rows

@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
-from jax.interpreters.partial_eval import dce_jaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fedjax_sim.base import Array, ClientData, PyTree, shown
 from fedjax_sim.base.data import ElsewhereError
+from fedjax_sim.engine.reading import needed
 from fedjax_sim.round import Algorithm
 
 Draw = Callable[[PyTree, ClientData], Array]
-
-
-def needed(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
-    """A program without what it does in vain; of each input, whether what it gives depends on it.
-
-    >>> made = jax.make_jaxpr(lambda a: 2 * a["x"])(given := {"x": 1.0, "y": 2.0})
-    >>> needed(made.jaxpr, given)[1]
-    {'x': True, 'y': False}
-    """
-    rest, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return rest, jax.tree.unflatten(jax.tree.structure(inputs), used)
 
 
 def foreseen(

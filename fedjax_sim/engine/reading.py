@@ -1,0 +1,67 @@
+"""Which inputs a function depends on, seen in its traced program."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    Gathered,
+    LocalInfo,
+    PyTree,
+    Server,
+    Variables,
+)
+from fedjax_sim.engine import tree
+
+
+def needed(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
+    """Dead-code-eliminates a program; also returns which of its inputs the results depend on.
+
+    >>> made = jax.make_jaxpr(lambda a: 2 * a["x"])(given := {"x": 1.0, "y": 2.0})
+    >>> needed(made.jaxpr, given)[1]
+    {'x': True, 'y': False}
+    """
+    rest, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return rest, jax.tree.unflatten(jax.tree.structure(inputs), used)
+
+
+def reads_clients(server: Server) -> bool | None:
+    """Returns whether a server's move depends on more of a round than the aggregate.
+
+    Its program is traced on a model of one weight and two clients.
+
+    Args:
+        server: the server.
+
+    Returns:
+        True if it reads updates, weights, reports or samples of single clients; None if it cannot
+        be traced: it looks for the names of leaves, say.
+
+    >>> def move(key, step, server, state, gathered):
+    ...     return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
+    >>> reads_clients(Server(lambda variables: (), move, reads_updates=False))
+    True
+    """
+    one, rows, ids = Variables({"w": jnp.zeros(1)}, {}), jnp.zeros(2), jnp.arange(2)
+    data = ClientData(jnp.zeros((2, 1)), ids, ids, jnp.arange(3), capacity=1)
+    reports = LocalInfo(rows, ids, ids)
+    start = tree.stack_copies(one, 1)
+    cohort = Cohort(one, start, ids, ids >= 0, ids, reports, (), data)
+
+    def move(gathered: Gathered, key: Array, step: Variables, state: PyTree) -> PyTree:
+        return server.update(key, step, gathered.cohort.server, state, gathered)
+
+    try:
+        gathered = Gathered(tree.stack_copies(one, 2), rows, cohort)
+        given = gathered, jax.random.key(0), one, server.init(one)
+        used: Gathered = needed(jax.make_jaxpr(move)(*given).jaxpr, given)[1][0]
+    except Exception:
+        return None
+    clients = used.cohort._replace(server=(), received=())  # both are the server's own
+    return any(jax.tree.leaves(used._replace(cohort=clients)))
