@@ -33,7 +33,7 @@ from fedjax_sim.cli.local import augmentations
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.partitioning import command
-from fedjax_sim.cli.summary import privacy_spent, pull_of, show
+from fedjax_sim.cli.summary import privacy_spent, pull_of, remarks, show
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.cores import available_cores
@@ -701,7 +701,29 @@ def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none"])
     told = privacy_spent("dp_fedavg", config, build(config), 5)
-    assert told == {"epsilon_unknown": "epsilon needs dp-accounting: pip install dp-accounting"}
+    why = "unknown: epsilon needs dp-accounting: pip install dp-accounting"
+    assert told == {"epsilon_unknown": why}
+    assert [*remarks(told)] == [f"ε is {why}"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "flags", "why"),
+    [
+        ("dp_fedavg", ["--clock", "constant(1)", "--first", "1"], "clock simulated("),
+        ("dp_ftrl", ["--share-beta", "0.2"], "samples that all clients are sent (--share-beta)"),
+        ("dp_ftrl", ["--server-fraction", "0.1"], "the server's own samples"),
+    ],
+)
+def test_privacy_that_other_flags_void_is_unknown(algo: str, flags: list[str], why: str) -> None:
+    config = parse([*TINY, "--algo", algo, "--compare", "none", *flags])
+    told = privacy_spent(algo, config, build(config), 5)
+    assert told["epsilon_unknown"].startswith(f"unknown because of {why}")
+    assert [*remarks(told)] == [f"ε is {told['epsilon_unknown']}"]
+
+
+def test_other_methods_spend_no_privacy() -> None:
+    config = parse([*TINY, "--algo", "fedavg", "--compare", "none"])
+    assert privacy_spent("fedavg", config, build(config), 5) == {}
 
 
 def shown(

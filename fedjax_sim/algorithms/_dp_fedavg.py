@@ -28,9 +28,10 @@ def dp_fedavg(
     .. math:: w_{t+1} = w_t + \frac1m \Bigl(\sum_{k \in U_t} \Delta_k \min\bigl(1,
               \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + \mathcal{N}(0, z^2 C^2 I)\Bigr)
 
-    All clients count equally. :func:`fedjax_sim.privacy.epsilon` computes the ε that a run spends.
-    A model with BatchNorm is refused, because its statistics would leave without noise; so is a
-    local update that sends anything besides the model.
+    All clients count equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run
+    spends, or names the part because of which it is unknown. A model with BatchNorm is refused,
+    because its statistics would leave without noise; so is a local update that sends anything
+    besides the model.
 
     Args:
         local: the local update.

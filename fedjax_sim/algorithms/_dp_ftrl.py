@@ -34,13 +34,13 @@ def dp_ftrl(
     with the noise n_t of binary trees over the rounds, one for each epoch of ⌊N/m⌋ rounds in which
     no client comes twice (:func:`fedjax_sim.privacy.tree_mechanism`); with momentum β the rounds'
     shares of this sum are what :math:`v \leftarrow \beta v + \cdot` adds up. All clients count
-    equally. :func:`fedjax_sim.privacy.tree_epsilon` computes the ε that a run spends. A model with
-    BatchNorm is refused, because its statistics would leave without noise; so is a local update
-    that sends anything besides the model.
+    equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run spends, or names the
+    part because of which it is unknown. A model with BatchNorm is refused, because its statistics
+    would leave without noise; so is a local update that sends anything besides the model.
 
     With bands it is DP-BandMF: the noise is that of
-    :func:`fedjax_sim.privacy.banded_mechanism`, with less ε for as much of it, the order of the
-    clients stays, and :func:`fedjax_sim.privacy.banded_epsilon` is the ε.
+    :func:`fedjax_sim.privacy.banded_mechanism`, with less ε for as much of it, and the order of the
+    clients stays.
 
     Args:
         local: the local update.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,16 @@ class Poll(NamedTuple):
     numbers: int = 0
 
 
+Participation = Literal["poisson", "fixed", "epochs", "cyclic"]
+"""How clients take part, whatever their samples are and whatever they sent before.
+
+"poisson": every client by its own coin in every round, those beyond the slots left out at random.
+"fixed": a cohort of fixed size, drawn uniformly without replacement in every round.
+"epochs": a client at most once in each epoch of ⌊N/S⌋ rounds, for S slots.
+"cyclic": a client at most once in any ⌊N/S⌋ rounds.
+"""
+
+
 def _learns_nothing(state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
     return state
 
@@ -190,6 +200,7 @@ class Selection(NamedTuple):
           the server has measured them. It needs a clock.
         see: what it learns of the models after the round, which must have come back by then; None:
           nothing.
+        participation: the law of the cohorts, which private mechanisms count on; None: not known.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -208,6 +219,7 @@ class Selection(NamedTuple):
     poll: Poll | None = None
     times: bool = False
     see: SelectionSee | None = None
+    participation: Participation | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -12,6 +12,7 @@ from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Variables
 from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.plan import Participation
 
 
 class PartInit(Protocol):
@@ -55,6 +56,22 @@ class RowsLeft(Protocol):
         """Of ``rows``, which hold a model each."""
 
 
+class MechanismEpsilon(Protocol):
+    """Computes the ε of a private mechanism's noise."""
+
+    def __call__(
+        self,
+        *,
+        clients: int,
+        clients_per_round: float,
+        rounds: int,
+        delta: float,
+        sampling: Participation,
+        slots: int,
+    ) -> float:
+        """Returns ε; the arguments are those of :func:`fedjax_sim.privacy.epsilon`."""
+
+
 class PreAggregation(NamedTuple):
     """Changes the collected updates or their weights before they are aggregated.
 
@@ -70,6 +87,8 @@ class PreAggregation(NamedTuple):
         setup_traffic: what travels before the first round; None: nothing.
         mixes: if a row that leaves it is made of several clients' updates: how many rows there are.
           None: every row stays one client's.
+        epsilon: the ε of its noise, if the plain mean of its rows is all that the server uses;
+          None: it is not a private mechanism.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -79,6 +98,7 @@ class PreAggregation(NamedTuple):
     reads: tuple[str, ...] = ()
     setup_traffic: SetupTrafficOf | None = None
     mixes: RowsLeft | None = None
+    epsilon: MechanismEpsilon | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_sim import privacy
 from fedjax_sim.base import FedState, origins
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli import adapting, attacking, ending, timing
@@ -17,12 +15,12 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.local import rounds_of
-from fedjax_sim.cli.methods import name_of, parameters
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.cli.written import read
 from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.privacy import UnknownEpsilonError
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
@@ -57,33 +55,22 @@ def summarise(
         summary["rounds_planned"] = planned
     summary |= pull_of(setup.algorithms[name], result.state)
     summary |= attacking.recorded(config.attack, setup.problem.data.clients)
-    if name_of(name) in ("dp_fedavg", "dp_ftrl"):
-        summary |= privacy_spent(name, config, setup, summary["rounds"])
+    summary |= privacy_spent(name, config, setup, summary["rounds"])
     return summary
 
 
 def privacy_spent(name: str, config: Config, setup: Setup, rounds: int) -> dict[str, Any]:
-    """ε of a client's privacy in one run of a private method and its δ, or why it is not known."""
-    settings: dict[str, Any] = {key: p.default for key, p in parameters(name).items()}
-    settings |= config.options[name]
-    clients = setup.problem.data.clients
-    delta = clients**-1.1 if config.scores.delta is None else config.scores.delta
-    epsilon: Callable[..., float] = privacy.tree_epsilon
-    if name == "dp_fedavg":
-        epsilon = functools.partial(privacy.epsilon, sampling=settings["sampling"])
-    elif settings["bands"] is not None:
-        epsilon = functools.partial(privacy.banded_epsilon, bands=settings["bands"])
+    """Returns ε and δ of one run of a private method, or why ε is unknown; {} of other methods."""
+    algorithm, data = setup.algorithms[name], setup.problem.data
+    if all(part.epsilon is None for part in algorithm.parts.preaggregation):
+        return {}
+    delta = data.clients**-1.1 if config.scores.delta is None else config.scores.delta
     try:
-        spent = epsilon(
-            settings["noise_multiplier"],
-            clients=clients,
-            clients_per_round=setup.clients_per_round,
-            rounds=rounds,
-            delta=delta,
-        )
-    except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
+        return {"epsilon": algorithm.epsilon(data, rounds, delta), "delta": delta}
+    except UnknownEpsilonError as error:
         return {"epsilon_unknown": str(error)}
-    return {"epsilon": spent, "delta": delta}
+    except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
+        return {"epsilon_unknown": f"unknown: {error}"}
 
 
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -147,7 +134,7 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
             f"δ = {s['delta']:.3g}{beside}"
         )
     elif "epsilon_unknown" in s:
-        yield f"ε is not known: {s['epsilon_unknown']}"
+        yield f"ε is {s['epsilon_unknown']}"
     if s.get("skipped"):
         yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
     if "seconds" in s:

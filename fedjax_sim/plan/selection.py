@@ -101,6 +101,7 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
         sticky=sticky,
         active=active,
         another=one if active is None and not sticky else None,
+        participation=None if sticky else "fixed",
     )
 
 
@@ -123,7 +124,11 @@ def everyone() -> Selection:
         return jnp.arange(len(free), dtype=jnp.int32), state
 
     return Selection(
-        init=lambda variables, data, execution: (), draw=draw, sticky=False, everyone=True
+        init=lambda variables, data, execution: (),
+        draw=draw,
+        sticky=False,
+        everyone=True,
+        participation="cyclic",
     )
 
 

@@ -5,7 +5,13 @@ Two data sets are neighbours if they differ in all samples of one client.
 
 from __future__ import annotations
 
-from fedjax_sim.privacy._accounting import Sampling, banded_epsilon, epsilon, tree_epsilon
+from fedjax_sim.privacy._accounting import (
+    Sampling,
+    UnknownEpsilonError,
+    banded_epsilon,
+    epsilon,
+    tree_epsilon,
+)
 from fedjax_sim.privacy._banded import banded_mechanism
 from fedjax_sim.privacy._cohorts import (
     OVERFLOW,
@@ -22,6 +28,7 @@ from fedjax_sim.privacy._tree import tree_mechanism
 __all__ = [
     "OVERFLOW",
     "Sampling",
+    "UnknownEpsilonError",
     "adaptive_mechanism",
     "banded_epsilon",
     "banded_mechanism",

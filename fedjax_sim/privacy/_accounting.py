@@ -1,35 +1,46 @@
-"""The privacy that a run spends, by dp-accounting."""
+"""The privacy that a run spends: exact where the mechanism is Gaussian, else by dp-accounting."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from fedjax_sim.privacy._banded import sensitivity
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import Participation
 from fedjax_sim.privacy._cohorts import epoch_rounds, slots_for
 
 Sampling = Literal["poisson", "fixed"]
-"""How a cohort is drawn: each client by a coin of its own, or so many of them."""
+"""How a random cohort is drawn: each client by a coin of its own, or so many of them."""
+
+
+class UnknownEpsilonError(ValueError):
+    """A composition has a part that is not known to keep a mechanism's analysis."""
 
 
 def epsilon(
     noise_multiplier: float,
     *,
     clients: int,
-    clients_per_round: int,
+    clients_per_round: float,
     rounds: int,
     delta: float,
-    sampling: Sampling = "poisson",
+    sampling: Participation = "poisson",
+    slots: int | None = None,
 ) -> float:
-    """ε of (ε, δ) differential privacy for one client's data, if all models of a run are shown.
+    """Computes ε of (ε, δ) differential privacy for one client's data, if all models are shown.
 
-    It holds if nothing but updates leaves the clients, see :func:`gaussian_mechanism`.
+    It holds if nothing but updates leaves the clients, see :func:`gaussian_mechanism`;
+    :meth:`fedjax_sim.Algorithm.epsilon` also checks that.
 
     "poisson": neighbours differ by a client that is there or not, of sensitivity C; the privacy
     loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up to its
-    discretisation) with the slots of :func:`slots_for`. "fixed": the cohort's size is public, so
-    neighbours replace a client, of sensitivity 2C, and the noise counts as z/2; a Rényi bound for
-    sampling without replacement, which is not tight.
+    discretisation). "fixed": the cohort's size is public, so neighbours replace a client, of
+    sensitivity 2C, and the noise counts as z/2; a Rényi bound for sampling without replacement,
+    which is not tight. "epochs" and "cyclic": no cohort is secret, neighbours differ in one client,
+    whose updates are zero in one of them, and its ⌈T / ⌊N/m⌋⌉ visits are as many Gaussian
+    mechanisms; exact.
 
     Args:
         noise_multiplier: z, the noise's standard deviation divided by C; 0 gives infinity.
@@ -37,14 +48,15 @@ def epsilon(
         clients_per_round: m, expected or fixed.
         rounds: T.
         delta: δ; below 1/N, or it promises nothing.
-        sampling: how cohorts are drawn.
+        sampling: how clients take part, see :data:`fedjax_sim.base.Participation`.
+        slots: the most clients of a Poisson cohort; None: :func:`slots_for` m.
 
     Returns:
         ε.
 
     Raises:
         ValueError: if a setting is out of range.
-        ImportError: without dp-accounting, of the extra ``privacy``.
+        ImportError: without dp-accounting, of the extra ``privacy``, if cohorts are random.
 
     Source: Abadi et al. 2016 <https://arxiv.org/abs/1607.00133>, for the subsampled Gaussian
     mechanism; Wang et al. 2019 <https://arxiv.org/abs/1808.00087>, for fixed cohorts; Google 2022
@@ -57,17 +69,21 @@ def epsilon(
         1.83
     """
     _check(noise_multiplier, clients, clients_per_round, rounds, delta)
-    if sampling not in ("poisson", "fixed"):
-        raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
+    if sampling not in get_args(Participation):
+        known = ", ".join(map(repr, get_args(Participation)))
+        raise ValueError(f"sampling must be one of {known}, got {sampling!r}")
     if noise_multiplier == 0:
         return math.inf
-    dp_accounting, pld, rdp = _accountants("epsilon")
+    if sampling in ("epochs", "cyclic"):
+        visits = math.ceil(rounds / epoch_rounds(clients, clients_per_round))
+        return _gaussian(math.sqrt(visits) / noise_multiplier, delta)
+    dp_accounting, pld, rdp = _accountants()
     if sampling == "poisson":
         accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
             dataset_size=clients,
             sampling_probability=clients_per_round / clients,
-            truncated_batch_size=min(clients, slots_for(clients_per_round)),
+            truncated_batch_size=min(clients, slots or slots_for(clients_per_round)),
             noise_multiplier=noise_multiplier,
         )
     else:
@@ -85,15 +101,16 @@ def tree_epsilon(
     noise_multiplier: float,
     *,
     clients: int,
-    clients_per_round: int,
+    clients_per_round: float,
     rounds: int,
     delta: float,
 ) -> float:
-    """ε of (ε, δ) differential privacy for one client's data, under :func:`tree_mechanism`.
+    r"""Computes ε of (ε, δ) differential privacy for one client's data under `tree_mechanism`.
 
-    Neighbours differ in one client, whose updates are those of the one data set and zero in the
-    other. An epoch of n rounds shows a client in at most ⌈log₂(n + 1)⌉ nodes of its tree; epochs
-    compose. Which clients a round has needs no secrecy, and buys nothing.
+    Neighbours differ in one client, whose updates are zero in one of them. The client that comes
+    first in every epoch of n rounds is in :math:`\lfloor \log_2 n \rfloor + 1` nodes of its tree,
+    and none is in more: all rounds together are one Gaussian mechanism. Which clients a round has
+    needs no secrecy, and buys nothing.
 
     Args:
         noise_multiplier: z, the standard deviation of a node's noise divided by C; 0 gives
@@ -104,36 +121,25 @@ def tree_epsilon(
         delta: δ; below 1/N, or it promises nothing.
 
     Returns:
-        ε, by Rényi divergences.
+        ε, exact.
 
     Raises:
         ValueError: if a setting is out of range.
-        ImportError: without dp-accounting, of the extra ``privacy``.
 
-    Source: Kairouz et al. 2021 <https://arxiv.org/abs/2103.00039>, appendix D; Google 2022
-    <https://github.com/google/differential-privacy>, dp-accounting, whose ``RdpAccountant``
-    computes it.
+    Source: Kairouz et al. 2021 <https://arxiv.org/abs/2103.00039>, appendix D, for the nodes; Balle
+    and Wang 2018 <https://arxiv.org/abs/1805.06530>, theorem 8, for ε.
 
     Example:
         >>> spent = tree_epsilon(4.0, clients=1000, clients_per_round=50, rounds=40, delta=1e-4)
         >>> round(spent, 2)
-        3.18
+        2.88
     """
     _check(noise_multiplier, clients, clients_per_round, rounds, delta)
     if noise_multiplier == 0:
         return math.inf
-    dp_accounting, _, rdp = _accountants("tree_epsilon")
-    length = epoch_rounds(clients, clients_per_round)
-    accountant = rdp.RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    )
-    for rounds_of_tree, trees in ((length, rounds // length), (rounds % length, 1)):
-        if rounds_of_tree and trees:
-            event = dp_accounting.SingleEpochTreeAggregationDpEvent(
-                noise_multiplier, rounds_of_tree
-            )
-            accountant.compose(event, trees)
-    return float(accountant.get_epsilon(delta))
+    whole, rest = divmod(rounds, length := epoch_rounds(clients, clients_per_round))
+    nodes = whole * length.bit_length() + rest.bit_length()
+    return _gaussian(math.sqrt(nodes) / noise_multiplier, delta)
 
 
 def banded_epsilon(
@@ -141,14 +147,14 @@ def banded_epsilon(
     *,
     bands: int,
     clients: int,
-    clients_per_round: int,
+    clients_per_round: float,
     rounds: int,
     delta: float,
 ) -> float:
-    r"""ε of (ε, δ) differential privacy for one client's data, under :func:`banded_mechanism`.
+    r"""Computes ε of (ε, δ) differential privacy for one client's data under `banded_mechanism`.
 
-    Neighbours differ in one client, whose updates are those of the one data set and zero in the
-    other. All rounds together are one Gaussian mechanism of noise z/s, with
+    Neighbours differ in one client, whose updates are zero in one of them. All rounds together are
+    one Gaussian mechanism of noise z/s, with
 
     .. math:: s^2 = \sum_i \sum_{j < \min(b,\, T - i \lfloor N/m \rfloor)} c_j^2
 
@@ -163,15 +169,13 @@ def banded_epsilon(
         delta: δ; below 1/N, or it promises nothing.
 
     Returns:
-        ε.
+        ε, exact.
 
     Raises:
         ValueError: if a setting is out of range.
-        ImportError: without dp-accounting, of the extra ``privacy``.
 
-    Source: Choquette-Choo et al. 2023 <https://arxiv.org/abs/2306.08153>; Google 2022
-    <https://github.com/google/differential-privacy>, dp-accounting, whose ``PLDAccountant``
-    computes it.
+    Source: Choquette-Choo et al. 2023 <https://arxiv.org/abs/2306.08153>; Balle and Wang 2018
+    <https://arxiv.org/abs/1805.06530>, theorem 8, for ε.
 
     Example:
         >>> settings = {"clients": 1000, "clients_per_round": 50, "rounds": 40, "delta": 1e-4}
@@ -182,18 +186,76 @@ def banded_epsilon(
     reach = sensitivity(bands, clients, clients_per_round, rounds)
     if noise_multiplier == 0:
         return math.inf
-    dp_accounting, pld, _ = _accountants("banded_epsilon")
-    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier / reach))
-    return float(accountant.get_epsilon(delta))
+    return _gaussian(reach / noise_multiplier, delta)
+
+
+def _gaussian(mu: float, delta: float) -> float:
+    r"""Computes ε of a Gaussian mechanism whose sensitivity is μ standard deviations, exactly.
+
+    .. math:: \delta = \Phi(\mu / 2 - \varepsilon / \mu)
+              - e^\varepsilon \Phi(-\mu / 2 - \varepsilon / \mu)
+
+    >>> round(_gaussian(1.0, 1e-5), 4)
+    4.3772
+    """
+    from scipy import optimize, special  # here, because the imports take half a second
+
+    def excess(eps: float) -> float:
+        near = special.log_ndtr(mu / 2 - eps / mu)
+        far = eps + special.log_ndtr(-mu / 2 - eps / mu)
+        return float(near + math.log(-math.expm1(far - near)) - math.log(delta))
+
+    if math.erf(mu / math.sqrt(8)) <= delta:  # at ε = 0
+        return 0.0
+    most = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    return float(optimize.brentq(excess, 0, most))
+
+
+def coefficients(bands: int) -> NDArray[np.float64]:
+    """c_0 … c_{b-1}, the first coefficients of (1 - x)^(-1/2).
+
+    >>> coefficients(4).tolist()
+    [1.0, 0.5, 0.375, 0.3125]
+    """
+    j = np.arange(1, bands)
+    return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
+
+
+def sensitivity(bands: int, clients: int, clients_per_round: float, rounds: int) -> float:
+    """How far one client's updates of norm 1 move what the noise ξ covers, at most.
+
+    The worst client comes in the first round and whenever it can; of its visits, which have no band
+    in common, the last may come too late for all its bands.
+
+    >>> sensitivity(2, clients=20, clients_per_round=5, rounds=5) ** 2  # 1 + 1/4, and then 1
+    2.25
+    """
+    check_bands(bands, clients, clients_per_round)
+    square = np.square(coefficients(bands))
+    left = np.arange(rounds, 0, -epoch_rounds(clients, clients_per_round))
+    return float(np.sqrt(sum(square[:n].sum() for n in left)))
+
+
+def check_bands(bands: int, clients: int, clients_per_round: float) -> None:
+    """Refuses more bands than there are rounds from visit to visit.
+
+    Raises:
+        ValueError: if there are.
+    """
+    most = epoch_rounds(clients, clients_per_round)
+    if not 1 <= bands <= most:
+        raise ValueError(
+            f"bands must be in 1..{most}, the rounds in which none of {clients} clients, "
+            f"{clients_per_round} a round, comes twice, got {bands}"
+        )
 
 
 def _check(
-    noise_multiplier: float, clients: int, clients_per_round: int, rounds: int, delta: float
+    noise_multiplier: float, clients: int, clients_per_round: float, rounds: int, delta: float
 ) -> None:
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
-    if not 1 <= clients_per_round <= clients:
+    if not 0 < clients_per_round <= clients:
         raise ValueError(f"clients_per_round must be in 1..{clients}, got {clients_per_round}")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -201,11 +263,11 @@ def _check(
         raise ValueError(f"delta must be above 0 and below 1/N = {1 / clients:.3g}, got {delta}")
 
 
-def _accountants(name: str) -> tuple[Any, Any, Any]:
+def _accountants() -> tuple[Any, Any, Any]:
     """dp-accounting, and its accountants of loss distributions and Rényi divergences."""
     try:
         import dp_accounting
         from dp_accounting import pld, rdp
     except ImportError as error:
-        raise ImportError(f"{name} needs dp-accounting: pip install dp-accounting") from error
+        raise ImportError("epsilon needs dp-accounting: pip install dp-accounting") from error
     return dp_accounting, pld, rdp

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
 from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
     Need,
+    Participation,
     PreAggregation,
     PyTree,
     Variables,
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import made_by
+from fedjax_sim.privacy._accounting import banded_epsilon, check_bands, coefficients
 from fedjax_sim.privacy._clipped import (
     check_model,
     check_settings,
@@ -26,7 +27,6 @@ from fedjax_sim.privacy._clipped import (
     noisy_rows,
     private_needs,
 )
-from fedjax_sim.privacy._cohorts import epoch_rounds
 from fedjax_sim.privacy._noise import normal
 
 
@@ -101,47 +101,13 @@ def banded_mechanism(
     turns = Need(
         "selection",
         "clients that come again after as many rounds as it has bands",
-        lambda parts: made_by(parts.selection, "cyclic"),
+        lambda parts: parts.selection.participation == "cyclic",
         "selection=cyclic()",
     )
     needs = (*private_needs(apply, "banded_mechanism"), turns, cohorts_of(clients_per_round))
-    return PreAggregation(init, apply, needs=needs)
 
+    def spent(*, sampling: Participation, slots: int, **settings: Any) -> float:
+        del sampling, slots  # the needs fix both
+        return banded_epsilon(noise_multiplier, bands=bands, **settings)
 
-def coefficients(bands: int) -> NDArray[np.float64]:
-    """c_0 … c_{b-1}, the first coefficients of (1 - x)^(-1/2).
-
-    >>> coefficients(4).tolist()
-    [1.0, 0.5, 0.375, 0.3125]
-    """
-    j = np.arange(1, bands)
-    return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
-
-
-def sensitivity(bands: int, clients: int, clients_per_round: int, rounds: int) -> float:
-    """How far one client's updates of norm 1 move what the noise ξ covers, at most.
-
-    The worst client comes in the first round and whenever it can; of its visits, which have no band
-    in common, the last may come too late for all its bands.
-
-    >>> sensitivity(2, clients=20, clients_per_round=5, rounds=5) ** 2  # 1 + 1/4, and then 1
-    2.25
-    """
-    check_bands(bands, clients, clients_per_round)
-    square = np.square(coefficients(bands))
-    left = np.arange(rounds, 0, -epoch_rounds(clients, clients_per_round))
-    return float(np.sqrt(sum(square[:n].sum() for n in left)))
-
-
-def check_bands(bands: int, clients: int, clients_per_round: int) -> None:
-    """Refuses more bands than there are rounds from visit to visit.
-
-    Raises:
-        ValueError: if there are.
-    """
-    most = epoch_rounds(clients, clients_per_round)
-    if not 1 <= bands <= most:
-        raise ValueError(
-            f"bands must be in 1..{most}, the rounds in which none of {clients} clients, "
-            f"{clients_per_round} a round, comes twice, got {bands}"
-        )
+    return PreAggregation(init, apply, epsilon=spent, needs=needs)

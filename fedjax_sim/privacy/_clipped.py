@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, PreAggregationApply, PyTree, Variables, origins
+from fedjax_sim.base import Array, Need, PreAggregationApply, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import (
     APART,
@@ -21,6 +21,7 @@ from fedjax_sim.engine.needs import (
     OWN_SAMPLES,
     PLAIN_MEAN,
 )
+from fedjax_sim.engine.reading import reads_clients
 
 
 def check_settings(clip: float, noise_multiplier: float, clients_per_round: float) -> None:
@@ -98,13 +99,14 @@ def private_needs(apply: PreAggregationApply, name: str) -> tuple[Need, ...]:
         is_last,
         f"preaggregation=({name}(...),)",
     )
-    # All rows hold the same noise: their signs would tell of single clients.
+    # All rows hold the same noise: their signs or norms would tell of single clients.
     mean_alone = Need(
         "server",
         "a server that sees nothing but the noisy mean",
         lambda parts: (
             parts.server.setup_traffic is None
-            and all(made.name != "sign_agreement" for made in origins(parts.server))
+            and not parts.server.reads_updates
+            and not reads_clients(parts.server)
         ),
         "server=replace() or optimizer(transform)",
     )

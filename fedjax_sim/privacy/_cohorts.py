@@ -52,7 +52,14 @@ def poisson(clients_per_round: float) -> Selection:
         joined = jnp.where(coin[first] <= jnp.uint32(heads), first, data.clients)
         return jnp.pad(joined, (0, slots - len(first)), constant_values=data.clients), state
 
-    return Selection(init=init, draw=draw, sticky=False, may_idle=True, active=clients_per_round)
+    return Selection(
+        init=init,
+        draw=draw,
+        sticky=False,
+        may_idle=True,
+        active=clients_per_round,
+        participation="poisson",
+    )
 
 
 @part
@@ -103,7 +110,7 @@ def shuffled() -> Selection:
         drawn = jax.lax.dynamic_slice(order, (t * slots,), (slots,))
         return drawn, (order, (t + 1) % epoch_rounds(data.clients, slots))
 
-    return Selection(init=init, draw=draw, sticky=False)
+    return Selection(init=init, draw=draw, sticky=False, participation="epochs")
 
 
 @part
@@ -154,16 +161,16 @@ def cyclic() -> Selection:
         drawn = order[(first + jnp.arange(slots, dtype=jnp.int32)) % data.clients]
         return drawn, (order, (first + slots) % data.clients)
 
-    return Selection(init=init, draw=draw, sticky=False)
+    return Selection(init=init, draw=draw, sticky=False, participation="cyclic")
 
 
-def epoch_rounds(clients: int, clients_per_round: int) -> int:
+def epoch_rounds(clients: int, clients_per_round: float) -> int:
     """The rounds in which clients of :func:`shuffled` or :func:`cyclic` do not come twice.
 
     >>> epoch_rounds(40, 6)
     6
     """
-    return clients // clients_per_round
+    return int(clients // clients_per_round)
 
 
 def slots_for(clients_per_round: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ClientData, Cohort, PreAggregation, PyTree, Variables, part
 from fedjax_sim.engine import tree
+from fedjax_sim.privacy._accounting import epsilon
 from fedjax_sim.privacy._clipped import check_model, check_settings, noisy_rows, private_needs
 from fedjax_sim.privacy._noise import normal
 
@@ -28,8 +30,9 @@ def gaussian_mechanism(
     that is not finite counts as 0, so that the bound holds for anything that is sent.
 
     The server's models are private as long as nothing else leaves the clients, and no client takes
-    part twice: ``compose`` refuses what would break that. The losses that the simulator reports,
-    and rows of single clients, are not private. The noise is drawn by JAX's generator in floating
+    part twice: ``compose`` refuses what would break that, and :meth:`fedjax_sim.Algorithm.epsilon`
+    gives no number if a part is not known to keep it. The losses that the simulator reports, and
+    rows of single clients, are not private. The noise is drawn by JAX's generator in floating
     point: right for experiments, but not hardened against an attacker who exploits either.
 
     Args:
@@ -63,7 +66,9 @@ def gaussian_mechanism(
         rows = noisy_rows(updates, weights, norms, clip, drawn, clients_per_round)
         return *rows, state
 
-    return PreAggregation(init, apply, needs=private_needs(apply, "gaussian_mechanism"))
+    spent = functools.partial(epsilon, noise_multiplier)
+    needs = private_needs(apply, "gaussian_mechanism")
+    return PreAggregation(init, apply, epsilon=spent, needs=needs)
 
 
 @part
@@ -156,4 +161,6 @@ def adaptive_mechanism(
         rows = noisy_rows(updates, weights, norms, limit, drawn, clients_per_round)
         return *rows, limit * jnp.exp(-clip_lr * (share - quantile))
 
-    return PreAggregation(init, apply, needs=private_needs(apply, "adaptive_mechanism"))
+    spent = functools.partial(epsilon, noise_multiplier)
+    needs = private_needs(apply, "adaptive_mechanism")
+    return PreAggregation(init, apply, epsilon=spent, needs=needs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,14 @@ from fedjax_sim.base import (
     ClientData,
     Cohort,
     Need,
+    Participation,
     PreAggregation,
     PyTree,
     Variables,
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import made_by
+from fedjax_sim.privacy._accounting import tree_epsilon
 from fedjax_sim.privacy._clipped import (
     check_model,
     check_settings,
@@ -97,11 +98,16 @@ def tree_mechanism(clip: float, noise_multiplier: float, clients_per_round: int)
     once = Need(
         "selection",
         "clients that come once in an epoch",
-        lambda parts: made_by(parts.selection, "shuffled"),
+        lambda parts: parts.selection.participation in ("epochs", "cyclic"),
         "selection=shuffled()",
     )
     needs = (*private_needs(apply, "tree_mechanism"), once, cohorts_of(clients_per_round))
-    return PreAggregation(init, apply, needs=needs)
+
+    def spent(*, sampling: Participation, slots: int, **settings: Any) -> float:
+        del sampling, slots  # the needs fix both
+        return tree_epsilon(noise_multiplier, **settings)
+
+    return PreAggregation(init, apply, epsilon=spent, needs=needs)
 
 
 def _difference(key: Array, now: Array, like: PyTree, deviation: float) -> PyTree:

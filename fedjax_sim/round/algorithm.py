@@ -36,7 +36,7 @@ from fedjax_sim.base import (
     Weighting,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import as_arrays, client_sizes
+from fedjax_sim.engine.clients import as_arrays
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
@@ -45,6 +45,7 @@ from fedjax_sim.round import collecting, finishing, measuring, placement, pollin
 from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
+from fedjax_sim.round.private import epsilon as epsilon_of
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.traffic import setup_traffic, sizes
 from fedjax_sim.server import broadcast as broadcasts
@@ -110,9 +111,8 @@ def compose(
         An :class:`Algorithm`.
 
     Raises:
-        ValueError: if a part is of the wrong kind, or needs what another part is not: one line
-            names both, and what would work. In the first round, if the aggregate has not the
-            model's shapes.
+        ValueError: if a part is of the wrong kind or does not fit another: one line names both
+            and what would work; in the first round, if the aggregate lacks the model's shapes.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -261,16 +261,13 @@ class Algorithm:
         )
         placed = training.moved_on(parts, placed, trained, came.arrived)
         cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
-        # A model in flight is due whether or not a client trained it in this round, if it is not
-        # at a client that is not there.
+        # A model in flight is due even if no client trained it now, unless its client is not there.
         here = due & came.arrived if parts.loses and parts.selection.sticky else due
         met, updates = (here, None) if parts.in_flight else (due & sent, trained.variables)
         updates, step = (updates, None) if parts.holds_updates else (None, updates)
         reduced = state._replace(shared_state=shared_state)
         new = collecting.absorb(parts, key, reduced, placed.slots, cohort, met, updates, step)
-        measured, diagnostics = measuring.measure(
-            parts, key, state, new, placed.slots, updates, cohort
-        )
+        numbers, kept = measuring.measure(parts, key, state, new, placed.slots, updates, cohort)
         metrics = Metrics(
             loss=measuring.loss(trained.info, skipped),
             samples=jnp.sum(info.samples, dtype=jnp.int32),
@@ -285,7 +282,7 @@ class Algorithm:
             skipped=jnp.sum(skipped, dtype=jnp.int32),
             client=draw.client,
             source=draw.source,
-            diagnostics=measured,
+            diagnostics=numbers,
             time=came.elapsed,
         )
         told = polling.measured(parts, trained.info, came)
@@ -299,7 +296,7 @@ class Algorithm:
             own=own,
             sending=sending,
             shared_state=shared_state if parts.local.follow is None else new.shared_state,
-            diagnostics=diagnostics,
+            diagnostics=kept,
             clock=timing.later(state.clock, came.elapsed) if back is None else back.now,
             at_work=() if back is None else back.at_work,
         )
@@ -319,12 +316,7 @@ class Algorithm:
         """The model that is evaluated: the server's, or the mean of all in flight."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
-        parts, slots = self.parts, state.slots
-        if slots is None or not (parts.schedule.serverless or parts.evaluated == "in_flight"):
-            return state.server
-        samples = client_sizes(data, slots.client, state.round - 1)
-        cohort = collecting.cohort_of(parts, state, slots, samples, data)
-        return collecting.mean_in_flight(parts, state, slots, cohort)
+        return collecting.evaluated(self.parts, state, data)
 
     def score_personal(
         self,
@@ -340,6 +332,14 @@ class Algorithm:
         received = self.evaluated(key, state, data)
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         return score_own(self.parts, key, received, state, data, score, constants, tasks, clients)
+
+    def epsilon(self, data: ClientData, rounds: int, delta: float) -> float:
+        """Computes ε of (ε, δ) differential privacy for a client, if all server models are shown.
+
+        Raises:
+            UnknownEpsilonError: names a part that is not known to keep the mechanism's analysis.
+        """
+        return epsilon_of(self.parts, data, rounds, delta)
 
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
         """The sizes of what travels in a round; takes shapes and gives Python integers."""

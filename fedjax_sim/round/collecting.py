@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
 from fedjax_sim.round.exchanging import fragments, returned, travels
@@ -208,6 +209,16 @@ def aggregated(parts: Parts, gathered: Gathered) -> Variables:
         )
     step: Variables = parts.aggregator(updates, gathered.weights)
     return step
+
+
+def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
+    """The model that is evaluated: the server's, or the mean of all in flight."""
+    slots = state.slots
+    if slots is None or not (parts.schedule.serverless or parts.evaluated == "in_flight"):
+        return state.server
+    samples = client_sizes(data, slots.client, state.round - 1)
+    cohort = cohort_of(parts, state, slots, samples, data)
+    return mean_in_flight(parts, state, slots, cohort)
 
 
 def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) -> Variables:
