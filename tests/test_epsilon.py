@@ -339,7 +339,10 @@ def test_epsilon_is_unknown_because_of_a_part(case: str) -> None:
     ("data", "message"),
     [
         (changed(sent=np.int32(4)), "samples that all clients are sent (--share-beta)"),
-        (changed(root=np.int32([0, 2])), "the server's own samples, which no noise covers"),
+        (
+            changed(root=np.array([0, 2], np.int32)),
+            "the server's own samples, which no noise covers",
+        ),
         (changed(copies=True), "copies of samples, whose number may depend on other clients"),
     ],
 )
@@ -402,7 +405,7 @@ def after_a_round(lengths: Sequence[float], move: Server) -> Variables:
         .replace(preaggregation=(mechanism,), server=move)
         .parts
     )
-    data = jax.tree.map(jnp.asarray, changed(root=np.int32([0, 4])))
+    data = jax.tree.map(jnp.asarray, changed(root=np.array([0, 4], np.int32)))
     state = initial_state(parts, MODEL.init(KEY), data)
     rows, ids = jnp.float32(lengths), jnp.arange(N, dtype=jnp.int32)
     along = jax.tree.map(lambda w: 1e-2 * (w + 1)[None], state.server)

@@ -47,9 +47,9 @@ from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.engine.doubles import enable_x64
+from fedjax_sim.engine.reading import needed
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
-from fedjax_sim.run.foreseen import needed
 from fedjax_sim.run.simulation import experiment
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5

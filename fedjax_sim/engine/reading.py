@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
@@ -60,7 +62,7 @@ def reads_clients(server: Server) -> bool | None:
     try:
         gathered = Gathered(tree.stack_copies(one, 2), rows, cohort)
         given = gathered, jax.random.key(0), one, server.init(one)
-        used: Gathered = needed(jax.make_jaxpr(move)(*given).jaxpr, given)[1][0]
+        used: Any = needed(jax.make_jaxpr(move)(*given).jaxpr, given)[1][0]
     except Exception:
         return None
     clients = used.cohort._replace(server=(), received=())  # both are the server's own
