@@ -60,7 +60,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    adapters, hypergradients = python_blocks(METHODS)
+    private, adapters, hypergradients = python_blocks(METHODS)
     loading, watching, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
@@ -72,6 +72,8 @@ def test_the_examples_train_and_show_their_parts(
     (shown,) = re.findall(r"```text\n(scaffold\(.*?)```", text_of("README.md"), re.DOTALL)
     assert printed.startswith(shown)
     assert "karimireddy2020scaffold" in printed
+    exec(private, scope)
+    assert 0 < scope["spent"] < 5
     exec(adapters, scope)
     weights = [a.size for a in jax.tree.leaves(scope["adapted"].init(jax.random.key(0)))]
     assert sum(weights) == 55_210 + 3_496
