@@ -1422,6 +1422,7 @@ MUTANTS = [
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) == list(arrays)", "about.pop(NAMES)", SAVED),
     Mutant("run/archive.py", "jax.random.wrap_key_data(jnp.asarray(array)) if", "array if", SAVED),
+    Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),
     Mutant("base/files.py", "aside = path.with_name", "aside = path or path.with_name", FILES),
     Mutant("base/files.py", "size > there", "False", FILES),
     Mutant("base/files.py", "if filled != len(content)", "if False", FILES),

@@ -452,6 +452,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "data must be a ClientData, see fs.client_data, got Dataset",
     ),
     "half a round": ({"rounds": 1.5}, "rounds must be a whole number at least 1, got 1.5"),
+    "rounds beyond int32": ({"rounds": 2**31}, "rounds must be at most 2147483647, got 2147483648"),
     "no round": ({"rounds": 0}, "rounds must be a whole number at least 1, got 0"),
     "half an evaluation": (
         {"eval_every": 0.5},
@@ -471,3 +472,23 @@ def test_what_simulate_refuses_is_one_line(mistake: str, small: Small) -> None:
     right |= {"data": small.data, "test": (small.data.x, small.data.y), "rounds": 1, "classes": 3}
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         fs.simulate(**(right | given))
+
+
+@pytest.mark.parametrize("text", [str(2**31), "9" * 400])
+def test_whole_numbers_have_an_upper_end(text: str) -> None:
+    """Flags of the command and of the methods, and settings in a method's text."""
+    hints = {name: hint for group in GROUPS.values() for name, hint in whole_numbers(group).items()}
+    flags = [[flag(name), text] for name in hints if name != "seeds"]
+    for method in OURS:
+        own = [name for name, p in parameters(method).items() if int in members(p.annotation)]
+        flags += [["--algo", method, flag(name), text] for name in own]
+        flags += [["--algo", f"{method}({name}={text})"] for name in own]
+    assert len(flags) > 20
+    for argv in [*flags, ["--seeds", text]]:
+        with pytest.raises(ValueError, match=r"must be at most 2147483647, got \d{10,20}$"):
+            parse(argv)
+
+
+def whole_numbers(group: type) -> dict[str, Any]:
+    """Returns the settings of a group that are whole numbers."""
+    return {name: h for name, h in typing.get_type_hints(group).items() if int in members(h)}

@@ -732,7 +732,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "patience must be at least 1, got 0",
     ),
     "option": (lambda: corrections.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
-    "epochs": (lambda: on_bowls(epochs=math.inf), "epochs must be positive and finite, got inf"),
+    "epochs": (
+        lambda: on_bowls(epochs=math.inf),
+        "above 0 and at most 10000, got inf",
+    ),
     "chance": (lambda: augment.sometimes(3.0, augment.flip), "chance must be in [0, 1], got 3.0"),
     "no chance": (lambda: augment.sometimes(math.nan, augment.flip), "must be in [0, 1], got nan"),
     "degrees": (lambda: augment.rotation(-1), "degrees must be at least 0 and finite, got -1"),

@@ -165,9 +165,15 @@ def local(**options: Any) -> LocalUpdate:
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "batch": (lambda: local(batch_size=0), "batch_size must be at least 1, got 0"),
-    "epochs": (lambda: local(epochs=0), "epochs must be positive and finite, got 0"),
-    "nan": (lambda: local(epochs=float("nan")), "epochs must be positive and finite, got nan"),
-    "endless": (lambda: local(epochs=float("inf")), "epochs must be positive and finite, got inf"),
+    "epochs": (lambda: local(epochs=0), "above 0 and at most 10000, got 0"),
+    "nan": (
+        lambda: local(epochs=float("nan")),
+        "above 0 and at most 10000, got nan",
+    ),
+    "endless": (
+        lambda: local(epochs=float("inf")),
+        "above 0 and at most 10000, got inf",
+    ),
     "last": (lambda: local(last_batch="pad"), "last_batch must be 'keep', 'drop' or 'refill'"),
     "none": (lambda: fs.fedavg(local(), clients_per_round=0), "clients_per_round must be at least"),
     "inner": (

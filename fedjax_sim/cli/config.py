@@ -53,7 +53,7 @@ class Experiment(Source):
         "their standard deviation, dividing by N",
         shown="4",
         metavar="N",
-        convert=lambda text: tuple(range(int(number(int, at_least=1)(text)))),
+        convert=lambda text: tuple(range(int(number(int, at_least=1, at_most=10_000)(text)))),
     )
     samples_per_round: int | None = setting(
         None,

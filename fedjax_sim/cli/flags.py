@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -16,6 +17,8 @@ from fedjax_sim.base.signatures import keywords
 from fedjax_sim.base.spelling import hint
 
 PLAIN = (int, float, bool, str)
+LARGEST = 2**31 - 1
+"""The largest whole number that is read."""
 
 
 class _Lines(argparse.HelpFormatter):
@@ -110,11 +113,15 @@ def options(
     return found
 
 
-def kind(hint: Any) -> dict[str, Any]:
-    """What argparse must know of a parameter of this type.
+def kind(hint: Any, **limits: float) -> dict[str, Any]:
+    """Returns what argparse must know of a parameter of this type.
 
-    >>> kind(int | None)
-    {'type': <class 'int'>, 'metavar': 'N'}
+    Args:
+        hint: the type.
+        limits: of a number, see :func:`number`.
+
+    >>> kind(int | None)["type"]("7")
+    7
     >>> kind(Literal[1, 2])["type"]("2")
     2
     """
@@ -129,7 +136,8 @@ def kind(hint: Any) -> dict[str, Any]:
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if hint in PLAIN:
-        return {"type": hint, "metavar": "N" if hint is int else "X"}
+        read = number(hint, **limits) if hint in (int, float) else hint
+        return {"type": read, "metavar": "N" if hint is int else "X"}
     raise TypeError(f"a parameter of type {hint} cannot be a flag: use int, float, bool or Literal")
 
 
@@ -147,20 +155,22 @@ def documented(function: Callable[..., Any]) -> dict[str, str]:
     return {name: t.rstrip(".").replace("%", "%%") for name, t in texts.items()}  # for argparse
 
 
+@functools.cache  # equal limits are one reader
 def number(
     of: type[int] | type[float],
     *,
     at_least: float = -math.inf,
     above: float = -math.inf,
     below: float = math.inf,
+    at_most: float = math.inf,
 ) -> Callable[[str], float]:
-    """An argparse type: a finite number within limits.
+    """Returns an argparse type: a finite number within limits; whole ones fit in an int32.
 
     >>> number(int, at_least=1)("0")
     Traceback (most recent call last):
     argparse.ArgumentTypeError: must be a whole number at least 1, got '0'
     """
-    limits = {"at least": at_least, "above": above, "below": below}
+    limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
     within = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
     wanted = f"{'a whole' if of is int else 'a'} number {within or 'that is finite'}"
 
@@ -169,7 +179,9 @@ def number(
             value = of(text)
         except ValueError:
             value = math.nan
-        if math.isfinite(value) and at_least <= value and above < value < below:
+        if of is int and value > LARGEST:
+            raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {text[:20]}")
+        if math.isfinite(value) and at_least <= value <= at_most and above < value < below:
             return value
         raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
 

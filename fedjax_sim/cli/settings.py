@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
-from fedjax_sim.cli.flags import flag, kind, number
+from fedjax_sim.cli.flags import flag, kind
 
 
 class Setting(NamedTuple):
@@ -144,9 +144,7 @@ def _kind(field: dataclasses.Field[Any], told: Setting, hint: Any) -> dict[str, 
     """What argparse must know of a setting."""
     if hint is bool:
         return {"action": "store_false" if field.default else "store_true"}
-    read: dict[str, Any] = {"type": told.convert} if told.convert else kind(hint)
-    if read.get("type") in (int, float):
-        read["type"] = number(read["type"], **told.limits)
+    read: dict[str, Any] = {"type": told.convert} if told.convert else kind(hint, **told.limits)
     return read if told.metavar is None else read | {"metavar": told.metavar}
 
 

@@ -48,7 +48,7 @@ class Training(Group):
         ),
         metavar="NAME",
     )
-    epochs: float = by_dataset("epochs", "local epochs a round", above=0)
+    epochs: float = by_dataset("epochs", "local epochs a round", above=0, at_most=10_000)
     batch_size: int = setting(16, "samples in a minibatch", at_least=1)
     optimizer: Optimizer = setting("sgd", "the clients', by optax's names")
     optimizer_state: OptimizerState = setting(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.base.spelling import hint
-from fedjax_sim.cli.flags import flag, kind, number
+from fedjax_sim.cli.flags import flag, kind
 from fedjax_sim.cli.methods import algorithm, parameters
 from fedjax_sim.cli.training import Training
 
@@ -123,11 +123,10 @@ def _trained() -> dict[str, Callable[[str], Any]]:
 
 def _reader(hint: Any, **limits: float) -> Callable[[str], Any]:
     """What reads a value of a parameter of this type, within its limits if it is a number."""
-    told = kind(hint)
+    told = kind(hint, **limits)
     if "choices" in told:
         return functools.partial(_choice, {str(value): value for value in told["choices"]})
-    read_one = told.get("type", _switch)
-    return number(read_one, **limits) if read_one in (int, float) else read_one
+    return told.get("type", _switch)
 
 
 def _choice(values: Mapping[str, Any], word: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,8 +146,8 @@ def local_sgd(
     check_optimizer("optimizer", optimizer, GIVEN)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not 0 < epochs < math.inf:
-        raise ValueError(f"epochs must be positive and finite, got {epochs}")
+    if not 0 < epochs <= 10_000:
+        raise ValueError(f"epochs must be above 0 and at most 10000, got {epochs}")
     if last_batch not in ("keep", "drop", "refill"):
         raise ValueError(f"last_batch must be 'keep', 'drop' or 'refill', got {last_batch!r}")
     if max_steps is not None and max_steps < 1:

@@ -153,8 +153,9 @@ class SGD:
 
     def batches(self, size: Any) -> Any:
         """Minibatches in an epoch of ``size`` samples, a number or an array."""
-        up = 0 if self.last_batch == "drop" else self.batch_size - 1
-        return (size + up) // self.batch_size
+        if self.last_batch == "drop":
+            return size // self.batch_size
+        return -(-size // self.batch_size)
 
     def length(self, size: Any) -> Any:
         """T_k, the steps on a client of ``size`` samples, a number or an array."""

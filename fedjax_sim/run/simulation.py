@@ -243,6 +243,8 @@ def whole(name: str, given: Any) -> int:
     value = np.asarray(given)
     if value.dtype.kind not in "iu" or value.ndim or value < 1:
         raise ValueError(f"{name} must be a whole number at least 1, got {given!r}")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be at most {2**31 - 1}, got {given!r}")
     return int(value)
 
 
