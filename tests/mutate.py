@@ -67,6 +67,7 @@ DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
 HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
+FORMS = tests("file_forms")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
@@ -1092,8 +1093,8 @@ MUTANTS = [
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
     Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
     # data of Hugging Face
-    Mutant("data/_hf_columns.py", "if given.min() < 0:", "if given.min() < -1:", HUGGINGFACE),
-    Mutant("data/_hf_columns.py", 'self.rows.with_format("numpy")', "self.rows", HUGGINGFACE),
+    Mutant("data/_hf_splits.py", "k != k or k < 0", "k != k or k < -1", HUGGINGFACE),
+    Mutant("data/_hf_splits.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),
     Mutant(
         "data/_huggingface.py",
         "[len(part.rows) for part in parts]",
@@ -1104,7 +1105,30 @@ MUTANTS = [
     Mutant("run/result.py", "sign = -1 if self.lowest(metric) else 1", "sign = 1", TASKS),
     Mutant("run/checks.py", "if task.classes is not None:\n        return", "return", TASKS),
     Mutant("cli/report.py", "np.fmin if result.lowest(metric) else np.fmax", "np.fmax", TASKS),
-    Mutant("data/targets.py", "task = task_of(y)", "task = None", TASKS),
+    Mutant("data/targets.py", "guessed = task_of(y)", "guessed = None", TASKS),
+    # files as they come
+    Mutant(
+        "data/_hf_columns.py",
+        "names = [*chain.from_iterable(declared), *map",
+        "names = [*map",
+        FORMS,
+    ),
+    Mutant("data/_leaf.py", 'encoding="utf-8-sig"', 'encoding="utf-8"', FORMS),
+    Mutant("data/_csv.py", "~(np.isin(x, (0, 1)) | np.isnan(x))", "~np.isin(x, (0, 1))", FORMS),
+    Mutant("data/categories.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
+    Mutant("data/categories.py", "numbers_or_texts(texts[texts", "(texts[texts", FORMS),
+    Mutant("data/_folder.py", "numbers_or_texts(np.array(found, np.str_))", "found", FORMS),
+    Mutant("data/pixels.py", 'layers.size, "white"', 'layers.size, "black"', FORMS),
+    Mutant("data/scaling.py", "(rounding * mean[c]) ** 2", "0", tests("splits")),
+    Mutant("data/scaling.py", "return round(float(mean)", "return 0 * round(float(mean)", FORMS),
+    Mutant(
+        "data/standardise.py",
+        "(x[..., c] - mean[c])",
+        "(x[..., c] - np.float32(mean[c]))",
+        tests("splits"),
+    ),
+    Mutant("data/cells.py", 'if "_" in text:', 'if "__" in text:', tests("own_data")),
+    Mutant("tasks/choice.py", "different, np.round(different)", "different, 0", tests("datasets")),
     # settings of local training
     Mutant("cli/local.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
     Mutant("cli/local.py", "rounds_of(made, rounds))", "rounds)", FLAGS),

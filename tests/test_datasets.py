@@ -30,6 +30,7 @@ from fedjax_sim.data import (
     download_dataset,
     eicu,
     from_arrays,
+    images,
     load_dataset,
     parse_dataset,
     pooled,
@@ -39,6 +40,7 @@ from fedjax_sim.data import (
     tiny_shakespeare,
     tiny_shakespeare_tokens,
 )
+from fedjax_sim.data.download import find_builder
 from fedjax_sim.models import logistic
 from fedjax_sim.partition import emd, iid, label_table, partition_from_lists
 
@@ -114,12 +116,36 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "beyond float32": ({"x": np.full((4, 2), 1e300)}, "x must be finite in float32"),
     "beyond int32": (
         {"x": np.array([[2**40, 0]] * 4), "scale": False},
-        "x must be within int32 if not scaled, got 0 to 1099511627776",
+        "x must be within int32, got 0 to 1099511627776",
     ),
     "channels first": ({"x": np.zeros((4, 3, 8, 8))}, r"x must be images.* got \[4, 3, 8, 8\]"),
     "grey channel first": ({"x": np.zeros((4, 1, 8, 8), np.uint8)}, "x must be images"),
     "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
-    "float y": ({"y": Y.astype(float)}, "y must be integers if they are classes, bool"),
+    "masked x": (
+        {"x": np.ma.masked_equal(X, 0)},
+        r"x must have no masked values, got 8.*x\.filled",
+    ),
+    "masked y": ({"y": np.ma.masked_equal(Y, 1)}, "y must have no masked values, got 2"),
+    "masked client": ({"client": np.ma.masked_equal(Y, 1)}, "client must have no masked values"),
+    "one-hot y": (
+        {"y": np.eye(2, dtype=int)[Y]},
+        "y must .*one-hot rows.* or task=multi",
+    ),
+    "one-hot floats": (
+        {"y": np.eye(2)[Y]},
+        "y must .* or task=multi_label or task=reg",
+    ),
+    "a column of y": (
+        {"y": Y[:, None]},
+        "y must .*one column.* or task=regression",
+    ),
+    "an unknown task": ({"task": "ranking"}, "task must be a Task or one of classification, reg"),
+    "classes of numbers": ({"task": "regression", "classes": 2}, "classes must not be given for"),
+    "broken labels": ({"y": Y + 0.5, "task": "classification"}, r"y must be integers \[4\]"),
+    "no flags": ({"y": Y, "task": "multi_label"}, r"y must be 0 and 1, \[4, L\], .* int64 \[4\]"),
+    "unknown name": ({"y": ["a", "b"] * 2, "class_names": ("a", "c")}, "y must be names .*, got b"),
+    "close y": ({"y": 1e9 + Y + 0.5}, "y must have values that float32 .* such as 1000000001"),
+    "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
     "complex y": ({"y": Y + 1j}, "y must be .* got complex128"),
     "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),
     "large y": ({"y": Y + 1, "classes": 2}, "y must be in 0 … 1, got 1 … 2"),
@@ -144,6 +170,35 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "feature": ({"features": {"soil": [1]}}, "soil must have shape"),
     "numeric": ({"numeric": [True]}, r"numeric must be bool \[2\]"),
 }
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "wanted"),
+    [
+        (Y.astype(float), "classification", "classification(2)"),
+        (Y[:, None], "classification", "classification(2)"),
+        (np.eye(3)[Y], "classification", "classification(3)"),
+        (np.array(["b", "a", "a", "b"]), None, "classification(2)"),
+        (Y, "regression", "regression()"),
+        (np.eye(3)[Y], "multi_label", "multi_label(3)"),
+    ],
+)
+def test_a_task_says_what_ambiguous_targets_are(y: Any, task: str | None, wanted: str) -> None:
+    data = from_arrays("mine", X, y, task=task, test=np.arange(4) == 3)
+    assert repr(data.task) == wanted
+    if wanted.startswith("classification"):
+        assert data.train_y.tolist() == ([1, 0, 0] if task is None else [0, 1, 1])
+    else:
+        data.task.check("y", data.train_y)
+
+
+def test_close_values_stay_apart() -> None:
+    x = np.stack([1e9 + np.arange(40), np.arange(40), np.full(40, 0.1)], axis=1)
+    data = from_arrays("mine", x, np.arange(40) % 2, column_names=("time", "a", "b"))
+    assert len(np.unique(data.train_x[:, 0])) == len(data.train_x)
+    assert known(data.std)[0] == pytest.approx(known(data.std)[1])
+    assert data.notes[1].startswith("Column time has 1000000020 subtracted")
+    assert len(data.notes) == 2
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)
@@ -712,6 +767,26 @@ def test_a_tfds_set_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ValueError, match="split 'train', got 'tfds:test_only_pictures', which has test"
     ):
         load_dataset("tfds:test_only_pictures", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "at_tfds"),
+    [("cifar100", "cifar100"), ("emnist", "emnist/balanced"), ("svhn", "svhn_cropped")],
+)
+def test_data_sets_that_tfds_names_otherwise(
+    name: str, at_tfds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small set takes the place of the one that TFDS would download."""
+    monkeypatch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
+    with pytest.raises(DataNotFoundError, match=f"data set '{at_tfds}' is not ready in "):
+        load_dataset(name, tmp_path)
+    download_dataset("validated_pictures", tmp_path)
+    small = find_builder("validated_pictures", tmp_path)
+    for function in ("find_builder", "prepared_builder"):
+        monkeypatch.setattr(images, function, lambda asked, _: {at_tfds: small}[asked])
+    data = load_dataset(name, tmp_path)
+    assert (data.name, data.train_x.shape, data.classes) == (name, (30, 4, 5, 3), 3)
 
 
 @pytest.mark.parametrize(

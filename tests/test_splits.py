@@ -186,6 +186,16 @@ def test_statistics_need_a_sample_of_every_client_and_of_no_other() -> None:
     assert alone.tolist() == [[0], [2], [5]]
 
 
+def test_rounding_is_no_spread_and_close_values_stay_apart() -> None:
+    """Column 0 is constant but for the rounding of its mean; float32 would merge column 1."""
+    x = np.stack([np.full(30, 0.1), 1e9 + np.arange(30) % 3], axis=1)
+    everyone, some = (partition_from_lists([range(rows)]) for rows in (30, 21))
+    assert x[:21, 0].std() > 0
+    wanted = np.stack([np.zeros(30), np.sqrt(1.5) * (np.arange(30) % 3 - 1)], axis=1)
+    for scaled in (standardise_global(x, some), standardise_local(x, everyone, fit=some)):
+        np.testing.assert_allclose(scaled, wanted, rtol=1e-6, atol=1e-12)
+
+
 def test_local_statistics_are_each_clients_own() -> None:
     x, partition = table()
     scaled = standardise_local(x, partition, numeric=NUMERIC)

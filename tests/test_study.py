@@ -166,7 +166,7 @@ def test_the_best_setting(lowest: bool) -> None:
 
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
-    plan = read_study(written(tmp_path, STUDY))
+    plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
     told = {
         "format": 1,
         "command": "",

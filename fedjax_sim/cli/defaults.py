@@ -45,6 +45,10 @@ DEFAULTS: Mapping[str, Defaults] = {
     "diabetes": Defaults("linear", 0.1, 1, 30, "mse"),
     "synthetic": Defaults("logistic", 0.001, 20, 30),
     # Not tuned either.
+    "cifar100": Defaults("cifar_cnn", 0.001, 8, 15),
+    "emnist": Defaults("mnist_cnn", 0.001, 8, 15),
+    "svhn": Defaults("cifar_cnn", 0.001, 8, 15),
+    "femnist": Defaults("mnist_cnn", 0.001, 8, 15),
     "shakespeare_tokens": Defaults("transformer", 0.05, 1, 15, "perplexity"),
     "tiny_shakespeare_tokens": Defaults("transformer", 0.05, 1, 15, "perplexity"),
 }

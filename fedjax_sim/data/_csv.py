@@ -1,8 +1,12 @@
 """A user's table in one .csv file."""
 
 import csv
+import gzip
+import math
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
@@ -10,14 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.data.categories import fill_means, numbers_or_texts, one_hot, shortened
+from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
-from fedjax_sim.data.options import FIFTH, check_parts, in_test, share_or_name, split_options
-from fedjax_sim.data.targets import of_each, strata
-from fedjax_sim.tasks import classification, regression
+from fedjax_sim.data.options import EVERY_TEXT, FIFTH, check_parts, in_test, split_options
+from fedjax_sim.tasks import regression
 
-FORM = "csv:FILE,label=COLUMN or target=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]"
-OPTIONS = ("label", "target", "client", "test")
+FORM = (
+    "csv:FILE,label=COLUMN or target=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]"
+    "[,classes=M][,sep=CHARACTER][,encoding=NAME][,categorical=COLUMN+COLUMN or all]"
+    "[,missing=refuse, drop or mean]"
+)
+OPTIONS = ("label", "target", "client", "test", "classes", "task")
+OPTIONS += ("sep", "encoding", "categorical", "missing")
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -25,32 +35,57 @@ class Table(NamedTuple):
     """What a user says of a .csv file.
 
     Attributes:
-        file: its path.
+        file: its path; ``.gz`` is decompressed.
         y: the column of the classes, or of the numbers that are to be learnt.
         numbers: whether they are numbers.
         client: the column of the natural clients; None for none.
         test: the share of each class that is the test set, or the column that says which rows are.
+        classes: M, if the labels are the numbers 0 … M - 1; None: they are texts.
+        sep: what separates the cells of a line.
+        encoding: of the text.
+        categorical: the columns that are one-hot encoded; ("all",) for each that has a text.
+        missing: what is done about a row with a missing cell.
     """
 
     file: Path
     y: str
     numbers: bool
-    client: str | None
-    test: float | str
+    client: str | None = None
+    test: float | str = FIFTH
+    classes: int | None = None
+    sep: str = ","
+    encoding: str = "utf-8-sig"
+    categorical: tuple[str, ...] = ()
+    missing: str = "refuse"
+
+    @property
+    def roles(self) -> list[str]:
+        """The columns that are not inputs."""
+        return [c for c in (self.y, self.client, self.test) if isinstance(c, str)]
 
 
 class _Read(NamedTuple):
-    """The rows of a file: numbers ``f64[n, F]``, the other columns by name, each row's line."""
+    """The rows of a file.
+
+    Attributes:
+        x: ``f64[n, F]``, NaN if missing.
+        names: of the F columns of x.
+        roles: the texts of the columns that are not inputs.
+        lines: where each row ended.
+        notes: what was converted or dropped.
+    """
 
     x: NDArray[np.float64]
-    texts: Mapping[str, NDArray[np.str_]]
+    names: list[str]
+    roles: Mapping[str, NDArray[np.str_]]
     lines: Sequence[int]
+    notes: list[str]
 
 
 def parse_table(text: str) -> Table:
-    """What ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]`` means.
+    """Returns what ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...`` means.
 
-    ``target=COLUMN`` in place of ``label`` is a column of numbers: regression.
+    ``target=COLUMN``, or ``label=COLUMN,task=regression``, is a column of numbers: regression.
 
     Args:
         text: as above; a file or column with a comma in its name cannot be given.
@@ -62,117 +97,182 @@ def parse_table(text: str) -> Table:
         ValueError: if the text is none of this form.
 
     Example:
-        >>> parse_table("iris.csv,label=species,test=0.5")[1:]
+        >>> parse_table("iris.csv,label=species,test=0.5")[1:5]
         ('species', False, None, 0.5)
     """
     file, given = split_options("csv", text, OPTIONS, FORM)
-    label, target, client, test = given.values()
+    label, target, task = (given.pop(key, None) for key in ("label", "target", "task"))
     if not file or bool(label) == bool(target):
         raise ValueError(
             f"csv: must have a file and label=COLUMN or target=COLUMN, got {text!r}; its form is "
             f"{FORM}"
         )
-    roles = [column for column in given.values() if column]
-    if len({*roles}) < len(roles):
+    fitting = ("classification", "regression") if label else ("regression",)
+    if task not in (None, *fitting):
+        column = "label" if label else "target"
+        raise ValueError(f"csv: {column}= must be of task={' or '.join(fitting)}, got task={task}")
+    numbers = bool(target) or task == "regression"
+    if numbers and "classes" in given:
+        raise ValueError(f"csv: classes= is for labels, got {text!r}")
+    made = Table(Path(file).expanduser(), label or target, numbers, **given)
+    named = [*made.roles, *(c for c in made.categorical if c != EVERY_TEXT)]
+    if len({*named}) < len(named):
         raise ValueError(f"csv: must have another column for each of its roles, got {text!r}")
-    place, share = Path(file).expanduser(), share_or_name("csv", test or FIFTH)
-    return Table(place, label or target, bool(target), client or None, share)
+    return made
 
 
 def table(name: str, of: Table) -> Dataset:
-    """A table of numbers with a label or target, read from a .csv file with a line of names.
+    """Reads a table with a label or target from a .csv file with a line of names.
 
     Args:
         name: of the data set.
-        of: the file and its columns; all that have no role are inputs, and must be numbers. A
-            column of the test set says 0 or 1, false or true, train or test.
+        of: the file and its columns; all that have no role are inputs: numbers, true or false, or
+            categories if ``of`` names them. A column of the test set says 0 or 1, false or true,
+            train or test.
 
     Returns:
-        Inputs ``f32[n, F]``, of which those that are not 0 and 1 alone are ``numeric``. Classes and
-        clients are numbered in the order of their texts, or of their numbers if all are integers;
-        ``class_names`` are the labels. Nothing is cached.
+        Inputs ``f32[n, F]``, of which those that are not 0 and 1 alone are ``numeric``; the columns
+        of categories come last. Classes and clients are numbered in the order of their texts, or of
+        their numbers if all are integers; ``class_names`` are the labels. Nothing is cached.
 
     Raises:
         DataNotFoundError: if there is no such file.
         ValueError: if it is no such table; names column, line and what is allowed.
     """
-    x, texts, lines = _read(existing(name, of.file), of)
+    x, columns, texts, lines, notes = _read(existing(name, of.file), of)
     names: list[str] = []
+    strata = np.zeros(len(x), np.int32)
     y: NDArray[Any]
-    if of.numbers:
-        y = _targets(of.y, texts[of.y], lines)
-        task = regression()
+    if of.numbers or of.classes is not None:
+        y = _targets(of, texts[of.y], lines)
     else:
-        labels, y = np.unique(_numbers_or_texts(texts[of.y]), return_inverse=True)
-        if len(labels) < 2:
-            raise ValueError(
-                f"column {of.y!r} must have two classes or more, got {labels[0]} alone"
-            )
+        labels, y = np.unique(numbers_or_texts(texts[of.y]), return_inverse=True)
         names = [str(label) for label in labels]
+        if len(names) < 2:
+            raise ValueError(f"column {of.y!r} must have two classes or more, got {names[0]} alone")
         _check_labels(of.y, names, len(y))
-        task = classification(len(labels))
+    if not of.numbers:
+        strata = y.astype(np.int32)
     if isinstance(of.test, str):
         test = in_test(of.test, texts[of.test], [f"line {line}" for line in lines])
         words = f"the test rows of {of.test!r}"
     else:
-        test = random_share(strata(y, task), of.test)
-        words = f"a fixed random {100 * of.test:g} %" + of_each(task)
+        test = random_share(strata, of.test)
+        words = f"a fixed random {100 * of.test:g} %" + " of each class" * (not of.numbers)
     check_parts(test, of.test, f"; column {of.y!r} has {len(names)} classes" if names else "")
+    numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
+    x, filled = fill_means(x, ~test, columns)
     return from_arrays(
         name,
         x,
         y,
         test=test,
-        client=None if of.client is None else _numbers_or_texts(texts[of.client]),
-        numeric=~np.isin(x, (0, 1)).all(axis=0),
+        client=None if of.client is None else numbers_or_texts(texts[of.client]),
+        numeric=numeric,
+        classes=of.classes,
         class_names=names,
-        task=task,
+        column_names=columns,
+        task=regression() if of.numbers else None,
         test_set=words,
+        notes=[*notes, *filled],
     )
 
 
-def _read(file: Path, of: Table) -> _Read:
-    with file.open(encoding="utf-8-sig", newline="") as text:
-        rows = csv.reader(text, strict=True)
+@contextmanager
+def _rows(file: Path, of: Table) -> Iterator[Any]:
+    """Opens the file; its errors become ValueErrors that say where."""
+    opened: Any = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding=of.encoding, newline="") as text:
+        rows = csv.reader(text, delimiter=of.sep, strict=True, skipinitialspace=of.sep == " ")
         try:
-            return _columns(rows, of)
+            yield rows
         except csv.Error as error:
             raise ValueError(f"line {rows.line_num} must be csv, got: {error}") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"must be a text in UTF-8, got: {error}") from error
+            wanted = "UTF-8" if of.encoding == "utf-8-sig" else of.encoding
+            raise ValueError(
+                f"must be a text in {wanted}, got: {error}; another is given by encoding=, such as "
+                "encoding=latin-1"
+            ) from error
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"must be a whole .gz file, got: {error}") from error
 
 
-def _columns(rows: Any, of: Table) -> _Read:
-    header = [cell.strip() for cell in next(rows, [])]
-    roles = [c for c in (of.y, of.client, of.test) if isinstance(c, str)]
-    features = _features(header, roles)
-    places = {column: header.index(column) for column in roles}
-    numbers, lines = array("d"), array("q")
-    texts: dict[str, list[str]] = {column: [] for column in roles}
+def _read(file: Path, of: Table) -> _Read:
+    categorical = of.categorical
+    if EVERY_TEXT in categorical:
+        with _rows(file, of) as rows:
+            categorical = _with_texts(rows, of)
+    with _rows(file, of) as rows:
+        return _columns(rows, of, categorical)
+
+
+def _with_texts(rows: Any, of: Table) -> tuple[str, ...]:
+    """The inputs that have a cell that is not a number."""
+    header, features = _header(rows, of)
+    found: set[int] = set()
+    for row in _full(rows, len(header)):
+        found.update(i for i in features if i not in found and not is_number(row[i]))
+    return tuple(header[i] for i in sorted(found))
+
+
+def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
+    header, features = _header(rows, of, categorical)
+    texts: dict[str, list[str]] = {column: [] for column in (*of.roles, *categorical)}
+    places = {column: header.index(column) for column in texts}
+    features = [i for i in features if header[i] not in texts]
+    numbers, lines, dropped, booleans = array("d"), array("q"), 0, set[int]()
     for row in _full(rows, len(header)):
         try:
-            numbers.extend([float(row[i]) for i in features])
+            values = read_numbers(row, features, booleans)
         except ValueError:
             raise _not_a_number(rows.line_num, header, row, features) from None
-        for column, i in places.items():
-            cell = row[i].strip()
-            if not cell:
-                raise ValueError(
-                    f"line {rows.line_num}, column {column!r} must have a value, got an empty cell"
-                )
-            texts[column].append(intern(cell))  # of millions of cells only thousands differ
+        cells = [row[i].strip() for i in places.values()]
+        if any(map(math.isnan, values)) or not all(cells):
+            if of.missing == "drop":
+                dropped += 1
+                continue
+            _check_absent(rows.line_num, row, header, [*features, *places.values()], of)
+        numbers.extend(values)
+        for own, cell in zip(texts.values(), cells, strict=True):
+            own.append(intern(cell))  # of millions of cells only thousands differ
         lines.append(rows.line_num)
     if not lines:
-        raise ValueError("must have rows below its line of column names, got none")
+        rest = f", each of the {dropped} lacks a cell" if dropped else ""
+        raise ValueError(f"must have rows below its line of column names, got none{rest}")
     x = np.frombuffer(numbers).reshape(len(lines), -1)
-    bad = np.argwhere(~(np.abs(x) <= LARGEST))
+    bad = np.argwhere(np.abs(x) > LARGEST)
     if len(bad):
         row, column = bad[0]
         raise ValueError(
             f"line {lines[row]}, column {header[features[column]]!r} must be a finite number in "
             f"float32, got {x[row, column]:g}: fill it in or leave the row out"
         )
-    return _Read(x, {column: np.array(cells) for column, cells in texts.items()}, lines)
+    names, notes = [header[i] for i in features], []
+    if dropped:
+        notes.append(f"{dropped} of {dropped + len(lines)} rows lack a cell and are left out.")
+    if booleans:
+        told = shortened([header[i] for i in sorted(booleans)])
+        notes.append(f"True and false are read as 1 and 0: {told}.")
+    arrays = {column: np.array(cells) for column, cells in texts.items()}
+    if categorical:
+        block, more, made = one_hot({column: arrays[column] for column in categorical})
+        x, names, notes = np.concatenate([x, block], axis=1), names + more, notes + made
+    return _Read(x, names, {role: arrays[role] for role in of.roles}, lines, notes)
+
+
+def _check_absent(
+    line: int, row: Sequence[str], header: Sequence[str], places: Sequence[int], of: Table
+) -> None:
+    """Raises ValueError unless the training mean takes the place of all missing cells."""
+    for i in places:
+        column, cell, role = header[i], row[i].strip(), header[i] in of.roles
+        gap = cell.lower() in GAPS if column not in (*of.roles, *of.categorical) else not cell
+        if gap and (role or of.missing == "refuse"):
+            got = repr(cell) if cell else "an empty cell"
+            ways = "missing=drop leaves such rows out"
+            ways += "" if role else ", missing=mean fills in the training mean"
+            raise ValueError(f"line {line}, column {column!r} must have a value, got {got}: {ways}")
 
 
 def _full(rows: Any, width: int) -> Iterator[list[str]]:
@@ -186,8 +286,9 @@ def _full(rows: Any, width: int) -> Iterator[list[str]]:
             yield row
 
 
-def _features(header: Sequence[str], roles: Sequence[str]) -> list[int]:
-    """The places of the columns without a role, if the columns are as they must be."""
+def _header(rows: Any, of: Table, categorical: Sequence[str] = ()) -> tuple[list[str], list[int]]:
+    """The names of the columns, and the places of the inputs."""
+    header = [cell.strip() for cell in next(rows, [])]
     if "" in header:
         raise ValueError(
             f"line 1 must name every column, got none for column {header.index('') + 1} (pandas "
@@ -196,39 +297,33 @@ def _features(header: Sequence[str], roles: Sequence[str]) -> list[int]:
     repeated = [column for i, column in enumerate(header) if column in header[:i]]
     if repeated:
         raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
-    shown = ", ".join(header[:20]) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
-    for role in roles:
-        if role not in header:
-            raise ValueError(f"has no column {role!r}; those between its commas are: {shown}")
-    features = [i for i, column in enumerate(header) if column not in roles]
+    for column in (*of.roles, *categorical):
+        if column not in header:
+            known = shortened(header, 20) + _apart(header)
+            raise ValueError(f"has no column {column!r}; columns: {known}")
+    features = [i for i, column in enumerate(header) if column not in of.roles]
     if not features:
-        raise ValueError(f"must have a column of inputs too, got only {shown}")
-    return features
+        raise ValueError(f"must have a column of inputs too, got only {shortened(header, 20)}")
+    return header, features
+
+
+def _apart(header: Sequence[str]) -> str:
+    """Advice, if another character than the comma separates the names."""
+    found = [s for s in (";", "\t", "|", ",") if len(header) == 1 and s in header[0]]
+    names = {"\t": "sep=tab", ",": "no sep="}
+    way = names.get(found[0], f"sep={found[0]}") if found else ""
+    return f"; {found[0]!r} seems to separate them: give {way}" if found else ""
 
 
 def _not_a_number(
     line: int, header: Sequence[str], row: Sequence[str], features: Sequence[int]
 ) -> ValueError:
-    for i in features:
-        try:
-            float(row[i])
-        except ValueError:
-            break
-    got = (
-        f"{row[i]!r}: all columns but label or target, client and test are inputs"
-        if row[i].strip()
-        else "an empty cell: fill it in or leave the row out"
+    i = next(i for i in features if not is_number(row[i]))
+    return ValueError(
+        f"line {line}, column {header[i]!r} must be a number, got {row[i]!r}: "
+        f"categorical={header[i]} makes inputs of its categories, categorical=all those of all "
+        "columns with texts"
     )
-    return ValueError(f"line {line}, column {header[i]!r} must be a number, got {got}")
-
-
-def _numbers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
-    """Integers if all are written as such, so that 2 comes before 10."""
-    try:
-        numbers = texts.astype(np.int64)
-    except (ValueError, OverflowError):
-        return texts
-    return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
 
 
 def _check_labels(column: str, names: Sequence[str], rows: int) -> None:
@@ -244,16 +339,20 @@ def _check_labels(column: str, names: Sequence[str], rows: int) -> None:
         )
 
 
-def _targets(column: str, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.float64]:
-    """The numbers of a column, each finite in float32."""
+def _targets(of: Table, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.float64]:
+    """The numbers of the label or target, each finite in float32."""
+    y = []
     for text, line in zip(texts, lines, strict=True):
         try:
-            fits = abs(float(text)) <= LARGEST
+            value = read_number(text)
         except ValueError:
-            fits = False
-        if not fits:
+            value = math.nan
+        if not abs(value) <= LARGEST:
+            other = f"label={of.y}" + " without classes=" * (not of.numbers)
             raise ValueError(
-                f"line {line}, column {column!r} must be a finite number, as it is the target, got "
-                f"{str(text)!r}: classes are given by label={column}"
+                f"line {line}, column {of.y!r} must be a finite number, as it is the "
+                f"{'target' if of.numbers else 'class by classes='}, got {str(text)!r}: classes by "
+                f"name are given by {other}"
             )
-    return texts.astype(np.float64)
+        y.append(value)
+    return np.array(y)

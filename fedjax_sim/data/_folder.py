@@ -5,21 +5,28 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_sim.data.dataset import Dataset
+from fedjax_sim.data.categories import numbers_or_texts
+from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
-from fedjax_sim.data.parts import Part, from_parts
-from fedjax_sim.data.pixels import alike, read_pixels
+from fedjax_sim.data.options import FIFTH, check_parts
+from fedjax_sim.data.pixels import Size, read_images
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
 
-def image_folder(name: str, folder: Path) -> Dataset:
-    """The images of ``train/CLASS`` and ``test/CLASS`` in a folder.
+def image_folder(
+    name: str, folder: Path, *, test: float | str | None = None, size: Size = None
+) -> Dataset:
+    """Reads the images of ``train/CLASS`` and ``test/CLASS`` in a folder, or of ``CLASS``.
 
     Args:
         name: of the data set.
-        folder: has these; .png, .jpg and .jpeg in them are read, of one size, grey or RGB. The
-            classes are the folders of ``train``, in the order of their names.
+        folder: has these; .png, .jpg and .jpeg in them are read. The classes are the folders of
+            ``train``, or of ``folder`` if it has no ``train``, in the order of their names, or of
+            their numbers.
+        test: the folder of the test images beside ``train``, or the share of each class that is the
+            test set; None for ``test``, and without that folder for a fifth.
+        size: width and height to which all images are resized; None if they have one size.
 
     Returns:
         Inputs ``uint8[n, H, W, 1]``, or ``uint8[n, H, W, 3]`` if an image has colours; samples are
@@ -30,25 +37,42 @@ def image_folder(name: str, folder: Path) -> Dataset:
         ValueError: if a class has no image, or an image cannot be read or is of another size; names
             the folder or file.
     """
-    places = [existing(name, folder / which, folder=True) for which in ("train", "test")]
-    names = [_classes(place) for place in places]
-    if len(names[0]) < 2:
-        raise ValueError(f"{places[0]} must have a folder for each class, got {names[0] or 'none'}")
-    unknown = sorted({*names[1]} - {*names[0]})
+    existing(name, folder, folder=True)
+    apart = isinstance(test, str) or (folder / "test").is_dir() or (folder / "train").is_dir()
+    train = existing(name, folder / "train", folder=True) if apart else folder
+    held = test if isinstance(test, str) else "test"
+    places = [train]
+    if isinstance(test, str) or (test is None and apart and (folder / held).is_dir()):
+        places.append(existing(name, folder / held, folder=True))
+    found = [_classes(place) for place in places]
+    names = found[0]
+    if len(names) < 2:
+        raise ValueError(
+            f"{train} must have a folder for each class, got {', '.join(names) or 'none'}"
+        )
+    unknown = [c for c in found[-1] if c not in names]
     if unknown:
-        raise ValueError(f"{places[1]} must have folders of train's classes, got {unknown[0]!r}")
-    files = [_files(place, found) for place, found in zip(places, names, strict=True)]
+        raise ValueError(
+            f"{places[-1]} must have folders of train's classes, {', '.join(names)}, got "
+            f"{unknown[0]!r}"
+        )
+    files = [_files(place, of) for place, of in zip(places, found, strict=True)]
     from PIL import Image
 
-    images = alike((str(f), read_pixels(str(f), Image.open, f)) for each in files for f, _ in each)
-    n = len(files[0])
-    labels = [np.array([names[0].index(c) for _, c in listed], np.int32) for listed in files]
-    train, test = Part(images[:n], labels[0]), Part(images[n:], labels[1])
-    return from_parts(name, train, test, class_names=names[0])
+    x, notes = read_images(((str(f), f) for each in files for f, _ in each), Image.open, size)
+    y = np.array([names.index(c) for each in files for _, c in each], np.int32)
+    if len(places) == 2:
+        of_test, words = np.arange(len(x)) >= len(files[0]), f"the folder {held!r}"
+    else:
+        share = FIFTH if test is None else float(test)
+        of_test, words = random_share(y, share), f"a fixed random {100 * share:g} % of each class"
+        check_parts(of_test, share, f"; {train} has {len(names)} classes")
+    return from_arrays(name, x, y, test=of_test, class_names=names, test_set=words, notes=notes)
 
 
 def _classes(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    found = [p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    return [str(c) for c in np.unique(numbers_or_texts(np.array(found, np.str_)))]
 
 
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, str]]:

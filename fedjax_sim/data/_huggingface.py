@@ -5,36 +5,43 @@ from __future__ import annotations
 import logging
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data._hf_columns import (
-    check_columns,
-    check_roles,
-    inputs,
-    labels,
-    numbers,
-    only_label,
-    splits_of,
-    texts,
-)
+from fedjax_sim.data._hf_columns import check_roles, labels, numbers, only_label, texts
+from fedjax_sim.data._hf_inputs import images_of, inputs
+from fedjax_sim.data._hf_splits import check_columns, splits_of
+from fedjax_sim.data.categories import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import DataNotFoundError
-from fedjax_sim.data.options import FIFTH, check_parts, in_test, share_or_name, split_options
+from fedjax_sim.data.options import (
+    EVERY_TEXT,
+    FIFTH,
+    MISSING,
+    check_parts,
+    in_test,
+    one_of,
+    share_or_name,
+    split_options,
+)
+from fedjax_sim.data.targets import KINDS
 from fedjax_sim.tasks import regression
 
 FORM = (
     "hf:NAME[,label=COLUMN or target=COLUMN][,client=COLUMN][,input=COLUMN]"
-    "[,test=FRACTION, COLUMN or SPLIT][,config=NAME]"
+    "[,test=FRACTION, COLUMN or SPLIT][,config=NAME][,classes=M][,task=TASK]"
+    "[,categorical=COLUMN+COLUMN or all][,missing=refuse, drop or mean][,size=WIDTHxHEIGHT]"
 )
-OPTIONS = ("label", "target", "client", "input", "test", "config")
+OPTIONS = ("label", "target", "client", "input", "test", "config", "classes", "task")
+OPTIONS += ("categorical", "missing", "size")
+ROLES = ("label", "target", "client", "input", "test")
 FILES = {".parquet": "parquet", ".arrow": "arrow"}
 SAVED = ("dataset_dict.json", "state.json")
 
@@ -54,7 +61,7 @@ class Request(NamedTuple):
 
 
 def parse_request(text: str) -> Request:
-    """What ``NAME[,label=COLUMN][,client=COLUMN]...`` means.
+    """Returns what ``NAME[,label=COLUMN][,client=COLUMN]...`` means.
 
     Raises:
         ValueError: if the text is none of this form.
@@ -66,16 +73,13 @@ def parse_request(text: str) -> Request:
     place, given = split_options("hf", text, OPTIONS, FORM)
     if not place:
         raise ValueError(f"hf: must have a folder, file or name, got {text!r}; its form is {FORM}")
-    config = given.pop("config") or None
-    columns: dict[str, Any] = {key: value for key, value in given.items() if value}
-    check_roles(columns)
-    if "test" in columns:
-        columns["test"] = share_or_name("hf", columns["test"])
-    return Request(place, config, columns)
+    config = given.pop("config", None)
+    check_roles({key: value for key, value in given.items() if key in ROLES})
+    return Request(place, config, given)
 
 
 def huggingface(name: str, of: Request) -> Dataset:
-    """A data set that ``datasets`` reads, see :func:`from_huggingface`.
+    """Reads a data set that ``datasets`` reads, see :func:`from_huggingface`.
 
     Args:
         name: of the data set.
@@ -180,8 +184,13 @@ def from_huggingface(
     client: str | None = None,
     input: str | None = None,
     test: float | str | None = None,
+    classes: int | None = None,
+    task: str | None = None,
+    categorical: Sequence[str] = (),
+    missing: Literal["refuse", "drop", "mean"] = "refuse",
+    size: tuple[int, int] | None = None,
 ) -> Dataset:
-    """A data set of Hugging Face ``datasets``.
+    """Returns a data set of Hugging Face ``datasets``.
 
     Args:
         name: its name.
@@ -193,14 +202,23 @@ def from_huggingface(
         client: the column of the natural clients; None for none.
         input: the column of the inputs: images, numbers, or equally long lists of them, of which
             integers are tokens. None for the only column of images, and if there is none for all
-            columns without a role, which then are numbers.
+            columns without a role, which then are numbers or categories.
         test: the name of the split that is the test set, a column that says 0 or 1, false or true,
             train or test, or the share of each class; None for the split "test", and without one
             for a fifth.
+        classes: M, if labels are the numbers 0 … M - 1.
+        task: "classification", also of whole floats and one-hot lists; "regression" of the label;
+            or "multi_label" of lists; None: what the label says.
+        categorical: inputs of texts or integers that are one-hot encoded, as class labels are;
+            ("all",) for each that has texts.
+        missing: what is done about a row that lacks a number, category, label or client: "refuse"
+            raises, "drop" leaves it out, "mean" fills in the training mean of inputs.
+        size: width and height to which images are resized; None if they have one size.
 
     Returns:
-        Inputs ``f32[n, F]``, ``uint8[n, H, W, C]`` of images, or ``int32[n, T]`` of tokens. Classes
-        have the names of the class labels; texts and integers are numbered in their order.
+        Inputs ``f32[n, F]``, ``uint8[n, H, W, C]`` of images, or ``int32[n, T]`` of tokens. Class
+        labels are joined by their names, which may have other numbers in another split; texts and
+        integers are numbered in their order.
 
     Raises:
         ValueError: if it is no such data set, is streamed, has no rows, lacks a column, or a column
@@ -215,34 +233,58 @@ def from_huggingface(
         >>> pets.class_names, pets.client_names, len(pets.train_y)
         (('a', 'b'), ('7', '9'), 2)
     """
+    one_of("missing", MISSING)(missing)
+    if task is not None:
+        one_of("task", KINDS)(task)
     check_roles({"label": label, "target": target, "client": client, "input": input, "test": test})
     train, held = splits_of(dataset, test)
     parts = [train] if held is None else [train, held]
     flags = test if held is None and isinstance(test, str) else None
+    notes = []
     if label is None and target is None:
         label = only_label(train, without=(client, input, flags))
+        notes.append(f"Column {label!r} is the label, the only one of class labels.")
+    if task == "regression" and label is not None:
+        label, target = None, label
     roles = [column for column in (label, target, client, flags) if column is not None]
-    check_columns(parts, [*roles, *([] if input is None else [input])])
+    named = [c for c in categorical if c != EVERY_TEXT]
+    check_columns(parts, [*roles, *named, *([] if input is None else [input])])
+    columns = [c for c in train.rows.features if c not in roles] if input is None else [input]
+    if missing == "drop":
+        whole = [*roles, *([] if images_of(train, columns) else columns)]
+        before = sum(len(part.rows) for part in parts)
+        parts = [part.without_gaps(whole) for part in parts]
+        dropped = before - sum(len(part.rows) for part in parts)
+        if dropped:
+            notes.append(f"{dropped} of {before} rows lack a value and are left out.")
+    names: list[str] = []
     y: NDArray[Any]
-    if label is not None:
-        y, names = labels(parts, label)
-        task = None
+    if target is None:
+        y, names = labels(parts, str(label), classes is not None or task == "classification")
     else:
-        y, names = numbers(parts, str(target)), []
-        task = regression(1 if y.ndim == 1 else y.shape[1])
-    x, numeric, tokens = inputs(parts, input, roles)
+        y = numbers(parts, target)
+    found = inputs(parts, columns, categorical, missing == "mean", size)
+    strata = np.zeros(len(y), np.int32)
+    if target is None and y.ndim == 1:
+        strata = np.unique(y, return_inverse=True)[1].astype(np.int32)
     if held is not None:
         of_test = np.repeat([False, True], [len(part.rows) for part in parts])
         words = f"its split {held.name!r}"
     elif flags is not None:
-        of_test = in_test(flags, texts(parts, flags).astype(np.str_), train.names)
+        of_test = in_test(flags, texts(parts, flags).astype(np.str_), parts[0].names)
         words = f"the test rows of {flags!r}"
     else:
-        share = float(share_or_name("hf", FIFTH if test is None else str(test)))
-        of_test = random_share(np.asarray(y if names else np.zeros(len(y)), np.int32), share)
-        words = f"a fixed random {100 * share:g} %" + " of each class" * bool(names)
+        share = share_or_name(str(FIFTH if test is None else test))
+        of_test = random_share(strata, float(share))
+        words = f"a fixed random {100 * float(share):g} %" + " of each class" * bool(strata.any())
     has = f"; column {label!r} has {len(names)} classes" if names else ""
     check_parts(of_test, test or FIFTH, has)
+    x, numeric = found.x, None
+    if found.names:
+        numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
+        x, filled = fill_means(x, ~of_test, list(found.names))
+        notes += filled
+    width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(
         name,
         x,
@@ -250,8 +292,11 @@ def from_huggingface(
         test=of_test,
         client=None if client is None else texts(parts, client),
         numeric=numeric,
-        scale=not tokens,
+        scale=not found.tokens,
+        classes=classes,
         class_names=names,
-        task=task,
+        column_names=found.names,
+        task=task if target is None else regression(width),
         test_set=words,
+        notes=[*notes, *found.notes],
     )

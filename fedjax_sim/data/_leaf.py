@@ -1,30 +1,41 @@
 """A user's clients in the json files of LEAF."""
 
 import json
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.data.dataset import Dataset
-from fedjax_sim.data.folder import DataNotFoundError, existing
+from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
 from fedjax_sim.data.parts import Part, from_parts
-from fedjax_sim.data.targets import class_labels
+from fedjax_sim.data.scaling import statistics
+
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+"""FEMNIST's classes in LEAF's order."""
 
 
-def leaf(name: str, folder: Path) -> Dataset:
-    """The users of ``train/*.json`` and ``test/*.json`` in a folder, as LEAF writes them.
+def leaf(
+    name: str, folder: Path, *, classes: int | None = None, task: str | None = None
+) -> Dataset:
+    """Reads the users of ``train/*.json`` and ``test/*.json`` in a folder, as LEAF writes them.
 
     Args:
         name: of the data set.
         folder: has these. Each file has "users", their names, and "user_data", of each user "x" and
-            "y": inputs as numbers of one shape, labels as integers from 0. "num_samples", if it is
-            there, must agree.
+            "y". Inputs are numbers of one shape, and labels integers from 0, texts, or the targets
+            of ``task``; or inputs are texts of one length, and each label is the character that
+            follows, as in LEAF's Shakespeare. "num_samples", if it is there, must agree.
+        classes: as for :func:`fedjax_sim.data.from_arrays`.
+        task: as there.
 
     Returns:
         The data set; users are the natural clients, in the order of their names, and have their own
-        test samples. A user without samples is no client. Nothing is cached.
+        test samples. A user without samples is no client. Texts are tokens ``[n, T]``, numbered in
+        the order of all characters, which are the classes. Nothing is cached.
 
     Raises:
         DataNotFoundError: if a folder is missing, or has no .json.
@@ -32,25 +43,90 @@ def leaf(name: str, folder: Path) -> Dataset:
 
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
-    train, test = (
+    every = [
         _users(name, existing(name, folder / which, folder=True)) for which in ("train", "test")
-    )
-    first, like = train[0]
-    for where, part in [*train, *test]:
-        if part.x.shape[1:] != like.x.shape[1:]:
-            raise ValueError(
-                f"{where}: x must be of one shape, as for {first}, {list(like.x.shape)}, got "
-                f"{list(part.x.shape)}"
-            )
-    return from_parts(name, _joined(train), _joined(test))
+    ]
+    found = [[(where, part) for where, _, part in users if len(part.y)] for users in every]
+    for which, users in zip(("train", "test"), found, strict=True):
+        if not users:
+            raise ValueError(f"{folder / which} must have samples, got none")
+    _check_alike([*found[0], *found[1]])
+    parts = [_joined([part for _, part in users]) for users in found]
+    names = {user for users in every for _, user, _ in users}
+    empty = len(names) - len({str(user) for part in parts for user in np.unique(part.client)})
+    notes = [f"{empty} of {len(names)} users have no sample and are left out."] if empty else []
+    if parts[0].x.dtype.kind != "U":
+        return from_parts(name, *parts, classes=classes, task=task, notes=notes)
+    if task is not None or classes is not None:
+        raise ValueError("must have numbers as x for task= or classes=, got texts")
+    letters, (train, test) = _numbered(parts)
+    notes.append(f"Texts are tokens of {len(letters)} characters, which are the classes.")
+    return from_parts(name, train, test, class_names=letters, scale=False, notes=notes)
 
 
-def _joined(users: Sequence[tuple[str, Part]]) -> Part:
-    return Part(*(np.concatenate(arrays) for arrays in zip(*(p for _, p in users), strict=True)))
+def femnist(data_dir: DataDir = None) -> Dataset:
+    """Reads LEAF's FEMNIST from ``femnist/train/*.json`` and ``femnist/test/*.json``.
+
+    Args:
+        data_dir: holds ``femnist``, the ``data`` folder that LEAF's preprocess.sh writes; default
+            is the environment variable FEDJAX_SIM_DATA_DIR.
+
+    Returns:
+        Images ``f32[n, 28, 28, 1]`` in 0 … 1, white is 1, of 62 classes; writers are the natural
+        clients.
+
+    Raises:
+        DataNotFoundError: if the files are not there.
+        ValueError: as :func:`leaf`, or if images have another number of pixels.
+
+    Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
+    """
+    folder = given_folder(data_dir)
+    if folder is None or not (folder / "femnist" / "train").is_dir():
+        raise DataNotFoundError(
+            f"data set 'femnist' is not ready in {folder or 'a data folder, as none is given'} (no "
+            "folder femnist/train): run LEAF's preprocess.sh (https://github.com/TalwalkarLab/leaf)"
+            " and put its folders train and test there, or use "
+            "hf:flwrlabs/femnist,client=writer_id,label=character"
+        )
+    data = leaf("femnist", folder / "femnist", classes=len(CHARACTERS))
+    if data.train_x.shape[1:] != (784,):
+        raise ValueError(f"femnist: x must be [n, 784], got {list(data.train_x.shape)}")
+    x, test_x = (values.reshape(-1, 28, 28, 1) for values in (data.train_x, data.test_x))
+    mean, std = statistics(x)
+    return data._replace(train_x=x, test_x=test_x, mean=mean, std=std, class_names=CHARACTERS)
 
 
-def _users(name: str, folder: Path) -> list[tuple[str, Part]]:
-    """The samples of every user that has some, and where they were."""
+def _check_alike(users: Sequence[tuple[str, Part]]) -> None:
+    """Raises ValueError if x or y of two users differ in shape or kind."""
+    first, like = users[0]
+    for where, part in users:
+        for key, values, wanted in (("x", part.x, like.x), ("y", part.y, like.y)):
+            texts = [array.dtype.kind == "U" for array in (values, wanted)]
+            if values.shape[1:] != wanted.shape[1:] or texts[0] != texts[1]:
+                raise ValueError(
+                    f"{where}: {key} must be like that of {first}, {wanted.dtype} "
+                    f"{list(wanted.shape)}, got {values.dtype} {list(values.shape)}"
+                )
+
+
+def _joined(users: Sequence[Part]) -> Part:
+    return Part(*(np.concatenate(arrays) for arrays in zip(*users, strict=True)))
+
+
+def _numbered(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
+    """All characters in their order, and the parts with their numbers as tokens."""
+    codes = [array.view(np.uint32) for part in parts for array in (part.x, part.y)]
+    known = np.unique(np.concatenate([np.unique(array) for array in codes]))
+    dtype = np.uint8 if len(known) <= 256 else np.int32
+    return tuple(map(chr, known)), [
+        part._replace(x=np.searchsorted(known, part.x.view(np.uint32)).astype(dtype))
+        for part in parts
+    ]
+
+
+def _users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
+    """Where the samples of every user were, the user, and the samples."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataNotFoundError(f"data set {name!r}: there is no .json file in {folder}")
@@ -63,16 +139,13 @@ def _users(name: str, folder: Path) -> list[tuple[str, Part]]:
             sizes = content.get("num_samples")
             if sizes is not None and sizes[i] != len(part.y):
                 raise ValueError(f"{where}: num_samples must be {len(part.y)}, got {sizes[i]}")
-            if len(part.y):
-                found.append((where, part))
-    if not found:
-        raise ValueError(f"{folder} must have samples, got none")
+            found.append((where, user, part))
     return found
 
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} must be json, got: {error}") from error
     users = content.get("users") if isinstance(content, dict) else None
@@ -98,10 +171,26 @@ def _user(where: str, user: str, data: Any) -> Part:
     except ValueError as error:  # lists of unequal length
         raise ValueError(f"{where}: x and y must be lists of one shape, got: {error}") from error
     if x.shape == y.shape == (0,):
-        return Part(x, y)
-    if x.ndim < 2 or x.dtype.kind not in "biuf":
-        raise ValueError(f"{where}: x must be numbers [n, ...], got {x.dtype} {list(x.shape)}")
-    try:
-        return Part(x, class_labels(y, len(x), None), np.full(len(x), user))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        return Part(x, y, np.zeros(0, np.str_))
+    if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
+        raise ValueError(
+            f"{where}: y must be {len(x)} numbers or texts, as many as x, got {y.dtype} "
+            f"{list(y.shape)}"
+        )
+    return Part(_inputs(where, data["x"], x, y), y, np.full(len(x), user))
+
+
+def _inputs(where: str, given: Any, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """Numbers as they are; texts that one character follows as ``<U1[n, T]``."""
+    if x.dtype.kind in "biuf" and x.ndim > 1:
+        return x
+    letters = y.dtype == np.dtype("<U1") and all(y != "")
+    if x.dtype.kind == "U" and x.ndim == 1 and letters and len({*map(len, given)}) == 1:
+        return x.view("<U1").reshape(len(x), -1)
+    way = "give tokens, equally many integers for each text"
+    if x.dtype.kind == "U" and str(x.flat[0]).lower().endswith((".jpg", ".jpeg", ".png")):
+        way = "give the pixels, or the files by folder:DIR"
+    raise ValueError(
+        f"{where}: x must be numbers [n, ...], or texts of one length that are each followed by "
+        f"one character as y, got {x.dtype} {list(x.shape)}: {way}"
+    )

@@ -10,21 +10,22 @@ from fedjax_sim.base.files import read_npz
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.parts import Part, from_parts
-from fedjax_sim.data.targets import as_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
 
 
-def npz(name: str, file: Path) -> Dataset:
-    """The arrays x_train, y_train, x_test and y_test of a .npz file, such as Keras' mnist.npz.
+def npz(name: str, file: Path, *, classes: int | None = None, task: str | None = None) -> Dataset:
+    """Reads the arrays x_train, y_train, x_test and y_test of a .npz file, such as Keras'.
 
     Args:
         name: of the data set.
         file: has these arrays, and may have ``client_train`` or both that and ``client_test``: the
             natural client of every sample, numbers or texts. Others are not read. uint8
             ``[n, H, W]`` are grey images and get a channel; the rest is as in
-            :func:`fedjax_sim.data.from_arrays`, and so is the task, which follows from y.
+            :func:`fedjax_sim.data.from_arrays`, and so is the task, if y says it.
+        classes: as for :func:`fedjax_sim.data.from_arrays`.
+        task: as there.
 
     Returns:
         The data set. Nothing is cached.
@@ -49,7 +50,7 @@ def npz(name: str, file: Path) -> Dataset:
                 f"client_test must be {train.client.dtype}, as client_train, got "
                 f"{test.client.dtype}"
             )
-    return from_parts(name, train, test)
+    return from_parts(name, train, test, classes=classes, task=task)
 
 
 def _read(file: Path) -> dict[str, NDArray[Any]]:
@@ -70,7 +71,11 @@ def _part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
         raise ValueError(
             f"x_{which} must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}"
         )
-    as_targets(y, len(x), f"y_{which}")
+    if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
+        raise ValueError(
+            f"y_{which} must be numbers or texts, as many as x_{which}, got {y.dtype} "
+            f"{list(y.shape)}"
+        )
     if client is not None and client.shape != (len(x),):
         raise ValueError(f"client_{which} must have shape [{len(x)}], got {list(client.shape)}")
     return Part(x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x, y, client)

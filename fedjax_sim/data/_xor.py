@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.data.masked import plain_array
+from fedjax_sim.data.targets import class_labels
 from fedjax_sim.partition import Partition
 
 
@@ -73,7 +75,8 @@ def xor_mixup(
         >>> made.x[3:].tolist(), made.y[3:].tolist(), made.root.tolist()
         ([[12]], [0], [2, 3])
     """
-    pixels, labels, rows = np.asarray(x), np.asarray(y).astype(np.int32), np.asarray(root)
+    pixels, rows = np.asarray(x), np.asarray(root)
+    labels = class_labels(plain_array("y", y), len(pixels), None)
     if pixels.dtype != np.uint8:
         raise ValueError(f"x must be uint8, whose bits are exchanged, got {pixels.dtype}")
     if samples < 1:

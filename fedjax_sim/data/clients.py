@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fedjax_sim.base import Array, ClientData
+from fedjax_sim.data.masked import plain_array
 from fedjax_sim.data.targets import as_targets
 from fedjax_sim.partition.table import Partition, validate_partition
 
@@ -167,11 +168,13 @@ def as_runs(
         runs, else all.
 
     Raises:
-        ValueError: if x and y differ in length, y are no targets, or partitions no partitions.
+        ValueError: if x and y differ in length or are masked, y are no targets, or partitions no
+            partitions.
     """
     if len(x) != len(y):
         raise ValueError(f"x and y must have as many rows, got {len(x)} and {len(y)}")
-    as_targets(np.asarray(y), len(x))
+    plain_array("x", x)
+    as_targets(plain_array("y", y), len(x))
     if isinstance(partitions, Partition):
         return [partitions], 0
     many = list(partitions)

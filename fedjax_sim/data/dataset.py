@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.data.scaling import statistics
-from fedjax_sim.data.targets import of_each, read_targets, strata
+from fedjax_sim.data.masked import check_int32, plain_array
+from fedjax_sim.data.scaling import offset, statistics
+from fedjax_sim.data.targets import of_each, one_sided, read_targets, strata
 
 Features = Mapping[str, NDArray[np.int32]]
 NO_FEATURES: Features = MappingProxyType({})
@@ -98,7 +99,8 @@ def from_arrays(
     scale: bool = True,
     classes: int | None = None,
     class_names: Sequence[str] = (),
-    task: Task | None = None,
+    column_names: Sequence[str] = (),
+    task: Task | str | None = None,
     test_set: str = "the test set",
     notes: Sequence[str] = (),
 ) -> Dataset:
@@ -107,10 +109,12 @@ def from_arrays(
     Args:
         name: its name.
         x: ``[n, ...]``, the inputs, of images ``[n, H, W, C]``; uint8 stays as it is, other numbers
-            become float32, or int32 if they are integers and not scaled.
-        y: the targets, which say what the task is: integers ``[n]`` are classes, in 0 … M - 1;
-            floats ``[n]`` or ``[n, D]`` regression; bool, or integers 0 and 1, ``[n, L]``
-            multi-label.
+            become float32, or int32 if they are integers and not scaled. A column of large values
+            that are close, such as Unix times, has its mean subtracted before that, as float32
+            would make one value of several; a note names it.
+        y: the targets, which say what the task is: integers ``[n]`` are classes, in 0 … M - 1, and
+            texts ``[n]`` their names; floats ``[n]`` or ``[n, D]`` regression; bool, or integers 0
+            and 1, ``[n, L]`` multi-label.
         test: ``bool[n]``, which samples are the test set; None for a random fifth of each class,
             rounded, the same in every call.
         client: the natural client of every sample, n numbers or texts.
@@ -120,7 +124,9 @@ def from_arrays(
         classes: M; None for as many as have names, and without names for the largest label plus 1,
             if every label up to it occurs.
         class_names: the names of the M classes, in the order of their numbers; () for none.
-        task: what is learnt, if y does not say it; None: by y.
+        column_names: the names of the columns of x, for messages and notes.
+        task: what is learnt: a task, or "classification" (also of whole floats, one-hot rows and
+            ``[n, 1]``), "regression" (also of integers) or "multi_label"; None: by y.
         test_set: what ``test`` is, in words.
         notes: what was guessed, converted or dropped to get these arrays, a sentence each.
 
@@ -129,18 +135,21 @@ def from_arrays(
         the order of their numbers or texts.
 
     Raises:
-        ValueError: if shapes do not fit, values are not finite or too large for their dtype, images
-            have their channels first, labels are no integers from 0, leave one out or have not as
-            many names, or a client or category is missing; names the argument.
+        ValueError: if shapes do not fit, values are masked, not finite or too large for their
+            dtype, images have their channels first, y may be of two tasks, labels leave out a
+            number or have not as many names, no class of the test set is in the training set, or a
+            client or category is missing; names the argument.
 
     Example:
         >>> data = from_arrays("mine", [[0.0], [2.0], [4.0]], [0, 1, 1], test=[False, False, True])
         >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
         ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
-    inputs, class_names = _inputs(np.asarray(x), scale), _names(class_names, classes)
-    classes = len(class_names) or None if classes is None else classes
-    targets, task = read_targets(np.asarray(y), len(inputs), classes, task)
+    inputs, centred = _inputs(plain_array("x", x), scale, column_names)
+    read = read_targets(
+        plain_array("y", y), len(inputs), classes, task, _names(class_names, classes)
+    )
+    targets, task = read.y, read.task
     columns = None if numeric is None else flags("numeric", numeric, inputs.shape[-1])
     n = len(targets)
     held_out = (
@@ -150,6 +159,11 @@ def from_arrays(
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
     mean, std = statistics(inputs[kept], columns) if scale else (None, None)
+    known = (
+        ()
+        if task.classes is None
+        else one_sided(targets[kept], targets[held_out], read.class_names)
+    )
     clients, names = (None, ()) if client is None else coded("client", client, n)
     codes = {key: coded(key, value, n)[0] for key, value in features.items()}
     return Dataset(
@@ -167,9 +181,9 @@ def from_arrays(
         features=MappingProxyType({key: value[kept] for key, value in codes.items()}),
         test_features=MappingProxyType({key: value[held_out] for key, value in codes.items()}),
         numeric=columns,
-        class_names=class_names,
+        class_names=read.class_names,
         test_set=f"a fixed random fifth{of_each(task)}" if test is None else test_set,
-        notes=tuple(notes),
+        notes=(*read.notes, *notes, *centred, *known),
     )
 
 
@@ -222,7 +236,10 @@ def random_share(y: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
     return test
 
 
-def _inputs(x: NDArray[Any], scale: bool) -> NDArray[Any]:
+def _inputs(
+    x: NDArray[Any], scale: bool, names: Sequence[str]
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Inputs in the dtype that the engine has, and a note for each column that was centred."""
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
         raise ValueError(f"x must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}")
     if scale and _channels_first(x):
@@ -231,18 +248,24 @@ def _inputs(x: NDArray[Any], scale: bool) -> NDArray[Any]:
             "np.moveaxis(x, 1, -1)"
         )
     if x.dtype == np.uint8:
-        return x
+        return x, ()
     if x.dtype.kind != "f" and not scale:
-        if not -(2**31) <= x.min() <= x.max() < 2**31:
-            raise ValueError(f"x must be within int32 if not scaled, got {x.min()} to {x.max()}")
-        return x.astype(np.int32)
+        check_int32("x", x)
+        return x.astype(np.int32), ()
+    shifts = np.array([offset(x[..., c]) if scale else 0.0 for c in range(x.shape[-1])])
+    if shifts.any():
+        x = x - shifts
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise ValueError(
             "x must be finite in float32, got NaN or inf: fill it in or leave those samples out"
         )
-    return x
+    return x, tuple(
+        f"Column {names[c] if len(names) else c} has {shifts[c]:.15g} subtracted, as float32 would "
+        "merge its values."
+        for c in np.flatnonzero(shifts)
+    )
 
 
 def _channels_first(x: NDArray[Any]) -> bool:
@@ -266,7 +289,7 @@ def _names(class_names: Sequence[str], classes: int | None) -> tuple[str, ...]:
 
 def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
     """The argument ``name`` as ``bool[length]``; raises ValueError if it is none."""
-    given = np.asarray(values)
+    given = plain_array(name, values)
     if given.shape != (length,) or given.dtype != bool:
         raise ValueError(f"{name} must be bool [{length}], got {given.dtype} {list(given.shape)}")
     return given
@@ -274,7 +297,7 @@ def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
 
 def coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Each value's rank among the different ones, and these as text."""
-    given = np.asarray(values)
+    given = plain_array(name, values)
     if given.shape != (samples,):
         raise ValueError(f"{name} must have shape [{samples}], got {list(given.shape)}")
     if given.dtype.kind == "O" and all(isinstance(v, str) for v in given):

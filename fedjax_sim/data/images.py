@@ -53,13 +53,14 @@ def _digits_table() -> NDArray[Any]:
     return np.column_stack([raw.data, raw.target])
 
 
-def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
+def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = None) -> Dataset:
     """An image classification data set of TFDS, decoded once into the cache.
 
     Args:
         name: a TFDS name with its configuration, such as "mnist" or "emnist/balanced". Its examples
             must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``.
         data_dir: as for :func:`fedjax_sim.data.load_dataset`.
+        called: the name of the data set; None for that of TFDS.
 
     Returns:
         The official training split. The test set is the official test split; without one the
@@ -96,12 +97,12 @@ def tfds_images(name: str, data_dir: DataDir = None) -> Dataset:
     (x, y), classes = (arrays["train"]["x"], arrays["train"]["y"]), label.num_classes
     names = tuple(map(label.int2str, range(classes)))
     if test is None:
-        return from_arrays(name, x, y, classes=classes, class_names=names)
+        return from_arrays(called or name, x, y, classes=classes, class_names=names)
     test_x, test_y = arrays[test]["x"], arrays[test]["y"]
     statistics = channel_statistics(x)
     official = f"the official {test} set"
     return Dataset(
-        name,
+        called or name,
         *(x, y, test_x, test_y),
         classification(classes),
         *statistics,

@@ -1,64 +1,143 @@
 """The text forms ``KIND:PLACE,option=value`` of a user's data, and what their options mean."""
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.data.targets import KINDS
+
 IN_TEST = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}
-FIFTH = "0.2"
+FIFTH = 0.2
+SEPARATORS = {"tab": "\t", "\\t": "\t", "space": " "}
+MISSING = ("refuse", "drop", "mean")
+EVERY_TEXT = "all"
+
+
+def share_or_name(text: str) -> float | str:
+    """Returns a share if the text is a number, else the text: the name of a column or split.
+
+    >>> share_or_name("0.5"), share_or_name("held_out")
+    (0.5, 'held_out')
+    """
+    try:
+        share = float(text)
+    except ValueError:
+        return text
+    if not 0 < share < 1:
+        raise ValueError(f"test must be a share between 0 and 1, or a name, got {text}")
+    return share
+
+
+def _classes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise ValueError(f"classes must be a whole number from 2, got {text!r}")
+    return int(text)
+
+
+def one_of(option: str, known: Sequence[str]) -> Callable[[str], str]:
+    """Returns the parser of an option that has few values.
+
+    >>> one_of("missing", MISSING)("skip")
+    Traceback (most recent call last):
+    ValueError: missing must be one of refuse, drop, mean, got 'skip'
+    """
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{option} must be one of {', '.join(known)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def _separator(text: str) -> str:
+    found = SEPARATORS.get(text, text)
+    if len(found) != 1:
+        raise ValueError(f"sep must be one character, tab or space, got {text!r}")
+    return found
+
+
+def _encoding(text: str) -> str:
+    try:
+        name = codecs.lookup(text).name
+    except LookupError:
+        raise ValueError(
+            f"encoding must be one that Python knows, such as latin-1, got {text!r}"
+        ) from None
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Returns width and height.
+
+    >>> size_of("32"), size_of("32x24")
+    ((32, 32), (32, 24))
+    """
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise ValueError(f"size must be PIXELS or WIDTHxHEIGHT, such as 32 or 32x24, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "label": str,
+    "target": str,
+    "client": str,
+    "input": str,
+    "config": str,
+    "test": share_or_name,
+    "classes": _classes,
+    "task": one_of("task", KINDS),
+    "sep": _separator,
+    "encoding": _encoding,
+    "categorical": lambda text: tuple(text.split("+")),
+    "missing": one_of("missing", MISSING),
+    "size": size_of,
+}
+"""What each option's text means; an option has the same meaning in every kind of data."""
 
 
 def split_options(
     kind: str, text: str, known: Sequence[str], form: str
-) -> tuple[str, dict[str, str]]:
-    """The place and the options of ``PLACE,option=value``.
+) -> tuple[str, dict[str, Any]]:
+    """Returns the place and the options of ``PLACE,option=value``.
 
     Args:
         kind: what stands before the colon.
         text: what stands behind it; a place or value with a comma in it cannot be given.
-        known: the options.
+        known: the options, of ``PARSERS``.
         form: the whole form, for the message.
 
     Returns:
-        The place, and every option's value, "" for those that are not given.
+        The place, and the value of each option that is given.
 
     Raises:
-        ValueError: if an option is unknown, empty or given twice.
+        ValueError: if an option is unknown, empty, given twice, or has another value than it may.
 
     >>> split_options("csv", "a.csv,label=b", ("label", "test"), "csv:FILE,label=COLUMN")
-    ('a.csv', {'label': 'b', 'test': ''})
+    ('a.csv', {'label': 'b'})
     """
     place, *rest = text.split(",")
-    given = dict.fromkeys(known, "")
+    given: dict[str, Any] = {}
     for option in rest:
         key, _, value = option.partition("=")
-        if key not in known or not value.strip() or given[key]:
+        if key not in known or not value.strip() or key in given:
             wanted = ", ".join(f"{key}=" for key in known)
             raise ValueError(
                 f"{kind}: takes {wanted} once each, got {option!r}; its form is {form}"
             )
-        given[key] = value.strip()
+        try:
+            given[key] = PARSERS[key](value.strip())
+        except ValueError as error:
+            raise ValueError(f"{kind}: {error}") from None
     return place, given
 
 
-def share_or_name(kind: str, test: str) -> float | str:
-    """What ``test=`` says: a share if it is a number, else a name.
-
-    >>> share_or_name("csv", "0.5"), share_or_name("csv", "held_out")
-    (0.5, 'held_out')
-    """
-    try:
-        share = float(test)
-    except ValueError:
-        return test
-    if not 0 < share < 1:
-        raise ValueError(f"{kind}: test must be a share between 0 and 1, or a column, got {test}")
-    return share
-
-
 def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArray[np.bool_]:
-    """``bool[n]``, which rows are of the test set.
+    """Returns ``bool[n]``, which rows are of the test set.
 
     Args:
         column: the name of the column.
@@ -77,7 +156,7 @@ def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArra
 
 
 def check_parts(test: NDArray[np.bool_], asked: float | str, classes: str) -> None:
-    """Refuses a test set of no row or of all."""
+    """Raises ValueError if the test set has no row or all."""
     if test.all() or not test.any():
         raise ValueError(
             f"test={asked} must leave training and test rows, got {test.sum()} of {len(test)} rows "

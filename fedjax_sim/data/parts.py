@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base import Task
 from fedjax_sim.data.dataset import Dataset, coded, from_arrays
+
+KINDS = {"f": "float", "U": "text"}
 
 
 class Part(NamedTuple):
@@ -14,7 +17,7 @@ class Part(NamedTuple):
 
     Attributes:
         x: ``[n, ...]``, the inputs.
-        y: ``[n, ...]``, the targets.
+        y: ``[n, ...]``, the targets; texts are names of classes.
         client: the natural client of each, n numbers or texts; None for none.
     """
 
@@ -23,17 +26,28 @@ class Part(NamedTuple):
     client: NDArray[Any] | None = None
 
 
-def from_parts(name: str, train: Part, test: Part, class_names: Sequence[str] = ()) -> Dataset:
-    """A data set from two parts, whose clients and classes are numbered alike.
+def from_parts(
+    name: str,
+    train: Part,
+    test: Part,
+    *,
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
+    task: Task | str | None = None,
+    scale: bool = True,
+    notes: Sequence[str] = (),
+) -> Dataset:
+    """Returns a data set of two parts, whose clients and classes are numbered alike.
 
     Args:
         name: its name.
         train: the training samples.
         test: the test samples, whose inputs have the same shape; they need no clients.
-        class_names: as for :func:`fedjax_sim.data.from_arrays`.
-
-    Returns:
-        The data set.
+        classes: as for :func:`fedjax_sim.data.from_arrays`, and so are the others.
+        class_names: as there.
+        task: as there.
+        scale: as there.
+        notes: as there.
 
     Raises:
         ValueError: as :func:`fedjax_sim.data.from_arrays`; or if there is only one class, or the
@@ -46,7 +60,7 @@ def from_parts(name: str, train: Part, test: Part, class_names: Sequence[str] = 
         (('a', 'b', 'c'), [1, 2], [0])
     """
     n, client = len(train.x), None
-    kinds = [part.y.dtype.kind in "biu" for part in (train, test)]
+    kinds = [KINDS.get(part.y.dtype.kind) for part in (train, test)]
     if train.y.shape[1:] != test.y.shape[1:] or kinds[0] != kinds[1]:
         raise ValueError(
             f"y_test must be like y_train, which is {train.y.dtype} {list(train.y.shape)}, got "
@@ -60,7 +74,11 @@ def from_parts(name: str, train: Part, test: Part, class_names: Sequence[str] = 
         np.concatenate([train.y, test.y]),
         test=np.arange(n + len(test.x)) >= n,
         client=client,
+        classes=classes,
         class_names=class_names,
+        task=task,
+        scale=scale,
+        notes=notes,
     )
     if dataset.task.classes == 1:
         raise ValueError("there must be at least two classes, got one")

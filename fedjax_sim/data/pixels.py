@@ -7,61 +7,91 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}
+Size = tuple[int, int] | None
+
+MODES = {"1": "L", "L": "L", "RGB": "RGB", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+TRANSPARENT = {"LA": "L", "PA": "RGB", "RGBA": "RGB"}
 
 
-def read_pixels(
-    name: str, opened: Callable[[Any], AbstractContextManager[Any]], source: Any
-) -> NDArray[np.uint8]:
-    """The pixels of one image, ``uint8[H, W, 1 or 3]``.
+def read_images(
+    images: Iterable[tuple[str, Any]],
+    opened: Callable[[Any], AbstractContextManager[Any]],
+    size: Size = None,
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """Returns images as one array, and notes on what was converted.
 
     Args:
-        name: of the image, for the message.
-        opened: makes a Pillow image of the source.
-        source: a file, say.
+        images: the name of each, for messages, and its source.
+        opened: makes a Pillow image of a source.
+        size: width and height to which all are resized; None if they have one size.
+
+    Returns:
+        ``uint8[n, H, W, 1 or 3]``: grey images get three channels if others have them, transparent
+        ones are drawn on white.
 
     Raises:
-        ValueError: if it cannot be read, or is neither grey nor RGB.
+        ValueError: if an image cannot be read, has more than 8 bits a channel, or, without
+            ``size``, another size than the first; names it.
 
     >>> from PIL import Image
-    >>> read_pixels("a dot", lambda size: Image.new("L", size, 7), (1, 1)).tolist()
-    [[[7]]]
-    """
-    try:
-        with opened(source) as image:
-            mode = MODES.get(image.mode)
-            pixels = None if mode is None else np.asarray(image.convert(mode))
-            given = image.mode
-    except Exception as error:  # Pillow's decoders raise of many kinds on a damaged file
-        raise ValueError(f"{name} must be an image that Pillow reads, got: {error}") from error
-    if pixels is None:
-        raise ValueError(f"{name} must be grey or RGB of 8 bits a channel, got mode {given}")
-    return np.atleast_3d(pixels)
-
-
-def alike(images: Iterable[tuple[str, NDArray[np.uint8]]]) -> NDArray[np.uint8]:
-    """Images by name as one array; grey ones get three channels if others have them.
-
-    Raises:
-        ValueError: if they are not of one size; names two of them.
-
-    >>> grey, red = np.zeros((1, 1, 1), np.uint8), np.array([[[9, 0, 0]]], np.uint8)
-    >>> alike([("grey", grey), ("red", red)]).tolist()
-    [[[[0, 0, 0]]], [[[9, 0, 0]]]]
+    >>> sources = [("grey", ("L", (2, 2), 7)), ("red", ("RGB", (1, 1), (9, 0, 0)))]
+    >>> x, notes = read_images(sources, lambda source: Image.new(*source), (1, 1))
+    >>> x.tolist(), notes[0]
+    ([[[[7, 7, 7]]], [[[9, 0, 0]]]], '1 of 2 images is resized to 1 x 1 pixels.')
     """
     found: list[NDArray[np.uint8]] = []
-    for name, image in images:
+    resized = transparent = 0
+    for name, source in images:
+        try:
+            with opened(source) as image:
+                mode, clear = image.mode, "transparency" in image.info
+                given = image.size
+                pixels = _pixels(image, mode, clear, size)
+        except Exception as error:  # Pillow's decoders raise of many kinds on a damaged file
+            raise ValueError(f"{name} must be an image that Pillow reads, got: {error}") from error
+        if pixels is None:
+            raise ValueError(f"{name} must be of 8 bits a channel, got mode {mode}: convert it")
+        transparent += clear or mode in TRANSPARENT
+        resized += size not in (None, given)
         if not found:
             first = name
-        elif image.shape[:2] != found[0].shape[:2]:
-            (h, w), (first_h, first_w) = image.shape[:2], found[0].shape[:2]
+        elif pixels.shape[:2] != found[0].shape[:2]:
+            (w, h), (first_h, first_w) = given, found[0].shape[:2]
             raise ValueError(
-                f"{name} must be {first_w} x {first_h} pixels, as {first} is, got {w} x {h}: "
-                "resize the images to one size"
+                f"{name} must be {first_w} x {first_h} pixels, as {first} is, got {w} x {h}: give "
+                f"size={first_w}x{first_h} or another, to which all are resized"
             )
-        found.append(image)
+        found.append(pixels)
     channels = max(image.shape[2] for image in found)
     out = np.empty((len(found), *found[0].shape[:2], channels), np.uint8)
-    for i, image in enumerate(found):
-        out[i] = image
-    return out
+    for i, pixels in enumerate(found):
+        out[i] = pixels
+    grey = sum(pixels.shape[2] < channels for pixels in found)
+    return out, [
+        f"{count} of {len(found)} images {'is' if count == 1 else 'are'} {what}."
+        for count, what in (
+            (resized, f"resized to {out.shape[2]} x {out.shape[1]} pixels"),
+            (transparent, "transparent and drawn on white"),
+            (grey, "grey and made RGB"),
+        )
+        if count
+    ]
+
+
+def _pixels(image: Any, mode: str, clear: bool, size: Size) -> NDArray[np.uint8] | None:
+    """``uint8[H, W, 1 or 3]``; None if the mode has no 8 bits a channel."""
+    if clear or mode in TRANSPARENT:
+        from PIL import Image
+
+        grey = TRANSPARENT.get(mode, MODES.get(mode)) == "L"
+        layers = image.convert("RGBA")
+        white = Image.new("RGBA", layers.size, "white")
+        image, wanted = Image.alpha_composite(white, layers), "L" if grey else "RGB"
+    elif mode in MODES:
+        wanted = MODES[mode]
+    else:
+        return None
+    image = image.convert(wanted)
+    if size is not None and image.size != size:
+        image = image.resize(size)
+    return np.atleast_3d(np.asarray(image))

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
@@ -15,12 +17,14 @@ from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu, eicu_demo
 from fedjax_sim.data._folder import image_folder
-from fedjax_sim.data._leaf import leaf
+from fedjax_sim.data._leaf import femnist, leaf
 from fedjax_sim.data._npz import npz
 from fedjax_sim.data._synthetic import synthetic
+from fedjax_sim.data.categories import shortened
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir
 from fedjax_sim.data.images import digits, tfds_images
+from fedjax_sim.data.options import split_options
 from fedjax_sim.data.text import (
     shakespeare,
     shakespeare_tokens,
@@ -38,6 +42,10 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
         "mnist": partial(tfds_images, "mnist"),
         "fashion_mnist": partial(tfds_images, "fashion_mnist"),
         "cifar10": partial(tfds_images, "cifar10"),
+        "cifar100": partial(tfds_images, "cifar100"),
+        "emnist": partial(tfds_images, "emnist/balanced", called="emnist"),
+        "svhn": partial(tfds_images, "svhn_cropped", called="svhn"),
+        "femnist": femnist,
         "shakespeare": shakespeare,
         "shakespeare_tokens": shakespeare_tokens,
         "tiny_shakespeare": tiny_shakespeare,
@@ -50,19 +58,26 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
 )
 """Data sets by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
-FOLDERS: Mapping[str, Callable[[str, Path], Dataset]] = {"folder": image_folder, "leaf": leaf}
-"""Kinds of a user's files that are a folder each."""
+FILES: Mapping[str, tuple[str, tuple[str, ...], Callable[..., Dataset]]] = {
+    "npz": ("FILE.npz[,classes=M][,task=TASK]", ("classes", "task"), npz),
+    "folder": (
+        "folder:DIR[,test=FRACTION or FOLDER][,size=PIXELS or WIDTHxHEIGHT]",
+        ("test", "size"),
+        image_folder,
+    ),
+    "leaf": ("leaf:DIR[,classes=M][,task=TASK]", ("classes", "task"), leaf),
+}
+"""Kinds of a user's files whose options are all optional: form, options and loader."""
 
 
-KINDS = ("csv", "hf", "tfds", *FOLDERS)
+KINDS = ("csv", "hf", "tfds", "folder", "leaf")
 """What stands before the colon of data that are no function of a module."""
 
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
     """All that :func:`fedjax_sim.data.load_dataset` takes, if ``names`` are the known data sets."""
     others = ["synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME", "package.module:function"]
-    others += ["FILE.npz", _csv.FORM]
-    return [*names, *others, "folder:DIR", "leaf:DIR", _huggingface.FORM]
+    return [*names, *others, *(form for form, *_ in FILES.values()), _csv.FORM, _huggingface.FORM]
 
 
 def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
@@ -75,20 +90,31 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
 
             - ``FILE.npz``: arrays x_train, y_train, x_test, y_test, as in Keras' mnist.npz; their
               natural clients, if any, are client_train, or that and client_test. The task follows
-              from y: integers ``[n]`` are classes, floats ``[n]`` or ``[n, D]`` regression, bool,
-              or integers 0 and 1, ``[n, L]`` multi-label.
-            - ``csv:FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]``: a table whose
-              other columns are numbers. The labels' texts are the classes; ``target=COLUMN`` in
-              place of ``label`` is a column of numbers, for regression. ``test`` is a share of
-              each class, 0.2 by default, or a column of 0 or 1, false or true, train or test.
-            - ``folder:DIR``: images DIR/train/CLASS/*.png or .jpg and DIR/test/CLASS/*, of one
-              size.
-            - ``leaf:DIR``: LEAF's DIR/train/*.json and DIR/test/*.json, with numbers as inputs;
-              its users are the natural clients.
-            - ``hf:NAME[,label=COLUMN][,client=COLUMN]...``: a data set of Hugging Face
-              ``datasets``: a folder that ``save_to_disk`` has written, another folder, .parquet or
-              .arrow file that it reads, or a name of the Hub, ``config=`` telling which of several.
-              The other options are arguments of :func:`fedjax_sim.data.from_huggingface`.
+              from y: integers or texts ``[n]`` are classes, floats ``[n]`` or ``[n, D]``
+              regression, bool, or integers 0 and 1, ``[n, L]`` multi-label. Options: ``classes=M``;
+              ``task=classification``, ``regression`` or ``multi_label``, if y may be of several.
+            - ``csv:FILE,label=COLUMN``: a table, also as .gz. The labels' texts are the classes;
+              ``target=COLUMN`` in place of ``label`` is a column of numbers, for regression. The
+              other columns are inputs: numbers, true or false. Options: ``client=COLUMN``, the
+              natural client; ``test=FRACTION``, a share of each class, 0.2 by default, or
+              ``test=COLUMN`` of 0 or 1, false or true, train or test; ``classes=M``, if labels are
+              numbers 0 … M - 1; ``categorical=COLUMN+COLUMN``, inputs to be one-hot encoded, or
+              ``categorical=all`` that have texts; ``missing=refuse``, the default, ``drop`` the
+              rows that lack a cell, or fill in the training ``mean``; ``sep=;`` or ``tab``;
+              ``encoding=latin-1``.
+            - ``folder:DIR``: images DIR/train/CLASS/*.png or .jpg and DIR/test/CLASS/*. Options:
+              ``test=FOLDER`` beside train, or ``test=FRACTION`` of each class, 0.2 if there is no
+              test folder; the classes may then lie in DIR itself. ``size=32`` or
+              ``size=WIDTHxHEIGHT`` resizes all images.
+            - ``leaf:DIR``: LEAF's DIR/train/*.json and DIR/test/*.json, whose inputs are numbers,
+              or texts that one character follows; its users are the natural clients. Options:
+              ``classes=M``, ``task=``, as for ``FILE.npz``.
+            - ``hf:NAME``: a data set of Hugging Face ``datasets``: a folder that ``save_to_disk``
+              has written, another folder, .parquet or .arrow file that it reads, or a name of the
+              Hub, ``config=`` telling which of several. The other options are arguments of
+              :func:`fedjax_sim.data.from_huggingface`: ``label=``, ``target=``, ``client=``,
+              ``input=``, ``test=``, ``classes=``, ``task=``, ``categorical=``, ``missing=``,
+              ``size=``.
         data_dir: a folder of data, itself a TFDS folder or holding one as ``tfds/``; default is the
             environment variable FEDJAX_SIM_DATA_DIR. If neither is given, TFDS's own folder is used
             and a missing data set is downloaded; a folder that was given is never written to.
@@ -159,27 +185,45 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
 def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
     """The kind of a user's files that a text means, and the function ``name -> Dataset``."""
     kind, _, rest = text.partition(":")
-    if text.endswith(".npz"):
-        return "npz", lambda name: npz(name, Path(text).expanduser())
+    if text.partition(",")[0].endswith(".npz"):
+        kind, rest = "npz", text
     if kind == "csv":
         request = _csv.parse_table(rest)
         return "csv", lambda name: _csv.table(name, request)
     if kind == "hf":
         wanted = _huggingface.parse_request(rest)
         return "hf", lambda name: _huggingface.huggingface(name, wanted)
-    if kind in FOLDERS and rest:
-        return kind, lambda name: FOLDERS[kind](name, Path(rest).expanduser())
+    if kind in FILES and rest:
+        form, options, load = FILES[kind]
+        place, given = split_options(kind, rest, options, form)
+        return kind, lambda name: load(name, Path(place).expanduser(), **given)
     return None
 
 
 def _from_files(text: str, load: Callable[[str], Dataset], data_dir: DataDir) -> Dataset:
     del data_dir  # what a user names is where the name says
     try:
-        return load(text)
+        dataset = load(text)
+        _check_common(dataset)
+        return dataset
     except DamagedError:  # it names the file
         raise
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
+
+
+def _check_common(dataset: Dataset) -> None:
+    """Raises ValueError if no class of the test set is in the training set."""
+    if dataset.task.classes is None:
+        return
+    train, test = (np.unique(y) for y in (dataset.train_y, dataset.test_y))
+    if not np.isin(test, train).any():
+        named = dataset.class_names or list(map(str, range(dataset.task.classes)))
+        of_train, of_test = (shortened([named[k] for k in found]) for found in (train, test))
+        raise ValueError(
+            f"the test set must have classes of the training set, {of_train}, got {of_test}: name "
+            "the classes alike in both"
+        )
 
 
 def _loaded(text: str, load: Callable[[DataDir], Any], data_dir: DataDir) -> Dataset:

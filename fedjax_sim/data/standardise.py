@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.data.dataset import flags
-from fedjax_sim.data.scaling import statistics
+from fedjax_sim.data.scaling import moments
 from fedjax_sim.partition.table import Partition
 
 Columns = NDArray[np.bool_] | None
@@ -112,11 +112,15 @@ def _checked(x: NDArray[Any], numeric: ArrayLike | None, **partitions: Partition
 def _fitted(x: NDArray[Any], rows: NDArray[np.int32], columns: Columns) -> Any:
     """Mean and std of these rows; of others nothing is read."""
     with np.errstate(invalid="ignore"):
-        mean, std = statistics(x[rows], columns)
+        mean, std = moments(x[rows], columns)
     if not np.isfinite(mean).all():
         raise ValueError("x must be finite where statistics are taken, got NaN or inf")
     return mean, std
 
 
-def _scaled(x: NDArray[Any], mean: NDArray[np.float32], std: NDArray[np.float32]) -> Any:
-    return (x.astype(np.float32) - mean) / std
+def _scaled(x: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> Any:
+    """Computed in float64, a column at a time, so that close values stay apart."""
+    out = np.empty(x.shape, np.float32)
+    for c in range(x.shape[-1]):
+        out[..., c] = (x[..., c] - mean[c]) / std[c]
+    return out

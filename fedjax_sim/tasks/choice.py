@@ -12,41 +12,60 @@ from fedjax_sim.tasks._classification import classification
 from fedjax_sim.tasks._multi_label import multi_label
 from fedjax_sim.tasks._regression import regression
 
+MOST_CLASSES = 100
+"""Different whole numbers that floats may be for their task to be asked for: they may be labels."""
+
 
 def task_of(y: NDArray[Any]) -> Task | None:
-    """The task that targets are of, by their dtype and shape, unless they are class labels.
+    """Returns the task of targets by their dtype and shape; None for class labels.
 
     Args:
         y: ``[n, ...]``. Floats ``[n]`` or ``[n, D]`` are :func:`regression`; bool, or integers 0
             and 1, ``[n, L]`` are :func:`multi_label`; integers and bool ``[n]`` are class labels,
             of which y alone does not say how many there are.
 
-    Returns:
-        The task; None for class labels.
-
     Raises:
-        ValueError: if y is nothing of these, or floats that are 0 and 1 alone, which may be labels
-            as well as numbers.
+        ValueError: if y is nothing of these, or may be targets of another task too: floats that are
+            at most 100 different whole numbers, one-hot rows, one column of labels.
 
     Example:
-        >>> task_of(np.array([0.5, 2.0])), task_of(np.eye(3, dtype=bool)), task_of(np.arange(3))
-        (regression(), multi_label(3), None)
+        >>> task_of(np.array([0.5, 2.0])), task_of(np.array([[1, 1, 0], [0, 1, 0]]))
+        (regression(), multi_label(3))
+        >>> task_of(np.arange(3)) is None
+        True
     """
-    kind, flat = y.dtype.kind, y.ndim == 1
+    kind, flat, column = y.dtype.kind, y.ndim == 1, y.shape[1:] == (1,)
     if kind in "biu" and flat:
         return None
-    if kind == "f" and y.ndim in (1, 2) and y.size:
-        if not np.isin(y, (0, 1)).all():
-            return regression(1 if flat else y.shape[1])
-        raise ValueError(
-            "y must be integers if they are classes, bool if they are labels, got floats that are "
-            "0 or 1 alone: if they are numbers, give task=regression(...)"
-        )
-    if kind in "biu" and y.ndim == 2 and y.size and 0 <= y.min() <= y.max() <= 1:
+    known = kind in "biuf" and y.ndim in (1, 2) and y.size > 0
+    flags = known and bool(np.isin(y, (0, 1)).all())
+    if flags and y.ndim == 2 and not column:
+        numbers = ("regression",) if kind == "f" else ()
+        if (y.sum(axis=1) == 1).all():
+            raise _ambiguous("one-hot rows", y, "classification", "multi_label", *numbers)
+        if numbers:
+            raise _ambiguous("floats that are 0 or 1", y, "multi_label", *numbers)
         return multi_label(y.shape[1])
+    if known and (flat or column):
+        different = np.unique(y)
+        if kind != "f":
+            raise _ambiguous("one column", y, "classification", "regression")
+        if len(different) <= MOST_CLASSES and np.array_equal(different, np.round(different)):
+            whole = f"{len(different)} different whole numbers"
+            raise _ambiguous(whole, y, "classification", "regression")
+    if known and kind == "f":
+        return regression(1 if flat else y.shape[1])
     raise ValueError(
         "y must be integers [n] for classes, floats [n] or [n, D] for regression, or bool [n, L] "
         f"for multi-label, unless a task is given; got {y.dtype} {list(y.shape)}"
+    )
+
+
+def _ambiguous(what: str, y: NDArray[Any], *tasks: str) -> ValueError:
+    ways = " or ".join(f"task={task}" for task in tasks)
+    return ValueError(
+        f"y must be of one task, got {what}, {y.dtype} {list(y.shape)}, which may be of several: "
+        f"give {ways}"
     )
 
 

@@ -96,8 +96,7 @@ def read_study(path: Path) -> Study:
           the key.
     """
     try:
-        with path.open("rb") as file:
-            given = tomllib.load(file)
+        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

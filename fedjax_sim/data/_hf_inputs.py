@@ -1,0 +1,137 @@
+"""The inputs of a Hugging Face data set: a table, images, or lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.data._hf_splits import Split, check_given, gaps_of, is_label, is_plain, joined
+from fedjax_sim.data.categories import one_hot
+from fedjax_sim.data.options import EVERY_TEXT
+from fedjax_sim.data.pixels import Size, read_images
+
+Array = NDArray[Any]
+
+
+class Inputs(NamedTuple):
+    """What models see.
+
+    Attributes:
+        x: the inputs; NaN in a table is a missing cell.
+        names: of a table's columns; () for images and lists.
+        tokens: whether they are.
+        notes: what was converted.
+    """
+
+    x: Array
+    names: Sequence[str] = ()
+    tokens: bool = False
+    notes: Sequence[str] = ()
+
+
+def inputs(
+    parts: Sequence[Split],
+    columns: Sequence[str],
+    categorical: Sequence[str],
+    fill: bool,
+    size: Size,
+) -> Inputs:
+    """Returns what models see.
+
+    Args:
+        parts: the splits.
+        columns: of the inputs; if one of several is of images, it alone.
+        categorical: columns that are one-hot encoded, as class labels are; ("all",) for each of
+            texts.
+        fill: whether missing cells of a table are left for the training mean.
+        size: width and height of images.
+    """
+    images = images_of(parts[0], columns)
+    if len(images) == 1:
+        x, notes = _images(parts, images[0], size)
+        return Inputs(x, notes=notes)
+    if not columns:
+        known = ", ".join(parts[0].rows.features)
+        raise ValueError(f"must have a column of inputs too, got only {known}")
+    if len(columns) == 1 and not images:
+        x = joined(parts, columns[0])
+        if x.ndim > 1 or not is_plain(x):
+            check_given(parts, columns[0], x)
+        if x.ndim > 1:
+            grey = x.dtype == np.uint8 and x.ndim == 3
+            tokens = x.ndim == 2 and x.dtype.kind in "iu"
+            return Inputs(x[..., None] if grey else x, tokens=tokens)
+    return _table(parts, columns, categorical, fill)
+
+
+def _table(
+    parts: Sequence[Split], columns: Sequence[str], categorical: Sequence[str], fill: bool
+) -> Inputs:
+    plain: dict[str, Array] = {}
+    encoded: dict[str, Array] = {}
+    for column in columns:
+        values = [part.values(column) for part in parts if not images_of(part, [column])]
+        texts = {v.dtype == object and not _is_flags(v) for v in values}
+        if len(texts) > 1:
+            joined(parts, column)  # which raises, as one split has numbers and the other texts
+        every = np.concatenate(values) if values else np.zeros((0, 0))
+        if every.ndim > 1 or not is_plain(every):
+            raise _unfit(parts, column)
+        if not fill:
+            check_given(parts, column, every)
+        coded = column in categorical or any(is_label(part, column) for part in parts)
+        if coded or (True in texts and EVERY_TEXT in categorical):
+            absent = gaps_of(every)
+            pairs = zip(absent, every, strict=True)
+            encoded[column] = np.array(["" if gap else str(value) for gap, value in pairs])
+        elif True in texts:
+            raise _unfit(parts, column, f"categorical={column} makes inputs of its categories; ")
+        else:
+            plain[column] = every.astype(np.float64)
+    x = np.stack([*plain.values()], axis=1) if plain else np.zeros((len(every), 0))
+    if not encoded:
+        return Inputs(x, [*plain])
+    block, names, notes = one_hot(encoded)
+    return Inputs(np.concatenate([x, block], axis=1), [*plain, *names], notes=notes)
+
+
+def images_of(part: Split, columns: Sequence[str]) -> list[str]:
+    """Returns the columns that are of images."""
+    return [c for c in columns if type(part.rows.features[c]).__name__ == "Image"]
+
+
+def _unfit(parts: Sequence[Split], column: str, way: str = "") -> ValueError:
+    return ValueError(
+        f"column {column!r} must be a number, as all columns without a role are inputs, got "
+        f"{parts[0].rows.features[column]}: {way}input=COLUMN names one column of images or of "
+        "numbers"
+    )
+
+
+def _is_flags(values: Array) -> bool:
+    """Whether these are false, true or missing."""
+    return all(v is None or isinstance(v, bool) for v in values)
+
+
+def _images(parts: Sequence[Split], column: str, size: Size) -> tuple[NDArray[np.uint8], list[str]]:
+    import datasets
+
+    sources = (
+        (f"{name}, column {column!r}", (rows, i, column))
+        for part in parts
+        for rows in [
+            part.rows.with_format(None)
+            .select_columns([column])
+            .cast_column(column, datasets.Image())
+        ]
+        for i, name in enumerate(part.names)
+    )
+    return read_images(sources, _decoded, size)
+
+
+def _decoded(place: tuple[Any, int, str]) -> Any:
+    rows, i, column = place
+    return rows[i][column]
