@@ -1093,7 +1093,7 @@ MUTANTS = [
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
     Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
     # data of Hugging Face
-    Mutant("data/_hf_splits.py", "k != k or k < 0", "k != k or k < -1", HUGGINGFACE),
+    Mutant("data/_hf_splits.py", "-1 if k != k", "0 if k != k", FORMS),
     Mutant("data/_hf_splits.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),
     Mutant(
         "data/_huggingface.py",
@@ -1116,7 +1116,12 @@ MUTANTS = [
     Mutant("data/_leaf.py", 'encoding="utf-8-sig"', 'encoding="utf-8"', FORMS),
     Mutant("data/_csv.py", "~(np.isin(x, (0, 1)) | np.isnan(x))", "~np.isin(x, (0, 1))", FORMS),
     Mutant("data/categories.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
-    Mutant("data/categories.py", "numbers_or_texts(texts[texts", "(texts[texts", FORMS),
+    Mutant(
+        "data/categories.py",
+        "numbers_or_texts(texts[texts",
+        "(texts[texts",
+        "fedjax_sim/data/categories.py",
+    ),
     Mutant("data/_folder.py", "numbers_or_texts(np.array(found, np.str_))", "found", FORMS),
     Mutant("data/pixels.py", 'layers.size, "white"', 'layers.size, "black"', FORMS),
     Mutant("data/scaling.py", "(rounding * mean[c]) ** 2", "0", tests("splits")),

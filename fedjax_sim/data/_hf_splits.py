@@ -41,8 +41,8 @@ class Split(NamedTuple):
             return np.asarray(rows.with_format("numpy", dtype=exact)[:][column])
         values = rows.with_format("arrow")[:].column(column).to_numpy()
         if hasattr(feature, "int2str"):
-            names = np.array([*feature.names, None], object)
-            return names[[len(feature.names) if k != k or k < 0 else int(k) for k in values]]
+            names = np.array([*feature.names, None], object)  # None is the name of -1 and of NaN
+            return names[[-1 if k != k else int(k) for k in values]]
         if values.dtype != np.uint8 and values.dtype.kind in "iu":
             return values.astype(np.int64) if np.can_cast(values.dtype, np.int64) else values
         return values
@@ -119,26 +119,31 @@ def joined(parts: Sequence[Split], column: str) -> Array:
 def gaps_of(values: Array) -> NDArray[np.bool_]:
     """``bool[n]``, which rows lack a value."""
     if values.dtype.kind == "f":
-        return np.isnan(values).reshape(len(values), -1).any(axis=1)
+        return _any_in_row(np.isnan(values))
     if values.dtype != object:
         return np.zeros(len(values), bool)
     return np.array([v is None or (np.ndim(v) == 0 and v != v) for v in values])
 
 
+def _any_in_row(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.asarray(flags.reshape(len(flags), -1).any(axis=1))
+
+
 def check_given(parts: Sequence[Split], column: str, values: Array) -> None:
-    """Raises ValueError if values are missing or not finite, or lists of several lengths."""
+    """Raises ValueError if values are missing or infinite, or lists of several lengths."""
+    names = [name for part in parts for name in part.names]
     gaps = gaps_of(values)
-    if values.dtype.kind == "f":
-        gaps = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if gaps.any():
-        i = int(np.argmax(gaps))
         label = any(is_label(part, column) for part in parts)
-        got = "a number that is not finite" if values.dtype.kind == "f" else "none"
-        got += " or the label -1" * label
-        ways = "missing=drop leaves such rows out" + ", test= names another split" * label
         raise ValueError(
-            f"{_names(parts)[i]}, column {column!r} must have a value, got {got}: {ways}"
+            f"{names[int(np.argmax(gaps))]}, column {column!r} must have a value, got none"
+            + " or the label -1" * label
+            + ": missing=drop leaves such rows out"
+            + ", test= names another split" * label
         )
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        row = int(np.argmax(_any_in_row(np.isinf(values))))
+        raise ValueError(f"{names[row]}, column {column!r} must be finite, got inf")
     if values.dtype == object and not is_plain(values):
         raise ValueError(
             f"column {column!r} must be of one shape in all rows, got "
@@ -158,7 +163,3 @@ def is_textual(values: Array) -> bool:
 
 def is_label(part: Split, column: str) -> bool:
     return hasattr(part.rows.features[column], "int2str")
-
-
-def _names(parts: Sequence[Split]) -> list[str]:
-    return [name for part in parts for name in part.names]

@@ -39,9 +39,8 @@ FORM = (
     "[,test=FRACTION, COLUMN or SPLIT][,config=NAME][,classes=M][,task=TASK]"
     "[,categorical=COLUMN+COLUMN or all][,missing=refuse, drop or mean][,size=WIDTHxHEIGHT]"
 )
-OPTIONS = ("label", "target", "client", "input", "test", "config", "classes", "task")
-OPTIONS += ("categorical", "missing", "size")
 ROLES = ("label", "target", "client", "input", "test")
+OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size")
 FILES = {".parquet": "parquet", ".arrow": "arrow"}
 SAVED = ("dataset_dict.json", "state.json")
 

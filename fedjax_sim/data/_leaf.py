@@ -53,7 +53,7 @@ def leaf(
     _check_alike([*found[0], *found[1]])
     parts = [_joined([part for _, part in users]) for users in found]
     names = {user for users in every for _, user, _ in users}
-    empty = len(names) - len({str(user) for part in parts for user in np.unique(part.client)})
+    empty = len(names - {user for users in every for _, user, part in users if len(part.y)})
     notes = [f"{empty} of {len(names)} users have no sample and are left out."] if empty else []
     if parts[0].x.dtype.kind != "U":
         return from_parts(name, *parts, classes=classes, task=task, notes=notes)

@@ -38,10 +38,10 @@ def one_hot(
     Raises:
         ValueError: if a column has more than 1,000 categories.
 
-    >>> one_hot({"sex": np.array(["m", "f", ""])})[:2]
+    >>> one_hot({"zone": np.array(["10", "2", ""])})[:2]
     (array([[ 0.,  1.],
            [ 1.,  0.],
-           [nan, nan]]), ['sex=f', 'sex=m'])
+           [nan, nan]]), ['zone=2', 'zone=10'])
     """
     blocks, names, notes = [], [], []
     for column, texts in columns.items():

@@ -264,7 +264,7 @@ def _inputs(
     return x, tuple(
         f"Column {names[c] if len(names) else c} has {shifts[c]:.15g} subtracted, as float32 would "
         "merge its values."
-        for c in np.flatnonzero(shifts)
+        for c in map(int, np.flatnonzero(shifts))
     )
 
 

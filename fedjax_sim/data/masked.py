@@ -20,7 +20,7 @@ def plain_array(name: str, values: Any) -> NDArray[Any]:
     Traceback (most recent call last):
     ValueError: y must have no masked values, got 1: leave those rows out, or fill them in with ...
     """
-    masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
+    masked = np.sum(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
         raise ValueError(
             f"{name} must have no masked values, got {masked}: leave those rows out, or fill them "
