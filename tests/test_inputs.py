@@ -236,6 +236,18 @@ def test_tokens_that_jax_would_wrap_are_refused() -> None:
         check_sets(data, {"test": eval_set(tokens[:1].astype(np.int32), [0])}, 1, **PLAIN)
 
 
+@pytest.mark.parametrize("masked", ["x", "y"])
+def test_masked_arrays_are_refused(masked: str) -> None:
+    """NumPy would show what lies under the mask."""
+    given = {"x": np.zeros((2, 1)), "y": np.array([0, 1])}
+    given[masked] = np.ma.masked_equal(given[masked], 0)
+    owners = partition_from_lists([[0], [1]])
+    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
+        fs.client_data(**given, partitions=owners)
+    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
+        eval_set(**given)
+
+
 def test_inputs_that_jax_makes_the_same_are_taken(federation: Federation) -> None:
     """float64 and int64 become what the clients have; small integers are numbers already."""
     x, y = federation.test

@@ -106,6 +106,10 @@ REFUSED: dict[str, tuple[Callable[[], XorMixup], str]] = {
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [3], samples=0, seed=0),
         "samples must be at least 1, got 0",
     ),
+    "beyond int32": (
+        lambda: xor_mixup(ROWS, [0, 2**33, 0, 1, 0], p2, [3], samples=1, seed=0),
+        "y must be in 0 … M - 1, got 0 … 8589934592",
+    ),
     "no root": (
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [], samples=1, seed=0),
         "root must have a row at least, got none",

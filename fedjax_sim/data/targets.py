@@ -65,8 +65,9 @@ def read_targets(
         y = y.astype(np.str_)
     if y.dtype.kind == "U" and y.shape == (samples,) and task in (None, "classification"):
         names = names or tuple(map(str, np.unique(numbers_or_texts(y))))
-        y = codes_of(y, names)
-        classes = len(names) if classes is None else classes
+        if classes not in (None, len(names)):
+            raise ValueError(f"classes must be {len(names)}, as many as y has names, got {classes}")
+        y, classes = codes_of(y, names), len(names)
     notes: tuple[str, ...] = ()
     if task is None and classes is None and y.shape[:1] == (samples,):
         guessed = task_of(y)
