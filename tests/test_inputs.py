@@ -239,7 +239,7 @@ def test_tokens_that_jax_would_wrap_are_refused() -> None:
 @pytest.mark.parametrize("masked", ["x", "y"])
 def test_masked_arrays_are_refused(masked: str) -> None:
     """NumPy would show what lies under the mask."""
-    given = {"x": np.zeros((2, 1)), "y": np.array([0, 1])}
+    given: dict[str, Any] = {"x": np.zeros((2, 1)), "y": np.array([0, 1])}
     given[masked] = np.ma.masked_equal(given[masked], 0)
     owners = partition_from_lists([[0], [1]])
     with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
