@@ -404,8 +404,8 @@ MUTANTS = [
     ),
     Mutant(
         "client/sgd.py",
-        'up = 0 if self.last_batch == "drop" else',
-        'up = 0 if self.last_batch == "keep" else',
+        'if self.last_batch == "drop":\n            return size // self.batch_size',
+        'if self.last_batch == "keep":\n            return size // self.batch_size',
         LOCAL,
     ),
     Mutant("client/sgd.py", "jnp.minimum(total, self.max_steps)", "total", LOCAL),

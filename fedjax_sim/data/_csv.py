@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data.categories import fill_means, numbers_or_texts, one_hot, shortened
+from fedjax_sim.data.categories import (
+    check_labels,
+    fill_means,
+    numbers_or_texts,
+    one_hot,
+    shortened,
+)
 from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
@@ -152,7 +158,7 @@ def table(name: str, of: Table) -> Dataset:
         names = [str(label) for label in labels]
         if len(names) < 2:
             raise ValueError(f"column {of.y!r} must have two classes or more, got {names[0]} alone")
-        _check_labels(of.y, names, len(y))
+        check_labels(of.y, names, len(y))
     if not of.numbers:
         strata = y.astype(np.int32)
     if isinstance(of.test, str):
@@ -326,19 +332,6 @@ def _not_a_number(
         f"categorical={header[i]} makes inputs of its categories, categorical=all those of all "
         "columns with texts"
     )
-
-
-def _check_labels(column: str, names: Sequence[str], rows: int) -> None:
-    """Refuses labels that look like the numbers of a regression: fractions that seldom repeat."""
-    try:
-        fractions = [name for name in names if not float(name).is_integer()]
-    except (ValueError, OverflowError):  # texts, or inf
-        return
-    if fractions and 5 * len(names) > rows:
-        raise ValueError(
-            f"column {column!r} has {len(names)} different numbers in {rows} rows, such as "
-            f"{fractions[0]}: give target={column} to predict numbers; classes must repeat"
-        )
 
 
 def _targets(of: Table, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Categories of a table: their order, and their columns of 0 and 1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,3 +103,20 @@ def shortened(words: list[str], most: int = 10) -> str:
     """
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
+
+
+def check_labels(column: str, names: Sequence[str], rows: int) -> None:
+    """Rejects labels that look like regression targets: fractions that seldom repeat.
+
+    Raises:
+        ValueError: names the column, and ``target=``.
+    """
+    try:
+        fractions = [name for name in names if not float(name).is_integer()]
+    except (ValueError, OverflowError):  # texts, or inf
+        return
+    if fractions and 5 * len(names) > rows:
+        raise ValueError(
+            f"column {column!r} has {len(names)} different numbers in {rows} rows, such as "
+            f"{fractions[0]}: give target={column} to predict numbers; classes must repeat"
+        )
