@@ -88,6 +88,14 @@ MUTANTS = [
     Mutant("base/spelling.py", "other, text", "text", tests("registry") + " -k=word"),
     Mutant("cli/catalogue.py", "all(word.lower()", "any(word.lower()", tests("bench") + " -k=list"),
     Mutant("data/_csv.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
+    Mutant("base/brief.py", "html.escape(cell)}</td>", "cell}</td>", tests("results")),
+    Mutant(
+        "base/brief.py",
+        "{', '.join(told)})\", LONGEST)",
+        "{', '.join(told)})\", 9**9)",
+        tests("results"),
+    ),
+    Mutant("run/swept.py", '"diverged" if self.diverged else', "", tests("results")),
     # engine
     Mutant(
         "engine/tree.py",

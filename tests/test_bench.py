@@ -22,7 +22,7 @@ from scipy import stats
 
 import fedjax_sim as fs
 from fedjax_sim import __main__ as door
-from fedjax_sim import bench, models, privacy, report, study
+from fedjax_sim import bench, models, privacy, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
 from fedjax_sim.cli import running
@@ -33,6 +33,7 @@ from fedjax_sim.cli.local import augmentations
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.partitioning import command
+from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.summary import privacy_spent, pull_of, remarks, show
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.data import load_dataset
@@ -332,7 +333,7 @@ def test_list_has_the_entries_with_all_words(capsys: pytest.CaptureFixture[str])
     assert legend.startswith("m (--clients-per-round)")
 
 
-DOORS = {"bench": bench.main, "partition": command, "study": study.main, "report": report.main}
+DOORS = {"bench": bench.main, "partition": command, "study": study.main, "report": report}
 
 
 @pytest.mark.parametrize("command", [door.main, *DOORS.values()])

@@ -218,7 +218,7 @@ def test_an_optimiser_that_asks_for_more_is_refused() -> None:
     with pytest.raises(ValueError, match=r"transform must need no extra .*, got one that needs"):
         fs.server.optimizer(optax.scale_by_polyak())
     with pytest.raises(ValueError, match=r"transform must be an optax\.Grad.*, got 0\.1"):
-        fs.server.optimizer(0.1)  # type: ignore[arg-type]
+        fs.server.optimizer(0.1)
 
 
 OTHERS = {

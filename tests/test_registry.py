@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -231,7 +232,7 @@ def test_a_sampler_has_flags_in_the_other_command(mine: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize("name", ["Linear", "keyword_net", "rngs_net", "net"])
 def test_a_factory_of_any_flax_module_is_a_model(name: str, mine: ModuleType) -> None:
     model = load_model(f"mine:{name}", mine.blobs(None))
-    logits, _ = model.apply(model.init(jax.random.key(0)), np.ones((2, 4), np.float32), train=False)
+    logits, _ = model.apply(model.init(jax.random.key(0)), jnp.ones((2, 4)), train=False)
     assert logits.shape == (2, 3)
 
 

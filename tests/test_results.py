@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,10 @@ import pytest
 from conftest import Federation, assert_trees, known, play
 
 import fedjax_sim as fs
+from fedjax_sim import base
 from fedjax_sim.base import Array, ClientData, PyTree, Variables
+from fedjax_sim.cli.loading import SavedRun
+from fedjax_sim.run.swept import Plan, Point
 
 ROUNDS = 3
 ONE = fs.make_execution(1)
@@ -142,3 +147,49 @@ def test_a_selection_that_gives_one_client_twice_is_refused(
     algorithm = fedavg.replace(selection=fs.base.Selection(init=init, draw=draw, sticky=False))
     with pytest.raises(ValueError, match="in round 1 it gave 3 to two slots"):
         run(federation, models["logistic"], algorithm)
+
+
+NAMES = tuple(f"client {i} <&> its name" for i in range(100))
+
+
+def test_values_with_arrays_are_shown_on_a_screen(
+    federation: Federation, radfed: fs.Result
+) -> None:
+    """``repr`` has kinds, shapes and last scores; notebooks show a small table, escaped."""
+    x, y = federation.data.x, federation.data.y
+    owners = np.arange(len(x)) % len(NAMES)
+    data = fs.data.from_arrays("<b>&", x, y, client=np.array(NAMES)[owners], class_names=NAMES[:3])
+    points = tuple(
+        Point({"lr": 0.1 * i, "rule": "x" * 100}, (0, 5), radfed, None if i else "in round 2")
+        for i in range(100)
+    )
+    swept = fs.Sweep(points, Plan((tuple(p.settings for p in points),), 2))
+    settings = {"algo": "fedavg", "compare": ["moon"] * 30, "score": "f1", "dataset": "digits"}
+    summary = {"fedavg": {"score_last_per_run": [0.5, 0.7]}, "moon": {"diverged": "in round 2"}}
+    saved = SavedRun(Path("runs/<a>"), settings, summary, [{"round": 1}] * 999, [])
+    last, view = radfed.evaluations[-1], jax.tree.map(jnp.asarray, federation.data)
+    first = base.ClientView(view.x, view.y, view.index, view.start[0], view.start[1], 9)
+    report = fs.partition.skew_report(y, federation.partition, federation.classes)
+    shown = [
+        *(radfed, last, last.sums, last.test, radfed.state, radfed.metrics, radfed.variables),
+        *(data, federation.data, first, base.Batch(x, y, y == 0), fs.data.eval_set(x, y)),
+        *(federation.partition, report, swept, points[1], swept.plan, saved, fs.toy()),
+    ]
+    for value in shown:
+        text = repr(value)
+        assert text.startswith(f"{type(value).__name__}(")
+        assert len(text) <= 600
+        assert "rray(" not in text
+    score = f"accuracy={np.mean(radfed.accuracy[-1]):.4g} ± "
+    assert all(score in repr(value) for value in (radfed, last, points[1]))
+    assert "accuracy=diverged" in repr(points[0])
+    assert "fedavg=0.6 ± 0.1, moon=diverged" in repr(saved)
+    assert "train_x=float32[" in repr(data)
+    assert "clients=100" in repr(data)
+    tables = [ElementTree.fromstring(v._repr_html_()) for v in (radfed, data, swept, saved)]
+    assert [table.tag for table in tables] == ["table"] * 4
+    assert [row[0].text for row in tables[0][1:4]] == ["task", "evaluations", "round"]
+    assert tables[1][1][1].text == "<b>&"
+    assert [cell.text for cell in tables[2][1]] == ["lr", "rule", "accuracy"]
+    assert tables[2][-1][0].text == "70 more"
+    assert [cell.text for cell in tables[3][2]] == ["fedavg", "0.6 ± 0.1"]

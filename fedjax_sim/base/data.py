@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.brief import brief_fields
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +95,9 @@ class ClientData:
         numbers = math.prod(self.y.shape[1:])
         return math.prod(self.x.shape[1:]) * self.x.dtype.itemsize + 4 * numbers
 
+    def __repr__(self) -> str:
+        return brief_fields(self)
+
 
 class MissingRootError(ValueError):
     """A method needs samples of the server's own, and the data have none."""
@@ -169,6 +173,9 @@ class ClientView:
     public: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
 
+    def __repr__(self) -> str:
+        return brief_fields(self)
+
 
 class Batch(NamedTuple):
     """A minibatch of one client.
@@ -187,6 +194,9 @@ class Batch(NamedTuple):
     mask: Array
     copy: Array | None = None
     peer: PyTree = None
+
+    def __repr__(self) -> str:
+        return brief_fields(self)
 
 
 class Transform(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.base.origin import Origin, shown
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ class Variables(NamedTuple):
 
     params: PyTree
     state: PyTree
+
+    def __repr__(self) -> str:
+        return brief_fields(self)
 
 
 class Leaves(Protocol):

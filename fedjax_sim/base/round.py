@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.base.clock import Elapsed, Now
 from fedjax_sim.base.cohort import LocalInfo
 from fedjax_sim.base.model import Variables
@@ -101,6 +102,9 @@ class FedState(NamedTuple):
     at_work: PyTree = ()
     redistribution: PyTree = ()
 
+    def __repr__(self) -> str:
+        return brief_fields(self)
+
 
 class Fragment(NamedTuple):
     """Bytes of a part of a model that travels in its turn, see :class:`fedjax_sim.base.Exchange`.
@@ -175,3 +179,6 @@ class Metrics(NamedTuple):
     diagnostics: dict[str, Array]
     time: Elapsed | None = None
     answers: Array | None = None
+
+    def __repr__(self) -> str:
+        return brief_fields(self)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.base.model import LossFn
 from fedjax_sim.base.origin import Origin, shown
 
@@ -38,6 +39,9 @@ class Sums(NamedTuple):
     loss: Any
     weight: Any
     own: Any
+
+    def __repr__(self) -> str:
+        return brief_fields(self)
 
 
 class OutputShape(Protocol):

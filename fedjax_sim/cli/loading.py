@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Variables
+from fedjax_sim.base.brief import Text, brief, html_table, over_runs
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
@@ -47,6 +48,24 @@ class SavedRun:
     summary: dict[str, Any]
     records: list[dict[str, Any]]
     clients: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        kept = ("dataset", "partition", "clients", "rounds", "seeds")
+        known = {name: self.settings.get(name) for name in kept}
+        last = dict(zip(self.algorithms, map(self._last, self.algorithms), strict=True))
+        return brief(self, {"folder": str(self.folder), **known, **last})
+
+    def _repr_html_(self) -> str:
+        rows = [(name, self._last(name)) for name in self.algorithms]
+        score = self.settings.get("score", "score")
+        return html_table(f"SavedRun: {self.folder}", rows, ("algorithm", f"last {score}"))
+
+    def _last(self, algorithm: str) -> Text:
+        """The score after the last round, of the runs of an algorithm."""
+        summary = self.summary.get(algorithm, {})
+        if "diverged" in summary or not summary:
+            return Text("diverged" if summary else "not finished")
+        return over_runs(summary["score_last_per_run"])
 
     @property
     def algorithms(self) -> tuple[str, ...]:

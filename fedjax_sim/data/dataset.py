@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.base.brief import brief, brief_html
 from fedjax_sim.data.masked import check_int32, plain_array
 from fedjax_sim.data.scaling import offset, statistics
 from fedjax_sim.data.targets import of_each, one_sided, read_targets, strata
@@ -85,6 +86,19 @@ class Dataset(NamedTuple):
     def strata_names(self) -> tuple[str, ...]:
         """The names of these, if the data have them."""
         return () if self.task.classes is None else self.class_names
+
+    def __repr__(self) -> str:
+        return brief(self, self._entries())
+
+    def _repr_html_(self) -> str:
+        return brief_html(self, self._entries())
+
+    def _entries(self) -> dict[str, Any]:
+        """What is shown of it."""
+        arrays = {key: getattr(self, key) for key in ("train_x", "train_y", "test_x", "test_y")}
+        owned = None if self.train_client is None else len(self.client_names)
+        more = {"clients": owned, "features": tuple(self.features) or None}
+        return {"name": self.name, "task": self.task, **arrays, **more, "test_set": self.test_set}
 
 
 def from_arrays(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.base import Array
+from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.data.clients import as_runs, in_host_memory
 from fedjax_sim.data.targets import as_targets
 from fedjax_sim.partition.table import Partition
@@ -42,6 +43,9 @@ class EvalSet:
     def clients(self) -> int:
         """K; if a run has fewer clients than others, its last ones are empty."""
         return self.start.shape[-1] - 1
+
+    def __repr__(self) -> str:
+        return brief_fields(self)
 
 
 def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None = None) -> EvalSet:

@@ -56,7 +56,7 @@ def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
 
 def _parameters(factory: Any) -> list[str]:
     # The class of nnx modules hides their signature.
-    function = factory.__init__ if isinstance(factory, type) else factory
+    function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
         return [name for name in inspect.signature(function).parameters if name != "self"]
     except (TypeError, ValueError):  # of a builtin

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.brief import Text, brief
 from fedjax_sim.partition.measures import (
     c_score,
     client_emds,
@@ -40,6 +41,13 @@ class SkewReport:
     hash: str
     table: NDArray[np.int64]
     expected_emd: float | None
+
+    def __repr__(self) -> str:
+        kinds = self.table.shape[1]
+        measured = Text(f"{emd(self.table):.3f}") if kinds > 1 else None
+        what = Text(self.counted())
+        known = {"name": self.name, "table": what, "emd": measured, "hash": self.hash[:12]}
+        return brief(self, known)
 
     def text(self) -> str:
         """An aligned table: each measure pooled (by n_k), and its spread over the clients."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.brief import Text, brief
 from fedjax_sim.base.files import read_npz, write_npz
 
 LABELS = ("labels", "samples", "dataset")  # what a file says of the labels that it deals
@@ -48,6 +49,12 @@ class Partition:
         [array([0, 3]), array([], dtype=int64), array([1])]
         """
         return np.split(self.index, self.start[1:-1])
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        spread = Text(f"{sizes.min()} to {sizes.max()}") if len(sizes) else None
+        known = {"name": self.name, "clients": len(sizes), "sizes": spread}
+        return brief(self, known | {"repeats": self.repeats or None, "sent": self.sent or None})
 
 
 def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partition:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ModelApply, PyTree, Sums, Task, Variables
+from fedjax_sim.base.brief import brief, over_runs
 from fedjax_sim.data.evaluation import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
@@ -186,7 +187,7 @@ class Scores(Mapping[str, Floats]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Scores({self._values!r})"
+        return brief(self, {name: over_runs(values) for name, values in self.items()})
 
     def __getattr__(self, name: str) -> Floats:
         if name.startswith("_") or name not in self._values:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
+from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
 from fedjax_sim.run.metrics import SetScores
 
 Set = Literal["test", "validation", "personal"]
@@ -83,6 +84,22 @@ class Evaluation(NamedTuple):
     def test_loss(self) -> NDArray[np.float64]:
         """``f64[R]``, mean over the test set."""
         return self.test.pooled.loss
+
+    def __repr__(self) -> str:
+        return brief(self, self.entries())
+
+    def entries(self) -> dict[str, Any]:
+        """Returns what ``repr`` shows of it: means over runs."""
+        sets = {"": self.test, "validation_": self.validation, "personal_": self.personal}
+        scores = {
+            prefix + name: over_runs(values)
+            for prefix, found in sets.items()
+            for name, values in ({} if found is None else found.reported).items()
+        }
+        known = {"round": self.round, "runs": len(self.uploads), **scores}
+        if self.seconds is not None:
+            known["seconds"] = over_runs(self.seconds)
+        return known | {"bytes": Text(f"{sent(self).mean():,.0f}")}
 
 
 class Reached(NamedTuple):
@@ -214,6 +231,19 @@ class Result:
             steps=steps,
             executed=executed,
         )
+
+    def __repr__(self) -> str:
+        return brief(self, self._entries())
+
+    def _repr_html_(self) -> str:
+        return brief_html(self, self._entries())
+
+    def _entries(self) -> dict[str, Any]:
+        """What is shown of it: the last scores."""
+        last = self.evaluations[-1].entries() if self.evaluations else {}
+        model, took = Text(f"{self.model_bytes:,}"), Text(f"{self.run_seconds:.1f}")
+        known = {"task": self.task, "evaluations": len(self.evaluations), **last}
+        return known | {"model_bytes": model, "run_seconds": took}
 
     def lowest(self, metric: str) -> bool:
         """Whether the lowest value of a score is the best."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.base.brief import Text, brief, brief_text, html_table, over_runs
 from fedjax_sim.base.words import counted
 from fedjax_sim.run.result import Result
 
@@ -24,6 +25,9 @@ class Plan(NamedTuple):
 
     groups: tuple[tuple[Settings, ...], ...]
     seeds: int
+
+    def __repr__(self) -> str:
+        return f"Plan({self})"
 
     def __str__(self) -> str:
         points, groups = sum(map(len, self.groups)), len(self.groups)
@@ -49,6 +53,18 @@ class Point:
     seeds: tuple[int, ...]
     result: Result
     diverged: str | None
+
+    def __repr__(self) -> str:
+        return brief(
+            self, {**self.settings, "seeds": self.seeds, self.result.task.score: self.last}
+        )
+
+    @property
+    def last(self) -> Text:
+        """The task's leading score after the last round, over runs, or that they diverged."""
+        if self.diverged or not self.result.evaluations:
+            return Text("diverged" if self.diverged else "unknown")
+        return over_runs(self.result.evaluations[-1].test.reported[self.result.task.score])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +100,23 @@ class Sweep:
                     row["bytes_down"] = int(evaluation.bytes_down[i])
                     rows.append(row)
         return rows
+
+    @property
+    def _names(self) -> list[str]:
+        return [*dict.fromkeys(name for point in self.points for name in point.settings)]
+
+    def __repr__(self) -> str:
+        entries: dict[str, Any] = {"plan": Text(self.plan)}
+        for name in self._names:
+            tried = dict.fromkeys(brief_text(point.settings.get(name)) for point in self.points)
+            entries[name] = Text(f"[{', '.join(tried)}]")
+        return brief(self, entries)
+
+    def _repr_html_(self) -> str:
+        names, rows = self._names, []
+        for point in self.points:
+            rows.append([*(brief_text(point.settings.get(name)) for name in names), point.last])
+        return html_table(f"Sweep: {self.plan}", rows, [*names, self.points[0].result.task.score])
 
     def best(self, metric: str | None = None) -> Point:
         """The point with the best mean score on the validation set, each run at its best round.

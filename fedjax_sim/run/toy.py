@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, Model, Objective
+from fedjax_sim.base.brief import brief
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import client_data, load_dataset
 from fedjax_sim.engine.execution import make_execution
@@ -34,6 +35,11 @@ class Toy(NamedTuple):
     data: ClientData
     test: tuple[NDArray[Any], NDArray[np.int32]]
     classes: int
+
+    def __repr__(self) -> str:
+        return brief(
+            self, {"clients": self.data.clients, "classes": self.classes, "x": self.data.x}
+        )
 
     def accuracy(self, algorithm: Algorithm, rounds: int = 5, seed: int = 0) -> float:
         """The accuracy on the test set after some rounds, on one device."""

@@ -1,0 +1,115 @@
+"""Short texts of values that hold arrays: what ``repr`` and notebooks show of them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.base.origin import shown
+
+LONGEST = 600
+"""Characters of a ``repr``, and rows of a table: what fits a screen."""
+
+ROWS = 30
+
+
+class Text(str):
+    """A text that is shown without quotes."""
+
+    __slots__ = ()
+
+
+def brief(value: Any, entries: Mapping[str, Any]) -> str:
+    """Returns ``Kind(name=..., ...)`` of some entries, without the contents of arrays.
+
+    Args:
+        value: of that kind.
+        entries: what is shown by name; None is left out.
+
+    >>> brief((), {"x": np.zeros((2, 3)), "n": 4, "other": None, "name": "a"})
+    "tuple(x=float64[2, 3], n=4, name='a')"
+    """
+    told = [f"{name}={brief_text(e)}" for name, e in entries.items() if e is not None]
+    return _cut(f"{type(value).__name__}({', '.join(told)})", LONGEST)
+
+
+def brief_fields(value: Any) -> str:
+    """Returns :func:`brief` of the fields of a NamedTuple or a dataclass, without empty ones."""
+
+    def empty(field: Any) -> bool:
+        return field is False or (isinstance(field, str | tuple | list | Mapping) and not field)
+
+    names = getattr(value, "_fields", None) or value.__dataclass_fields__
+    fields = {name: getattr(value, name) for name in names}
+    return brief(value, {name: e for name, e in fields.items() if not empty(e)})
+
+
+def brief_html(value: Any, entries: Mapping[str, Any]) -> str:
+    """Returns the same entries as an HTML table, a row each."""
+    known = {name: e for name, e in entries.items() if e is not None}
+    rows = [(name, e if isinstance(e, str) else brief_text(e)) for name, e in known.items()]
+    return html_table(type(value).__name__, rows)
+
+
+def html_table(title: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Returns a small HTML table; all texts are escaped, and rows that do not fit are counted.
+
+    >>> html_table("A & B", [("x", "1 < 2")])
+    '<table><caption>A &amp; B</caption><tr><th>x</th><td>1 &lt; 2</td></tr></table>'
+    """
+    found = [*rows]
+    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)] if head else []
+    for first, *others in found[:ROWS]:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
+        lines.append(f"<th>{html.escape(first)}</th>{cells}")
+    if len(found) > ROWS:
+        lines.append(f"<td>{len(found) - ROWS} more</td>")
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
+
+
+def brief_text(value: Any) -> str:
+    """Returns a value in a few words.
+
+    >>> brief_text({"w": np.zeros(3), "b": np.zeros(2)}), brief_text(("a",) * 99)
+    ('<2 arrays, 5 numbers>', '<99 str>')
+    """
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, str):
+        return repr(_cut(value, 60))
+    if isinstance(value, list | tuple | Mapping) and len(value):
+        leaves = jax.tree.leaves(value)
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "shape")]
+        if arrays and len(arrays) == len(leaves):
+            size = sum(int(np.prod(a.shape)) for a in arrays)
+            return f"<{len(arrays)} array{'s' * (len(arrays) > 1)}, {size:,} numbers>"
+        plain = shown(value)
+        items = [*(value.values() if isinstance(value, Mapping) else value)]
+        scalar = all(isinstance(item, bool | int | float | str | None) for item in items)
+        if hasattr(value, "_fields") or (scalar and len(plain) <= 60):
+            return plain
+        return f"<{len(value)} {type(items[0]).__name__}>"
+    return _cut(shown(value), 80)
+
+
+def over_runs(values: Any) -> Text:
+    """Returns the mean of numbers ``[R]``, ± their standard deviation if there are several.
+
+    >>> print(over_runs(np.array([0.5, 0.7])), over_runs(np.array([0.5])), over_runs([]), sep="; ")
+    0.6 ± 0.1; 0.5; unknown
+    """
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
+    if not known.size:
+        return Text("unknown")
+    spread = f" ± {known.std():.2g}" if known.size > 1 else ""
+    return Text(f"{known.mean():.4g}{spread}")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]}…{text[-1]}"
