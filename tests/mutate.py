@@ -72,6 +72,7 @@ ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
 ORDER = tests("order")
+REPORT_OF_STUDY = tests("report") + " -k=study"
 
 MUTANTS = [
     Mutant("engine/optimizers.py", "if any(map(ahead,", "if all(map(ahead,", tests("optimisers")),
@@ -96,6 +97,19 @@ MUTANTS = [
         tests("results"),
     ),
     Mutant("run/swept.py", '"diverged" if self.diverged else', "", tests("results")),
+    Mutant(
+        "cli/reporting/compare.py",
+        "implied if baseline is None",
+        "None if baseline is None",
+        REPORT_OF_STUDY,
+    ),
+    Mutant(
+        "cli/reporting/pictures.py",
+        "(trial.method, trial.own), {})[label]",
+        "label, {})[label]",
+        REPORT_OF_STUDY,
+    ),
+    Mutant("cli/reporting/read.py", "if algorithm in texts}", "}", REPORT_OF_STUDY),
     # engine
     Mutant(
         "engine/tree.py",

@@ -33,6 +33,7 @@ from fedjax_sim.cli.reporting.compare import (
     worst_tenth,
 )
 from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.partition.pictures import line_style
 
 FILES = {"report.html", "report.md", "report.json", "table.csv", "table.tex",
          "curves.svg", "curves.pdf", "clients.svg", "clients.pdf"}  # fmt: skip
@@ -578,6 +579,47 @@ def test_a_study_is_its_cells_that_are_finished(
     assert main([str(study), "--out", str(tmp_path / "new")]) == 2
     assert f"nothing is finished in {study}" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_study_keeps_the_names_of_its_rows(
+    make: Callable[..., Path], undrawn: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Two methods, each with two settings, on two partitions; each partition chooses others."""
+    texts = [f"{name}(lr={rate})" for name in ("fedavg", "fedprox") for rate in (0.1, 0.2)]
+    for i, partition in enumerate(("iid", "dirichlet(0.1)")):
+        scores = {text: [[0.1 * j, 0.2 * j]] for j, text in enumerate(texts[:: (1, -1)[i]], 1)}
+        settings: dict[str, Any] = {"partition": partition, "validation": scores, "folds": 2}
+        make(f"study/cells/{i}", {text: scores[text] for text in texts}, **settings)
+    rows = {"Ours": texts[2:], "FedAvg": texts[:2]}
+    study = tmp_path / "study"
+    (study / "study.json").write_text(json.dumps({"rows": rows, "baseline": "FedAvg"}))
+    blank: Any = vars(pictures)["draw_series"]
+    drawn: dict[str, list[tuple[str, str]]] = {}
+
+    def draw(curves: Any, path: Path, *given: Any) -> None:
+        drawn[path.stem] = [(curve.name, curve.style["color"]) for curve in curves]
+        blank(path, *given)
+
+    monkeypatch.setattr(pictures, "draw_series", draw)
+    for asked in ([], ["--baseline", "FedAvg"], ["--baseline", "fedavg"]):
+        assert main([str(study), *asked]) == 0
+        assert "Report of 2 methods with 4 settings in 2 runs: " in capsys.readouterr().out
+        with (study / "report" / "table.csv").open(newline="") as file:
+            found = [*csv.DictReader(file)]
+        baselines = {(row["run"], row["baseline"]) for row in found}
+        assert baselines == {("0", f"FedAvg: {texts[1]}"), ("1", f"FedAvg: {texts[0]}")}
+    assert {row["method"] for row in found} == {
+        *(f"FedAvg: {text}" for text in texts[:2]),
+        *(f"Ours: {text}" for text in texts[2:]),
+    }
+    text = (study / "report" / "report.md").read_text()
+    assert "Settings that were tried: of FedAvg 2, of Ours 2." in text
+    every = [curve for curves in drawn.values() for curve in curves]
+    colours = dict(every)
+    assert len(every) > len(colours) == len({*colours.values()}) == 4
+    assert all(colours[name] == colour for name, colour in every)
+    assert colours[f"FedAvg: {texts[1]}"] == line_style(0, 1, 2)["color"]  # a tint of the first
 
 
 def test_folders_of_one_name_are_told_apart(make: Callable[..., Path], tmp_path: Path) -> None:

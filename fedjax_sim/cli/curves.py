@@ -31,6 +31,7 @@ class Curve:
         scores: ``f64[T, R]``; the line stops where none is known.
         across: more of what it is drawn against, ``f64[T]`` by the title of the axis.
         end: what the legend says instead of the last score.
+        style: colour and dashes of the line; None for those of its place among the curves.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Curve:
     scores: Floats
     across: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
     end: str | None = None
+    style: Mapping[str, Any] | None = None
 
 
 def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
@@ -111,7 +113,11 @@ def draw_series(
             if end is None:
                 last = f"{mean[-1]:.1f} %" if metric.percent else digits(mean[-1])
                 end = f"{last}, {sent[-1]:,.1f} {size}"
-            look: dict[str, Any] = {**line_style(i), "linewidth": 1.4, "zorder": 3 - i / 100}
+            look: dict[str, Any] = {
+                **(curve.style or line_style(i)),
+                "linewidth": 1.4,
+                "zorder": 3 - i / 100,
+            }
             band = {"color": look["color"], "zorder": look["zorder"], "linewidth": 0}
             across = (curve.rounds, sent, *(curve.across[name] for name in others))
             for axis, x in zip(axes, across, strict=True):

@@ -47,16 +47,25 @@ STYLE: Any = {
 }
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """How the line of that number looks: its colour and its dashes, so that grey print does too.
+def line_style(number: int, variant: int = 0, variants: int = 1) -> dict[str, Any]:
+    """Returns the colour and the dashes of a line, so that grey print tells lines apart too.
+
+    Args:
+        number: of the line.
+        variant: of several lines of that number, which have tints of its colour.
+        variants: how many these are.
 
     >>> line_style(0), line_style(10)
     ({'color': '#3f90da', 'linestyle': '-'}, {'color': '#3f90da', 'linestyle': '-.'})
+    >>> line_style(0, 1, 2)
+    {'color': '#8cbce9', 'linestyle': '--'}
     """
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": DASHES[number % len(DASHES)],
-    }
+    colour = COLOURS[number % len(COLOURS)]
+    if variant:
+        white = 0.8 * variant / variants  # the share of it in the tint
+        parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        colour = "#" + "".join(f"{round(part + white * (255 - part)):02x}" for part in parts)
+    return {"color": colour, "linestyle": DASHES[(number + variant) % len(DASHES)]}
 
 
 def literal(text: str) -> str:

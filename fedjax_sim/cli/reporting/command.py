@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         folders = [Path(text) for text in given.folders]
         reading = read(folders)
-        groups = grouped(reading.trials, given.baseline)
+        groups = grouped(reading.trials, given.baseline, reading.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
         earlier = own_files(out)
         try:
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline",
         metavar="NAME",
-        help="the method that the others are compared with (default: the first)",
+        help="the method that the others are compared with (default: the study's, or the first)",
     )
     return parser
 
@@ -143,7 +144,9 @@ def _sha(path: Path) -> str:
 
 
 def _title(reading: Reading) -> str:
-    runs, methods = len(reading.runs), len({(t.run, t.algorithm) for t in reading.trials})
-    if runs == 1:
+    if len(reading.runs) == 1:
         return f"Report of {next(iter(reading.runs))}"
-    return f"Report of {methods} methods in {runs} runs"
+    methods = {t.method for t in reading.trials}
+    settings = {(t.method, t.algorithm) for t in reading.trials}
+    tried = f" with {len(settings)} settings" * (len(settings) > len(methods))
+    return f"Report of {counted(len(methods), 'method')}{tried} in {len(reading.runs)} runs"

@@ -14,6 +14,9 @@ from fedjax_sim.tasks.sums import mean_known
 Moment = Literal["final", "validated", "validation"]
 SEEDS = frozenset({"seeds"})
 
+NAMES = ("algorithm", "method", "plain")
+"""Attributes of a trial by which a baseline may be named, the most exact one first."""
+
 
 class Over(NamedTuple):
     """A number over runs.
@@ -187,13 +190,16 @@ def paired(ours: Floats, theirs: Floats) -> Difference:
     return Difference(values, equal, p, 2.0 ** (1 - n))
 
 
-def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
+def grouped(
+    trials: Sequence[Trial], baseline: str | None, implied: str | None = None
+) -> list[Group]:
     """The trials by problem, in order, each with a label of its own.
 
     Args:
         trials: of all folders.
         baseline: a method's or trial's name; of several trials it is the one that is best on the
-            validation set. None for the first of each group.
+            validation set. None for the implied one.
+        implied: the baseline of a study; where it is missing, the first of the group.
 
     Raises:
         ValueError: if no group has the baseline, or one has several and no validation set.
@@ -201,17 +207,20 @@ def grouped(trials: Sequence[Trial], baseline: str | None) -> list[Group]:
     groups = []
     for problem in dict.fromkeys(trial.problem for trial in trials):
         of = tuple(trial for trial in trials if trial.problem == problem)
-        plain = [f"{t.algorithm}{', own models' * t.own}" for t in of]
+        plain = [t.label for t in of]
         labels = tuple(
             f"{label} [{t.run}]" if plain.count(label) > 1 else label
             for t, label in zip(of, plain, strict=True)
         )
         # An exact name first: that of a method may be the name of several trials.
-        namings = (labels, plain, [t.algorithm for t in of], [t.method for t in of])
-        matches = ([i for i, name in enumerate(names) if name == baseline] for names in namings)
-        named = [0] if baseline is None else next(filter(None, matches), [])
+        wanted = implied if baseline is None else baseline
+        namings = (labels, plain, *([getattr(t, name) for t in of] for name in NAMES))
+        matches = ([i for i, name in enumerate(names) if name == wanted] for names in namings)
+        named = next(filter(None, matches), [0] if baseline is None else [])
         if len(named) > 1:
             best = _best([of[i] for i in named]) if decisive(of) == "validated" else None
+            if best is None and baseline is None:
+                best = of[named[0]]
             if best is None:
                 several = ", ".join(repr(labels[i]) for i in named)
                 raise ValueError(f"--baseline {baseline} is several here: name one of {several}")

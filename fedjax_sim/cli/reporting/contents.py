@@ -18,10 +18,12 @@ from fedjax_sim.cli.reporting.compare import (
 )
 from fedjax_sim.cli.reporting.pictures import (
     Drawn,
+    Styles,
     client_score,
     draw_clients,
     draw_curves,
     draw_grid,
+    styles_of,
 )
 from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, told_score
 from fedjax_sim.cli.reporting.tables import (
@@ -71,8 +73,9 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
         folder: for the pictures.
     """
     found = [Section("What was run", 2, _opening(reading, groups))]
+    styles = styles_of(groups)
     for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
-        found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "")
+        found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "", styles)
     if crossed := _crossed(reading, folder):
         found.append(Section("Two settings", 2, crossed))
     found.append(Section("Partitions", 2, _partitions(reading)))
@@ -113,7 +116,7 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     return lines
 
 
-def _of_group(whole: Group, title: str, folder: Path, mark: str) -> list[Section]:
+def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles) -> list[Section]:
     """The chapter of a problem; if settings are tuned, it is of the best ones before all."""
     group = whole
     items: list[Any] = []
@@ -125,7 +128,7 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str) -> list[Section
             f"were tried: {told}."
         )
         group = chosen
-    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title)]
+    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title, styles)]
     found = [Section(title, 2, items)]
     if group.baseline is not None and len(group.trials) > 1:
         found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
@@ -141,7 +144,7 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str) -> list[Section
     if reached is not None:
         found.append(Section("Rounds and traffic to a target", 3, [reached]))
     if group is not whole:
-        curves = draw_curves(whole, folder, f"{mark}_all", title)
+        curves = draw_curves(whole, folder, f"{mark}_all", title, styles)
         found.append(Section("All settings", 3, [scores(whole), *_remarks(whole), *curves]))
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedjax_sim.cli.curves import Curve, draw_series
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS, Trial
-from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
+from fedjax_sim.partition.pictures import COLOURS, WIDTH, line_style, literal, picture
 
 MOST = 12
 """Methods in one picture: more cannot be told apart."""
@@ -38,7 +40,32 @@ class Drawn(NamedTuple):
     caption: str
 
 
-def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+Styles = Mapping[str, Mapping[str, Any]]
+"""By label, the colour and the dashes of a trial's line in all pictures of a page."""
+
+
+def styles_of(groups: Iterable[Group]) -> Styles:
+    """Returns a colour for each method, and tints of it with other dashes for its settings.
+
+    The settings of a single method have a colour each.
+    """
+    labels: dict[tuple[str, bool], dict[str, None]] = {}
+    for group in groups:
+        for label, trial in zip(group.labels, group.trials, strict=True):
+            labels.setdefault((trial.method, trial.own), {})[label] = None
+    if len(labels) == 1:
+        (settings,) = labels.values()
+        return {label: line_style(i) for i, label in enumerate(settings)}
+    return {
+        label: line_style(method, setting, len(settings))
+        for method, settings in enumerate(labels.values())
+        for setting, label in enumerate(settings)
+    }
+
+
+def draw_curves(
+    group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
+) -> list[Drawn]:
     """Draws the curves of a group.
 
     Args:
@@ -46,10 +73,14 @@ def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn
         folder: where to.
         mark: at the end of the files' names.
         title: of the problem.
+        styles: of the lines, see :func:`styles_of`; those that are missing go by their place.
     """
     drawn = []
     for part, labels, trials in _parts(group):
-        lines = [_curve(*each) for each in zip(labels, trials, strict=True)]
+        lines = [
+            dataclasses.replace(_curve(label, trial), style=styles.get(label))
+            for label, trial in zip(labels, trials, strict=True)
+        ]
         lines = [line for line in lines if len(line.rounds)]
         name = f"curves{mark}{part}"
         for kind in ("svg", "pdf") if lines else ():
@@ -62,7 +93,7 @@ def draw_curves(group: Group, folder: Path, mark: str, title: str) -> list[Drawn
 
 
 def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
-    """Draws the scores of a group's clients; the arguments are those of :func:`draw_curves`."""
+    """Draws the scores of a group's clients; the arguments are as in :func:`draw_curves`."""
     drawn = []
     for part, labels, trials in _parts(group):
         shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]

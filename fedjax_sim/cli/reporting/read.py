@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
+from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
 from fedjax_sim.cli.reporting.schema import check_run
 from fedjax_sim.cli.resuming import HARMLESS
 
 Floats = NDArray[np.float64]
-STUDY, CELLS = "study.json", "cells"
 
 ACROSS = {"samples": "training samples visited", "seconds": "simulated seconds"}
 """What records may count, beside rounds and bytes, and the title of its axis."""
@@ -87,6 +88,8 @@ class Trial:
     Attributes:
         run: the name of its folder.
         algorithm: as the command names it.
+        row: the study's name for the method; None outside of a study.
+        alone: whether this setting is the row's only one.
         own: whether the scores are those of the clients' own models.
         problem: what it is scored on.
         settings: all of them, its own ones too.
@@ -106,6 +109,8 @@ class Trial:
 
     run: str
     algorithm: str
+    row: str | None
+    alone: bool
     own: bool
     problem: Problem
     settings: Mapping[str, Any]
@@ -127,9 +132,23 @@ class Trial:
         return len(self.keys) or len(self.settings["seeds"]) * (self.problem.folds or 1)
 
     @property
-    def method(self) -> str:
+    def plain(self) -> str:
         """The algorithm without its settings."""
         return self.algorithm.partition("(")[0]
+
+    @property
+    def method(self) -> str:
+        """The row of the study, or the algorithm without its settings."""
+        return self.plain if self.row is None else self.row
+
+    @property
+    def label(self) -> str:
+        """The method with its setting, as tables and pictures name it."""
+        if self.row is None or (not self.alone and self.row.partition("(")[0] == self.plain):
+            name = self.algorithm
+        else:
+            name = self.row if self.alone else f"{self.row}: {self.algorithm}"
+        return f"{name}{', own models' * self.own}"
 
 
 class Reading(NamedTuple):
@@ -139,11 +158,13 @@ class Reading(NamedTuple):
         runs: the folders that have a result, by name.
         trials: what they did, in their order.
         unfinished: what has no result yet, in words.
+        baseline: the row that the first study compares the others with; None without a study.
     """
 
     runs: dict[str, SavedRun]
     trials: list[Trial]
     unfinished: list[str]
+    baseline: str | None
 
 
 def read(folders: Sequence[Path]) -> Reading:
@@ -156,8 +177,9 @@ def read(folders: Sequence[Path]) -> Reading:
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
     unfinished: list[str] = []
-    for name, (folder, cell) in _named(folders).items():
-        if cell and not (folder / "summary.json").exists():
+    studies = [study_of(folder) for folder in folders if is_study(folder)]
+    for name, (folder, rows) in named(folders).items():
+        if rows is not None and not (folder / "summary.json").exists():
             unfinished.append(name)
             continue
         saved = load_run(folder)
@@ -165,7 +187,7 @@ def read(folders: Sequence[Path]) -> Reading:
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
         try:
-            trials += [trial for a in finished for trial in _trials(name, saved, a)]
+            trials += [trial for a in finished for trial in _trials(name, saved, a, rows or {})]
         except KeyError as error:
             raise ValueError(f"the records of {folder} are damaged: they lack {error}") from error
         except (TypeError, AttributeError, IndexError) as error:
@@ -175,35 +197,15 @@ def read(folders: Sequence[Path]) -> Reading:
     if not trials:
         raise ValueError(f"nothing is finished in {', '.join(map(str, folders))}")
     _check_alike(runs)
-    return Reading(runs, trials, unfinished)
+    baseline = next((study["baseline"] for study in studies if "baseline" in study), None)
+    return Reading(runs, trials, unfinished, baseline)
 
 
-def _named(folders: Sequence[Path]) -> dict[str, tuple[Path, bool]]:
-    """Run folders by their shortest names, and whether each is a cell of a study."""
-    found: dict[Path, tuple[str, ...]] = {}
-    cells = set()
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder")
-        whole = folder.resolve()
-        if not (folder / STUDY).exists():
-            found[folder] = whole.parts
-            continue
-        inside = sorted(path for path in (folder / CELLS).glob("*") if path.is_dir())
-        found |= {path: (*whole.parts, path.name) for path in inside}
-        cells |= {*inside}
-    distinct = {parts: folder for folder, parts in found.items()}  # one that is given twice is one
-    names = {}
-    for parts, folder in distinct.items():
-        for length in range(1, len(parts) + 1):
-            if sum(other[-length:] == parts[-length:] for other in distinct) == 1:
-                break
-        names["/".join(parts[-length:])] = folder, folder in cells
-    return names
+def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Iterator[Trial]:
+    """Yields a method's series: of the server's model, and of the clients' own if it has any.
 
-
-def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
-    """A method's series: of the server's model, and of the clients' own models if it has any."""
+    Those of a study come once for each row that has the setting.
+    """
     settings, summary = saved.settings, saved.summary[algorithm]
     rows = _rows(saved, algorithm)
     rounds = [row["round"] for row in next(iter(rows.values()), [])]
@@ -218,7 +220,8 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
     counted = {key: _column(rows, [key]) for key in ACROSS}
     whose = [False] * (not summary.get("own_leaves"))
     whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
-    for own in whose:
+    rows_of = {row: len(texts) == 1 for row, texts in of_study.items() if algorithm in texts}
+    for own, (row, alone) in itertools.product(whose, rows_of.items() or [(None, False)]):
         place = ["personal"] if own else []
         mean = [score, "mean"] if score.startswith("client_") else [score]
         scores = _column(rows, [*place, *mean])
@@ -227,6 +230,8 @@ def _trials(name: str, saved: SavedRun, algorithm: str) -> Iterator[Trial]:
         yield Trial(
             run=name,
             algorithm=algorithm,
+            row=row,
+            alone=alone,
             own=own,
             problem=_problem(settings, score),
             settings=own_settings | {k: v for k, v in settings.items() if k in others},
