@@ -14,13 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data.categories import (
-    check_labels,
-    fill_means,
-    numbers_or_texts,
-    one_hot,
-    shortened,
-)
+from fedjax_sim.data import categories
 from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
@@ -32,10 +26,8 @@ FORM = (
     "[,classes=M][,sep=CHARACTER][,encoding=NAME][,categorical=COLUMN+COLUMN or all]"
     "[,missing=refuse, drop or mean]"
 )
-OPTIONS = (
-    *("label", "target", "client", "test", "classes", "task"),
-    *("sep", "encoding", "categorical", "missing"),
-)
+OPTIONS = ("label", "target", "client", "test", "classes", "task")
+OPTIONS += ("sep", "encoding", "categorical", "missing")
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -154,11 +146,11 @@ def table(name: str, of: Table) -> Dataset:
     if of.numbers or of.classes is not None:
         y = _targets(of, texts[of.y], lines)
     else:
-        labels, y = np.unique(numbers_or_texts(texts[of.y]), return_inverse=True)
+        labels, y = np.unique(categories.numbers_or_texts(texts[of.y]), return_inverse=True)
         names = [str(label) for label in labels]
         if len(names) < 2:
             raise ValueError(f"column {of.y!r} must have two classes or more, got {names[0]} alone")
-        check_labels(of.y, names, len(y))
+        categories.check_labels(of.y, names, len(y))
     if not of.numbers:
         strata = y.astype(np.int32)
     if isinstance(of.test, str):
@@ -169,13 +161,13 @@ def table(name: str, of: Table) -> Dataset:
         words = f"a fixed random {100 * of.test:g} %" + " of each class" * (not of.numbers)
     check_parts(test, of.test, f"; column {of.y!r} has {len(names)} classes" if names else "")
     numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-    x, filled = fill_means(x, ~test, columns)
+    x, filled = categories.fill_means(x, ~test, columns)
     return from_arrays(
         name,
         x,
         y,
         test=test,
-        client=None if of.client is None else numbers_or_texts(texts[of.client]),
+        client=None if of.client is None else categories.numbers_or_texts(texts[of.client]),
         numeric=numeric,
         classes=of.classes,
         class_names=names,
@@ -260,11 +252,11 @@ def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
     if dropped:
         notes.append(f"{dropped} of {dropped + len(lines)} rows lack a cell and are left out.")
     if booleans:
-        told = shortened([header[i] for i in sorted(booleans)])
+        told = categories.shortened([header[i] for i in sorted(booleans)])
         notes.append(f"True and false are read as 1 and 0: {told}.")
     arrays = {column: np.array(cells) for column, cells in texts.items()}
     if categorical:
-        block, more, made = one_hot({column: arrays[column] for column in categorical})
+        block, more, made = categories.one_hot({column: arrays[column] for column in categorical})
         x, names, notes = np.concatenate([x, block], axis=1), names + more, notes + made
     return _Read(x, names, {role: arrays[role] for role in of.roles}, lines, notes)
 
@@ -307,11 +299,13 @@ def _header(rows: Any, of: Table, categorical: Sequence[str] = ()) -> tuple[list
         raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
     for column in (*of.roles, *categorical):
         if column not in header:
-            known = shortened(header, 20) + _apart(header)
+            known = categories.shortened(header, 20) + _apart(header)
             raise ValueError(f"has no column {column!r}; columns: {known}")
     features = [i for i, column in enumerate(header) if column not in of.roles]
     if not features:
-        raise ValueError(f"must have a column of inputs too, got only {shortened(header, 20)}")
+        raise ValueError(
+            f"must have a column of inputs too, got only {categories.shortened(header, 20)}"
+        )
     return header, features
 
 
