@@ -854,7 +854,12 @@ MUTANTS = [
         "schedule.every_round(1), broadcast",
         named("fedasync"),
     ),
-    Mutant("algorithms/_radfed.py", "evaluated=evaluated,", "", tests("radfed_family")),
+    Mutant(
+        "algorithms/_radfed.py",
+        'Evaluated = "in_flight"',
+        'Evaluated = "server"',
+        tests("radfed_family"),
+    ),
     Mutant(
         "round/exchanging.py",
         "tree.filled(travelling(parts, trained), received)",

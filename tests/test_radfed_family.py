@@ -348,8 +348,11 @@ def test_an_idle_model_keeps_its_last_report(federation: Federation, partly_idle
 def test_a_model_that_nobody_trained_does_not_count(
     federation: Federation, model: fs.Model
 ) -> None:
-    """Of 5 models 2 train in each of 2 rounds: one is the server's own, and pulls nothing back."""
-    algorithm = make(model, 5, 2, active_clients=2, evaluated="in_flight")
+    """Of 5 models 2 train in each of 2 rounds: one is the server's own, and pulls nothing back.
+
+    What is scored is the mean of those in flight, as by the authors.
+    """
+    algorithm = make(model, 5, 2, active_clients=2)
     run = play(algorithm, model, federation.data, 2)
     evaluated = jax.jit(algorithm.evaluated)
     for t, state in enumerate(run.states):

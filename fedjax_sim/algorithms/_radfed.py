@@ -46,7 +46,7 @@ def radfed(
     tau: float = 1e-3,
     v0: float | None = None,
     objective: Objective | None = None,
-    evaluated: Evaluated = "server",
+    evaluated: Evaluated = "in_flight",
     execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFed: m models are passed on among the clients for S rounds, then are averaged once.
@@ -86,8 +86,8 @@ def radfed(
         tau: τ, added to the root of the second moment of the server's optimiser.
         v0: the second moment of the server's optimiser at the start; None: τ².
         objective: the objective of the local update, whose gradients importance is made of.
-        evaluated: the model that is scored: the "server"'s, S - 1 of S rounds old at most, or the
-          mean of those "in_flight", as in the authors' code.
+        evaluated: the model that is scored: the mean of those "in_flight", as in the authors' code,
+          or the "server"'s, which is up to S - 1 rounds old.
         execution: devices and chunks; None for this machine's default.
 
     Returns:
@@ -131,7 +131,7 @@ def radfed(
         server=_server(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
-        evaluated=evaluated,
+        evaluated=evaluated if redistribution_rounds > 1 else "server",
         execution=execution,
     )
 
