@@ -112,7 +112,7 @@ ALONE: dict[str, Make] = {
         w.local, clients_per_round=COHORT, objective=w.objective, clock=w.clock()
     ),
     "RADFed, S = 4": lambda w: w.timed(
-        fs.radfed(w.local, clients_per_round=COHORT, redistribution_rounds=4)
+        fs.radfed(w.local, clients_per_round=COHORT, redistribution_rounds=4, evaluated="server")
     ),
     "phase shift, n = 4": lambda w: shifted(w, 4),
 }

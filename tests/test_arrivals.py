@@ -102,7 +102,8 @@ def replay(
     for t in range(ROUNDS):
         start, turn = now, 0
         found: list[tuple[int, int]] = []
-        seen = {"sent": 0, "asleep": 0, "lost": 0, "computing": 0.0, "waiting": 0.0}
+        seen = {"sent": 0, "asleep": 0, "lost": 0, "waiting": 0.0}
+        done: list[dict[str, Any]] = []
         while True:
             turn += 1
             here_now = bool(at_work) and at_work[0][0] == now
@@ -124,7 +125,9 @@ def replay(
                 length, lost = down + work + up, bool(luck[t, turn, 0] < failures)
                 length = float(luck[t, turn, 1]) * length if lost else length
                 computed = min(max(length - down, 0.0), work)
-                held[place] = {"client": client, "lost": lost, "sent": t, "computed": computed}
+                held[place] = {"client": client, "lost": lost, "sent": t}
+                held[place] |= {"visit": (now, now + length)}
+                held[place] |= {"work": (now + down, now + down + computed)}
                 heapq.heappush(at_work, (now + length, client, place))
                 continue
             end = None if period is None else start + period
@@ -146,7 +149,7 @@ def replay(
                     break
                 continue
             visit = held.pop(place)
-            seen["computing"] += visit["computed"]
+            done.append(visit)
             if visit["lost"]:
                 seen["lost"] += 1
                 continue
@@ -154,6 +157,13 @@ def replay(
             if len(found) == size and period is None:
                 break
         assert turn < TURNS
+        for visit in (*done, *held.values()):  # of those still at work what is in this round
+            within, worked = (
+                max(0.0, min(end, now) - max(began, start))
+                for began, end in (visit["visit"], visit["work"])
+            )
+            seen["computing"] = seen.get("computing", 0.0) + worked
+            seen["link"] = seen.get("link", 0.0) + within - worked
         out.append({"found": sorted(found), "seconds": now - start, "now": now, **seen})
     return out
 
@@ -251,9 +261,9 @@ def test_worlds_against_a_heap(places: int, size: int, period: float | None, exa
             assert found == told["found"], (i, t)
             now = float(ours.now.seconds[i, t]) + float(ours.now.fraction[i, t])
             assert now == pytest.approx(told["now"], rel=1e-6, abs=1e-5)
-            for name in ("seconds", "computing", "waiting"):
+            for name in ("seconds", "computing", "link", "waiting"):
                 mine = float(getattr(ours.elapsed, name)[i, t])
-                assert mine == pytest.approx(told[name], rel=1e-5, abs=1e-4), (i, t, name)
+                assert mine == pytest.approx(told.get(name, 0.0), rel=1e-5, abs=1e-4), (i, t, name)
             for name in ("asleep", "lost"):
                 assert int(getattr(ours.elapsed, name)[i, t]) == told[name], (i, t, name)
             assert int(ours.sent[i, t]) == told["sent"], (i, t)

@@ -223,12 +223,15 @@ def chance(seed: int) -> tuple[Any, np.ndarray]:
     return keys, np.asarray(luck, np.float64)
 
 
+SPENT = ("computing", "link", "waiting")
+
+
 def replayed(
     name: str, given: dict[str, Any], devices: dict[str, np.ndarray], cohorts: np.ndarray, seed: int
 ) -> dict[str, Any]:
     """One run, client by client: ``cohorts int[rounds, S]`` are those that were drawn."""
     seconds, seen, bytes_up, bytes_down = 0.0, 0, 0, 0
-    out: dict[str, Any] = {n: [] for n in ("seconds", "asleep", "lost", "late", "waiting")}
+    out: dict[str, Any] = {n: [] for n in ("seconds", "asleep", "lost", "late", *SPENT)}
     step, link, deadline = devices["step"], given.get("link"), given.get("deadline", math.inf)
     keys, luck = chance(seed)
     trained: dict[int, bool] = {}  # of a slot: whether a client has, since it left the server
@@ -261,7 +264,8 @@ def replayed(
                 if left < 1:
                     late.add(s)
                 steps = max(0, min(steps, left))
-            end = before + steps * step[k] + after
+            work = steps * step[k]
+            end = before + work + after
             coin, where = luck[t, k]
             if coin < given.get("failures", 0.0):
                 lost.add(s)
@@ -269,10 +273,9 @@ def replayed(
                 end = where * end
             elif given.get("late") == "drop" and end > deadline:
                 late.add(s)
-            visits.append((end, k, s))
+            visits.append((end, k, s, before, work))
             if s not in lost | late:
                 arrived.add(s)
-        nothing = late.copy() if given.get("late") == "partial" else set()
         length = min(max((v[0] for v in visits), default=0.0), deadline)
         queue = sorted(v for v in visits if v[2] in arrived)
         if (count := given.get("first")) is not None and len(queue) >= count:
@@ -282,7 +285,11 @@ def replayed(
         length = length if there else given["idle"]
         for s in arrived:
             trained[s] = True
-        bytes_up += SIZE * len([s for s in sends if s not in lost | nothing])
+        # A client at work stops when the round is over: who then computes sends nothing.
+        begun = {s for end, _, s, down_, work in visits if down_ + work < length or end <= length}
+        idle_hands = {v[2] for v in visits if v[4] == 0}
+        sent = arrived | ((late & begun) - idle_hands)
+        bytes_up += SIZE * len([s for s in sends if s in sent])
         bytes_down += sum(down.values())
         seconds += length
         seen += len(there)
@@ -290,7 +297,11 @@ def replayed(
         out["asleep"].append(len(cohort) - len(there))
         out["lost"].append(len(lost))
         out["late"].append(len(late))
-        out["waiting"].append(sum(max(0.0, length - v[0]) for v in visits))
+        stops = [(min(v[0], length), *v[3:]) for v in visits]
+        worked = [min(max(stop - before, 0.0), work) for stop, before, work in stops]
+        out["computing"].append(sum(worked))
+        out["link"].append(sum(stop for stop, *_ in stops) - sum(worked))
+        out["waiting"].append(sum(length - stop for stop, *_ in stops))
     return out | {"bytes_up": [bytes_up], "bytes_down": [bytes_down], "visits": [seen]}
 
 
@@ -344,9 +355,12 @@ def test_worlds_against_a_plain_program(kind: str) -> None:
         for seed in (0, 1):
             expected = replayed(name, settings, own, plain[seed], seed)
             metrics = jax.tree.map(lambda a, w=w, s=seed: a[w, s], report)
-            for field in ("seconds", "waiting"):
+            for field in ("seconds", *SPENT):
                 found = getattr(metrics.time, field)
                 np.testing.assert_allclose(found, expected[field], rtol=1e-5, atol=1e-4)
+            there = np.sum(np.asarray(metrics.client) < N, axis=-1)
+            held = metrics.time.seconds * there
+            np.testing.assert_allclose(metrics.time.held, held, rtol=1e-5, atol=1e-4)
             for field in ("asleep", "lost", "late"):
                 assert getattr(metrics.time, field).tolist() == expected[field], field
             assert metrics.visits.sum() == expected["visits"][0]
@@ -405,8 +419,8 @@ def test_a_late_client_is_as_one_that_was_not_chosen(case: str) -> None:
     other = reported(method(name, 5, selection=given_cohorts(taken), **parts))
     assert_trees(late.variables, other.variables, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(late.metrics.loss, other.metrics.loss, rtol=1e-5)
-    # It has sent what nobody takes.
-    assert late.metrics.uploads.tolist() == [5, 5, 5, 5]
+    # It stopped when the round was over, and has sent nothing.
+    assert late.metrics.uploads.tolist() == (taken < N).sum(axis=-1).tolist()
     assert late.metrics.downloads.tolist() == [5, 5, 5, 5]
 
 

@@ -72,8 +72,8 @@ class Clock(NamedTuple):
         available: who is awake; None: everyone, always.
         failures: the probability that a client is lost in the middle of a visit.
         deadline: the seconds after which the server closes a round; None: it waits for all.
-        late: of a deadline: uploads that come after it are dropped, or clients stop in time to send
-          what they have done by then.
+        late: of a deadline: the visits of clients that are then at work are dropped, or these stop
+          in time to send what they have done.
         first: the uploads that the server waits for; None: all.
         idle: the seconds of a round in which no client trains.
         watts: the power of a device that computes; None: not known.
@@ -118,20 +118,26 @@ class Elapsed(NamedTuple):
     Attributes:
         seconds: ``f32[]``, from its start to its end.
         computing: ``f32[]``, the seconds that clients computed.
-        held: ``f32[]``, the seconds in which clients had a model, or could have had one.
-        waiting: ``f32[]``, those of them in which they were done, and waited for the server.
+        link: ``f32[]``, the seconds that they received or sent.
+        waiting: ``f32[]``, the seconds that they were done, or had no model yet, and waited for the
+          server.
         asleep: ``int32[]``, clients that were chosen and not there.
         lost: ``int32[]``, clients that were lost in the middle of their visit.
         late: ``int32[]``, clients that came too late.
         silent: ``int32[]``, clients that trained or were to, and sent nothing: those that were
-          lost, and those for which the deadline left no step.
+          lost, for which the deadline left no step, or that computed when the round was over.
     """
 
     seconds: Array
     computing: Array
-    held: Array
+    link: Array
     waiting: Array
     asleep: Array
     lost: Array
     late: Array
     silent: Array
+
+    @property
+    def held(self) -> Array:
+        """``f32[]``, the seconds in which clients had a model, or could have had one."""
+        return self.computing + self.link + self.waiting

@@ -45,7 +45,9 @@ class AtWork(NamedTuple):
         client: ``int32[C]``; N for a place whose client is not known yet.
         back: ``[C]``, when it comes back; without a client, when the server looks for one again.
         lost: ``bool[C]``, whether it comes back with nothing.
+        down: ``f32[C]``, the seconds of its download.
         seconds: ``f32[C]``, those that it computes.
+        length: ``f32[C]``, the seconds from download to upload.
         idle: ``bool[C]``, whether nobody has the model, and nothing is awaited.
         update: ``int32[C]``, the round in which it was sent.
         row: ``int32[C]``, that of ``models`` which it was sent.
@@ -55,7 +57,9 @@ class AtWork(NamedTuple):
     client: Array
     back: Now
     lost: Array
+    down: Array
     seconds: Array
+    length: Array
     idle: Array
     update: Array
     row: Array

@@ -34,3 +34,21 @@ def same(a: Now, b: Now) -> Array:
 def no_later(a: Now, b: Now) -> Array:
     """Whether ``a`` is before ``b``, or the same."""
     return (a.seconds < b.seconds) | ((a.seconds == b.seconds) & (a.fraction <= b.fraction))
+
+
+def spent(down: Array, work: Array, age: Array, seconds: Array) -> tuple[Array, Array]:
+    """The seconds that a visit computed, and those that it received or sent; any shapes.
+
+    Args:
+        down: of the download.
+        work: of the computation after it.
+        age: since the visit began.
+        seconds: the last so many of them count.
+
+    >>> [a.item() for a in spent(*map(jnp.float32, (2, 5, 6, 5)))]
+    [4.0, 1.0]
+    """
+    age = jnp.maximum(age, 0)
+    before = jnp.maximum(age - seconds, 0)
+    computing = jnp.clip(age - down, 0, work) - jnp.clip(before - down, 0, work)
+    return computing, age - before - computing

@@ -81,11 +81,13 @@ def simulated(
               s = \min(\max_k s_k, \text{deadline})
 
     A client that is asleep is not asked, and its slot is idle. One that is lost falls silent at a
-    uniform point of its visit, and the server sees it. Of a client that is lost or late nothing is
-    taken: it weighs nothing, keeps what it had before, and a model in flight stays as it was before
-    the visit; a model that is due at a client which keeps its slot is lost with it. What was sent
-    before the first round and after the last takes no time. With a schedule that takes models as
-    they come back (:func:`fedjax_sim.schedule.buffered`) the same holds of each visit by itself.
+    uniform point of its visit, and the server sees it. A client that is at work when the round is
+    over stops there, and an upload that it has begun counts as sent. Of a client that is lost or
+    late nothing is taken: it weighs nothing, keeps what it had before, and a model in flight stays
+    as it was before the visit; a model that is due at a client which keeps its slot is lost with
+    it. What was sent before the first round and after the last takes no time. With a schedule that
+    takes models as they come back (:func:`fedjax_sim.schedule.buffered`) the same holds of each
+    visit by itself, but no round stops one.
 
     Args:
         compute: c_k, the seconds of each local step that a client reports; a number for all.
@@ -93,9 +95,9 @@ def simulated(
         available: who is awake when the round begins; None: everyone.
         failures: the probability that a client is lost in the middle of its visit.
         deadline: the seconds of a round at most; None for any number.
-        late: what becomes of a client that the deadline finds at work: "drop" drops its upload,
-            which is sent all the same; "partial" lets it take the steps that leave time for the
-            upload, if that is one at least.
+        late: what becomes of a client that the deadline finds at work: "drop" drops its visit;
+            "partial" lets it take the steps that leave time for the upload, if that is one at
+            least.
         first: the server waits for so many uploads and drops the others (over-selection); None for
             all.
         idle: the seconds of a round in which no client trains, as all sleep; also the seconds after

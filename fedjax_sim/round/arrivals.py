@@ -28,7 +28,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
-from fedjax_sim.engine.moments import between, no_later, plus, same
+from fedjax_sim.engine.moments import between, no_later, plus, same, spent
 from fedjax_sim.engine.streams import Device, Dispatch, Round, stream
 from fedjax_sim.round.parts import Parts
 
@@ -71,7 +71,8 @@ class _Taken(NamedTuple):
         sent: ``int32[]``.
         asleep: ``int32[]``.
         lost: ``int32[]``.
-        computing: ``f32[]``.
+        computing: ``f32[]``, of those who have come back.
+        link: ``f32[]``, of them.
         waiting: ``f32[]``.
         over: ``bool[]``.
     """
@@ -87,27 +88,9 @@ class _Taken(NamedTuple):
     asleep: Array
     lost: Array
     computing: Array
+    link: Array
     waiting: Array
     over: Array
-
-
-def nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
-    """Who is at work before the first round; () if that is not told."""
-    places = parts.schedule.at_work
-    if places is None:
-        return ()
-    zero = jnp.zeros(places, jnp.int32)
-    seconds = zero.astype(jnp.float32)
-    return AtWork(
-        client=jnp.full(places, data.clients, jnp.int32),
-        back=Now(zero, seconds),
-        lost=zero > 0,
-        seconds=seconds,
-        idle=zero == 0,
-        update=zero,
-        row=zero,
-        models=tree.stack_copies(variables, places + 1),
-    )
 
 
 def come_back(
@@ -148,6 +131,7 @@ def come_back(
         asleep=zero,
         lost=zero,
         computing=jnp.float32(0),
+        link=jnp.float32(0),
         waiting=jnp.float32(0),
         over=jnp.array(False),
     )
@@ -156,10 +140,14 @@ def come_back(
     order = jnp.argsort(taken.client)
     models, others = _exchanged(at.models, state.server, taken.row[order], taken.found, row)
     seconds = between(state.clock, taken.now)
+    still = taken.at.client < data.clients
+    left = between(taken.now, taken.at.back)
+    each = spent(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
+    computing, link = (jnp.sum(jnp.where(still, of_client, 0)) for of_client in each)
     elapsed = Elapsed(
         seconds=seconds,
-        computing=taken.computing,
-        held=seconds * places,
+        computing=taken.computing + computing,
+        link=taken.link + link,
         waiting=taken.waiting,
         asleep=taken.asleep,
         lost=taken.lost,
@@ -269,7 +257,9 @@ class _Events(NamedTuple):
             client=jnp.where(awake, client, none),
             back=then,
             lost=lost,
-            seconds=jnp.where(awake, jnp.clip(length - before, 0, work), 0),
+            down=before,
+            seconds=jnp.clip(length - before, 0, work),
+            length=length,
             idle=jnp.array(False),
             update=self.state.round,
             row=self.row,
@@ -290,6 +280,9 @@ class _Events(NamedTuple):
         freed = asks & ~at.idle & (at.client == none) & same(at.back, then)
         freed = freed.at[place].set(True)
         alone = jnp.all((at.client == none) | freed)
+        visit = at.down[place], at.seconds[place], at.length[place]
+        each = spent(*visit, between(self.state.clock, then))
+        computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
         over = over & (self.parts.schedule.seconds is None)  # else it is over when its time is
@@ -302,7 +295,8 @@ class _Events(NamedTuple):
             row=taken.row.at[here].set(at.row[place], mode="drop"),
             found=found,
             lost=taken.lost + (~asks & at.lost[place]).astype(jnp.int32),
-            computing=taken.computing + jnp.where(asks, 0, at.seconds[place]),
+            computing=taken.computing + computing,
+            link=taken.link + link,
             waiting=taken.waiting + self._waited(taken, then),
             over=over,
         )

@@ -41,6 +41,8 @@ class Asked(NamedTuple):
         downloads: ``int32[]``, models that they were sent.
         seconds: ``f32[]``, until the last has answered; 0 without a clock.
         computing: ``f32[]``, the seconds that they computed; 0 without a clock.
+        link: ``f32[]``, the seconds that they received or sent; 0 without a clock.
+        waiting: ``f32[]``, the seconds that they waited for the last; 0 without a clock.
     """
 
     client: Array
@@ -48,6 +50,8 @@ class Asked(NamedTuple):
     downloads: Array
     seconds: Array
     computing: Array
+    link: Array
+    waiting: Array
 
 
 def drawn(
@@ -119,7 +123,7 @@ def _counted(parts: Parts, poll: Poll, state: FedState, data: ClientData, client
     count = jnp.sum(there, dtype=jnp.int32)
     downloads = jnp.int32(0) if poll.ask is None else count
     if parts.clock is None:
-        return Asked(client, count, downloads, jnp.float32(0), jnp.float32(0))
+        return Asked(client, count, downloads, *4 * [jnp.float32(0)])
     size = traffic.sizes(parts, state.server, data)
     down = jnp.float32(0 if poll.ask is None else size.download)
     legs = timing.legs_of(
@@ -130,7 +134,10 @@ def _counted(parts: Parts, poll: Poll, state: FedState, data: ClientData, client
         batches = -(-visits(data, client).size // parts.local.batch_size)
         work = FORWARD * batches.astype(jnp.float32) * legs.step
     end = jnp.where(there, legs.down + work + legs.up, 0)
-    return Asked(client, count, downloads, jnp.max(end), jnp.sum(jnp.where(there, work, 0)))
+    seconds = jnp.max(end)
+    each = work, legs.down + legs.up, seconds - end
+    spent = (jnp.sum(jnp.where(there, of_client, 0)) for of_client in each)
+    return Asked(client, count, downloads, seconds, *spent)
 
 
 def trips(
@@ -159,7 +166,8 @@ def waited(came: timing.Outcome, asked: Asked | None, back: Back | None) -> timi
     longer = before._replace(
         seconds=before.seconds + asked.seconds,
         computing=before.computing + asked.computing,
-        held=before.held + asked.seconds * jnp.sum(came.visited).astype(jnp.float32),
+        link=before.link + asked.link,
+        waiting=before.waiting + asked.waiting,
     )
     return came._replace(elapsed=longer)
 

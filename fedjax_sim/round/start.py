@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import ClientData, FedState, Now, PyTree, Variables, shown
+from fedjax_sim.base import AtWork, ClientData, FedState, Now, PyTree, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import kept_rows
-from fedjax_sim.round import arrivals
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import at_rest
@@ -66,7 +65,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         preaggregation=tuple(part.init(variables, data) for part in parts.preaggregation),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
         clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
-        at_work=arrivals.nobody(parts, variables, data),
+        at_work=_nobody(parts, variables, data),
         redistribution=() if learned is None else learned.init(parts.slots),
     )
     _check_reports(parts, state, data)
@@ -82,6 +81,27 @@ def server_state(parts: Parts, variables: Variables) -> PyTree:
     if not masks:
         return parts.server.init(travelling(parts, variables))
     return tuple(parts.server.init(tree.only(mask, variables)) for mask in masks)
+
+
+def _nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
+    """Who is at work before the first round; () if that is not told."""
+    places = parts.schedule.at_work
+    if places is None:
+        return ()
+    zero = jnp.zeros(places, jnp.int32)
+    seconds = zero.astype(jnp.float32)
+    return AtWork(
+        client=jnp.full(places, data.clients, jnp.int32),
+        back=Now(zero, seconds),
+        lost=zero > 0,
+        down=seconds,
+        seconds=seconds,
+        length=seconds,
+        idle=zero == 0,
+        update=zero,
+        row=zero,
+        models=tree.stack_copies(variables, places + 1),
+    )
 
 
 def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:

@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
     Attributes:
         visited: ``bool[P]``, the rows whose clients were there.
         arrived: ``bool[P]``, those whose visit counts.
-        dropped: ``bool[P]``, those that have sent what nobody takes.
+        dropped: ``bool[P]``, those that were late and had begun to send.
         elapsed: None without a clock.
         end: ``f32[P]``, the seconds of each visit; None without a clock.
     """
@@ -141,7 +141,6 @@ def outcome(
     elif clock.deadline is not None:
         late = visited & ~lost & (end > clock.deadline)
     arrived = visited & ~lost & ~late
-    dropped = late if limit is None else never  # who can take no step has nothing to send
     seconds = jnp.max(jnp.where(visited, end, 0))
     if clock.deadline is not None:
         seconds = jnp.minimum(seconds, clock.deadline)
@@ -149,21 +148,24 @@ def outcome(
         rank = _rank(jnp.where(arrived, end, jnp.inf), placed.slots.client)
         last = jnp.max(jnp.where(arrived & (rank < clock.first), end, 0))
         seconds = jnp.where(jnp.sum(arrived) >= clock.first, last, seconds)
-        over = arrived & (rank >= clock.first)
-        late, dropped = late | over, dropped | over
+        late = late | (arrived & (rank >= clock.first))
         arrived = arrived & (rank < clock.first)
     seconds = jnp.where(jnp.any(visited), seconds, clock.idle)
+    stop = jnp.minimum(end, seconds)  # a client at work stops when the round is over
+    computing = jnp.clip(stop - legs.down, 0, work)
+    # A client that can take no step has nothing to send.
+    dropped = late & (steps > 0) & ((legs.down + work < seconds) | (end <= seconds))
 
     def total(of_row: Array) -> Array:
-        """In the order of the slots, so that no row's place shows in the last bit."""
-        by_slot = jnp.zeros(parts.slots, of_row.dtype)
+        """Of the visits, in the order of the slots: no row's place shows in the last bit."""
+        of_row, by_slot = jnp.where(visited, of_row, 0), jnp.zeros(parts.slots, of_row.dtype)
         return jnp.sum(by_slot.at[placed.slot].set(of_row, mode="drop"))
 
     elapsed = Elapsed(
         seconds=seconds,
-        computing=total(jnp.where(visited, jnp.clip(end - legs.down, 0, work), 0)),
-        held=seconds * jnp.sum(visited).astype(jnp.float32),
-        waiting=total(jnp.where(visited, jnp.maximum(seconds - end, 0), 0)),
+        computing=total(computing),
+        link=total(stop - computing),
+        waiting=total(seconds - stop),
         asleep=asleep,
         lost=jnp.sum(lost, dtype=jnp.int32),
         late=jnp.sum(late, dtype=jnp.int32),
