@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 same += checkpoints_found(config)
                 groups = programs(config, setup)
                 if config.machine.dry_run:
+                    print(setup.about.text())
                     show_plan(config, setup, groups)
                     return 0
                 folder = open_folder(config, setup, groups, command) if writes() else None
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {error}", 2)
+        if folder is not None and not config.machine.json:
+            print(setup.about.text(), flush=True)
         try:
             with patiently() as stopping, warnings_in_a_line(PROGRAM):
                 diverged = run(config, setup, groups, folder, command, stopping, watch)

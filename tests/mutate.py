@@ -58,6 +58,7 @@ CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
+OWNED = tests("own_clients")
 ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
 FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
@@ -1092,6 +1093,19 @@ MUTANTS = [
         tests("personalised"),
     ),
     Mutant("server/steps.py", "mean / (2 * (", "mean / (1 * (", tests("drift")),
+    Mutant(
+        "data/owners.py",
+        "place[clients] = np.arange(clients.size)",
+        "place[clients] = clients",
+        OWNED,
+    ),
+    Mutant("data/owners.py", "if whole and", "if", OWNED),
+    Mutant("data/_summary.py", "if n[k] and not n[1 - k]", "if not n[1 - k]", OWNED),
+    Mutant("cli/dealing.py", "10 * SHARE * most", "10 * most", OWNED),
+    Mutant("cli/dealing.py", "if not 0 < emd >= least:", "if not 0 < emd:", OWNED),
+    Mutant("cli/build.py", '"personal": problem.own', '"personal": False', OWNED),
+    Mutant("cli/problem.py", "own = len(mine) == len(tests)", "own = False", OWNED),
+    Mutant("cli/local.py", "np.isin(sizes, some[:first])", "sizes < first", OWNED),
     Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",

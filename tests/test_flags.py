@@ -423,7 +423,7 @@ def test_methods_with_models_of_the_clients_own_are_scored_by_them(small: Small)
     own = {name for name in OURS if made(small, name, {}).personal is not None}
     assert own == OWN_MODELS
     for name in own:
-        assert parse(["--algo", "fedavg", "--compare", name]).scores.test_fraction == 0.2
+        assert parse(["--algo", "fedavg", "--compare", name]).scores.split == "holdout"
         assert parse(["--algo", name, "--split", "official"]).scores.split == "official"
         assert parse(["--algo", name, "--partition", "a.npz"]).scores.split == "official"
     assert parse(["--algo", "fedprox"]).scores.split == "official"

@@ -325,7 +325,7 @@ def test_the_command_learns_numbers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (out / "curves.png").stat().st_size > 10_000
 
 
-def test_owners_are_the_clients_of_what_has_no_classes(tmp_path: Path) -> None:
+def test_owners_are_the_clients_of_every_task(tmp_path: Path) -> None:
     def dealt(name: str, y: np.ndarray, *flags: str) -> tuple[str, int]:
         owner = np.repeat([0, 1, 2], [5, 10, 15])
         parts: dict[str, Any] = {"x_train": X[:30], "y_train": y[:30]}
@@ -339,10 +339,13 @@ def test_owners_are_the_clients_of_what_has_no_classes(tmp_path: Path) -> None:
 
     numbers = targets("regression")
     assert dealt("owned", numbers) == ("natural", 3)
-    assert dealt("owned", numbers, "--clients", "4") == ("iid", 4)
+    assert dealt("owned", numbers, "--clients", "3") == ("natural", 3)
+    with pytest.raises(ValueError, match="--clients must be 3, as the data name so many, got 4"):
+        dealt("owned", numbers, "--clients", "4")
     assert dealt("plain", numbers, "--clients", "4") == ("iid", 4)
     labels = np.arange(35) % 5
-    assert dealt("owned", labels, "--clients", "5") == ("emd(1.4)", 5)
+    assert dealt("owned", labels) == ("natural", 3)
+    assert dealt("owned", labels, "--clients", "5", "--emd", "1.4") == ("emd(1.4)", 5)
 
 
 BAD = {

@@ -17,7 +17,8 @@ import pytest
 from conftest import assert_trees, largest_change, play
 
 import fedjax_sim as fs
-from fedjax_sim.cli.build import load_model, model_for
+from fedjax_sim.cli.build import load_model
+from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.data import from_arrays
 from fedjax_sim.models import transformer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(number: int, what: str) -> str:
     """So many of something.
@@ -10,3 +12,22 @@ def counted(number: int, what: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def shortened(words: Sequence[str], most: int = 10) -> str:
+    """Returns the words with commas, at most ten of them.
+
+    >>> shortened(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
+def percent(share: float) -> str:
+    """Returns a share in percent, with two digits at least unless it is 0.
+
+    >>> percent(0.5), percent(0.0012), percent(0)
+    ('50 %', '0.12 %', '0 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

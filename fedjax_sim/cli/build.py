@@ -20,8 +20,9 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import UnknownNameError, told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking, timing
+from fedjax_sim.cli import adapting, attacking, dealing, timing
 from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged
 from fedjax_sim.cli.local import (
@@ -34,10 +35,10 @@ from fedjax_sim.cli.local import (
 )
 from fedjax_sim.cli.machine import ON_HOST, execution_of
 from fedjax_sim.cli.methods import name_of
-from fedjax_sim.cli.problem import Problem, dealt_by, make_partitions, make_problem, population
+from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.client.objective import empirical_risk
-from fedjax_sim.data import Dataset, streamed
+from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
@@ -56,6 +57,7 @@ class Setup:
         task: what is learnt.
         score: the one that tables show.
         class_names: of them, empty if the data have none.
+        about: what the data set is, who trains and who is scored.
         model: takes the samples as the problem has them.
         model_name: what was asked for, or what fits the samples.
         sampler: the text of the partition.
@@ -72,6 +74,7 @@ class Setup:
     task: Task
     score: str
     class_names: tuple[str, ...]
+    about: DataSummary
     model: Model
     model_name: str
     sampler: str
@@ -109,13 +112,18 @@ def build(config: Config) -> Setup:
         execution = execution_of(config.machine)
     except (ValueError, ImportError) as error:
         raise flagged(error, ["devices", "chunk", "lanes", "compile_for"]) from error
-    dataset = population(experiment.load(), config.scores.split)
+    loaded, split = experiment.load(), config.scores.split
+    natural = dealing.takes_owners(experiment.partition, loaded)
+    fraction = config.scores.test_fraction
+    dataset = population(loaded, split, natural=natural, test_fraction=fraction)
     score = config.scores.score or dataset.task.score
     try:
         task = scoring(dataset.task, score)
     except ValueError as error:
         raise flagged(error, ["score"]) from error
-    partitions = make_partitions(experiment, config.scores.split, dataset)
+    asked = experiment.partition, experiment.clients
+    deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
+    partitions = dealing.make_partitions(experiment, deal, split, dataset)
     try:
         problem = make_problem(config, dataset, partitions)
     except ValueError as error:
@@ -144,7 +152,7 @@ def build(config: Config) -> Setup:
     common_local = local_of(training)
     tables = [label_table(dataset.strata, p, task.classes or 1) for p in partitions]
     trained = problem.data.clients
-    per_round = experiment.clients_per_round or trained
+    per_round = experiment.clients_per_round or _active(config, trained)
     if per_round > trained:
         raise ValueError(f"--clients-per-round must be in 1..{trained}, got {per_round}")
     delta = config.scores.delta
@@ -189,14 +197,17 @@ def build(config: Config) -> Setup:
         return algorithm_of(name, config.with_own(name, own), check=False)
 
     algorithms = {name: algorithm_of(name) for name in config.algorithms}
-    check_target(config.ending, task, score, algorithms, config.scores.split)
+    check_target(config.ending, task, score, algorithms, own=problem.own)
     return Setup(
         task=task,
         score=score,
         class_names=dataset.strata_names,
+        about=summary(loaded)._replace(
+            clients=dealing.told(deal, loaded, partitions[0]), scored=problem.scored
+        ),
         model=model,
         model_name=name,
-        sampler=dealt_by(experiment, dataset)[0],
+        sampler=deal.text,
         partitions=partitions,
         tables=tables if len(tables) > 1 else tables * len(experiment.seeds),
         problem=problem,
@@ -206,6 +217,15 @@ def build(config: Config) -> Setup:
         clients_per_round=per_round,
         model_bytes=tree.num_bytes(jax.eval_shape(lambda: net.init(jax.random.key(0)))),
     )
+
+
+def _active(config: Config, clients: int) -> int:
+    """All clients; of an odd number one less if phase shift deals them to two groups."""
+    halved = any(
+        name_of(name) == "phase_shift" and "phases" not in config.options[name]
+        for name in config.algorithms
+    )
+    return max(clients - clients % 2, 1) if halved else clients
 
 
 def make_algorithm(
@@ -273,31 +293,9 @@ def how_it_runs(
         "seeds": [run["seed"] for run in problem.runs],
         "eval_every": min(config.experiment.eval_every, rounds),
         "validation": problem.validation,
-        "personal": config.scores.split == "holdout",
+        "personal": problem.own,
         "execution": execution,
     }
-
-
-def model_for(dataset: Dataset) -> str:
-    """The model of a data set that has no default of its own: by the shape of a sample.
-
-    Raises:
-        ValueError: if none fits.
-    """
-    x, task = dataset.train_x, dataset.task
-    if np.issubdtype(x.dtype, np.integer) and dataset.mean is None:
-        tokens = x.shape[1:] == dataset.train_y.shape[1:]
-        if tokens and task.shape(x.shape[1:]) == (*x.shape[1:], task.outputs):
-            return "transformer"
-        if x.ndim != 2 or dataset.task.classes is None or x.max() >= dataset.classes:
-            raise ValueError(
-                f"--model must be given: {dataset.name} has integers {list(x.shape)} that are no "
-                "windows of a text whose next token is the label, or has one for each token"
-            )
-        return "lstm"
-    if x.ndim == 4:
-        return "two_conv" if min(x.shape[1:3]) >= 16 else "mlp"
-    return "linear" if dataset.task.classes is None else "ffn"
 
 
 def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Model:

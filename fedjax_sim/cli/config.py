@@ -28,7 +28,7 @@ class Experiment(Source):
     """Data, clients and rounds.
 
     Attributes:
-        clients: N; None for 40, or as many as the partition has (natural clients, a file).
+        clients: N; None for 40, or as many as there are: natural clients, those of a file, samples.
         clients_per_round: None for all clients.
         rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
         seeds: one run for each.
@@ -42,10 +42,15 @@ class Experiment(Source):
     clients: int | None = setting(
         None,
         "how many in all",
-        shown="40, of natural clients and those of a file all",
+        shown="40, of natural clients and those of a file all, of < 80 samples half",
         at_least=1,
     )
-    clients_per_round: int | None = setting(None, "active at once", shown="all", at_least=1)
+    clients_per_round: int | None = setting(
+        None,
+        "active at once",
+        shown="all; with phase_shift, which has two phases, one less of an odd number",
+        at_least=1,
+    )
     rounds: int = by_dataset("rounds", "rounds of FedAvg", at_least=1)
     seeds: tuple[int, ...] = setting(
         (0, 1, 2, 3),
@@ -70,11 +75,12 @@ class Experiment(Source):
             "package.module:function(name=value, ...); or a .npz file of python -m "
             "fedjax_sim.partition, for all seeds"
         ),
-        shown="--emd; without classes natural, or iid without owners or with --clients",
+        shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
         instead=Instead(
             "--emd",
-            "label skew: earth mover's distance of the partition (default: 1.4)",
+            "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
+            "labels reach if that is less)",
             lambda text: f"emd({number(float, above=0)(text):g})",
         ),
     )
@@ -149,7 +155,8 @@ class Scores(Group):
     Attributes:
         split: what is scored, see :mod:`fedjax_sim.cli.problem`.
         folds: of ``clients``, else None.
-        test_fraction: of ``holdout``, else None.
+        test_fraction: of ``holdout``; None for the test samples that the data have of each client,
+          or where they do not say it for a fifth.
         standardise: of a table's numeric columns, by the statistics of all training clients or of
           each client; None for the first of a table.
         score: what the table shows, the picture draws and the best round is chosen by; None for
@@ -161,10 +168,11 @@ class Scores(Group):
 
     split: Split = setting(
         "official",
-        "what is scored: official: the data set's own test set; clients: all data are dealt, "
-        "clients are cut into folds and in turn one fold is scored, one chooses the best round, "
-        "the others train; holdout: a share of each client's own samples, by clients' own models "
-        "too",
+        "what is scored: official: the data set's own test set, of natural clients each on its own "
+        "samples there, by clients' own models too; clients: all data are dealt, clients are cut "
+        "into folds and in turn one fold is scored, one chooses the best round, the others train; "
+        "holdout: each client on its own samples, those in the test set or a share of all, by "
+        "clients' own models too",
         shown="official; holdout if a method has clients' own models and no file the partition",
         metavar="NAME",
     )
@@ -172,7 +180,11 @@ class Scores(Group):
         None, "of --split clients; all run at once, with every seed", shown="5", at_least=3
     )
     test_fraction: float | None = setting(
-        None, "share of --split holdout", shown="0.2", above=0, below=1
+        None,
+        "share of each client's samples that --split holdout scores",
+        shown="of natural clients their test samples if the data have them, else 0.2",
+        above=0,
+        below=1,
     )
     standardise: Standardise | None = setting(
         None,
@@ -200,10 +212,10 @@ class Scores(Group):
 
     def __post_init__(self) -> None:
         """Each split has its own flags."""
-        for name, of, default in (("folds", "clients", 5), ("test_fraction", "holdout", 0.2)):
-            if self.split == of:
-                self._default(name, default)
-            elif getattr(self, name) is not None:
+        if self.split == "clients":
+            self._default("folds", 5)
+        for name, of in (("folds", "clients"), ("test_fraction", "holdout")):
+            if self.split != of and getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
         if self.split == "official" and self.standardise is not None:
             raise ValueError(

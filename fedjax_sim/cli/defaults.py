@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.settings import setting
+from fedjax_sim.data import Dataset, parse_dataset
 
 
 class Defaults(NamedTuple):
@@ -26,6 +29,8 @@ class Defaults(NamedTuple):
     rounds: int
     score: str | None = "accuracy"
 
+
+TABLE = "csv:FILE,label=COLUMN"
 
 DEFAULTS: Mapping[str, Defaults] = {
     "digits": Defaults("mlp", 0.02, 2, 30),
@@ -51,6 +56,9 @@ DEFAULTS: Mapping[str, Defaults] = {
     "femnist": Defaults("mnist_cnn", 0.001, 8, 15),
     "shakespeare_tokens": Defaults("transformer", 0.05, 1, 15, "perplexity"),
     "tiny_shakespeare_tokens": Defaults("transformer", 0.05, 1, 15, "perplexity"),
+    # Columns are standardised: 30 rounds at 0.01 leave wine, iris and breast cancer half trained.
+    # Numbers as targets are learnt by a linear model, which 0.1 lets diverge if columns correlate.
+    TABLE: Defaults(None, 0.1, 1, 30, None),
 }
 
 OTHERS = Defaults(None, 0.01, 1, 30, None)
@@ -82,9 +90,40 @@ def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -
     return {"momentum": 0.0} | ({} if "lr" in given else {"lr": round(lr / (1 - MOMENTUM), 9)})
 
 
+def defaults_of(dataset: str) -> Defaults:
+    """Returns what a data set is trained with, by its name."""
+    key, _ = parse_dataset(dataset)
+    options = dataset.split(",")[1:] if key == "csv" else []
+    table = any(option.strip().startswith("label=") for option in options)
+    return DEFAULTS.get(TABLE if table else key, OTHERS)
+
+
 def by_dataset(key: str, help: Any, **told: Any) -> Any:
     """A setting whose default is the data set's."""
-    ours = ", ".join(f"{name} {getattr(default, key)}" for name, default in DEFAULTS.items())
+    known = {name: getattr(default, key) for name, default in DEFAULTS.items()}
+    ours = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
     default = getattr(DEFAULTS[Source.dataset], key)
     return setting(default, help, **{"shown": f"{ours}, {others}"} | told)
+
+
+def model_for(dataset: Dataset) -> str:
+    """The model of a data set that has no default of its own: by the shape of a sample.
+
+    Raises:
+        ValueError: if none fits.
+    """
+    x, task = dataset.train_x, dataset.task
+    if np.issubdtype(x.dtype, np.integer) and dataset.mean is None:
+        tokens = x.shape[1:] == dataset.train_y.shape[1:]
+        if tokens and task.shape(x.shape[1:]) == (*x.shape[1:], task.outputs):
+            return "transformer"
+        if x.ndim != 2 or dataset.task.classes is None or x.max() >= dataset.classes:
+            raise ValueError(
+                f"--model must be given: {dataset.name} has integers {list(x.shape)} that are no "
+                "windows of a text whose next token is the label, or has one for each token"
+            )
+        return "lstm"
+    if x.ndim == 4:
+        return "two_conv" if min(x.shape[1:3]) >= 16 else "mlp"
+    return "linear" if dataset.task.classes is None else "ffn"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.local import client_sizes
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.running import rounds_of, title
 from fedjax_sim.engine.memory import MB
@@ -33,7 +33,7 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
     weights = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     data = setup.problem.data
-    clients, sizes = first_run(data, client_axes(data)), _sizes(data)
+    clients, sizes = first_run(data, client_axes(data)), client_sizes(data).reshape(-1)
     print(
         f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
         f"({setup.model_bytes / MB:,.2f} MB); {runs} runs on {len(devices)} x "
@@ -55,12 +55,6 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
              f"{total:,.0f}"]
         )  # fmt: skip
     print(f"{aligned(rows)}\n\n{NOTE}")
-
-
-def _sizes(data: ClientData) -> NDArray[np.int64]:
-    """Of the clients of all runs."""
-    given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
-    return np.minimum(given, data.samples_per_round or data.capacity).reshape(-1)
 
 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

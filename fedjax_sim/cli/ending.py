@@ -70,9 +70,16 @@ class Ending(Group):
 
 
 def check_target(
-    ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], split: str
+    ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], *, own: bool
 ) -> None:
     """Refuses a target that is no value of the score, or of a score that is not known.
+
+    Args:
+        ending: the settings.
+        task: what is learnt.
+        score: that is to reach the target.
+        algorithms: by name.
+        own: whether the clients' own models are scored.
 
     Raises:
         ValueError: names the flag.
@@ -84,10 +91,10 @@ def check_target(
         share = f" above 0 and at most 1, as {score} is a share" if math.isfinite(value) else ""
         raise ValueError(f"--target must be a number{share}, got {value:g}")
     for name, algorithm in algorithms.items():
-        if scored_set(algorithm) == "personal" and split != "holdout":
+        if scored_set(algorithm) == "personal" and not own:
             raise ValueError(
                 f"--target of {name} is for --split holdout: some leaves stay with the clients, "
-                f"whose own models count; the split is {split}"
+                "whose own models count"
             )
 
 

@@ -89,6 +89,7 @@ class RunFolder:
         runs: Sequence[Mapping[str, int]],
         tables: Sequence[NDArray[np.int64]],
         task: Task,
+        names: Sequence[Sequence[str]],
     ) -> None:
         """Adds a line for each run to ``metrics.jsonl``.
 
@@ -98,6 +99,7 @@ class RunFolder:
             runs: what sets each apart (its seed, its fold).
             tables: samples per client and class, ``int64[N, M]``, one per seed.
             task: what is learnt.
+            names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
         """
         records: list[dict[str, Any]] = []
         self._clients[algorithm] = []
@@ -123,7 +125,9 @@ class RunFolder:
                     record[part] = _pooled(scores, i) | _spreads(_by_client(scores, i))
             own = {} if evaluation.personal is None else _by_client(evaluation.personal, i)
             if clients or own:
-                self._clients[algorithm].append(told | clients | ({"personal": own} if own else {}))
+                named = {"names": list(names[i])} if names[i] else {}
+                personal = {"personal": own} if own else {}
+                self._clients[algorithm].append(told | named | clients | personal)
             record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
             if evaluation.uncollected is not None:
                 record[f"{task.score}_uncollected"] = evaluation.uncollected[i]

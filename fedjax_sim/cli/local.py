@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 
 import numpy as np
 import optax
+from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, LocalUpdate, Objective, Transform
 from fedjax_sim.cli.config import Preparation
@@ -111,6 +113,21 @@ def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> Non
             f"--epochs {training.epochs:g} is no step for any client: one of the largest client is "
             f"{1 / batches:.2g} epochs"
         )
+
+
+def client_sizes(data: ClientData) -> NDArray[np.int64]:
+    """Returns the samples of each client that a visit trains on: of one run, or ``[R, N]``."""
+    given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
+    return np.minimum(given, data.samples_per_round or data.capacity).astype(np.int64)
+
+
+def without_steps(local: LocalUpdate, data: ClientData) -> list[int]:
+    """Counts the clients of each run that are too small to take a local step."""
+    sizes = client_sizes(data).reshape(-1, data.clients)
+    some = np.unique(sizes)
+    # NumPy's: of JAX's, each operation would be a program of its own.
+    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps(np.int32(n))))
+    return np.isin(sizes, some[:first]).sum(axis=1).tolist()
 
 
 def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform, ...]:

@@ -11,7 +11,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
-from fedjax_sim.cli.defaults import DEFAULTS, OTHERS, of_method
+from fedjax_sim.cli.defaults import defaults_of, of_method
 from fedjax_sim.cli.effects import check_effects
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.methods import (
@@ -24,7 +24,6 @@ from fedjax_sim.cli.methods import (
 )
 from fedjax_sim.cli.resuming import arguments, asked, check_settings
 from fedjax_sim.cli.written import TRAINED, check_used, read, written
-from fedjax_sim.data import parse_dataset
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
 
@@ -96,8 +95,8 @@ def _config(argv: Sequence[str]) -> Config:
     options = chosen_options(given, {label: one.options for label, one in own.items()}, owners)
     check_effects(options)
     check_used(given, chosen.algorithms)
-    key, _ = parse_dataset(given.get("dataset", Source.dataset))
-    defaults = DEFAULTS.get(key, OTHERS)._asdict() | {"split": _split(chosen.algorithms, given)}
+    defaults = defaults_of(given.get("dataset", Source.dataset))._asdict()
+    defaults |= {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}
     algo, *compare = chosen.algorithms
     trained = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import json
 import shlex
@@ -13,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedjax_sim.cli import dealing
 from fedjax_sim.cli.commands import Source, complain, deal_seeds, new_folder
 from fedjax_sim.cli.flags import Parser, flag, flagged, kind, options
 from fedjax_sim.cli.folder import check_free, versions
 from fedjax_sim.cli.methods import texts
+from fedjax_sim.cli.report import over_seeds
 from fedjax_sim.cli.settings import setting
-from fedjax_sim.data import Dataset, pooled
+from fedjax_sim.data import Dataset, pooled, summary
 from fedjax_sim.partition import (
     Partition,
     SkewReport,
@@ -34,7 +35,6 @@ from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, bind_sampler, form_of, parse_form
 
 PROGRAM = "fedjax_sim.partition"
-DEFAULT = "emd(1.4)"
 DRAWN = 4  # partitions that can still be read side by side
 
 
@@ -62,7 +62,12 @@ class Request(Source):
     pool: bool = setting(
         False, "deal the test samples too, as RADFed does; for bench --split clients or holdout"
     )
-    clients: int | None = setting(None, "how many", shown="40, of natural clients all", at_least=1)
+    clients: int | None = setting(
+        None,
+        "how many",
+        shown="40, of natural clients all; of fewer than 80 samples half of them",
+        at_least=1,
+    )
     seeds: int = setting(1, "how many partitions, of seeds 0 to N-1", at_least=1)
     out: str | None = setting(
         None,
@@ -72,26 +77,38 @@ class Request(Source):
         place=True,
     )
     pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
-    sampler: str | None = setting(None, _samplers, shown=DEFAULT, metavar="TEXT")
+    sampler: str | None = setting(
+        None,
+        _samplers,
+        shown="natural if the data name their clients; else emd(1.4), or 7/9 of the EMD that the "
+        "labels reach if that is less; or iid without classes",
+        metavar="TEXT",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A request that is complete.
+    """A request and its sampler.
 
     Attributes:
         request: what the command line gave.
-        sampler: a name in ``SAMPLERS``, or the place of one to import.
+        sampler: a name in ``SAMPLERS``, or the place of one to import; "" for the data's default.
         options: its keyword arguments.
-        clients: N; None for all natural ones.
-        out: the folder of the results.
+        clients: N; None for all natural ones, or what is not known without the data.
+        why: why the sampler is the default; "" if it was asked for.
     """
 
     request: Request
     sampler: str
     options: dict[str, Any]
     clients: int | None
-    out: Path
+    why: str = ""
+
+    @functools.cached_property
+    def out(self) -> Path:
+        """The folder of the results."""
+        given = self.request.out
+        return new_folder(self.request.dataset, self.sampler) if given is None else Path(given)
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -106,10 +123,11 @@ def command(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         job = parse_job(argv)
-        check_free(job.out)
-        dataset = job.request.load()
-        if job.request.pool:
-            dataset = pooled(dataset)
+        if job.request.out is not None:
+            check_free(job.out)
+        loaded = job.request.load()
+        dataset = pooled(loaded) if job.request.pool else loaded
+        job = completed(job, dataset)
         partitions = deal_job(job, dataset)
         reports = [skew_report(dataset.strata, p, dataset.task.classes or 1) for p in partitions]
         try:
@@ -122,6 +140,9 @@ def command(argv: Sequence[str] | None = None) -> int:
         return complain(PROGRAM, f"error: {error}", 2)
     except KeyboardInterrupt:
         return complain(PROGRAM, "stopped; nothing was written", 130)
+    deal = dealing.Deal(reports[0].name or job.sampler, job.clients, job.why)
+    about = summary(loaded)._replace(clients=dealing.told(deal, loaded, partitions[0]))
+    print(f"{about.text()}\n")
     print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
     part = "training and test" if job.request.pool else "training"
     print(f"\n{dataset.name}, {part} samples; partitions, report and pictures: {job.out}")
@@ -166,11 +187,28 @@ def parse_job(argv: Sequence[str]) -> Job:
         samplers = {named[0]: SAMPLERS.resolve(named[0])[1]} | samplers
     given = vars(_parser(samplers, helping=early.help).parse_args(argv))
     request = Request.of(given)
-    name, chosen = named or _named("emd" if "emd" in given else DEFAULT)
-    chosen |= _from_flags(name, chosen, given, samplers)
-    out = new_folder(request.dataset, name) if request.out is None else Path(request.out)
-    clients = 40 if request.clients is None and name != "natural" else request.clients
-    return Job(request, name, chosen, clients, out)
+    name, chosen = named or ("emd", {} if "emd" in given else {"emd": dealing.EMD})
+    found = _from_flags(name, chosen, given, samplers)
+    if named is None and not found:
+        return Job(request, "", {}, request.clients)
+    return Job(request, name, chosen | found, request.clients)
+
+
+def completed(job: Job, dataset: Dataset) -> Job:
+    """The job with its number of clients, and the default sampler of the data if it has none.
+
+    Raises:
+        ValueError: if the data have other clients than are asked for, or too few samples; names
+          the flag.
+    """
+    seeds, text = range(job.request.seeds), job.sampler or None
+    deal = dealing.choose(text, job.clients, dataset, seeds, flag="--sampler")
+    if text is not None:
+        return dataclasses.replace(job, clients=deal.clients)
+    name, options = parse_form(deal.text)
+    return dataclasses.replace(
+        job, sampler=name, options=options, clients=deal.clients, why=deal.why
+    )
 
 
 def _named(text: str) -> tuple[str, dict[str, Any]]:
@@ -264,38 +302,9 @@ def deal_job(job: Job, dataset: Dataset) -> list[Partition]:
         job.clients,
         # disable=None: no bar where stderr is a file.
         tqdm(range(job.request.seeds), desc=job.sampler, unit="seed", disable=None),
-        origin=f"--sampler {job.sampler}",
+        origin=f"{'the default ' * bool(job.why)}--sampler {job.sampler}",
         flags=["clients", *job.options],
         foreign=SAMPLERS.is_foreign(job.sampler),
-    )
-
-
-def over_seeds(reports: Sequence[SkewReport]) -> str:
-    """A table with a line for each seed, their mean and their standard deviation."""
-    titles: tuple[str, ...] = ("n_k min", "max", "mean", "std", "Gini")
-    forms: tuple[str, ...] = (",.0f", ",.0f", ",.1f", ",.1f", ".3f")
-    measured: tuple[str, ...] = ()
-    if reports[0].table.shape[1] > 1:
-        titles, forms = ("EMD", "C-score", "KL", *titles), (".3f", ".3f", ".3f", *forms)
-        measured = ("emd", "c_score", "kl")
-    found = [report.as_dict() for report in reports]
-    rows = np.array([[*(d[name] for name in measured), *d["sizes"].values()] for d in found])
-
-    def line(title: str, values: Sequence[float], name: str = "") -> str:
-        cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
-        return f"{title:7}{''.join(cells)}  {name}".rstrip()
-
-    return "\n".join(
-        [
-            reports[0].counted(),
-            f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
-            *(
-                line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")
-                for i, (row, r) in enumerate(zip(rows, reports, strict=True))
-            ),
-            line("mean", rows.mean(axis=0)),
-            line("std", rows.std(axis=0)),
-        ]
     )
 
 

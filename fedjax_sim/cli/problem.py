@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
-from fedjax_sim.cli.commands import deal_seeds
-from fedjax_sim.cli.config import Config, Experiment, Preparation, Split, Standardise
-from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.config import Config, Split, Standardise
+from fedjax_sim.cli.preparing import Prepare, preparation, unchanged
 from fedjax_sim.data import (
     Dataset,
     EvalSet,
@@ -19,35 +18,18 @@ from fedjax_sim.data import (
     client_folds,
     client_holdout,
     eval_set,
-    fedaug,
+    own_test,
     pooled,
-    rebalance,
-    share,
     shift_rows,
     standardise_global,
     standardise_local,
     take_clients,
-    take_root,
 )
-from fedjax_sim.data.targets import strata
-from fedjax_sim.partition import (
-    SAMPLERS,
-    Partition,
-    load_partition,
-    parse_sampler,
-    validate_partition,
-)
+from fedjax_sim.data.owners import names_of
+from fedjax_sim.partition import Partition
 
-
-class Prepared(NamedTuple):
-    """Training samples: the clients', and the rows of the server's own, if it has any."""
-
-    partition: Partition
-    root: NDArray[np.int64] | None
-
-
-Prepare = Callable[[NDArray[Any], Partition, int], Prepared]
-"""``(y, partition, seed)``: what becomes of the clients' training samples."""
+HELD_OUT = 0.2
+"""The share of each client's samples that --split holdout scores, unless told otherwise."""
 
 
 class Problem(NamedTuple):
@@ -61,6 +43,9 @@ class Problem(NamedTuple):
         runs: of each run, in order, what sets it apart: its seed, and its fold if there are folds.
         scaled: whether x is standardised already, so that the model must not scale it.
         scored: on what the score is, in words.
+        names: the names of the clients that are scored, for each run; empty if they have none.
+        own: whether client k of the test set is client k of the data, scored on its own samples.
+        held_out: the share of each client's samples that is the test set; None if none is.
     """
 
     data: ClientData
@@ -70,64 +55,35 @@ class Problem(NamedTuple):
     runs: list[dict[str, int]]
     scaled: bool
     scored: str
+    names: list[Sequence[str]]
+    own: bool = False
+    held_out: float | None = None
 
 
-def make_partitions(experiment: Experiment, split: Split, dataset: Dataset) -> list[Partition]:
-    """One partition of the training samples for each seed, or the one of a file.
+def population(
+    dataset: Dataset, split: Split, *, natural: bool = False, test_fraction: float | None = None
+) -> Dataset:
+    """Returns the data that is dealt to clients: all of it, unless its own test set is scored.
 
-    Raises:
-        ValueError: if the settings and the data allow none, or a user's sampler fails; names the
-          flag.
-    """
-    text, clients = dealt_by(experiment, dataset)
-    try:
-        if text.endswith(".npz"):
-            name = f"{dataset.name} in --split {split}"
-            partition = load_partition(text, dataset.train_y, name)
-            validate_partition(partition, len(dataset.train_y))
-            _check_clients(clients, partition)
-            return [partition]
-        name, sample = parse_sampler(text)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--partition: {error}") from error
-    return deal_seeds(
-        sample,
-        dataset,
-        clients,
-        experiment.seeds,
-        origin=f"--partition {text}",
-        flags=["clients", "emd"],
-        foreign=SAMPLERS.is_foreign(name),
-    )
+    Natural clients that have test samples are scored on these, unless a share of all their samples
+    is asked for; if the test samples have no owners, they are left out. Images keep the scale of
+    their official training images: it is a constant of the data set like the range of a pixel, not
+    a statistic of some clients.
 
-
-def dealt_by(experiment: Experiment, dataset: Dataset) -> tuple[str, int | None]:
-    """The sampler or the file that deals the samples, and N; None for as many as it has.
-
-    Classes are skewed unless told otherwise. Other targets have no such skew: their owners are the
-    clients, if the data have any and no other number of clients is asked for.
-    """
-    text, clients = experiment.partition, experiment.clients
-    if text is None:
-        owned = dataset.train_client is not None and clients is None
-        text = "emd(1.4)" if dataset.task.classes is not None else "natural" if owned else "iid"
-    counted = text.startswith("natural") or text.endswith(".npz")
-    return text, 40 if clients is None and not counted else clients
-
-
-def _check_clients(asked: int | None, partition: Partition) -> None:
-    if asked not in (None, found := len(partition.sizes)):
-        raise ValueError(f"the file has {found} clients, --clients is {asked}: leave it out")
-
-
-def population(dataset: Dataset, split: Split) -> Dataset:
-    """The data that is dealt to clients: all of it, unless the official test set is scored.
-
-    Images keep the scale of their official training images: it is a constant of the data set like
-    the range of a pixel, not a statistic of some clients.
+    Args:
+        dataset: as it was loaded.
+        split: what is scored.
+        natural: whether its natural clients are the clients.
+        test_fraction: of ``holdout``, if it is asked for.
     """
     if split == "official":
         return dataset
+    if natural and dataset.train_client is not None:
+        if dataset.test_client is None:
+            return dataset._replace(test_x=dataset.test_x[:0], test_y=dataset.test_y[:0])
+        known = np.isin(dataset.test_client, dataset.train_client).any()
+        if split == "holdout" and test_fraction is None and known:
+            return dataset
     everyone = pooled(dataset)
     if _is_table(dataset):
         return everyone
@@ -154,48 +110,16 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     standardise = scores.standardise or "global"
     if scores.folds is not None:
         return by_clients(dataset, partitions, seeds, scores.folds, standardise, prepare)
-    if scores.test_fraction is not None:
-        return by_holdout(dataset, partitions, seeds, scores.test_fraction, standardise, prepare)
+    if scores.split == "holdout":
+        if not len(dataset.test_y):
+            fraction = scores.test_fraction or HELD_OUT
+            return by_holdout(dataset, partitions, seeds, fraction, standardise, prepare)
+        if scores.standardise is not None:
+            raise ValueError(
+                f"--standardise {standardise} must come with --test-fraction: clients are scored "
+                "on the data set's own test samples, which have its own scale"
+            )
     return official(dataset, partitions, seeds, prepare)
-
-
-def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
-    """The server's samples, data sharing, rebalancing, FedAug, as far as the settings ask for them.
-
-    Raises:
-        ValueError: here or by what it returns, if the data do not allow a setting; names the flag.
-    """
-    for name in ("share_beta", "rebalance", "fedaug"):
-        if dataset.task.classes is None and getattr(settings, name) is not None:
-            raise ValueError(f"{flag(name)} is for classes, {dataset.name} is {dataset.task!r}")
-
-    def prepare(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:
-        labels, root = strata(y, dataset.task), None
-        if settings.server_fraction is not None:
-            size = max(1, round(settings.server_fraction * len(partition.index)))
-            try:
-                partition, root = take_root(labels, partition, size, seed=seed)
-            except ValueError as error:
-                raise ValueError(f"--server-fraction: {error}") from error
-        if settings.share_beta is not None:
-            alpha = 1.0 if settings.share_alpha is None else settings.share_alpha
-            try:
-                partition = share(labels, partition, settings.share_beta, alpha, seed=seed)
-            except ValueError as error:
-                raise ValueError(f"--share-beta: {error}") from error
-        if settings.rebalance is not None:
-            partition = rebalance(labels, partition, settings.rebalance)
-        if settings.fedaug is not None:
-            partition = fedaug(labels, partition, settings.fedaug).partition
-        return Prepared(partition, root)
-
-    return prepare
-
-
-def unchanged(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:
-    """Clients train on what they are dealt."""
-    del y, seed
-    return Prepared(partition, None)
 
 
 def official(
@@ -204,16 +128,30 @@ def official(
     seeds: Sequence[int],
     prepare: Prepare = unchanged,
 ) -> Problem:
-    """Every client trains; the data set's own test set is scored, pooled."""
+    """Every client trains; the data set's own test set is scored.
+
+    Natural clients are each scored on their own samples of it, others on all of it together.
+    """
     data, trained = _training(dataset.train_x, dataset.train_y, partitions, seeds, prepare)
+    tests = [own_test(dataset, partition) for partition in partitions]
+    mine = [test for test in tests if test is not None]
+    own = len(mine) == len(tests)
+    scored = f"on {dataset.test_set}"
+    if own:
+        scored = f"mean over {_over(mine)}, each on its own samples {scored.replace('on', 'in', 1)}"
+        if others := len(dataset.test_y) - len(mine[0].index):
+            scored += f"; {others:,} test samples are of nobody who trains"
+    parts = mine[0] if len(mine) == 1 else mine
     return Problem(
         data=data,
         trained=trained,
-        test=eval_set(dataset.test_x, dataset.test_y),
+        test=eval_set(dataset.test_x, dataset.test_y, parts if own else None),
         validation=None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=False,
-        scored=f"on {dataset.test_set}",
+        scored=scored,
+        names=[names_of(dataset, partition) for _, partition in _by_seed(partitions, seeds)],
+        own=own,
     )
 
 
@@ -230,12 +168,13 @@ def by_clients(
     Raises:
         ValueError: if there are too few clients for the folds.
     """
-    runs, whole, parts = [], [], []
+    runs, whole, parts, names = [], [], [], []
     for seed, partition in _by_seed(partitions, seeds):
         for f, fold in enumerate(client_folds(len(partition.sizes), folds, seed=seed)):
             runs.append({"seed": seed, "fold": f})
             whole.append(partition)
             parts.append([take_clients(partition, clients) for clients in fold])
+            names.append(names_of(dataset, parts[-1][-1]))
     train, validation, test = (list(role) for role in zip(*parts, strict=True))
     sizes = [len(role[0].sizes) for role in (train, validation, test)]
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=whole)
@@ -254,6 +193,7 @@ def by_clients(
         scored="mean over test clients; {} train, {} validate, {} test in each of {} folds".format(
             *sizes, folds
         ),
+        names=names,
     )
 
 
@@ -288,8 +228,24 @@ def by_holdout(
         validation=None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
-        scored=f"mean over clients, each on {100 * fraction:g} % of its own samples",
+        scored=f"mean over {_over(test)}, each on {100 * fraction:g} % of its own samples",
+        names=[names_of(dataset, partition) for partition in whole],
+        own=True,
+        held_out=fraction,
     )
+
+
+def _over(tests: Sequence[Partition]) -> str:
+    """How many clients have samples to be scored on.
+
+    >>> from fedjax_sim.partition import partition_from_lists
+    >>> _over([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
+    '1 to 2 of 2 clients'
+    """
+    clients = len(tests[0].sizes)
+    counts = sorted({int(np.sum(test.sizes > 0)) for test in tests})
+    scored = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    return f"{scored}{f' of {clients}' if counts[0] < clients else ''} clients"
 
 
 def _training(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.engine.memory import MB
+from fedjax_sim.partition import SkewReport
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.tasks.sums import SHARE, mean_known
 
@@ -71,6 +72,9 @@ def measurements(
                 summary[f"{name}_{moment}_std"] = float(known.std()) if len(known) else math.nan
     headline = f"client_{score}" if by_client else score
     summary["score"] = headline
+    if last.test.by_client is not None:
+        known = ~np.isnan(last.test.by_client[score])
+        summary["scored_clients_per_run"] = known.sum(axis=1).tolist()
     if last.validation is not None:
         validating = last.validation.by_client is not None
         found = result.series(score, by_client=validating, part="validation")
@@ -237,3 +241,32 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
     head, *body = map(line, rows)
     return "\n".join([head, "-" * len(head), *body])
+
+
+def over_seeds(reports: Sequence[SkewReport]) -> str:
+    """A table with a line for each seed, their mean and their standard deviation."""
+    titles: tuple[str, ...] = ("n_k min", "max", "mean", "std", "Gini")
+    forms: tuple[str, ...] = (",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    measured: tuple[str, ...] = ()
+    if reports[0].table.shape[1] > 1:
+        titles, forms = ("EMD", "C-score", "KL", *titles), (".3f", ".3f", ".3f", *forms)
+        measured = ("emd", "c_score", "kl")
+    found = [report.as_dict() for report in reports]
+    rows = np.array([[*(d[name] for name in measured), *d["sizes"].values()] for d in found])
+
+    def line(title: str, values: Sequence[float], name: str = "") -> str:
+        cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
+        return f"{title:7}{''.join(cells)}  {name}".rstrip()
+
+    return "\n".join(
+        [
+            reports[0].counted(),
+            f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
+            *(
+                line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")
+                for i, (row, r) in enumerate(zip(rows, reports, strict=True))
+            ),
+            line("mean", rows.mean(axis=0)),
+            line("std", rows.std(axis=0)),
+        ]
+    )

@@ -56,6 +56,8 @@ def open_folder(
         "malicious": None if malicious is None else np.flatnonzero(malicious).tolist(),
         "initial_sha256": fingerprint(config.weights.initial),
         "standardise": (standardise or "global") if setup.problem.scaled else None,
+        "test_fraction": setup.problem.held_out,
+        "data": setup.about.as_dict(),
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
         "programs": groups,
@@ -181,7 +183,7 @@ def run_group(
         if not np.isfinite(evaluation.test_loss).all():
             lost.add(name)
         if folder is not None and name not in lost:
-            folder.log(name, evaluation, problem.runs, setup.tables, setup.task)
+            folder.log(name, evaluation, problem.runs, setup.tables, setup.task, problem.names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
         if scored is not None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.base import FedState, origins
-from fedjax_sim.base.words import counted
+from fedjax_sim.base.words import counted, percent
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
+from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
-from fedjax_sim.cli.local import rounds_of
+from fedjax_sim.cli.local import rounds_of, without_steps
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.cli.written import read
 from fedjax_sim.client.corrections import Mu
@@ -50,6 +51,9 @@ def summarise(
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
     summary |= timing.measured(result, config.timing)
     summary["skipped"] = int(result.evaluations[-1].skipped.sum())
+    idle = without_steps(setup.algorithms[name].parts.local, setup.problem.data)
+    if any(idle):
+        summary["clients_without_steps_per_run"] = idle
     planned = rounds_of(setup.algorithms[name], experiment.rounds)
     if summary["rounds"] < planned:
         summary["rounds_planned"] = planned
@@ -106,13 +110,19 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     for told, names in by_default.items():
         if told:
             print(f"\n{', '.join(names)}: {told} by default, as clients take plain steps of SGD")
+    mean = setup.problem.test.clients
+    scored = [n for s in summaries.values() for n in s.get("scored_clients_per_run", ())]
+    if min(scored, default=mean) < mean:
+        print(f"\nmeans over clients: of {mean}, {_extent(scored)} have a score")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
             "and the server's are the initial ones"
         )
+    if defaults_of(experiment.dataset) is OTHERS and config.training.lr == OTHERS.lr:
+        print(f"\nlr {OTHERS.lr} is the default for data of your own, not tuned to them: see --lr")
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
-    if personal and config.scores.split != "holdout":
+    if personal and not setup.problem.own:
         print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
 
 
@@ -137,12 +147,26 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         yield f"ε is {s['epsilon_unknown']}"
     if s.get("skipped"):
         yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
+    if idle := s.get("clients_without_steps_per_run"):
+        yield (
+            f"{_extent(idle)} clients are too small for a local step: the models that they return "
+            "unchanged count in full"
+        )
     if "seconds" in s:
         yield timing.told(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
     if "mu_first" in s:
         yield _told_pull(s["mu_first"], s["mu_last"])
+
+
+def _extent(counts: Sequence[int]) -> str:
+    """The smallest and the largest number.
+
+    >>> _extent([22, 21, 22]), _extent([3, 3])
+    ('21 to 22', '3')
+    """
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
@@ -190,8 +214,8 @@ def _prepared(preparation: Preparation, setup: Setup) -> str:
     lacking = np.mean([np.sum(t == 0) for t in tables])
     reached = np.mean([emd(t) for t in tables])
     lines = [
-        f"\nclients train at EMD {reached:.2f}: {_percent(copied)} of their samples are copies, "
-        f"{_percent(shared)} are shared",
+        f"\nclients train at EMD {reached:.2f}: {percent(copied)} of their samples are copies, "
+        f"{percent(shared)} are shared",
         f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
         "seeds)",
     ]
@@ -205,8 +229,3 @@ def _common(partition: Partition, samples: int) -> float:
     """The part of the clients' samples that another client has too."""
     own = partition.index[partition.index < samples]
     return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))
-
-
-def _percent(part: float) -> str:
-    """Two digits at least, unless it is nothing."""
-    return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"

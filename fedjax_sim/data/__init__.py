@@ -5,6 +5,7 @@ from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu
 from fedjax_sim.data._fedaug import FedAug, augmentation_level, fedaug, rebalance
 from fedjax_sim.data._huggingface import from_huggingface
+from fedjax_sim.data._summary import DataSummary, summary
 from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data._xor import XorMixup, xor_mixup
 from fedjax_sim.data.cache import cache_dir, cached_arrays
@@ -13,6 +14,7 @@ from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
 from fedjax_sim.data.evaluation import EvalSet, eval_set
 from fedjax_sim.data.folder import DataNotFoundError
+from fedjax_sim.data.owners import own_test
 from fedjax_sim.data.scaling import channel_statistics
 from fedjax_sim.data.sharing import share
 from fedjax_sim.data.sources import DATASETS, load_dataset, parse_dataset
@@ -35,6 +37,7 @@ from fedjax_sim.data.text import (
 __all__ = [
     "DATASETS",
     "DataNotFoundError",
+    "DataSummary",
     "Dataset",
     "EvalSet",
     "FedAug",
@@ -56,6 +59,7 @@ __all__ = [
     "from_arrays",
     "from_huggingface",
     "load_dataset",
+    "own_test",
     "parse_dataset",
     "pooled",
     "rebalance",
@@ -66,6 +70,7 @@ __all__ = [
     "standardise_global",
     "standardise_local",
     "streamed",
+    "summary",
     "synthetic",
     "take_clients",
     "take_root",

@@ -3,7 +3,7 @@
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
 from fedjax_sim.partition._features import feature_noise, feature_rotation
 from fedjax_sim.partition._limit_label import limit_label
-from fedjax_sim.partition._limit_label_emd import limit_label_emd
+from fedjax_sim.partition._limit_label_emd import limit_label_emd, reachable_emd
 from fedjax_sim.partition._limit_label_q import limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
 from fedjax_sim.partition._natural import natural
@@ -74,6 +74,7 @@ __all__ = [
     "q_sampler",
     "q_setting",
     "quantity",
+    "reachable_emd",
     "robin_hood",
     "save_partition",
     "shards",

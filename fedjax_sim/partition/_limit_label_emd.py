@@ -101,6 +101,32 @@ def limit_label_emd(
     return deal(y, columns.T, rng, f"emd({emd:g}{options}): {setting}")
 
 
+def reachable_emd(labels: ArrayLike, clients: int, *, seed: int) -> tuple[float, float]:
+    """Returns the smallest and the largest EMD of :func:`limit_label_emd` on these labels.
+
+    Args:
+        labels: ``int[n]``, of any distribution.
+        clients: K.
+        seed: of the owner sets.
+
+    Returns:
+        Both 0 with one class or one client: no EMD above 0 can be reached then.
+
+    Raises:
+        ValueError: if clients is not in 1 … n, or labels are no classes.
+
+    Example:
+        >>> reachable_emd(np.arange(2000) % 10, 10, seed=0), reachable_emd([0, 0], 2, seed=0)
+        ((0.0, 1.8), (0.0, 0.0))
+    """
+    _, counts, rng = check_arguments(labels, clients, seed)
+    if min(counts.size, clients) < 2:
+        return 0.0, 0.0
+    design = draw_design(counts, clients, -(-counts.size // clients), 0, rng)
+    least, most = (distance(design.columns(share, filled=True)) for share in (0.0, 1.0))
+    return least, most
+
+
 def distance(columns: NDArray[np.int64]) -> float:
     """The EMD of the samples of every label and client, ``int64[M, K]``."""
     pooled = columns.sum(axis=1) / columns.sum()

@@ -273,20 +273,22 @@ def client_accuracy(
 
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, standard deviation, minimum, 10 % quantile and maximum of ``f64[N]``.
+    """Mean, standard deviation, minimum, 10 % quantile and maximum of ``f64[N]``, and of how many.
 
     NaN, a client without a score, is left out; of nothing else, all are NaN.
 
-    >>> spread(np.array([0.0, 1.0, np.nan]))["mean"]
-    0.5
+    >>> found = spread(np.array([0.0, 1.0, np.nan]))
+    >>> found["mean"], found["clients"]
+    (0.5, 2)
     """
     values = values[~np.isnan(values)]
     if not len(values):
-        return dict.fromkeys(("mean", "std", "min", "p10", "max"), np.nan)
+        return dict.fromkeys(("mean", "std", "min", "p10", "max"), np.nan) | {"clients": 0}
     return {
         "mean": float(values.mean()),
         "std": float(values.std()),
         "min": float(values.min()),
         "p10": float(np.quantile(values, 0.1)),
         "max": float(values.max()),
+        "clients": len(values),
     }

@@ -1,0 +1,158 @@
+"""Who gets which samples: the sampler that is asked for, or the one that fits the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.cli.commands import deal_seeds
+from fedjax_sim.cli.config import Experiment, Split
+from fedjax_sim.cli.flags import flagged
+from fedjax_sim.data import Dataset
+from fedjax_sim.partition import (
+    SAMPLERS,
+    Partition,
+    load_partition,
+    parse_sampler,
+    reachable_emd,
+    validate_partition,
+)
+
+CLIENTS = 40
+"""N, unless it is given; of fewer than 80 samples one client for every two."""
+
+EMD = 1.4
+SHARE = 7 / 9
+"""Of the largest EMD: what 1.4 is of ten balanced classes."""
+
+
+class Deal(NamedTuple):
+    """A sampler and its number of clients.
+
+    Attributes:
+        text: the text form of a sampler, or the name of a .npz file.
+        clients: N; None for as many as there are natural clients, or the file has.
+        why: why it is the default; "" if it was asked for.
+    """
+
+    text: str
+    clients: int | None
+    why: str = ""
+
+    @property
+    def flag(self) -> str:
+        """What messages about the sampler begin with."""
+        return f"{'the default ' if self.why else ''}--partition {self.text}"
+
+
+def takes_owners(text: str | None, dataset: Dataset) -> bool:
+    """Whether the natural clients of the data become clients."""
+    if text is None:
+        return dataset.train_client is not None
+    return text.partition("(")[0].strip() == "natural"
+
+
+def choose(
+    text: str | None, clients: int | None, dataset: Dataset, seeds: Sequence[int], *, flag: str
+) -> Deal:
+    """Chooses what deals the samples.
+
+    Natural clients are kept if the data have them. Other samples are dealt at EMD 1.4. Where the
+    labels do not reach that, the EMD is 7/9 of the largest that they reach, rounded down to a
+    tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
+
+    Args:
+        text: the sampler or the file that was asked for; None for none.
+        clients: N, if it was asked for.
+        dataset: whose training samples are dealt.
+        seeds: of the partitions.
+        flag: that asks for another sampler.
+
+    Raises:
+        ValueError: if another number of clients than the natural one is asked for, without a
+            sampler; or there are fewer samples.
+    """
+    some = max(1, min(CLIENTS, len(dataset.train_y) // 2))
+    several = some if clients is None else clients
+    if text is not None:
+        counted = takes_owners(text, dataset) or text.endswith(".npz")
+        return Deal(text, clients if counted else several)
+    if dataset.train_client is not None:
+        found = np.unique(dataset.train_client).size
+        if clients not in (None, found):
+            raise ValueError(
+                f"--clients must be {found}, as the data name so many, got {clients}: leave it "
+                f"out, or deal the samples anew by {flag}, such as {flag} iid"
+            )
+        return Deal("natural", None, "the default for data that name their clients")
+    if dataset.task.classes is None:
+        return Deal("iid", several, "the default without classes")
+    try:
+        ranges = [reachable_emd(dataset.train_y, several, seed=seed) for seed in seeds]
+    except ValueError as error:
+        raise flagged(error, ["clients"]) from error
+    least, most = max(low for low, _ in ranges), min(high for _, high in ranges)
+    emd = EMD if most >= EMD - 1e-9 else math.floor(10 * SHARE * most + 1e-9) / 10
+    if not 0 < emd >= least:
+        return Deal("iid", several, "the default where labels allow no skew")
+    why = "the default" if emd == EMD else f"the default, as labels reach EMD {most:.2f} at most"
+    return Deal(f"emd({emd:g})", several, why)
+
+
+def make_partitions(
+    experiment: Experiment, deal: Deal, split: Split, dataset: Dataset
+) -> list[Partition]:
+    """Deals the training samples: one partition for each seed, or the one of a file.
+
+    Raises:
+        ValueError: if the settings and the data allow none, or a user's sampler fails; names the
+          flag.
+    """
+    try:
+        if deal.text.endswith(".npz"):
+            name = f"{dataset.name} in --split {split}"
+            partition = load_partition(deal.text, dataset.train_y, name)
+            validate_partition(partition, len(dataset.train_y))
+            _check_clients(deal.clients, partition)
+            return [partition]
+        name, sample = parse_sampler(deal.text)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--partition: {error}") from error
+    try:
+        return deal_seeds(
+            sample,
+            dataset,
+            deal.clients,
+            experiment.seeds,
+            origin=deal.flag,
+            flags=["clients", "emd"],
+            foreign=SAMPLERS.is_foreign(name),
+        )
+    except ValueError as error:
+        if None is experiment.clients != deal.clients and str(error).startswith("--clients "):
+            raise ValueError(f"{error} ({deal.clients} is the default)") from error
+        raise
+
+
+def _check_clients(asked: int | None, partition: Partition) -> None:
+    if asked not in (None, found := len(partition.sizes)):
+        raise ValueError(f"the file has {found} clients, --clients is {asked}: leave it out")
+
+
+def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:
+    """Describes who trains, for the summary of the data.
+
+    Args:
+        deal: what dealt the samples.
+        dataset: as it was loaded.
+        partition: of the first seed.
+    """
+    clients, natural = len(partition.sizes), takes_owners(deal.text, dataset)
+    line = f"{clients} {'natural ones' if natural else f'by {deal.text}'}"
+    line += f", {deal.why}" if deal.why else ""
+    if natural or dataset.train_client is None or partition.name.startswith("natural"):
+        return line
+    return f"{line}; the {np.unique(dataset.train_client).size} that the data name are not used"
