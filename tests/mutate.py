@@ -89,7 +89,7 @@ MUTANTS = [
     Mutant("base/spelling.py", 'f"{counted}s", ', "", tests("bench") + " -k=mistyped"),
     Mutant("base/spelling.py", "other, text", "text", tests("registry") + " -k=word"),
     Mutant("cli/catalogue.py", "all(word.lower()", "any(word.lower()", tests("bench") + " -k=list"),
-    Mutant("data/_csv.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
+    Mutant("data/categories.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
     Mutant("base/brief.py", "html.escape(cell)}</td>", "cell}</td>", tests("results")),
     Mutant(
         "base/brief.py",

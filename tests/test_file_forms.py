@@ -13,7 +13,7 @@ import pytest
 from conftest import known
 from PIL import Image
 
-from fedjax_sim.data import Dataset, from_huggingface, load_dataset
+from fedjax_sim.data import Dataset, from_huggingface, load_dataset, summary
 from fedjax_sim.data.folder import DataNotFoundError
 
 Facts = Callable[[Dataset], Any]
@@ -164,7 +164,6 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
                 "3 of 6 rows lack a cell and are left out.",
                 "True and false are read as 1 and 0: native.",
                 "Column 'work' is one-hot encoded: Local-gov, Private.",
-                "Class <=50K is in the training set alone, 50 % of it.",
             ),
         ),
     ),
@@ -183,15 +182,12 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
     "owners in both files": (
         owners,
         "mine.npz",
-        lambda d: (d.client_names, known(d.test_client).tolist(), y_of(d), d.notes),
+        lambda d: (d.client_names, known(d.test_client).tolist(), y_of(d), summary(d).lone),
         (
             ("aalst", "brugge", "gent"),
             [2, 1],
             ([1, 2, 1, 2], [2, 0], ("dead", "ill", "well")),
-            (
-                "Class dead is in the test set alone, 50 % of it.",
-                "Class ill is in the training set alone, 50 % of it.",
-            ),
+            {"training": {"ill": 0.5}, "test": {"dead": 0.5}},
         ),
     ),
     "splits with other codes": (

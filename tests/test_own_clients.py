@@ -200,7 +200,7 @@ def cut(whole: Dataset) -> Dataset:
             order = np.union1d(order, first)
         chosen.append(np.sort(order))
     fields = ("x", "y", "client")
-    new = {
+    new: dict[str, Any] = {
         f"{part}_{field}": None if (a := getattr(whole, f"{part}_{field}")) is None else a[rows]
         for part, rows in zip(("train", "test"), chosen, strict=True)
         for field in fields

@@ -26,8 +26,8 @@ FORM = (
     "[,classes=M][,sep=CHARACTER][,encoding=NAME][,categorical=COLUMN+COLUMN or all]"
     "[,missing=refuse, drop or mean]"
 )
-OPTIONS = ("label", "target", "client", "test", "classes", "task")
-OPTIONS += ("sep", "encoding", "categorical", "missing")
+ROLES = ("label", "target", "client", "test", "classes", "task")
+OPTIONS = (*ROLES, "sep", "encoding", "categorical", "missing")
 LARGEST = float(np.finfo(np.float32).max)
 
 

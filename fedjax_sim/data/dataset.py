@@ -11,7 +11,7 @@ from fedjax_sim.base import Task
 from fedjax_sim.base.brief import brief, brief_html
 from fedjax_sim.data.masked import check_int32, plain_array
 from fedjax_sim.data.scaling import offset, statistics
-from fedjax_sim.data.targets import of_each, one_sided, read_targets, strata
+from fedjax_sim.data.targets import of_each, read_targets, strata
 
 Features = Mapping[str, NDArray[np.int32]]
 NO_FEATURES: Features = MappingProxyType({})
@@ -173,11 +173,6 @@ def from_arrays(
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
     mean, std = statistics(inputs[kept], columns) if scale else (None, None)
-    known = (
-        ()
-        if task.classes is None
-        else one_sided(targets[kept], targets[held_out], read.class_names)
-    )
     clients, names = (None, ()) if client is None else coded("client", client, n)
     codes = {key: coded(key, value, n)[0] for key, value in features.items()}
     return Dataset(
@@ -197,7 +192,7 @@ def from_arrays(
         numeric=columns,
         class_names=read.class_names,
         test_set=f"a fixed random fifth{of_each(task)}" if test is None else test_set,
-        notes=(*read.notes, *notes, *centred, *known),
+        notes=(*notes, *centred),
     )
 
 

@@ -22,13 +22,11 @@ class Targets(NamedTuple):
         y: in the dtype of the task.
         task: what is learnt.
         class_names: of the M classes; () if they have none.
-        notes: how the task was guessed; empty if it was given.
     """
 
     y: NDArray[Any]
     task: Task
     class_names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
 
 def read_targets(
@@ -68,14 +66,12 @@ def read_targets(
         if classes not in (None, len(names)):
             raise ValueError(f"classes must be {len(names)}, as many as y has names, got {classes}")
         y, classes = codes_of(y, names), len(names)
-    notes: tuple[str, ...] = ()
     if task is None and classes is None and y.shape[:1] == (samples,):
         guessed = task_of(y)
         if guessed is None:
             labels = _labels(y, samples, None)
             guessed = classification(_number_of_classes(labels))
-        notes = (f"The task is {guessed!r}, as y is {y.dtype} {list(y.shape)}.",)
-        return Targets(as_targets(y, samples), guessed, names, notes)
+        return Targets(as_targets(y, samples), guessed, names)
     if task == "regression":
         made = as_targets(_column(y).astype(np.float64) if y.dtype.kind in "biu" else y, samples)
         found = regression(1 if y.ndim == 1 else y.shape[1])
@@ -126,38 +122,6 @@ def _labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.in
     if y.dtype.kind == "f" and np.isfinite(y).all() and np.array_equal(y, np.round(y)):
         y = y.astype(np.int64)
     return class_labels(y, samples, classes)
-
-
-def one_sided(
-    train: NDArray[np.int32], test: NDArray[np.int32], names: Sequence[str]
-) -> tuple[str, ...]:
-    """Returns a note for the classes of the test set alone, and one for those of the training set.
-
-    Args:
-        train: the training labels.
-        test: the test labels.
-        names: of the classes; () if they have none.
-
-    >>> one_sided(np.array([1, 1]), np.array([0, 1, 1, 1]), ("ant", "bee"))
-    ('Class ant is in the test set alone, 25 % of it.',)
-    """
-    if not len(test):
-        return ()
-    notes = []
-    in_train, in_test = np.unique(train), np.unique(test)
-    for place, own, found, others in (
-        ("test", test, in_test, in_train),
-        ("training", train, in_train, in_test),
-    ):
-        alone = np.setdiff1d(found, others)
-        if len(alone):
-            share = 100 * np.isin(own, alone).mean()
-            told = shortened([names[k] if names else str(k) for k in alone])
-            words = ("Class", "is") if len(alone) == 1 else ("Classes", "are")
-            notes.append(
-                f"{words[0]} {told} {words[1]} in the {place} set alone, {share:.2g} % of it."
-            )
-    return tuple(notes)
 
 
 def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
