@@ -23,6 +23,7 @@ from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
+from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import held
@@ -217,6 +218,8 @@ def _explained(rows: Sequence[Row]) -> str:
     text = f"* best mean; mean ± standard deviation over {runs} runs"
     if rows[0].validation is not None:
         text += ", each at the round that is best on its validation clients"
+    if any("fold" in run for row in rows for run in row.runs):
+        return f"{text}; p: {OF_FOLDS} of the runs' differences, two-sided"
     text += "; p: Wilcoxon's signed-rank test of the runs' differences, two-sided"
     if runs > 1:
         text += f" (of {runs} runs at least {2 ** (1 - runs):.2g})"

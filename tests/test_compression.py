@@ -106,6 +106,16 @@ def test_message_sizes() -> None:
     assert compression.stochastic_quantisation(128).bytes(n) == math.ceil(9 * n / 8) + 4
 
 
+def test_qsgd_codes_updates_of_any_size() -> None:
+    """The square of a norm of 1.8e19 is beyond floats, that of 1e-30 below them."""
+    code, x = jax.jit(compression.stochastic_quantisation(7).compress), jnp.arange(1.0, 60.0)
+    wanted = np.asarray(code(jax.random.key(0), x))
+    assert len(np.unique(wanted)) == 3
+    for unit in (2.0**100, 2.0**-110):
+        found = np.asarray(code(jax.random.key(0), x * jnp.float32(unit)))
+        np.testing.assert_array_equal(found, wanted * np.float32(unit))
+
+
 def test_quantisation_is_unbiased() -> None:
     x = jnp.array([0.0, 3.0, -4.0, 0.01])
     code, draws = compression.stochastic_quantisation(3), 20_000

@@ -1093,12 +1093,12 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "max_staleness must be at least 0, got -1",
     ),
     "buffer": (
-        lambda: fedasync(any_local(), clients_per_round=4, buffer_size=3),
-        "buffer_size must divide the 4 clients of a round, got 3",
+        lambda: fedasync(any_local(), clients_per_round=4, buffer_size=5),
+        "buffer_size must be in 1..4, the clients of a round, got 5",
     ),
     "no buffer": (
         lambda: fedasync(any_local(), clients_per_round=4, buffer_size=0),
-        "buffer_size must divide the 4 clients of a round, got 0",
+        "buffer_size must be in 1..4, the clients of a round, got 0",
     ),
     "server lr": (
         lambda: ozdayi(any_local(), clients_per_round=2, server_lr=0.0),

@@ -65,8 +65,7 @@ def fedasync(
         m / buffer_size. Traffic per round: buffer_size models down, as many up.
 
     Raises:
-        ValueError: if a setting is out of range, buffer_size does not divide the clients of a
-          round, or there is a max_staleness beside a clock.
+        ValueError: if a setting is out of range, or there is a max_staleness beside a clock.
 
     Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019
     <https://arxiv.org/abs/1903.03934>, Algorithm 1 and sections 5.2 and 6; Xue, Klabjan, Luo,
@@ -102,12 +101,13 @@ def arriving(
     """When models arrive, and which they are: by the clock, or drawn without one.
 
     Raises:
-        ValueError: if buffer_size does not divide the clients of a round, or there is a
-            max_staleness beside a clock.
+        ValueError: if buffer_size is not in 1 .. clients_per_round, or there is a max_staleness
+            beside a clock.
     """
-    if buffer_size < 1 or clients_per_round % buffer_size:
+    if not 1 <= buffer_size <= clients_per_round:
         raise ValueError(
-            f"buffer_size must divide the {clients_per_round} clients of a round, got {buffer_size}"
+            f"buffer_size must be in 1..{clients_per_round}, the clients of a round, got "
+            f"{buffer_size}"
         )
     if clock is not None and max_staleness is not None:
         raise ValueError(

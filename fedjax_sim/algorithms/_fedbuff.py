@@ -40,7 +40,7 @@ def fedbuff(
         local: the local update.
         clients_per_round: m, the concurrency: clients at work at once on a clock. So many arrive
           for each round that the user budgets.
-        buffer_size: K, the updates that move the server together; 10 in the paper.
+        buffer_size: K, the updates that move the server together, at most m; 10 in the paper.
         server_lr: η.
         decay: s, how an update shrinks with its staleness: "constant", not at all; "polynomial", as
           (d + 1)^-a; "hinge", 1 up to b and 1 / (a (d - b) + 1) from there.
@@ -58,8 +58,7 @@ def fedbuff(
         per round: K models down, K up.
 
     Raises:
-        ValueError: if a setting is out of range, buffer_size does not divide the clients of a
-          round, or there is a max_staleness beside a clock.
+        ValueError: if a setting is out of range, or there is a max_staleness beside a clock.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022
     <https://arxiv.org/abs/2106.06639>, Algorithm 1; its secure aggregation is not simulated.

@@ -131,10 +131,13 @@ def stochastic_quantisation(levels: int) -> Compressor:
         raise ValueError(f"levels must be at least 1, got {levels}")
 
     def compress(key: Array, x: Array) -> Array:
+        # The norm's square is within the range of floats; a power of two rounds nothing.
+        unit = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(jnp.max(jnp.abs(x)))[1] - 1)
+        x = x / unit
         norm = jnp.linalg.norm(x)
         scaled = levels * jnp.abs(x) / jnp.where(norm > 0, norm, 1)
         up = jax.random.uniform(key, x.shape, x.dtype) < scaled - jnp.floor(scaled)
-        return norm * jnp.sign(x) * (jnp.floor(scaled) + up.astype(x.dtype)) / levels
+        return norm * jnp.sign(x) * (jnp.floor(scaled) + up.astype(x.dtype)) / levels * unit
 
     bits = math.ceil(math.log2(2 * levels + 1))
     return Compressor(compress, lambda n: math.ceil((n * bits + 32) / 8))

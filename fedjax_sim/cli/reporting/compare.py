@@ -13,6 +13,8 @@ from fedjax_sim.tasks.sums import mean_known
 
 Moment = Literal["final", "validated", "validation"]
 SEEDS = frozenset({"seeds"})
+OF_FOLDS = "corrected resampled t-test (Nadeau and Bengio), as folds share training clients,"
+"""The test of runs that are folds, in words."""
 
 NAMES = ("algorithm", "method", "plain")
 """Attributes of a trial by which a baseline may be named, the most exact one first."""
@@ -46,14 +48,14 @@ class Difference(NamedTuple):
     Attributes:
         values: of each pair, ``f64[n]``.
         equal: pairs without a difference.
-        p: of Wilcoxon's signed-rank test, two-sided; None without a pair that differs.
-        least: the smallest p that so many pairs can reach.
+        p: two-sided, see :func:`paired`; None without a pair that differs.
+        least: the smallest p that so many pairs can reach; None if there is no such limit.
     """
 
     values: Floats
     equal: int
     p: float | None
-    least: float
+    least: float | None
 
 
 class Group(NamedTuple):
@@ -160,17 +162,33 @@ def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
     """
     ours, theirs = (_by_key(t, moment) for t in (trial, baseline))
     pairs = np.array([(ours[k], theirs[k]) for k in ours if k in theirs]).reshape(-1, 2)
-    return paired(pairs[:, 0], pairs[:, 1])
+    folds = {key.fold for key in ours} - {None}
+    return paired(pairs[:, 0], pairs[:, 1], len(folds) or None)
 
 
-def paired(ours: Floats, theirs: Floats) -> Difference:
-    """What scores gain on others of the same runs, and how likely so much is by chance.
+def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference:
+    r"""What scores gain on others of the same runs, and how likely so much is by chance.
 
     The test is Wilcoxon's signed-rank test of ``scipy.stats``, two-sided; pairs that are equal are
     left out, as he does. n pairs can reach no smaller p than 2^(1 - n): five reach 0.0625.
 
+    Folds share training clients, so that their differences are not independent. Their test is the
+    corrected resampled t-test, with n - 1 degrees of freedom and n_test / n_train = 1 / (F - 2):
+
+    .. math:: t = \frac{\bar d}{\sqrt{\bigl(\frac1n + \frac{n_{test}}{n_{train}}\bigr) s_d^2}}
+
+    Args:
+        ours: of each run, ``f64[n]``; NaN if it is not known.
+        theirs: the same of the baseline.
+        folds: F; None if the runs are no folds.
+
+    Source: Nadeau, Bengio 2003 <https://doi.org/10.1023/A:1024068626366>, section 3; Bouckaert,
+    Frank 2004 <https://doi.org/10.1007/978-3-540-24775-3_3>, for repeated folds.
+
     >>> paired(np.arange(1.0, 7.0), np.zeros(6)).p
     0.03125
+    >>> round(paired(np.arange(1.0, 7.0), np.zeros(6), folds=3).p, 3)
+    0.144
     """
     from scipy import stats
 
@@ -182,12 +200,26 @@ def paired(ours: Floats, theirs: Floats) -> Difference:
     ranked = ranked[ranked != 0]
     n = len(ranked)
     equal = len(values) - n
+    if folds is not None:
+        p = _resampled(values, 1 / max(folds - 2, 1)) if n else None
+        return Difference(values, equal, p, None)
     if n < 2:
         return Difference(values, equal, 1.0 if n else None, 1.0)
     # Exact with ties as well, as scipy's default is only in newer versions.
     method: Any = stats.PermutationMethod(n_resamples=2**13) if n <= 13 else "auto"
     p = float(stats.wilcoxon(ranked, method=method).pvalue)
     return Difference(values, equal, p, 2.0 ** (1 - n))
+
+
+def _resampled(values: Floats, share: float) -> float:
+    """P of the corrected resampled t-test; ``share`` is n_test / n_train."""
+    from scipy import stats
+
+    n = len(values)
+    spread = math.sqrt((1 / n + share) * values.var(ddof=1)) if n > 1 else math.inf
+    if spread == 0:
+        return 0.0
+    return float(2 * stats.t.sf(abs(values.mean()) / spread, max(n - 1, 1)))
 
 
 def grouped(

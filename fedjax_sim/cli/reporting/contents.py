@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli.reporting.compare import (
+    OF_FOLDS,
     Group,
     decisive,
     differing,
@@ -163,10 +164,12 @@ def _on_differences(group: Group) -> list[str]:
     assert group.baseline is not None
     found = differences(group).values()
     moment = decisive(group.trials)
+    folds = any(key.fold is not None for trial in group.trials for key in trial.keys)
+    test = OF_FOLDS if folds else "Wilcoxon's signed-rank test,"
     lines = [
         f"Each method minus {group.label(group.baseline)}, {moment} scores, in pairs of the same "
-        "seed, fold and partition. p: Wilcoxon's signed-rank test, two-sided; not corrected for "
-        f"the number of comparisons, {len(found)}."
+        f"seed, fold and partition. p: {test} two-sided; not corrected for the number of "
+        f"comparisons, {len(found)}."
     ]
     if len({frozenset(t.keys) for t in group.trials if t.keys}) > 1:
         lines.append(

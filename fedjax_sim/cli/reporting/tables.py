@@ -141,7 +141,7 @@ def compared(group: Group) -> Table:
         n = len(found.values)
         over = Over(found.values) if n else None
         p = "-" if found.p is None else chance(found.p)
-        least = "-" if found.p is None else chance(found.least)
+        least = "-" if found.p is None or found.least is None else chance(found.least)
         gain = "no pairs" if over is None else _signed(told(over, metric))
         for one, whose in ((trial, ""), (group.baseline, "baseline ")):
             if one is not None and one.diverged:

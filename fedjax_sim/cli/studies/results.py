@@ -185,7 +185,8 @@ def shown_score(row: Row) -> str:
 def _compared(row: Row, baseline: Row) -> tuple[str, str]:
     if row is baseline or baseline.setting is None:
         return "-", "-"
-    found = paired(row.scores, baseline.scores)
+    folds = {run["fold"] for run in row.runs if "fold" in run}
+    found = paired(row.scores, baseline.scores, len(folds) or None)
     if not len(found.values):
         return "-", "-"
     mean = float(found.values.mean())
