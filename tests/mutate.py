@@ -59,6 +59,7 @@ WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 OWNED = tests("own_clients")
+NEEDS = tests("contracts", "compositions")
 ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
 FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
@@ -727,7 +728,7 @@ MUTANTS = [
     ),
     Mutant(
         "round/collecting.py",
-        "return tree.select(jnp.any(weights > 0), new, state)",
+        "return tree.select(jnp.any(gathered.weights > 0), new, state)",
         "return new",
         tests("privacy", "frame"),
     ),
@@ -1532,6 +1533,23 @@ MUTANTS = [
     Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),
     Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
+    # Needs that follow from what parts say of themselves.
+    Mutant("engine/needs.py", "part.forges or part.screens", "True", NEEDS),
+    Mutant("engine/matching.py", "a is not None and (a is b", "a is not None or (a is b", NEEDS),
+    Mutant("round/fit.py", "if not part.messages:", "if False:", NEEDS),
+    Mutant("round/fit.py", "if needs.shares(local):", "if False:", NEEDS),
+    Mutant(
+        "server/update.py",
+        "reads_updates=True,\n        replaces=False,",
+        "reads_updates=True,",
+        NEEDS,
+    ),
+    Mutant(
+        "round/collecting.py",
+        "_part_of(travels(parts, state.server), gathered)",
+        "gathered",
+        tests("exchange"),
+    ),
 ]
 
 

@@ -273,6 +273,32 @@ def test_frozen_leaves_stay_even_if_they_are_trained(federation: Federation, net
     assert all(np.abs(start[i] - end[i]).max() > 0 for i in HEAD)
 
 
+@pytest.mark.parametrize("role", ["preaggregation", "server"])
+def test_a_part_that_moves_what_does_not_travel_is_refused(net: fs.Model, role: str) -> None:
+    """It was ignored: the residual of adapters that a server adds to the trunk, say."""
+
+    def moved(model: Variables) -> Variables:
+        trunk = jax.tree.map(jnp.ones_like, start_of(net).params["Dense_0"])
+        return model._replace(params={**model.params, "Dense_0": trunk})
+
+    def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+        return moved(updates), weights, state
+
+    def update(key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
+        return moved(step), state
+
+    parts: dict[str, Any] = {
+        "preaggregation": [fs.base.PreAggregation(lambda variables, data: (), apply)],
+        "server": fs.base.Server(lambda variables: (), update),
+    }
+    frozen = fs.exchange.split(frozen=fs.leaves.named("Dense_0"))
+    algorithm = fs.fedavg(whole_batches(net), clients_per_round=COHORT, execution=ONE).replace(
+        exchange=frozen, **{role: parts[role]}
+    )
+    with pytest.raises(ValueError, match=rf"{role} .*must return what .*'kernel': None"):
+        play(algorithm, net, make_federation().data, 1)
+
+
 def test_weights_that_are_not_trained_stay_through_momentum_and_decay(net: fs.Model) -> None:
     """The optimiser does not see them: decay would shrink what has no gradient."""
     data = make_federation((17,)).data

@@ -205,10 +205,10 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         beside(refresh=fs.refresh.drift_correction()),
         "needs models in flight that take nothing but fragments from the server, refresh is drift",
     ),
-    "codes": (beside(sending=(CODE,)), "needs updates that are sent as they are, sending is"),
+    "codes": (beside(sending=(CODE,)), "needs clients that send what they made, sending is"),
     "weights of updates": (
         beside(preaggregation=(fs.preaggregation.trust(local_of(fs.models.logistic((6,), 3))),)),
-        "needs updates that are aggregated as they are, preaggregation is",
+        "needs updates and weights that nothing changes, preaggregation is",
     ),
     "variates": (
         lambda net: fs.algorithms.scaffold(local_of(net), clients_per_round=3).replace(

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a code": (
         lambda net: made(net).replace(
             sending=(fs.sending.compressed(fs.compression.top_k(0.1)),)
-        ), "exchange nothing() needs no code of updates, of which none is sent, sending is",
+        ), "sending compressed(top_k(0.1)) needs a model that is sent, exchange is nothing()",
     ),
     "a server's step": (
         lambda net: made(net).replace(server=fs.server.mix(0.5)),
@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "weights of updates": (
         lambda net: made(net).replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "exchange nothing() needs updates that are aggregated as they are, preaggregation is",
+        "exchange nothing() needs updates and weights that nothing changes, preaggregation is",
     ),
     "prototypes without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),

@@ -73,4 +73,4 @@ def _forged(malicious: Malicious, forge: Callable[[Array, Array], Array]) -> Sen
         params, message = jax.tree.unflatten(structure, sent)
         return Sent(update._replace(params=params), message, kept)
 
-    return Sending(init=one_for_each(malicious), send=send)
+    return Sending(init=one_for_each(malicious), send=send, messages=True, forges=True)

@@ -52,7 +52,7 @@ def colluding(malicious: Malicious, forge: Forge, *, omniscient: bool = True) ->
         lying = hostile & jnp.any(honest) if omniscient else hostile
         return updates._replace(params=tree.select_rows(lying, forged, updates.params))
 
-    return Sending(init=one_for_each(malicious), together=together)
+    return Sending(init=one_for_each(malicious), together=together, forges=True)
 
 
 def moments(rows: PyTree, who: Array) -> tuple[PyTree, PyTree]:

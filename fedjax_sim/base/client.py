@@ -150,6 +150,8 @@ class LocalUpdate:
         fresh: whether every visit begins with a fresh state of the optimiser.
         stops: whether ``train`` heeds ``ClientView.limit``.
         known: whether a visit takes T_k steps and no fewer: its end is known when it begins.
+        moves_start: whether it trains from another model than the one that it received.
+        reflects: whether it sends twice its new model less its last one.
         setup_traffic: what travels before the first round; None: nothing.
         follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
         told: what of the shared state travels with the model; None: all of it.
@@ -172,6 +174,8 @@ class LocalUpdate:
     fresh: bool = True
     stops: bool = False
     known: bool = False
+    moves_start: bool = False
+    reflects: bool = False
     setup_traffic: SetupTrafficOf | None = None
     follow: Follow | None = None
     told: Told | None = None
@@ -271,6 +275,9 @@ class Correction(NamedTuple):
         survey: what it asks before the training; None: nothing.
         anchored: whether the gradient that it is given is less that of the same samples at the
             received model, which costs a gradient more in every step.
+        pull: μ, if all that it does is to add μ (w - w_recv) to the gradient; None: it does not.
+        dual: α, if each client keeps an h_k from which it takes α (w_k - w_recv) at the end of a
+            visit, as in FedDyn; None: it keeps none.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -284,6 +291,8 @@ class Correction(NamedTuple):
     follow: Follow | None = None
     survey: CorrectionSurvey | None = None
     anchored: bool = False
+    pull: float | Array | None = None
+    dual: float | Array | None = None
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -18,6 +18,7 @@ class Exchange(NamedTuple):
         fragments: if those that travel do so in turn: the leaves of each fragment. In round t the
           server collects fragment t mod P of all slots, and a slot that keeps its client takes the
           new fragment in place of its own. () for all in every round.
+        nothing: whether no leaf travels.
         needs: what it needs of other parts.
         origin: the call that made it.
     """
@@ -25,6 +26,7 @@ class Exchange(NamedTuple):
     own: Leaves | None = None
     frozen: Leaves | None = None
     fragments: tuple[Leaves, ...] = ()
+    nothing: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.brief import brief_fields
+from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 
 if TYPE_CHECKING:
@@ -157,11 +158,13 @@ class Memory(NamedTuple):
     Attributes:
         init: before the first visit.
         keep: of a visit.
+        needs: of the other parts.
         origin: the call that made it.
     """
 
     init: MemoryInit
     keep: MemoryKeep
+    needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
     def __repr__(self) -> str:

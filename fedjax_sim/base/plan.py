@@ -246,6 +246,7 @@ class Schedule(NamedTuple):
         at_work: the models that are with clients at once, of which a round takes those that come
             back first, one a slot; None: a round takes those that it sent.
         seconds: of each round, if that is what ends it; None: it ends when its slots are full.
+        one_round: whether no model outlives a round, whatever the settings are.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -257,6 +258,7 @@ class Schedule(NamedTuple):
     round_factor: float = 1.0
     at_work: int | None = None
     seconds: float | None = None
+    one_round: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

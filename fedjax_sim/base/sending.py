@@ -99,6 +99,8 @@ class Sending(NamedTuple):
         screens: whether a client that sends nothing for this part's sake has failed: it keeps what
           it had before its visit, and is counted among the skipped.
         hear: what each client keeps of the model that it was sent, before ``send``; None: nothing.
+        messages: whether it acts on what is sent beside the model, too.
+        forges: whether it is an attack: honest clients send what they made.
         needs: of the other parts, see :mod:`fedjax_sim.engine.needs`.
         origin: the call that made it.
     """
@@ -110,6 +112,8 @@ class Sending(NamedTuple):
     withholds: bool = False
     screens: bool = False
     hear: Hear | None = None
+    messages: bool = False
+    forges: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 

@@ -89,6 +89,8 @@ class PreAggregation(NamedTuple):
           None: every row stays one client's.
         epsilon: the ε of its noise, if the plain mean of its rows is all that the server uses;
           None: it is not a private mechanism.
+        drops: whether it gives some rows the weight 0.
+        weighs: whether it changes the weights alone: every row stays what its client sent.
         needs: of the other parts.
         origin: the call that made it.
     """
@@ -99,6 +101,8 @@ class PreAggregation(NamedTuple):
     setup_traffic: SetupTrafficOf | None = None
     mixes: RowsLeft | None = None
     epsilon: MechanismEpsilon | None = None
+    drops: bool = False
+    weighs: bool = False
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
 
@@ -182,13 +186,13 @@ class Refresh(NamedTuple):
     """What a model that stays in flight takes from the new server model.
 
     Attributes:
-        correct: the model that goes on.
+        correct: the model that goes on; None: the one in flight, unchanged.
         downloads: whether it needs the server model (counted as traffic).
         needs: of the other parts.
         origin: the call that made it.
     """
 
-    correct: RefreshCorrect
+    correct: RefreshCorrect | None
     downloads: bool
     needs: tuple[Need, ...] = ()
     origin: Origin | None = None
@@ -242,6 +246,9 @@ class Server(NamedTuple):
         reads_updates: whether ``update`` reads ``gathered.updates``. If no part reads the updates
           and the aggregator is the mean, they are summed as the clients finish, and a cohort of any
           size takes the memory of one update.
+        replaces: whether the server model becomes the aggregate.
+        dual: α, if its state is the mean of the h_k that clients keep for
+          :attr:`fedjax_sim.base.Correction.dual`; None: it is not.
     """
 
     init: StateInit
@@ -251,6 +258,8 @@ class Server(NamedTuple):
     setup_traffic: SetupTrafficOf | None = None
     origin: Origin | None = None
     reads_updates: bool = True
+    replaces: bool = False
+    dual: float | Array | None = None
 
     def __repr__(self) -> str:
         return shown(self)

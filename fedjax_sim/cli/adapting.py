@@ -13,7 +13,7 @@ from fedjax_sim.base import LocalUpdate, Model
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import made_by
+from fedjax_sim.engine.needs import WHOLE_MODEL
 from fedjax_sim.models import load_weights, lora, starting_from, with_frozen
 from fedjax_sim.models.leaves import named
 from fedjax_sim.plan.exchange import split
@@ -131,12 +131,12 @@ def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
     """
     if weights.lora is None:
         return algorithm
-    exchange, variant = algorithm.parts.exchange, _variant(weights)
-    if not made_by(exchange, "everything"):
+    if not WHOLE_MODEL.met(algorithm.parts):
         raise ValueError(
             f"--lora {weights.lora} is for methods whose whole model travels, not for exchange "
-            f"{exchange}"
+            f"{algorithm.parts.exchange}"
         )
+    variant = _variant(weights)
     own = named(*variant.own) if variant.own else None
     try:
         return algorithm.replace(exchange=split(own, named(*variant.frozen)))

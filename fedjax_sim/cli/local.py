@@ -17,7 +17,7 @@ from fedjax_sim.cli.training import Training
 from fedjax_sim.client.augment import fedaug_augmentations
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.data import Dataset
-from fedjax_sim.engine import needs
+from fedjax_sim.engine import matching
 from fedjax_sim.round import Algorithm
 
 
@@ -87,7 +87,7 @@ def optimised(error: Exception, training: Training) -> ValueError:
     message = str(error)
     if "rate_by_round needs" in message:
         return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
-    if needs.TOLD in message and training.optimizer != "sgd":
+    if matching.TOLD in message and training.optimizer != "sgd":
         return ValueError(f"--optimizer {training.optimizer}: {message}")
     return ValueError(message)
 

@@ -213,7 +213,7 @@ def agreed(
             start = digested(own_key, variables, public(client, samples), told)
             return local.train(key, start, client, client_state, shared_state)
 
-        return dataclasses.replace(local, train=train)
+        return dataclasses.replace(local, train=train, moves_start=True)
 
     return wrap(wrapper, local.change(shared=consensus(model, classes, samples)))
 

@@ -20,6 +20,8 @@ from fedjax_sim.base import (
 from fedjax_sim.client.momentum import client_momentum, global_momentum, mime
 from fedjax_sim.client.skipping import scaffnew
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.matching import dual_server
+from fedjax_sim.engine.needs import MIRROR
 
 __all__ = [
     "Mu",
@@ -75,6 +77,7 @@ def proximal(mu: float) -> Correction:
         ),
         finish=lambda params, context, client_state, shared_state, done: ((), ()),
         reduce=lambda shared_state, messages, weights, clients, aggregator: (),
+        pull=mu,
     )
 
 
@@ -250,7 +253,8 @@ def dynamic(alpha: float) -> Correction:
               h_k \leftarrow h_k - \alpha (w_k - w_{recv})
 
     h_k starts at 0 and stays with its client. The server's side is
-    :func:`fedjax_sim.server.dynamic`.
+    :func:`fedjax_sim.server.dynamic` with the same α, or
+    :func:`fedjax_sim.local.reflected` makes FedADMM of it.
 
     Args:
         alpha: α.
@@ -290,6 +294,8 @@ def dynamic(alpha: float) -> Correction:
         direction=direction,
         finish=finish,
         reduce=lambda shared_state, messages, weights, clients, aggregator: (),
+        dual=alpha,
+        needs=(dual_server(alpha), *MIRROR),
     )
 
 

@@ -20,7 +20,8 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.matching import sgd_of
+from fedjax_sim.engine.needs import FRESH, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
 from fedjax_sim.engine.reach import accumulated
 
 
@@ -131,7 +132,7 @@ def mime(beta: float) -> Correction:
         reduce=reduce,
         survey=CorrectionSurvey(ask=lambda gradient, context: gradient(), tell=Told),
         anchored=True,
-        needs=(ONE_MODEL, NO_FLIGHT),
+        needs=(ONE_MODEL, NO_FLIGHT, FROM_RECEIVED),
     )
 
 

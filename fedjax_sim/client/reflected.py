@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_sim.base import ClientView, LocalUpdate, PyTree, Trained, Variables, part, wrap
-from fedjax_sim.engine.needs import NO_FLIGHT, WHOLE_MODEL
+from fedjax_sim.engine.needs import MIRROR
 
 
 class Reflected(NamedTuple):
@@ -64,10 +64,13 @@ def reflected(local: LocalUpdate) -> LocalUpdate:
                 client_state=Reflected(new, trained.client_state),
             )
 
-        needs = (*local.needs, NO_FLIGHT, WHOLE_MODEL)
-        survey = local.survey and local.survey.inside(lambda kept: kept.inner)
         return dataclasses.replace(
-            local, client_state=client_state, train=train, needs=needs, survey=survey
+            local,
+            client_state=client_state,
+            train=train,
+            reflects=True,
+            needs=(*local.needs, *MIRROR),
+            survey=local.survey and local.survey.inside(lambda kept: kept.inner),
         )
 
     return wrap(wrapper, local)

@@ -14,7 +14,7 @@ from fedjax_sim.attacks import alie, gaussian, ipm, mimic, optimised, sign_flip
 from fedjax_sim.base import Array, ClientData, PyTree, Sending, Sent, Variables, concrete, part
 from fedjax_sim.compression import compressed, low_rank
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_WITHHOLDS
+from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_MODEL, ONE_WITHHOLDS
 from fedjax_sim.privacy import noise
 
 __all__ = [
@@ -96,7 +96,8 @@ def relevant_only(relevance: float) -> Sending:
         share = sum(jnp.sum(leaf, dtype=jnp.int32) for leaf in jax.tree.leaves(same)) / size
         return Sent(update, message, kept, ~_any(kept.signs) | (share >= relevance))
 
-    return Sending(init=init, send=send, withholds=True, hear=hear)
+    needs = (ONE_MODEL,)
+    return Sending(init=init, send=send, withholds=True, hear=hear, needs=needs)
 
 
 def _signs(step: PyTree) -> PyTree:

@@ -91,11 +91,14 @@ class SGD:
             survey=survey_of(self.corrections, self.whole),
             follow=self.follow if any(made.follow for made in self._sharing()) else None,
             told=self.told if self.shared is not None and self.shared.told is not None else None,
-            needs=tuple(need for made in self._sharing() for need in made.needs),
+            needs=tuple(need for made in self._needing() for need in made.needs),
         )
 
     def _sharing(self) -> tuple[Correction | Shared, ...]:
         return self.corrections if self.shared is None else (*self.corrections, self.shared)
+
+    def _needing(self) -> tuple[Correction | Shared | Memory, ...]:
+        return self._sharing() if self.memory is None else (*self._sharing(), self.memory)
 
     def client_state(self, variables: Variables) -> PyTree:
         """See :class:`Kept`."""

@@ -9,16 +9,14 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Context, Correction, Done, PyTree, concrete, part
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
-    EQUAL_WEIGHTS,
     EVERYONE,
-    NO_FLIGHT,
-    ONE_MODEL,
+    MIRROR,
+    NOBODY_LOST,
     PLAIN_MEAN,
     PLAIN_SERVER,
-    UNCHANGED,
-    sgd_of,
 )
 
 
@@ -74,7 +72,7 @@ def scaffnew(p: float, lr: float, momentum: float = 0.0) -> Correction:
         raise ValueError(f"lr must be positive, got {lr}")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    length = lr / (p * (1 - momentum * (1 - p)))
+    length, told = lr / (p * (1 - momentum * (1 - p))), sgd_of("lr", lr, momentum)
 
     def variate(own: Skipping, context: Context) -> PyTree:
         pull = tree.subtract(context.received.params, own.last)
@@ -93,8 +91,5 @@ def scaffnew(p: float, lr: float, momentum: float = 0.0) -> Correction:
         ),
         finish=finish,
         reduce=lambda shared_state, messages, weights, clients, aggregator: (),
-        needs=(
-            EVERYONE, NO_FLIGHT, ONE_MODEL, AS_IT_IS, EQUAL_WEIGHTS, UNCHANGED, PLAIN_MEAN,
-            PLAIN_SERVER, sgd_of("lr", lr, momentum),
-        ),
-    )  # fmt: skip
+        needs=(EVERYONE, NOBODY_LOST, AS_IT_IS, *MIRROR, PLAIN_MEAN, PLAIN_SERVER, told),
+    )

@@ -101,7 +101,7 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
     def download_bytes(variables: Variables, updates: int) -> int:
         return min(tree.num_bytes(variables), _message_bytes(compressor, variables, updates))
 
-    return server._replace(init=init, update=update, download_bytes=download_bytes)
+    return server._replace(init=init, update=update, download_bytes=download_bytes, replaces=False)
 
 
 def _coded(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Need, Variables, concrete, shown
+from fedjax_sim.base import Need, Variables, concrete
 from fedjax_sim.engine import tree
 
 PLAIN_MEAN = Need(
@@ -54,14 +54,8 @@ STICKY = Need(
 PLAIN_SERVER = Need(
     "server",
     "a server model that is replaced by the aggregate",
-    lambda parts: made_by(parts.server, "replace"),
+    lambda parts: parts.server.replaces,
     "server=replace()",
-)
-NO_PREAGGREGATION = Need(
-    "preaggregation",
-    "none: a mean over neighbours takes its place",
-    lambda parts: not parts.preaggregation,
-    "preaggregation=(), and sending for what acts on one message",
 )
 NOTHING_SHARED = Need(
     "local",
@@ -120,6 +114,18 @@ WHOLE_MODEL = Need(
     ),
     "exchange=everything()",
 )
+NO_OWN_LEAVES = Need(
+    "exchange",
+    "models of which all that clients train travels in every round",
+    lambda parts: parts.exchange.own is None and not parts.exchange.fragments,
+    "exchange=everything()",
+)
+A_MODEL_SENT = Need(
+    "exchange",
+    "a model that is sent",
+    lambda parts: not parts.exchange.nothing,
+    "exchange=everything()",
+)
 IN_FRAGMENTS = Need(
     "exchange",
     "models of which the server collects a fragment in every round",
@@ -144,6 +150,18 @@ AS_IT_IS = Need(
     lambda parts: not parts.sending,
     "sending=()",
 )
+AS_HONEST = Need(
+    "sending",
+    "honest clients that send what they made, or fail",
+    lambda parts: all(part.forges or part.screens for part in parts.sending),
+    "sending=() or attacks",
+)
+FROM_RECEIVED = Need(
+    "local",
+    "clients that train from the model that they received",
+    lambda parts: not parts.local.moves_start,
+    "local_sgd without adaptive_start, agreed and in_turn around it",
+)
 UNCHANGED = Need(
     "preaggregation",
     "updates and weights that nothing changes",
@@ -167,6 +185,18 @@ EQUAL_WEIGHTS = Need(
     "clients that count equally",
     lambda parts: _equal(parts.weighting),
     "weighting=equal",
+)
+ONLY_WEIGHED = Need(
+    "preaggregation",
+    "updates that are what clients sent, however they are weighed",
+    lambda parts: all(part.weighs for part in parts.preaggregation),
+    "preaggregation=(), discrepancy, agnostic or suspicion",
+)
+NOBODY_LOST = Need(
+    "clock",
+    "clients of which none is lost, asleep or late",
+    lambda parts: parts.clock is None or not parts.clock.loses,
+    "clock=None, or one without available, failures, deadline and first",
 )
 STALENESS = Need(
     "broadcast",
@@ -203,6 +233,25 @@ CLUSTER = Need(
     "broadcast=ifca(clusters, objective)",
 )
 
+MIRROR = (
+    NO_FLIGHT,
+    Need(
+        "schedule",
+        "models that are the server's latest when they are sent back",
+        lambda parts: parts.schedule.at_work is None,
+        "schedule=every_round(m)",
+    ),
+    ONE_MODEL,
+    NO_OWN_LEAVES,
+    FROM_RECEIVED,
+    AS_HONEST,
+    EQUAL_WEIGHTS,
+    UNCHANGED,
+)
+"""Of a part by which the server follows what clients keep, and knows of it by their updates alone:
+FedDyn's h, which is the mean of all h_k. What is withheld, coded, weighed, stale or measured from
+another start at one end would be missing at the other, in every round that follows."""
+
 ASKED = (
     NO_FLIGHT,
     ONE_MODEL,
@@ -215,39 +264,12 @@ ASKED = (
 )
 """Of a selection that sends the model to clients and asks them about it."""
 
-TOLD = "the optimiser that it is told of"
-
 FRESH = Need(
     "local",
     "an optimiser that starts afresh at every visit, of whose steps it knows the length",
     lambda parts: parts.local.fresh,
     "optimizer_state='reset'",
 )
-
-
-def sgd_of(name: str, lr: float, momentum: float) -> Need:
-    """An optimiser that does as SGD of this rate and heavy-ball momentum does."""
-
-    def met(parts: Any) -> bool:
-        if parts.local.response is None:  # not known, which the part's docstring must say
-            return True
-        velocity, place, wanted = 0.0, 0.0, []
-        for _ in range(3):
-            velocity = momentum * velocity + 1
-            place += lr * velocity
-            wanted.append(place)
-        found = parts.local.response(len(wanted))
-        if not concrete(*wanted, *found):
-            return True  # as little is known of a rate that is traced
-        return bool(np.allclose(found, wanted, rtol=1e-3, atol=0))
-
-    with_momentum = f", momentum={momentum}" if momentum else ""
-    return Need(
-        "local",
-        f"{TOLD}, optax.sgd({lr}{with_momentum})",
-        met,
-        f"local_sgd(objective, optax.sgd({lr}{with_momentum})), or tell it another {name}",
-    )
 
 
 def _equal(weighting: Callable[..., Any]) -> bool:
@@ -294,31 +316,6 @@ def shares(local: Any, *, weights: bool = False) -> bool:
     except Exception:  # a user's own, which looks for names: the state is checked when it starts
         return False
     return bool(first != second if weights else jax.tree.leaves(first))
-
-
-def check(role: str, part: Any, parts: Any) -> None:
-    """Refuses parts that do not meet what ``part`` needs.
-
-    Args:
-        role: of the part.
-        part: of any kind; what it needs is in its ``needs``, if it has any.
-        parts: the composition.
-
-    Raises:
-        ValueError: names both parts, and what would work.
-    """
-    for need in getattr(part, "needs", ()):
-        check_one(role, part, need, parts)
-
-
-def check_one(role: str, part: Any, need: Need, parts: Any) -> None:
-    """Refuses parts that do not meet one need of ``part``; see :func:`check`."""
-    if not need.met(parts):
-        other = getattr(parts, need.role)
-        raise ValueError(
-            f"{role} {shown(part)} needs {need.what}, {need.role} is {shown(other)}: use "
-            f"{need.instead}"
-        )
 
 
 def made_by(part: Any, name: str) -> bool:

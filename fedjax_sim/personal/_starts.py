@@ -106,7 +106,9 @@ def adaptive_start(
             return trained._replace(client_state=kept)
 
         survey = local.survey and local.survey.inside(lambda kept: kept.inner)
-        return dataclasses.replace(local, client_state=client_state, train=train, survey=survey)
+        return dataclasses.replace(
+            local, client_state=client_state, train=train, moves_start=True, survey=survey
+        )
 
     return wrap(wrapper, local)
 

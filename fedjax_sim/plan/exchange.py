@@ -6,20 +6,15 @@ import jax
 
 from fedjax_sim.base import Exchange, Leaves, Need, Variables, part
 from fedjax_sim.engine.needs import (
+    AS_IT_IS,
     NO_FLIGHT,
     NO_WEIGHTS_SHARED,
     NOTHING_SHARED,
     ONE_MODEL,
     PLAIN_SERVER,
-    made_by,
+    UNCHANGED,
 )
 
-_AS_SENT = Need(
-    "preaggregation",
-    "updates that are aggregated as they are",
-    lambda parts: not parts.preaggregation,
-    "preaggregation=()",
-)
 _IN_TURN = (
     ONE_MODEL,
     NOTHING_SHARED,
@@ -38,25 +33,13 @@ _IN_TURN = (
     Need(
         "refresh",
         "models in flight that take nothing but fragments from the server",
-        lambda parts: made_by(parts.refresh, "nothing"),
+        lambda parts: parts.refresh.correct is None,
         "refresh=nothing()",
     ),
-    Need("sending", "updates that are sent as they are", lambda p: not p.sending, "sending=()"),
-    _AS_SENT,
+    AS_IT_IS,
+    UNCHANGED,
 )
-_ALONE = (
-    NO_WEIGHTS_SHARED,
-    ONE_MODEL,
-    NO_FLIGHT,
-    PLAIN_SERVER,
-    _AS_SENT,
-    Need(
-        "sending",
-        "no code of updates, of which none is sent",
-        lambda parts: all(part.bytes is None for part in parts.sending),
-        "sending without compressed",
-    ),
-)
+_ALONE = NO_WEIGHTS_SHARED, ONE_MODEL, NO_FLIGHT, PLAIN_SERVER, UNCHANGED
 
 
 @part
@@ -116,7 +99,7 @@ def nothing() -> Exchange:
         out: Variables = jax.tree.map(lambda leaf: True, variables)
         return out
 
-    return Exchange(own=every, needs=_ALONE)
+    return Exchange(own=every, nothing=True, needs=_ALONE)
 
 
 @part

@@ -10,7 +10,6 @@ from fedjax_sim.engine.needs import (
     CLOCK,
     IN_FRAGMENTS,
     KNOWN_STEPS,
-    NO_PREAGGREGATION,
     NO_ROUND_TIMED,
     NOTHING_SHARED,
     ONE_BY_ONE,
@@ -18,6 +17,7 @@ from fedjax_sim.engine.needs import (
     PLAIN_MEAN,
     PLAIN_SERVER,
     STICKY,
+    UNCHANGED,
 )
 
 
@@ -37,7 +37,7 @@ def every_round(slots: int) -> Schedule:
     >>> every_round(2).due(jnp.int32(5)).tolist()
     [True, True]
     """
-    return delayed(slots, 1)
+    return delayed(slots, 1)._replace(one_round=True)
 
 
 @part
@@ -154,7 +154,7 @@ def serverless(slots: int) -> Schedule:
         group=group,
         due=lambda t: jnp.zeros(slots, bool),
         serverless=True,
-        needs=(PLAIN_MEAN, NO_PREAGGREGATION, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED),
+        needs=(PLAIN_MEAN, UNCHANGED, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED),
     )
 
 

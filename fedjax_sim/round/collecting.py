@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     PyTree,
     Slots,
     Variables,
+    shown,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
@@ -104,17 +105,9 @@ def absorb(
         counted = due & (slots.visits > 0)
         weights = weights_of(parts, cohort.samples, slots.samples_visited, counted)
         changes: PyTree = updates if step is None else ()
-        after = []
         if changes is None:
             changes = tree.subtract(slots.variables, cohort.received)
-        pre_key = stream(key, Round.PREAGGREGATION)
-        for i, (part, kept) in enumerate(
-            zip(parts.preaggregation, state.preaggregation, strict=True)
-        ):
-            own_key = jax.random.fold_in(pre_key, i)
-            changes, weights, kept = part.apply(own_key, kept, changes, weights, cohort)
-            after.append(kept)
-        gathered = Gathered(changes, weights, cohort)
+        gathered, after = _preaggregated(parts, key, state, Gathered(changes, weights, cohort))
         own_key, opt_state, shared = stream(key, Round.SERVER), state.opt_state, state.shared_state
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
@@ -131,15 +124,34 @@ def absorb(
             opt_state=opt_state,
             shared_state=shared,
             broadcast=sent,
-            preaggregation=tuple(after),
+            preaggregation=after,
         )
         # An empty cohort (Poisson sampling may draw one) moves nothing.
-        return tree.select(jnp.any(weights > 0), new, state)
+        return tree.select(jnp.any(gathered.weights > 0), new, state)
 
     if not parts.in_flight:
         return take_due(None)
     nobody = everywhere(~jnp.any(due))
     return jax.lax.cond(nobody, lambda _: state, take_due, None)
+
+
+def _preaggregated(
+    parts: Parts, key: Array, state: FedState, gathered: Gathered
+) -> tuple[Gathered, tuple[PyTree, ...]]:
+    """What is left to aggregate, and the states of the pre-aggregations."""
+    # What does not travel is not theirs to change.
+    updates, weights, cohort = _part_of(travels(parts, state.server), gathered)
+    own_key = stream(key, Round.PREAGGREGATION)
+    after = []
+    for i, (part, kept) in enumerate(zip(parts.preaggregation, state.preaggregation, strict=True)):
+        before = updates
+        updates, weights, kept = part.apply(
+            jax.random.fold_in(own_key, i), kept, updates, weights, cohort
+        )
+        _check_shapes(f"preaggregation {shown(part)} must return what travels", updates, before)
+        after.append(kept)
+    changes = tree.filled(updates, gathered.updates)
+    return Gathered(changes, weights, gathered.cohort), tuple(after)
 
 
 def _server_moves(
@@ -152,7 +164,7 @@ def _server_moves(
 ) -> tuple[Variables, PyTree, PyTree]:
     """The server's step, its state, and the clients' shared state after the aggregate ``step``."""
     server = gathered.cohort.server
-    _check_shapes("aggregator", step, server)
+    _check_shapes("aggregator must return what the server holds", step, server)
     if parts.local.follow is not None:
         shared_state = parts.local.follow(shared_state, step, gathered)
     # A code or a norm of the server's is of what it moves, not of what others have beside it.
@@ -161,7 +173,7 @@ def _server_moves(
     taken, opt_state = parts.server.update(
         key, tree.only(mask, step), some.cohort.server, opt_state, some
     )
-    _check_shapes("server", taken, some.cohort.server)
+    _check_shapes("server must return what the server holds", taken, some.cohort.server)
     return tree.filled(taken, jax.tree.map(jnp.zeros_like, server)), opt_state, shared_state
 
 
@@ -231,9 +243,9 @@ def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) 
     return mean
 
 
-def _check_shapes(role: str, step: PyTree, server: Variables) -> None:
+def _check_shapes(rule: str, found: PyTree, given: Variables) -> None:
     got, wanted = (
-        jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (step, server)
+        jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (found, given)
     )
     if got != wanted:
-        raise ValueError(f"{role} must return what the server holds, {wanted}, got {got}")
+        raise ValueError(f"{rule}, {wanted}, got {got}")

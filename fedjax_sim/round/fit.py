@@ -16,6 +16,7 @@ from fedjax_sim.base import (
     Exchange,
     Finish,
     LocalUpdate,
+    Need,
     Now,
     PreAggregation,
     Refresh,
@@ -26,9 +27,10 @@ from fedjax_sim.base import (
     concrete,
     shown,
 )
-from fedjax_sim.engine import needs
+from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan.redistribution import keep
+from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
     "local": LocalUpdate,
@@ -57,7 +59,10 @@ def check_parts(parts: Any) -> None:
     """
     _check_kinds(parts)
     for role, part in _by_role(parts):
-        needs.check(role, part, parts)
+        for need in getattr(part, "needs", ()):
+            _check_need(role, part, need, parts)
+    for role, part, need in _derived(parts):
+        _check_need(role, part, need, parts)
     _check_effect(parts)
     _check_weighting(parts.weighting)
     if parts.learned is None:
@@ -109,32 +114,60 @@ def _check(wanted: str, kind: type, part: Any) -> None:
         raise ValueError(f"{wanted} {kind.__name__}, got {part!r}")
 
 
-def _check_effect(parts: Any) -> None:
-    """Refuses parts that would do nothing, or half of what they say."""
-    if parts.asynchronous or needs.made_by(parts.schedule, "every_round"):
-        idle = {
-            "redistribution": parts.redistribution is not keep,
-            "refresh": not needs.made_by(parts.refresh, "nothing"),
-            "evaluated": parts.evaluated != "server",
-        }
-        for role, asked in idle.items():
-            if asked:
-                raise ValueError(
-                    f"{role} {shown(getattr(parts, role))} has no effect with schedule "
-                    f"{shown(parts.schedule)}, by which no model stays in flight: use "
-                    f"{needs.FLIGHT.instead}"
-                )
-    if parts.local.survey is not None:  # the answers would go by what is sent
-        needs.check_one("local", parts.local, needs.AS_IT_IS, parts)
-    poll, timed = parts.selection.poll, parts.selection.times
-    asked = () if poll is None or poll.ask is None else needs.ASKED
-    seen = () if parts.selection.see is None else (needs.NO_FLIGHT, needs.ONE_MODEL)
-    for need in (*asked, *seen, *((needs.CLOCK,) if timed else ())):
-        needs.check_one("selection", parts.selection, need, parts)
+def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
+    if not need.met(parts):
+        other = getattr(parts, need.role)
+        raise ValueError(
+            f"{role} {shown(part)} needs {need.what}, {need.role} is {shown(other)}: use "
+            f"{need.instead}"
+        )
+
+
+def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
+    """What parts need for what they read, keep and act on: role, part and need."""
+    local, selection = parts.local, parts.selection
+    if needs.shares(local):  # one state is of one model
+        yield "local", local, needs.ONE_MODEL
+    if local.survey is not None:  # the answers would go by what is sent
+        yield "local", local, needs.AS_IT_IS
+    if selection.poll is not None and selection.poll.ask is not None:
+        yield from (("selection", selection, need) for need in needs.ASKED)
+    if selection.see is not None:
+        for need in (needs.NO_FLIGHT, needs.ONE_MODEL, needs.A_MODEL_SENT):
+            yield "selection", selection, need
+    if selection.times:
+        yield "selection", selection, needs.CLOCK
     for part in parts.sending:
-        # What is withheld in flight would be lost, and so would a variate that others count on.
-        for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED) if part.withholds else ():
-            needs.check_one("sending", part, need, parts)
+        if part.withholds:  # it would be lost in flight, and so would a variate others count on
+            yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
+        if not part.messages:
+            yield "sending", part, needs.A_MODEL_SENT
+
+
+def _check_effect(parts: Any) -> None:
+    """Refuses parts that would do nothing."""
+    if parts.schedule.one_round:
+        _check_idle(
+            parts,
+            f"schedule {shown(parts.schedule)}, by which no model stays in flight: use "
+            f"{needs.FLIGHT.instead}",
+            redistribution=parts.redistribution is not keep,
+            refresh=parts.refresh.correct is not None,
+            evaluated=parts.evaluated != "server",
+        )
+    if parts.exchange.nothing:
+        _check_idle(
+            parts,
+            f"exchange {parts.exchange}, by which no model is sent: use exchange=everything()",
+            weighting=parts.weighting is not by_samples,
+            aggregator=parts.aggregator is not tree.mean and not needs.shares(parts.local),
+        )
+
+
+def _check_idle(parts: Any, why: str, **idle: bool) -> None:
+    for role, asked in idle.items():
+        if asked:
+            raise ValueError(f"{role} {shown(getattr(parts, role))} has no effect with {why}")
 
 
 def _check_weighting(weighting: Callable[..., Any]) -> None:

@@ -62,7 +62,9 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         ),
         shared_state=parts.local.shared_state(variables),
         broadcast=parts.broadcast.init(variables),
-        preaggregation=tuple(part.init(variables, data) for part in parts.preaggregation),
+        preaggregation=tuple(
+            part.init(travelling(parts, variables), data) for part in parts.preaggregation
+        ),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
         clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
         at_work=_nobody(parts, variables, data),

@@ -95,8 +95,10 @@ def _arrived(
     if parts.in_flight:
         n_k = client.size if client.budget is None else client.budget
         n_k = n_k.astype(jnp.float32)
-        server = common.server
-        corrected = parts.refresh.correct(server, common.server_samples, own.model, n_k)
+        server, correct = common.server, parts.refresh.correct
+        corrected = own.model
+        if correct is not None:
+            corrected = correct(server, common.server_samples, own.model, n_k)
         if parts.exchange.fragments:
             corrected = with_fragment(parts, common.round - 1, server, corrected)
         # An idle slot takes nothing: it has no samples to weigh the server's against.

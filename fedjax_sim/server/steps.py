@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Gathered, PyTree, Server, Variables, concrete, part
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import ONE_MODEL
+from fedjax_sim.engine.matching import dual_clients
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN
 
 
 @part
@@ -45,8 +46,9 @@ def dynamic(alpha: float) -> Server:
     return Server(
         init=lambda variables: jax.tree.map(jnp.zeros_like, variables.params),
         update=update,
-        needs=(ONE_MODEL,),
+        needs=(dual_clients(alpha),),
         reads_updates=False,
+        dual=alpha,
     )
 
 
@@ -72,7 +74,7 @@ def participation() -> Server:
         del key, server
         return step._replace(params=tree.scale(_share(gathered), step.params)), state
 
-    return Server(init=lambda variables: (), update=update, reads_updates=False)
+    return Server(init=lambda variables: (), update=update, needs=(OWN_ROWS,), reads_updates=False)
 
 
 def _share(gathered: Gathered) -> Array:
@@ -125,4 +127,4 @@ def extrapolated(eps: float = 1e-3) -> Server:
         rate = jnp.maximum(1, mean / (2 * (tree.norm(step.params) ** 2.0 + eps)))
         return step._replace(params=tree.scale(rate, step.params)), state
 
-    return Server(init=lambda variables: (), update=update, needs=(ONE_MODEL,))
+    return Server(init=lambda variables: (), update=update, needs=(ONE_MODEL, PLAIN_MEAN))

@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view
-from fedjax_sim.engine.needs import ONE_MODEL, WHOLE_MODEL
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, WHOLE_MODEL
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
 
@@ -34,6 +34,7 @@ def replace() -> Server:
         init=lambda variables: (),
         update=lambda key, step, server, state, gathered: (step, state),
         reads_updates=False,
+        replaces=True,
     )
 
 
@@ -177,7 +178,12 @@ def sign_agreement(
         params = jax.tree.map(agreed, step.params, gathered.updates.params)
         return step._replace(params=params), state
 
-    return server._replace(update=update, needs=(ONE_MODEL, *server.needs), reads_updates=True)
+    return server._replace(
+        update=update,
+        needs=(ONE_MODEL, OWN_ROWS, *server.needs),
+        reads_updates=True,
+        replaces=False,
+    )
 
 
 @part
@@ -196,11 +202,21 @@ def chain(*servers: Server) -> Server:
     Returns:
         A server.
 
+    Raises:
+        ValueError: if a server after the first follows what the clients keep, which they compute
+            from their own updates.
+
     >>> w, step = Variables(jnp.zeros(1), ()), Variables(jnp.ones(1), ())
     >>> half = chain(mix(0.5), mix(0.5))
     >>> half.update(jax.random.key(0), step, w, half.init(w), None)[0].params.tolist()
     [0.25]
     """
+    for own in servers[1:]:
+        if own.dual is not None:
+            raise ValueError(
+                f"chain must begin with {own}, which follows the clients' own updates, got "
+                f"{servers[0]} before it"
+            )
 
     def update(
         key: Array, step: Variables, server: Variables, states: PyTree, gathered: Gathered
@@ -223,6 +239,7 @@ def chain(*servers: Server) -> Server:
         needs=tuple(need for own in servers for need in own.needs),
         setup_traffic=setup_traffic if any(own.setup_traffic for own in servers) else None,
         reads_updates=any(own.reads_updates for own in servers),
+        dual=servers[0].dual if servers else None,
     )
 
 

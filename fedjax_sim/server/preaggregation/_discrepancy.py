@@ -97,4 +97,5 @@ def discrepancy(
         init=init,
         apply=apply,
         setup_traffic=lambda variables, data: SetupTraffic(4 * data.clients, 0),
+        weighs=True,
     )

@@ -16,7 +16,8 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.matching import sgd_of
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL
 from fedjax_sim.engine.order import whole
 
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
@@ -143,7 +144,11 @@ def agnostic(step: float) -> PreAggregation:
         return rows, jnp.where(jnp.any(weighed), own, weights), after
 
     return PreAggregation(
-        init=init, apply=apply, reads=("initial_loss",), needs=(ONE_MODEL, NO_FLIGHT)
+        init=init,
+        apply=apply,
+        reads=("initial_loss",),
+        weighs=True,
+        needs=(ONE_MODEL, NO_FLIGHT),
     )
 
 

@@ -33,6 +33,24 @@ Mix = Callable[[Array, Variables, Array, Array], tuple[Variables, Array]]
 """``(key, updates [P, *p], weights f32[P], client int32[P])`` -> the new rows and weights."""
 
 
+def _read_before(parts: Any) -> bool:
+    """Whether no part reads clients' reports of rows that a part before it has mixed."""
+    mixed = False
+    for one in parts.preaggregation:
+        if mixed and (one.reads or one.setup_traffic):
+            return False
+        mixed = mixed or one.mixes is not None
+    return True
+
+
+READ_BEFORE = Need(
+    "preaggregation",
+    "no part after it that reads single clients' reports",
+    _read_before,
+    "that part before it",
+)
+
+
 @part
 def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
     r"""NNM: every row becomes the mean of the rows nearest to it.
@@ -168,18 +186,7 @@ def _mixing(mix: Mix, rows: RowsLeft, *needs: Need) -> PreAggregation:
         del variables, data
         return ()
 
-    def first(parts: Any) -> bool:
-        applied = [other.apply for other in parts.preaggregation]
-        after = parts.preaggregation[applied.index(apply) :]
-        return not any(other.reads or other.setup_traffic for other in after)
-
-    order = Need(
-        "preaggregation",
-        "no part after it that reads single clients' reports",
-        first,
-        "that part before it",
-    )
     # Updates of one model alone are measured from the same point.
     return PreAggregation(
-        init, apply, mixes=rows, needs=(ONE_MODEL, ALL_DUE, WHOLE_MODEL, order, *needs)
+        init, apply, mixes=rows, needs=(ONE_MODEL, ALL_DUE, WHOLE_MODEL, READ_BEFORE, *needs)
     )

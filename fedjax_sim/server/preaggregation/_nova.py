@@ -11,7 +11,6 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
-    LocalUpdate,
     Need,
     PreAggregation,
     PyTree,
@@ -20,7 +19,8 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import reach, tree
-from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL, sgd_of
+from fedjax_sim.engine.matching import sgd_of
+from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL
 
 
 @part
@@ -104,14 +104,8 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
     known = Need(
         "local",
         f"the correction for which FedNova's a_k is known, {f'proximal({mu})' if mu else 'none'}",
-        lambda parts: _corrections(parts.local) == ([("proximal", mu)] if mu else []),
+        lambda parts: [term.pull for term in parts.local.corrections] == ([mu] if mu else []),
         "fednova(mu=...) on a local update without corrections",
     )
     needs = (ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH, known)
     return PreAggregation(init=init, apply=apply, reads=("steps",), needs=needs)
-
-
-def _corrections(local: LocalUpdate) -> list[tuple[str, float | None]]:
-    """The names of its corrections, and their mu."""
-    made = [term.origin for term in local.corrections]
-    return [(o.name, o.arguments.get("mu")) if o else ("", None) for o in made]

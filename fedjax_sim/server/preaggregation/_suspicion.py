@@ -21,13 +21,13 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view, rows_at, shuffled
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, WHOLE_MODEL, made_by
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import counted
 
 LAST = Need(
     "preaggregation",
     "to be the last: who is dropped depends on the others",
-    lambda parts: made_by(parts.preaggregation[-1], "suspicion"),
+    lambda parts: not any(part.drops for part in parts.preaggregation[:-1]),
     "preaggregation=(..., suspicion(...))",
 )
 
@@ -99,4 +99,5 @@ def suspicion(
         kept = jnp.isfinite(score) & (rank < left)
         return updates, jnp.where(kept, weights, 0), state
 
-    return PreAggregation(init, apply, needs=(ONE_MODEL, NO_FLIGHT, WHOLE_MODEL, LAST))
+    needs = ONE_MODEL, NO_FLIGHT, WHOLE_MODEL, LAST
+    return PreAggregation(init, apply, drops=True, weighs=True, needs=needs)
