@@ -43,14 +43,14 @@ def test_a_summary_says_how_the_data_were_taken() -> None:
     x, test = np.zeros((8, 2, 3), np.float32), np.arange(8) >= 5
     y = [0, 0, 1, 1, 1, 0, 2, 2]
     mine = from_arrays(
-        "mine", x, y, test=test, class_names=["a", "b", "<b"], notes=["Row 3 is left out."]
+        "mine", x, y, test=test, class_names=["a", "b", "<b", "c"], notes=["Row 3 is left out."]
     )
     found = data.summary(mine)
     assert found.lone == {"training": {"b": 0.6}, "test": {"<b": 2 / 3}}
     assert found.text().splitlines() == [
         "mine: 5 training and 3 test samples, float32 [2, 3]",
-        "task: classification(3), as y is one of 3 named classes",
-        "classes: a 2 + 1, b 3 + 0, <b 0 + 2 (training + test samples)",
+        "task: classification(4), as y is one of 4 named classes",
+        "classes: a 2 + 1, b 3 + 0, <b 0 + 2, c 0 + 0 (training + test samples)",
         "only the training set has: 'b' (60 % of it)",
         "only the test set has: '<b' (67 % of it)",
         "clients: the data name none",
@@ -108,6 +108,9 @@ def test_which_test_samples_are_whose(owned: str) -> None:
     def problem(*flags: str) -> Any:
         return build(parse(["--dataset", owned, *ALONE, *flags, "--devices", "1"])).problem
 
+    loaded = fs.load_dataset(owned)
+    for lists in ([[0, 2], [5, 7]], [[0], [1]]):  # of several owners, and two of one
+        assert data.own_test(loaded, partition_from_lists(lists)) is None
     for flags in ([], ["--split", "holdout"]):
         found = problem(*flags)
         assert found.own
@@ -133,6 +136,7 @@ LABELS = {
     "three": (np.arange(300) % 3, "emd(1)"),
     "two": (np.arange(300) % 2, "emd(0.7)"),
     "rare": (np.arange(4000) % 20 == 0, "emd(0.1)"),
+    "rare among few": (np.arange(300) % 20 == 0, "iid"),
     "too rare": (np.arange(900) == 0, "iid"),
     "few samples": (np.arange(12) % 3, "emd(1)"),
     "one class": (np.zeros(50), "iid"),
@@ -194,7 +198,7 @@ def cut(whole: Dataset) -> Dataset:
     """A few samples of every owner, or of all."""
     chosen = []
     for y, client in ((whole.train_y, whole.train_client), (whole.test_y, whole.test_client)):
-        order = np.random.default_rng(0).permutation(len(y))[:400]
+        order = np.random.default_rng(0).permutation(len(y))[:150]
         if client is not None:
             _, first = np.unique(client, return_index=True)
             order = np.union1d(order, first)
@@ -239,7 +243,7 @@ def test_every_data_set_trains_by_its_name_alone(
     load = Source.load
     monkeypatch.setattr(Source, "load", lambda self: cut(load(self)))
     for classes, kinds in (("two", 2), ("three", 3)):
-        rows = [f"{i % 7},{(i * i) % 11},{i % kinds},o{i % 5}" for i in range(60)]
+        rows = [f"{i % 7},{(i * i) % 11},{i % kinds},{i % 5}" for i in range(60)]
         Path(f"{classes}.csv").write_text("\n".join(["a,b,kind,owner", *rows]))
     write_leaf(Path("leaf"))
     argv = ["--dataset", OWN.get(name, name), "--data-dir", data_dir, "--out", "run"]
