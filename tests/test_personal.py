@@ -317,7 +317,7 @@ def test_the_model_that_all_receive_scores_as_the_servers(
 def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", {})
     folder.log(
-        "fine_tuned", tuned.evaluations[-1], [{"seed": 4}, {"seed": 5}], [], tuned.task, [[], []]
+        "fine_tuned", tuned.evaluations[-1], [{"seed": 4}, {"seed": 5}], [], tuned.task, [(), ()]
     )
     folder.close()
     lines = [json.loads(s) for s in (folder.path / "metrics.jsonl").read_text().splitlines()]
@@ -399,7 +399,7 @@ ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
     ),
     "epochs": (
         lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
-        "above 0 and at most 10000, got 0",
+        "epochs must be positive and finite, got 0",
     ),
     "stored": (
         lambda local: personal.stored()(None, None, None, ((), ())),  # type: ignore[arg-type]
