@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.words import shortened
 from fedjax_sim.data import categories
 from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
@@ -252,7 +253,7 @@ def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
     if dropped:
         notes.append(f"{dropped} of {dropped + len(lines)} rows lack a cell and are left out.")
     if booleans:
-        told = categories.shortened([header[i] for i in sorted(booleans)])
+        told = shortened([header[i] for i in sorted(booleans)])
         notes.append(f"True and false are read as 1 and 0: {told}.")
     arrays = {column: np.array(cells) for column, cells in texts.items()}
     if categorical:
@@ -299,13 +300,11 @@ def _header(rows: Any, of: Table, categorical: Sequence[str] = ()) -> tuple[list
         raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
     for column in (*of.roles, *categorical):
         if column not in header:
-            known = categories.shortened(header, 20) + _apart(header)
+            known = shortened(header, 20) + _apart(header)
             raise ValueError(f"has no column {column!r}; columns: {known}")
     features = [i for i, column in enumerate(header) if column not in of.roles]
     if not features:
-        raise ValueError(
-            f"must have a column of inputs too, got only {categories.shortened(header, 20)}"
-        )
+        raise ValueError(f"must have a column of inputs too, got only {shortened(header, 20)}")
     return header, features
 
 

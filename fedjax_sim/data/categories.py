@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.words import shortened
+
 MOST = 1000
 """Categories of a column that is one-hot encoded; a column with more is rather a text or a name."""
 
@@ -93,16 +95,6 @@ def fill_means(
     told = shortened(list(dict.fromkeys(names[c].partition("=")[0] for c in columns)))
     rows = gaps.any(axis=1).sum()
     return x, [f"{rows} of {len(x)} rows have the training mean for a missing cell: {told}."]
-
-
-def shortened(words: list[str], most: int = 10) -> str:
-    """Returns the words with commas, at most ten of them.
-
-    >>> shortened(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
 
 
 def check_labels(column: str, names: Sequence[str], rows: int) -> None:

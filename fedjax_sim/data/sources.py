@@ -12,6 +12,7 @@ from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.base.spelling import did_you_mean
+from fedjax_sim.base.words import shortened
 from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._covertype import covertype
 from fedjax_sim.data._diabetes import diabetes
@@ -20,7 +21,6 @@ from fedjax_sim.data._folder import image_folder
 from fedjax_sim.data._leaf import femnist, leaf
 from fedjax_sim.data._npz import npz
 from fedjax_sim.data._synthetic import synthetic
-from fedjax_sim.data.categories import shortened
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir
 from fedjax_sim.data.images import digits, tfds_images

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.data.categories import numbers_or_texts, shortened
+from fedjax_sim.base.words import shortened
+from fedjax_sim.data.categories import numbers_or_texts
 from fedjax_sim.data.masked import check_int32
 from fedjax_sim.data.scaling import offset
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
