@@ -1536,8 +1536,8 @@ MUTANTS = [
     # Needs that follow from what parts say of themselves.
     Mutant("engine/needs.py", "part.forges or part.screens", "True", NEEDS),
     Mutant("engine/matching.py", "a is not None and (a is b", "a is not None or (a is b", NEEDS),
-    Mutant("round/fit.py", "if not part.messages:", "if False:", NEEDS),
-    Mutant("round/fit.py", "if needs.shares(local):", "if False:", NEEDS),
+    Mutant("round/fit.py", "(part.messages and shared)", "part.messages", NEEDS),
+    Mutant("round/fit.py", "if shared:", "if False:", NEEDS),
     Mutant(
         "server/update.py",
         "reads_updates=True,\n        replaces=False,",

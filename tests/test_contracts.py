@@ -1849,6 +1849,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"exchange": fs.exchange.nothing(), "sending": [fs.sending.ipm(MALICIOUS)]},
         "needs a model that is sent, exchange is nothing(): use exchange=everything()",
     ),
+    "flipped signs of nothing": (
+        {"exchange": fs.exchange.nothing(), "sending": [fs.sending.sign_flip(MALICIOUS)]},
+        "needs a model that is sent, exchange is nothing(): use exchange=everything()",
+    ),
     "a rule for no rows": (
         {"exchange": fs.exchange.nothing(), "aggregator": fs.aggregators.coordinate_median},
         "aggregator coordinate_median has no effect with exchange nothing(), by which no model is",
@@ -1896,6 +1900,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         feddyn(exchange=fs.exchange.split(own=fs.leaves.head(net()))),
         "needs models of which all that clients train travels in every round, exchange is split(",
     ),
+    "FedDyn of what is frozen": (
+        feddyn(exchange=fs.exchange.split(frozen=fs.leaves.head(net()))),
+        "use exchange=everything(), or local.change(trained=...) without what is frozen",
+    ),
     "FedDyn by samples": (
         feddyn(weighting=fs.weighting.by_samples), "needs clients that count equally, weighting is",
     ),
@@ -1931,6 +1939,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"server": FEDDF, "aggregator": fs.aggregators.coordinate_median},
         "server distilled(<Model>) needs the plain mean, aggregator is coordinate_median: use",
     ),
+    "an ensemble of reflections": (
+        FEDADMM | {"server": FEDDF, "weighting": fs.weighting.equal},
+        "needs clients that send the model that they trained, local is reflected(local_sgd(",
+    ),
     "a step without a guard": (
         {"server": fs.server.extrapolated(), "aggregator": fs.aggregators.coordinate_median},
         "server extrapolated() needs the plain mean, aggregator is coordinate_median: use",
@@ -1952,6 +1964,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a server that wraps the plain one": (
         {"broadcast": IFCA, "server": fs.server.sign_agreement(2, fs.server.replace())},
         "needs a server model that is replaced by the aggregate, server is sign_agreement(2, repl",
+    ),
+    "mediators of other slots": (
+        {"selection": fs.selection.mediators(3, 2, LABELS)},
+        "selection mediators(3, 2, 3) needs the 3 slots that it is told of, schedule is every_rou",
+    ),
+    "groups of fewer slots": (
+        {"broadcast": fs.broadcast.dynamic(90.0, "angle", 3, risk())},
+        "needs at most the 3 slots that it is told of, schedule is every_round(4): use schedule=",
     ),
     "Zeno before others": (
         {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},

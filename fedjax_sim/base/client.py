@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.cohort import Gathered, LocalInfo
 from fedjax_sim.base.data import ClientData, ClientView
-from fedjax_sim.base.model import Context, Variables
+from fedjax_sim.base.model import Context, Leaves, Variables
 from fedjax_sim.base.need import Need
 from fedjax_sim.base.origin import Origin, shown
 from fedjax_sim.base.survey import CorrectionSurvey, Survey
@@ -150,6 +150,7 @@ class LocalUpdate:
         fresh: whether every visit begins with a fresh state of the optimiser.
         stops: whether ``train`` heeds ``ClientView.limit``.
         known: whether a visit takes T_k steps and no fewer: its end is known when it begins.
+        trained: the weights that it trains; None: all.
         moves_start: whether it trains from another model than the one that it received.
         reflects: whether it sends twice its new model less its last one.
         setup_traffic: what travels before the first round; None: nothing.
@@ -174,6 +175,7 @@ class LocalUpdate:
     fresh: bool = True
     stops: bool = False
     known: bool = False
+    trained: Leaves | None = None
     moves_start: bool = False
     reflects: bool = False
     setup_traffic: SetupTrafficOf | None = None

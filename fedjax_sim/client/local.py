@@ -195,6 +195,12 @@ def local_sgd(
         **settings: Any,
     ) -> LocalUpdate:
         mine = {field.name: getattr(sgd, field.name) for field in dataclasses.fields(sgd)}
+        for name in ("shared", "memory", "companion"):
+            if None not in (mine[name], settings.get(name)):
+                raise ValueError(
+                    f"{name} must be one of {mine[name]} and {settings[name]}: use "
+                    f"change({name}=None) first for the second alone"
+                )
         mine |= {
             "corrections": () if corrections is None else sgd.corrections + _terms(corrections),
             "transforms": sgd.transforms + _functions(transforms),

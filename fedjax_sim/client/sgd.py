@@ -88,6 +88,7 @@ class SGD:
             fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
             stops=True,
             known=self.steps is None and self.inexactness is None and self.until is None,
+            trained=self.trained,
             survey=survey_of(self.corrections, self.whole),
             follow=self.follow if any(made.follow for made in self._sharing()) else None,
             told=self.told if self.shared is not None and self.shared.told is not None else None,

@@ -37,7 +37,7 @@ from fedjax_sim.client.outputs import (
 from fedjax_sim.client.prototypes import Prototypes, near_prototypes, prototypes
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
-from fedjax_sim.engine.needs import FROM_RECEIVED, NO_FLIGHT, NO_OWN_LEAVES, ONE_MODEL
+from fedjax_sim.engine.needs import ALL_TRAVELS, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
 
 __all__ = [
     "RARE",
@@ -237,7 +237,7 @@ def last_received() -> Memory:
     return Memory(
         init=lambda variables: variables,
         keep=lambda trained, context: context.received,
-        needs=(ONE_MODEL, NO_FLIGHT, NO_OWN_LEAVES, FROM_RECEIVED),
+        needs=(ONE_MODEL, NO_FLIGHT, ALL_TRAVELS, FROM_RECEIVED),
     )
 
 

@@ -126,6 +126,7 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
             fresh=all(local.fresh for local in locals_),
             stops=all(local.stops for local in locals_),
             known=all(local.known for local in locals_),
+            trained=locals_[0].trained if len(locals_) == 1 else None,
             moves_start=len(locals_) > 1 or any(local.moves_start for local in locals_),
             needs=tuple(need for local in locals_ for need in local.needs),
         )

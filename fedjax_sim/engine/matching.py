@@ -57,6 +57,16 @@ def dual_clients(alpha: float | Array) -> Need:
     return Need("local", "clients with the same alpha", met, instead)
 
 
+def slots_told(slots: int, *, most: bool = False) -> Need:
+    """A schedule of as many slots as a part is told of, or of no more."""
+    return Need(
+        "schedule",
+        f"{'at most ' if most else ''}the {slots} slots that it is told of",
+        lambda parts: parts.slots == slots or (most and parts.slots < slots),
+        f"schedule=every_round({slots})",
+    )
+
+
 def _same(a: float | Array | None, b: float | Array) -> bool:
     """Whether two settings are equal; of traced ones only that both are given is known."""
     return a is not None and (a is b or not concrete(a, b) or bool(a == b))

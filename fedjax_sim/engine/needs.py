@@ -114,11 +114,15 @@ WHOLE_MODEL = Need(
     ),
     "exchange=everything()",
 )
-NO_OWN_LEAVES = Need(
+ALL_TRAVELS = Need(
     "exchange",
     "models of which all that clients train travels in every round",
-    lambda parts: parts.exchange.own is None and not parts.exchange.fragments,
-    "exchange=everything()",
+    lambda parts: (
+        parts.exchange.own is None
+        and not parts.exchange.fragments
+        and (parts.exchange.frozen is None or parts.local.trained is not None)
+    ),
+    "exchange=everything(), or local.change(trained=...) without what is frozen",
 )
 A_MODEL_SENT = Need(
     "exchange",
@@ -186,6 +190,12 @@ EQUAL_WEIGHTS = Need(
     lambda parts: _equal(parts.weighting),
     "weighting=equal",
 )
+NOT_REFLECTED = Need(
+    "local",
+    "clients that send the model that they trained",
+    lambda parts: not parts.local.reflects,
+    "a local update without local.reflected",
+)
 ONLY_WEIGHED = Need(
     "preaggregation",
     "updates that are what clients sent, however they are weighed",
@@ -242,7 +252,7 @@ MIRROR = (
         "schedule=every_round(m)",
     ),
     ONE_MODEL,
-    NO_OWN_LEAVES,
+    ALL_TRAVELS,
     FROM_RECEIVED,
     AS_HONEST,
     EQUAL_WEIGHTS,

@@ -17,6 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine.clients import label_counts
 from fedjax_sim.engine.draws import permutation
+from fedjax_sim.engine.matching import slots_told
 
 
 @part
@@ -43,7 +44,8 @@ def mediators(slots: int, clients_each: int, classes: int) -> Selection:
         A selection.
 
     Raises:
-        ValueError: if clients_each is not positive; when it starts, if there are too few clients.
+        ValueError: if clients_each is not positive; by ``compose``, if the schedule has other
+            slots; when it starts, if there are too few clients.
 
     Source: Duan et al. 2019 <https://arxiv.org/abs/1907.01132>, the mediators' rescheduling.
     """
@@ -76,7 +78,13 @@ def mediators(slots: int, clients_each: int, classes: int) -> Selection:
         del variables
         return SetupTraffic(4 * classes * data.clients, 0)
 
-    return Selection(init=init, draw=draw, sticky=False, setup_traffic=setup_traffic)
+    return Selection(
+        init=init,
+        draw=draw,
+        sticky=False,
+        setup_traffic=setup_traffic,
+        needs=(slots_told(slots),),
+    )
 
 
 def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:

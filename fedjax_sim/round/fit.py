@@ -125,8 +125,8 @@ def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
 
 def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     """What parts need for what they read, keep and act on: role, part and need."""
-    local, selection = parts.local, parts.selection
-    if needs.shares(local):  # one state is of one model
+    local, selection, shared = parts.local, parts.selection, needs.shares(parts.local)
+    if shared:  # one state is of one model
         yield "local", local, needs.ONE_MODEL
     if local.survey is not None:  # the answers would go by what is sent
         yield "local", local, needs.AS_IT_IS
@@ -140,7 +140,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     for part in parts.sending:
         if part.withholds:  # it would be lost in flight, and so would a variate others count on
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
-        if not part.messages:
+        if not (part.messages and shared):
             yield "sending", part, needs.A_MODEL_SENT
 
 

@@ -21,7 +21,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import of_each, on_root, rows_at, shuffled
-from fedjax_sim.engine.needs import ONLY_WEIGHED, PLAIN_MEAN, WHOLE_MODEL
+from fedjax_sim.engine.needs import NOT_REFLECTED, ONLY_WEIGHED, PLAIN_MEAN, WHOLE_MODEL
 from fedjax_sim.tasks.losses import masked_mean
 
 AT_ONCE = 64  # samples of which all models are asked together
@@ -121,5 +121,5 @@ def distilled(model: Model, steps: int = 100, lr: float = 1e-3, *, batch_size: i
         return tree.sum_of(step, tree.subtract(end, mean)), state
 
     # It asks the models themselves, so that no rule guards it and every row must be a model.
-    needs = WHOLE_MODEL, ONLY_WEIGHED, PLAIN_MEAN
+    needs = WHOLE_MODEL, NOT_REFLECTED, ONLY_WEIGHED, PLAIN_MEAN
     return Server(init=lambda variables: (), update=update, needs=needs)
