@@ -1523,7 +1523,14 @@ MUTANTS = [
     Mutant("engine/memory.py", "for program in inner:", "for program in ():", tests("ahead")),
     Mutant("run/experiment.py", "done = saved.done", "done = 0", SAVED),
     Mutant("run/identity.py", "if isinstance(value, Execution):", "if False:", SAVED),
+    Mutant("run/simulation.py", "digest(model) != digest(trained) or", "", tests("flags")),
     Mutant("run/identity.py", ", *held]", "]", SAVED),
+    Mutant("run/identity.py", "[of.co_code, of.co_names, inside]", "[of.co_names, inside]", SAVED),
+    Mutant(
+        "run/identity.py", "(_compiled(one.__code__), values)", "_compiled(one.__code__)", SAVED
+    ),
+    Mutant("run/identity.py", "waiting += read.values()", "pass", SAVED),
+    Mutant("run/checkpoints.py", "before.get(name) != now.get(name)", "name not in now", SAVED),
     Mutant("cli/stopping.py", "not self.patient or", "", SAVED),
     Mutant("cli/stopping.py", "if came:", "if not came:", SAVED + " -k=held"),
     Mutant("compression/_codes.py", "x = x / unit", "unit = unit / unit", CODES),

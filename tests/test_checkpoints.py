@@ -32,7 +32,7 @@ from fedjax_sim.cli import running
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.stopping import Stopped, Stopping, held
 from fedjax_sim.run import archive, checkpoints, simulate
-from fedjax_sim.run.identity import digest
+from fedjax_sim.run.identity import code, digest
 
 TOY = fs.toy(7, 0.9)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -391,16 +391,74 @@ def test_fingerprints() -> None:
     assert digest(endless) == digest(endless)
 
 
+EDITED = """
+import types
+helpers = types.ModuleType("helpers")
+exec("def doubled(a): return a * 2", vars(helpers))
+SCALE = 3.0
+class Half:
+    def __call__(self, a):
+        return a / 2
+half = Half()
+def helper(a):
+    return a + 1
+def rule(stacked, weights):  # the user's
+    def inside(a):
+        return a - weights
+    return helper(stacked) * SCALE + half(inside(stacked)) + helpers.doubled(stacked)
+"""
+"""An aggregator of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("a - weights", "a + weights", ["mine.rule"]),
+        ("a + 1", "a - 1", ["mine.helper"]),
+        ("SCALE = 3.0", "SCALE = 4.0", ["mine.rule"]),
+        ("a / 2", "a * 2", ["mine.Half.__call__"]),
+        ("a * 2", "a * 3", ["helpers.doubled"]),
+        ("  # the user's", "", []),
+    ],
+)
+def test_code_is_that_of_all_that_a_function_uses(old: str, new: str, changed: list[str]) -> None:
+    def codes(source: str) -> dict[str, str]:
+        space: dict[str, Any] = {"__name__": "mine"}
+        exec(source, space)
+        made = algorithm("fedavg").replace(aggregator=space["rule"])
+        return code(made.parts.by_role())
+
+    assert old in EDITED
+    before, after = codes(EDITED), codes(EDITED.replace(old, new))
+    assert {"mine.rule", "mine.helper", "mine.Half.__call__", "helpers.doubled"} == {*before}
+    assert [name for name in before if before[name] != after[name]] == changed
+
+
+def test_a_run_whose_code_has_changed_says_so(tmp_path: Path) -> None:
+    """It may go on: nothing but the user knows whether the change matters."""
+
+    def edited(factor: str) -> fs.Algorithm:
+        space: dict[str, Any] = {"__name__": "mine", "mean": fs.aggregators.mean}
+        exec(f"def rule(stacked, weights): return mean(stacked, weights {factor} 2)", space)
+        return algorithm("fedavg").replace(aggregator=space["rule"])
+
+    run(edited("/"), tmp_path, rounds=2)
+    with pytest.warns(checkpoints.CheckpointWarning, match=r"run with other code of mine\.rule: "):
+        run(edited("*"), tmp_path, rounds=2)
+
+
 @pytest.mark.slow
 def test_fingerprints_are_those_of_other_processes() -> None:
     """Nothing in them hangs on addresses or on the order of sets."""
     program = (
         "import optax, fedjax_sim as fs\n"
-        "from fedjax_sim.run.identity import digest\n"
+        "from fedjax_sim.run.identity import code, digest\n"
         "t = fs.toy()\n"
         "local = fs.local_sgd(t.objective, optax.adamw(optax.cosine_decay_schedule(0.1, 9)))\n"
         "parts = fs.algorithms.scaffold(local, clients_per_round=5).parts.by_role()\n"
-        "told = digest((parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10)))\n"
+        "rule = lambda stacked, weights: 'x' in {'x', 'y', 'z'}\n"
+        "given = parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10), code(rule)\n"
+        "told = digest(given)\n"
     )
     told = subprocess.run(
         [sys.executable, "-c", f"{program}print(told)"],
@@ -409,7 +467,7 @@ def test_fingerprints_are_those_of_other_processes() -> None:
         check=True,
         env=os.environ | {"PYTHONHASHSEED": "1"},
     ).stdout
-    here: dict[str, Any] = {}
+    here: dict[str, Any] = {"__name__": "__main__"}
     exec(program, here)
     assert told.strip() == str(here["told"])
 

@@ -33,6 +33,7 @@ from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
 from fedjax_sim.engine.reading import needed
 from fedjax_sim.run.points import traces
+from fedjax_sim.run.simulation import check_trained
 
 OURS = sorted(ALGORITHMS.own)
 # What a flag hangs on, so that it may be given at all.
@@ -447,6 +448,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "model must be the one that the local update trains, of 63 numbers in other shapes, got "
         "one of 23",
     ),
+    "another model of the same shapes": (
+        {"model": fs.models.with_scaling(problem().model, 0.0, 2.0)},
+        "model must be the one that the local update trains, got one of the same shapes that "
+        "computes otherwise: give simulate the model that empirical_risk was given",
+    ),
     "a data set": (
         {"data": fs.load_dataset("digits")},
         "data must be a ClientData, see fs.client_data, got Dataset",
@@ -463,6 +469,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "classes must be a whole number at least 1, got [3]",
     ),
 }
+
+
+def test_a_model_that_was_made_again_is_the_same(small: Small) -> None:
+    again = fs.models.mlp((6,), 3, widths=(4, 4))
+    assert again is not small.model
+    check_trained(made(small, "moon", {}), again)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

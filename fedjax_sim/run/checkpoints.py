@@ -242,11 +242,31 @@ class Saver:
             raise CheckpointError(f"{path} is of version {about['version']}, not {VERSION}")
         for name, ours in self._identity.items():
             theirs = about["identity"].get(name)
-            if theirs != ours:
+            if name == "code":
+                _check_code(path, ours, theirs)
+            elif theirs != ours:
                 # Neither fingerprints nor long texts say anything to a reader.
                 long = max(len(str(theirs)), len(str(ours))) >= FINGERPRINT
                 shown = "" if long else f": {theirs}, not {ours}"
                 raise CheckpointError(f"{path} is of a run with another {name}{shown}")
+
+
+def _check_code(path: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> None:
+    """Warns of functions whose code has changed since a checkpoint was written.
+
+    Another Python has other instructions for the same code: nothing is known then.
+    """
+    if theirs is None or theirs["python"] != ours["python"]:
+        return
+    before, now = theirs["functions"], ours["functions"]
+    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if changed:
+        warnings.warn(
+            f"{path} is of a run with other code of {', '.join(changed)}: its rounds are of the "
+            "old code, and those that follow of the new one. Begin anew for a run of one code",
+            CheckpointWarning,
+            stacklevel=2,
+        )
 
 
 def files(folder: Path) -> list[Path]:

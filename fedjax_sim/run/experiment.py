@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
-from fedjax_sim.run.identity import digest
+from fedjax_sim.run.identity import code, digest
 from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
@@ -142,6 +143,10 @@ class Experiment:
             "validation set": digest(validation),
             "initial": digest(initial),
             "personal": of.personal,
+            "code": {
+                "python": platform.python_version_tuple()[:2],
+                "functions": code((of.algorithm.parts.by_role(), of.model, of.task)),
+            },
         }
         if of.varied is not None:
             identity["points"] = [dict(point) for point in of.varied.settings]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.execution import Execution
+
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def digest(value: Any) -> str:
@@ -34,7 +38,7 @@ def digest(value: Any) -> str:
 
 def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
     """``known`` are the objects met before, which stay alive so that no other has their id."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    if value is None or isinstance(value, _PLAIN):
         return repr(value)
     if id(value) in known:
         return known[id(value)][1]
@@ -92,6 +96,78 @@ def _constants(code: types.CodeType) -> list[Any]:
         for constant in code.co_consts
         for item in (_constants(constant) if isinstance(constant, types.CodeType) else [constant])
     ]
+
+
+def code(value: Any) -> dict[str, str]:
+    """Fingerprints of the code of all functions of the user's that a value reaches, by their names.
+
+    Of each its instructions, its constants, and the values that it reads of modules; functions and
+    classes that it reads there count by themselves. They are the same in another process of the
+    same Python.
+    """
+    found: dict[str, list[str]] = {}
+    known: dict[int, Any] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if one is None or isinstance(one, _PLAIN) or id(one) in known:
+            continue
+        known[id(one)] = one
+        kind = one if isinstance(one, type) else type(one)
+        if isinstance(one, types.FunctionType) and _is_users(one.__module__):
+            read = _read(one)
+            values = {name: read.pop(name) for name in [*read] if not _has_code(read[name])}
+            name = f"{one.__module__}.{one.__qualname__}"
+            found.setdefault(name, []).append(digest((_compiled(one.__code__), values)))
+            waiting += read.values()
+        elif _is_users(kind.__module__):
+            waiting += [f for f in vars(kind).values() if isinstance(f, types.FunctionType)]
+        waiting += _inside(one)
+    return {name: digest(sorted(each)) for name, each in sorted(found.items())}
+
+
+def _is_users(module: str | None) -> bool:
+    """Whether a module is not one of this package, Python's or an installed library's."""
+    root = (module or "").partition(".")[0]
+    if root == "fedjax_sim" or root in sys.stdlib_module_names:
+        return False
+    if root == "__main__":  # also where a library's program runs the user's code
+        return True
+    place = Path(getattr(sys.modules.get(module or ""), "__file__", None) or "")
+    return not {"site-packages", "dist-packages"} & {*place.parts}
+
+
+def _compiled(of: types.CodeType) -> list[Any]:
+    """The instructions, names and constants of a function, and of those within it."""
+    inside = [_compiled(c) if isinstance(c, types.CodeType) else c for c in of.co_consts]
+    return [of.co_code, of.co_names, inside]
+
+
+def _read(function: types.FunctionType) -> dict[str, Any]:
+    """What a function reads of its module and of the user's others, by name."""
+    names, waiting = set[str](), [function.__code__]
+    while waiting:
+        one = waiting.pop()
+        names |= {*one.co_names}
+        waiting += [c for c in one.co_consts if isinstance(c, types.CodeType)]
+    spaces = [function.__globals__]
+    for name in sorted(names & {*function.__globals__}):
+        module = function.__globals__[name]
+        if isinstance(module, types.ModuleType) and _is_users(module.__name__):
+            spaces.append(vars(module))
+    return {
+        f"{space.get('__name__')}.{name}": space[name]
+        for space in spaces
+        for name in names & {*space}
+        if not isinstance(space[name], types.ModuleType)
+    }
+
+
+def _has_code(value: Any) -> bool:
+    """Whether a value is a function or a class, or an object of the user's."""
+    if isinstance(value, types.FunctionType | type) or hasattr(value, "__wrapped__"):
+        return True
+    return not isinstance(value, _PLAIN) and _is_users(type(value).__module__)
 
 
 def _filled(cell: types.CellType) -> bool:

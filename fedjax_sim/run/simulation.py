@@ -25,6 +25,7 @@ from fedjax_sim.run.checks import (
     checked_seeds,
 )
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.identity import code, digest
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.result import Evaluation, Result
 from fedjax_sim.run.rounds import run_rounds
@@ -93,7 +94,8 @@ def simulate(
             state.server`` for the weights, ``state.broadcast`` for clusters,
             ``state.client_state`` for own models and control variates.
         checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: the run saves itself there, and
-            goes on from the newest checkpoint that the folder has, to the bit on the same devices.
+            goes on from the newest checkpoint that the folder has, to the bit on the same devices;
+            it warns of functions whose code has changed since.
             ``on_evaluation`` is called for what was restored too. More ``rounds`` than the saved
             run had are run on top.
         stop: ends the run at an evaluation before the last round, see :mod:`fedjax_sim.stop`;
@@ -249,7 +251,10 @@ def whole(name: str, given: Any) -> int:
 
 
 def check_trained(algorithm: Algorithm, model: Model) -> None:
-    """Refuses a model whose weights are not of the shapes that the parts are made for."""
+    """Refuses another model than the one that the parts are made for.
+
+    One that was made again, by the same calls, is the same.
+    """
 
     def shapes(of: Model) -> Any:
         return jax.eval_shape(of.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -262,6 +267,12 @@ def check_trained(algorithm: Algorithm, model: Model) -> None:
                 raise ValueError(
                     f"model must be the one that the local update trains, of {_size(its):,} "
                     f"numbers in other shapes, got one of {_size(ours):,}"
+                )
+            if digest(model) != digest(trained) or code(model) != code(trained):
+                raise ValueError(
+                    "model must be the one that the local update trains, got one of the same "
+                    "shapes that computes otherwise: give simulate the model that "
+                    f"{origin.name} was given"
                 )
 
 
