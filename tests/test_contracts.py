@@ -1744,6 +1744,10 @@ FEDLESAM = update().change(memory=fs.terms.last_received())
 TWO_ROUNDS = {"schedule": fs.schedule.delayed(4, 2)}
 NO_FLIGHT = "has no effect with schedule every_round(4), by which no model stays in flight: use"
 NUMBERS = "weighting must give each model a positive finite number, <lambda> gave "
+ABSENT = (
+    "must leave out absent rows (weight 0, not in cohort.present), as there are on several "
+    "devices: their values change"
+)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Of the wrong kind, in every role.
     "local": ({"local": risk}, "local must be a LocalUpdate, got <functools"),
@@ -1805,6 +1809,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"weighting": weighing(1, 0, 1)}, f"{NUMBERS}[1.0, 0.0, 1.0]"),
     "negative": ({"weighting": weighing(1, 1, -2)}, f"{NUMBERS}[1.0, 1.0, -2.0]"),
     "one for all": ({"weighting": weighing(1)}, f"{NUMBERS}[1.0]"),
+    # Parts of the user's that read rows which are absent.
+    "absent rows, reduced": (
+        {"aggregator": lambda rows, weights: jax.tree.map(lambda a: a.mean(0), rows)},
+        f"aggregator {ABSENT} what <lambda> returns",
+    ),
+    "absent rows, weighed": (
+        {"preaggregation": (base.PreAggregation(
+            lambda variables, data: (),
+            lambda key, state, rows, weights, cohort: (rows, weights * abs(rows.params["w"]).max(),
+                                                       state),
+        ),)}, f"preaggregation {ABSENT} what <PreAggregation> returns",
+    ),
+    "absent rows, moved by": (
+        {"server": fs.server.chain(fs.server.replace(), base.Server(
+            lambda variables: (),
+            lambda key, step, old, state, gathered: (
+                jax.tree.map(lambda a: a.sum(0), gathered.updates), state,
+            ),
+        ))}, f"server {ABSENT} what chain(replace(), ",
+    ),
+    "absent rows, measured": (
+        {"diagnostics": {"mine": base.Diagnostic(
+            lambda variables, data: (),
+            lambda key, state, old, models, cohort: ({"loss": cohort.info.loss.mean()}, state),
+        )}}, f"diagnostics['mine'] {ABSENT} what <Diagnostic> returns",
+    ),
     # Slots that there are not: indexing would clamp them.
     "slot 99": (
         {"redistribution": gathering([0, 99, 1, 2]), **TWO_ROUNDS},
@@ -2015,6 +2045,12 @@ def test_halves_of_a_method_may_be_traced() -> None:
         ),
         jnp.float32(0.1),
     )
+
+
+def test_rows_that_weigh_nothing_are_left_out() -> None:
+    """By a sum of weighted rows too; what needs another model than the trial's is not judged."""
+    composed(aggregator=lambda rows, weights: jax.tree.map(lambda a: weights @ a, rows))
+    composed(aggregator=lambda rows, weights: {"mine": rows["mine"].mean(0)})
 
 
 def test_every_role_is_checked() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
@@ -101,6 +103,17 @@ def origins(value: Any) -> Iterator[Origin]:
     elif (found := origin_of(value)) is not None:
         yield found
         yield from origins(dict(found.arguments))
+
+
+def is_users(module: str | None) -> bool:
+    """Whether a module is not one of this package, Python's or an installed library's."""
+    root = (module or "").partition(".")[0]
+    if root == "fedjax_sim" or root in sys.stdlib_module_names:
+        return False
+    if root == "__main__":  # also where a library's program runs the user's code
+        return True
+    place = Path(getattr(sys.modules.get(module or ""), "__file__", None) or "")
+    return not {"site-packages", "dist-packages"} & {*place.parts}
 
 
 def shown(value: Any) -> str:

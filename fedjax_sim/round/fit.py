@@ -30,6 +30,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan.redistribution import keep
+from fedjax_sim.round.trial import check_absent
 from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
@@ -69,6 +70,7 @@ def check_parts(parts: Any) -> None:
         _check_redistribution(parts.redistribution, parts.slots)
     if parts.clock is not None:
         _check_laws(parts.clock)
+    check_absent(parts)
 
 
 def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:

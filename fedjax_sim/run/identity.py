@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import sys
 import types
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.base.origin import is_users
 from fedjax_sim.engine.execution import Execution
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -114,27 +113,16 @@ def code(value: Any) -> dict[str, str]:
             continue
         known[id(one)] = one
         kind = one if isinstance(one, type) else type(one)
-        if isinstance(one, types.FunctionType) and _is_users(one.__module__):
+        if isinstance(one, types.FunctionType) and is_users(one.__module__):
             read = _read(one)
             values = {name: read.pop(name) for name in [*read] if not _has_code(read[name])}
             name = f"{one.__module__}.{one.__qualname__}"
             found.setdefault(name, []).append(digest((_compiled(one.__code__), values)))
             waiting += read.values()
-        elif _is_users(kind.__module__):
+        elif is_users(kind.__module__):
             waiting += [f for f in vars(kind).values() if isinstance(f, types.FunctionType)]
         waiting += _inside(one)
     return {name: digest(sorted(each)) for name, each in sorted(found.items())}
-
-
-def _is_users(module: str | None) -> bool:
-    """Whether a module is not one of this package, Python's or an installed library's."""
-    root = (module or "").partition(".")[0]
-    if root == "fedjax_sim" or root in sys.stdlib_module_names:
-        return False
-    if root == "__main__":  # also where a library's program runs the user's code
-        return True
-    place = Path(getattr(sys.modules.get(module or ""), "__file__", None) or "")
-    return not {"site-packages", "dist-packages"} & {*place.parts}
 
 
 def _compiled(of: types.CodeType) -> list[Any]:
@@ -153,7 +141,7 @@ def _read(function: types.FunctionType) -> dict[str, Any]:
     spaces = [function.__globals__]
     for name in sorted(names & {*function.__globals__}):
         module = function.__globals__[name]
-        if isinstance(module, types.ModuleType) and _is_users(module.__name__):
+        if isinstance(module, types.ModuleType) and is_users(module.__name__):
             spaces.append(vars(module))
     return {
         f"{space.get('__name__')}.{name}": space[name]
@@ -167,7 +155,7 @@ def _has_code(value: Any) -> bool:
     """Whether a value is a function or a class, or an object of the user's."""
     if isinstance(value, types.FunctionType | type) or hasattr(value, "__wrapped__"):
         return True
-    return not isinstance(value, _PLAIN) and _is_users(type(value).__module__)
+    return not isinstance(value, _PLAIN) and is_users(type(value).__module__)
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -1,0 +1,117 @@
+"""Tries parts of the user's once on rows of which one is absent: its values must not matter."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.base import Array, Cohort, Gathered, LocalInfo, PyTree, Variables, shown
+from fedjax_sim.base.origin import Origin, is_users
+from fedjax_sim.engine import tree
+
+WEIGHTS = 3  # of the model in the trial
+FAR = (1e3, -1e2)  # the values of the absent row, in turn: of other signs and sizes
+
+
+def check_absent(parts: Any) -> None:
+    """Refuses a part of the user's whose result depends on a row that is absent.
+
+    A cohort may have such rows on several devices, or if clients sleep. Each part is tried on a
+    small model; one that fails there, as it needs another model, is not judged.
+
+    Args:
+        parts: :class:`fedjax_sim.round.parts.Parts`.
+
+    Raises:
+        ValueError: names the part.
+    """
+    for role, part, trial in _trials(parts):
+        if not _of_user(part):
+            continue
+        try:
+            with jax.ensure_compile_time_eval():
+                one, other = (jax.tree.leaves(trial(*_rows(parts, far))) for far in FAR)
+            same = all(
+                np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)
+            )
+        except Exception:  # a part may raise anything, and does so again where it is used
+            continue
+        if not same:
+            raise ValueError(
+                f"{role} must leave out absent rows (weight 0, not in cohort.present), as there "
+                f"are on several devices: their values change what {shown(part)} returns"
+            )
+
+
+def _trials(parts: Any) -> Iterator[tuple[str, Any, Callable[..., PyTree]]]:
+    """Each part with what it makes of rows."""
+    key = jax.random.key(0)
+
+    def applied(part: Any, rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
+        given = cohort._replace(info=cohort.info._replace(extra=dict.fromkeys(part.reads, weights)))
+        state = part.init(given.server, None)
+        rows, weights, state = part.apply(key, state, rows, weights, given)
+        rows = jax.tree.map(lambda a: jnp.where(tree.expand(weights > 0, a), a, 0), rows)
+        return rows, weights, state
+
+    def updated(part: Any, rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
+        server, step = cohort.server, tree.mean(rows, weights)
+        gathered = Gathered(rows, weights, cohort)
+        return part.update(key, step, server, part.init(server), gathered)
+
+    def measured(part: Any, rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
+        server = cohort.server
+        return part.measure(key, part.init(server, None), server, rows, cohort)
+
+    def reduced(rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
+        result = parts.aggregator(rows, weights)
+        if jax.tree.map(jnp.shape, result) != jax.tree.map(jnp.shape, cohort.server):
+            raise ValueError("what it returns is refused in the first round")
+        return result
+
+    yield "aggregator", parts.aggregator, reduced
+    for part in parts.preaggregation:
+        yield "preaggregation", part, lambda *given, part=part: applied(part, *given)
+    yield "server", parts.server, lambda *given: updated(parts.server, *given)
+    for name, part in parts.diagnostics.items():
+        role = f"diagnostics[{name!r}]"
+        yield role, part, lambda *given, part=part: measured(part, *given)
+
+
+def _rows(parts: Any, far: float) -> tuple[Variables, Array, Cohort]:
+    """Updates and weights of a row for each slot and one that is absent, which holds ``far``."""
+    count = parts.slots + 1
+    present = jnp.arange(count) < parts.slots
+    values = jax.random.normal(jax.random.key(1), (count, WEIGHTS), jnp.float32)
+    rows = Variables({"w": jnp.where(present[:, None], values, far)}, {})
+    server = Variables({"w": jnp.ones(WEIGHTS, jnp.float32)}, {})
+    ones = present.astype(jnp.int32)
+    cohort: Any = Cohort(
+        server=server,
+        received=tree.stack_copies(server, count if parts.remembers else 1),
+        client=jnp.arange(count, dtype=jnp.int32),
+        present=present,
+        samples=ones,
+        info=LocalInfo(jnp.where(present, 1, far).astype(jnp.float32), ones, ones),
+        tag=(),
+        data=None,  # type: ignore[arg-type]
+    )
+    return rows, ones.astype(jnp.float32), cohort
+
+
+def _of_user(value: Any) -> bool:
+    """Whether any function of a part, or of a part that it is made of, is the user's."""
+    if isinstance(value, Origin):
+        return _of_user(value.arguments)
+    if isinstance(value, Mapping):
+        return any(map(_of_user, value.values()))
+    if isinstance(value, list | tuple):  # parts are named tuples
+        return any(map(_of_user, value))
+    if isinstance(value, types.FunctionType):
+        return is_users(value.__module__) or _of_user(getattr(value, "origin", None))
+    return False
