@@ -776,7 +776,10 @@ def test_two_phase_fedaug_by_the_command(
 
 
 COMMAND_ERRORS = {
-    "table": (["--fedaug", "0.8", "--dataset", "synthetic(0, 0)"], "--fedaug is for images, uint8"),
+    "table": (
+        ["--fedaug", "0.8", "--dataset", "synthetic(0, 0)", "--partition", "iid"],
+        "--fedaug is for images, uint8",
+    ),
     "emd": (["--fedaug", "2"], "--fedaug: must be a number at least 0 and below 2, got '2'"),
     "alpha": (["--share-alpha", "0.5"], "--share-alpha is for --share-beta"),
     "too much": (["--share-beta", "0.999"], "got 0.999, which takes 144 of each class"),

@@ -87,7 +87,7 @@ def test_files_that_do_not_fit() -> None:
         assert str(caught.value).startswith("odd.npz")
         assert "\n" not in str(caught.value)
     Path("odd.npz").write_text("weights")
-    with pytest.raises(ValueError, match=r"odd\.npz must be a \.npz file of arrays"):
+    with pytest.raises(ValueError, match=r"odd\.npz: not a whole \.npz file of arrays"):
         fs.load_weights("odd.npz", model)
     with pytest.raises(FileNotFoundError, match=r"there is no file none\.npz"):
         fs.load_weights("none.npz", model)

@@ -608,7 +608,7 @@ def test_mobilenet_says_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got none named 'block_7_project_BN/beta'"):
         make(IMAGE, CLASSES, some)
     (tmp_path / "weights.h5").write_text("no zip")
-    with pytest.raises(ValueError, match=r"an \.npz file, got .*weights\.h5"):
+    with pytest.raises(ValueError, match=r"weights\.h5: not a whole \.npz file"):
         make(IMAGE, CLASSES, tmp_path / "weights.h5")
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         make(IMAGE, CLASSES, tmp_path / "absent.npz")

@@ -399,7 +399,7 @@ ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
     ),
     "epochs": (
         lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
-        "epochs must be positive and finite, got 0",
+        "epochs must be above 0 and at most 10000, got 0",
     ),
     "stored": (
         lambda local: personal.stored()(None, None, None, ((), ())),  # type: ignore[arg-type]

@@ -247,5 +247,6 @@ def _check_shapes(rule: str, found: PyTree, given: Variables) -> None:
     got, wanted = (
         jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (found, given)
     )
-    if got != wanted:
+    if got != wanted:  # whole, not as Variables are shown
+        got, wanted = (t._asdict() if isinstance(t, Variables) else t for t in (got, wanted))
         raise ValueError(f"{rule}, {wanted}, got {got}")
