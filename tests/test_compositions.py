@@ -209,7 +209,7 @@ def parts() -> Iterator[Part]:
         "evaluated": {"in_flight": lambda: "in_flight"},
     }
     tables |= {role: {**PARTS[kind]} for role, kind in KINDS.items()}
-    tables["clock"] |= CLOCK
+    tables["clock"] = {**tables["clock"], **CLOCK}
     for role, table in tables.items():
         for name, make in table.items():
             if name not in PLAIN or role == "exchange":

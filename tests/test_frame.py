@@ -136,7 +136,8 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
 def test_corrections_keep_the_dtype() -> None:
     half = fs.Variables({"w": jnp.full(2, 4, jnp.bfloat16)}, {"n": jnp.int32(3)})
     server = fs.Variables({"w": jnp.zeros(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
-    new = known(refresh.drift_correction().correct)(server, jnp.float32(30), half, jnp.float32(10))
+    correct = known(refresh.drift_correction().correct)
+    new = correct(server, jnp.float32(30), half, jnp.float32(10))
     wanted = fs.Variables({"w": jnp.ones(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
     chex.assert_trees_all_equal_shapes_and_dtypes(new, wanted)
     assert_trees(new, wanted)

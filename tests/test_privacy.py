@@ -764,8 +764,8 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.algorithms.gossip(flat(), clients_per_round=6).replace(
             preaggregation=(mechanism(),)
         ),
-        "schedule serverless(6) needs none: a mean over neighbours takes its place, preaggregation "
-        "is (gaussian_mechanism(1.0, 0.5, 6),)",
+        "schedule serverless(6) needs updates and weights that nothing changes, preaggregation is "
+        "(gaussian_mechanism(1.0, 0.5, 6),)",
     ),
     "variates": (
         lambda: with_noise(flat().change(corrections=(corrections.scaffold(),))), SHARED,

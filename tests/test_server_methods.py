@@ -960,8 +960,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a pre-aggregation that no node does": (
         lambda: together(**STICKY, preaggregation=(preaggregation.q_fair(1, 0.1),)),
-        "schedule serverless(6) needs none: a mean over neighbours takes its place, preaggregation "
-        "is (q_fair(1, 0.1),): use preaggregation=()",
+        "schedule serverless(6) needs updates and weights that nothing changes, preaggregation is "
+        "(q_fair(1, 0.1),): use preaggregation=()",
     ),
     "a server that is not there": (
         lambda: together(**STICKY, server=server.mix(0.5)),

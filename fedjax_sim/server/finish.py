@@ -22,7 +22,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import of_class, sweep
-from fedjax_sim.engine.needs import ONE_MODEL, WHOLE_MODEL
+from fedjax_sim.engine.needs import AS_IT_IS, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.models import leaves
 from fedjax_sim.models.heads import features_of, kernel_of
 from fedjax_sim.tasks.losses import cross_entropy
@@ -31,12 +31,7 @@ AT_ONCE = 64  # samples of a client whose features are computed together
 _NEEDS = (
     ONE_MODEL,
     WHOLE_MODEL,
-    Need(
-        "sending",
-        "clients that send what they computed",
-        lambda parts: not parts.sending,
-        "sending=()",
-    ),
+    AS_IT_IS,
     Need(
         "evaluated",
         "the server's model to be the one that is evaluated",
