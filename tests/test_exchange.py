@@ -277,12 +277,13 @@ def test_frozen_leaves_stay_even_if_they_are_trained(federation: Federation, net
 def test_a_part_that_moves_what_does_not_travel_is_refused(net: fs.Model, role: str) -> None:
     """It was ignored: the residual of adapters that a server adds to the trunk, say."""
 
-    def moved(model: Variables) -> Variables:
-        trunk = jax.tree.map(jnp.ones_like, start_of(net).params["Dense_0"])
+    def moved(model: Variables, *rows: int) -> Variables:
+        trunk = start_of(net).params["Dense_0"]
+        trunk = jax.tree.map(lambda w: jnp.ones((*rows, *w.shape), w.dtype), trunk)
         return model._replace(params={**model.params, "Dense_0": trunk})
 
     def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
-        return moved(updates), weights, state
+        return moved(updates, len(weights)), weights, state
 
     def update(key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
         return moved(step), state

@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "an attack": (
         lambda net: made(net).replace(
             sending=(fs.sending.sign_flip(np.isin(np.arange(8), [1])),)
-        ), "needs clients that send what they computed, sending is (sign_flip(",
+        ), "needs clients that send what they made, sending is (sign_flip(",
     ),
     "own heads": (
         lambda net: made(net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
