@@ -69,7 +69,7 @@ def federation() -> tuple[fs.Model, ClientData]:
 def fingerprint(name: str, devices: int, model: fs.Model, data: ClientData) -> dict[str, str]:
     """The hashes of one method's state, by field, and of its metrics."""
     objective = fs.empirical_risk(model)
-    common = {"objective": objective, "classes": 10, "lr": 0.05, "momentum": 0.5}
+    common = {"model": model, "objective": objective, "classes": 10, "lr": 0.05, "momentum": 0.5}
     method = fs.ALGORITHMS[name]
     given = {key: value for key, value in common.items() if key in keywords(method)}
     algorithm = method(
