@@ -100,8 +100,8 @@ def local_sgd(
             its real samples), "drop" it, or "refill" it from the epoch's beginning.
         max_steps: the most steps of a visit; 1 is parallel SGD.
         optimizer_state: the optimiser's state when a client receives a model: "reset"; "keep", the
-            client's own after its last visit; "average", the mean over the last cohort, weighted by
-            n_k and sent along (momentum federated learning).
+            client's own after its last visit; "average", the mean over the last cohort, weighted as
+            its models and sent along (momentum federated learning).
         corrections: change every gradient, in order, see :mod:`fedjax_sim.corrections`; the
             reported loss is without them.
         transforms: change each minibatch, in order.

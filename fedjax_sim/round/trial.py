@@ -104,14 +104,23 @@ def _rows(parts: Any, far: float) -> tuple[Variables, Array, Cohort]:
     return rows, ones.astype(jnp.float32), cohort
 
 
-def _of_user(value: Any) -> bool:
+def _of_user(part: Any) -> bool:
     """Whether any function of a part, or of a part that it is made of, is the user's."""
-    if isinstance(value, Origin):
-        return _of_user(value.arguments)
-    if isinstance(value, Mapping):
-        return any(map(_of_user, value.values()))
-    if isinstance(value, list | tuple):  # parts are named tuples
-        return any(map(_of_user, value))
-    if isinstance(value, types.FunctionType):
-        return is_users(value.__module__) or _of_user(getattr(value, "origin", None))
+    known: dict[int, Any] = {}  # a function may be among the arguments of its own origin
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in known:
+            continue
+        known[id(value)] = value
+        if isinstance(value, Origin):
+            waiting.append(value.arguments)
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):  # parts are named tuples
+            waiting += value
+        elif isinstance(value, types.FunctionType):
+            if is_users(value.__module__):
+                return True
+            waiting.append(getattr(value, "origin", None))
     return False
