@@ -234,7 +234,7 @@ OWN = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_command")
-@pytest.mark.parametrize("name", [*DATASETS.own, *OWN])
+@pytest.mark.parametrize("name", [*sorted(DATASETS.own), *OWN])
 def test_every_data_set_trains_by_its_name_alone(
     name: str, owned: str, data_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
