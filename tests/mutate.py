@@ -59,7 +59,7 @@ WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 OWNED = tests("own_clients")
-NEEDS = tests("contracts", "compositions")
+NEEDS = tests("contracts", "compositions", "followed")
 ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
 FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
