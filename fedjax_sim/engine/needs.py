@@ -326,8 +326,3 @@ def shares(local: Any, *, weights: bool = False) -> bool:
     except Exception:  # a user's own, which looks for names: the state is checked when it starts
         return False
     return bool(first != second if weights else jax.tree.leaves(first))
-
-
-def made_by(part: Any, name: str) -> bool:
-    """Whether a part is what the function of that name makes."""
-    return part.origin is not None and part.origin.name == name
