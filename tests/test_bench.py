@@ -358,6 +358,7 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> N
 
 
 BAD = {
+    "weights in flight": (["--keep-weights", "--compare", "radfed"], "add --evaluated server"),
     "phases 0": (["--phases", "0"], "--phases"),
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
     "phases text": (["--phases", "two"], "--phases"),

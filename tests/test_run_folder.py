@@ -21,7 +21,7 @@ from fedjax_sim import bench
 from fedjax_sim.cli.config import GROUPS
 
 FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3 --rounds 6"
-METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed"]
+METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed", "--evaluated", "server"]
 TINY = [*FLAGS.split(), "--eval-every", "2", "--devices", "1", *METHODS]
 LABELS = ("fedavg(lr=0.1)", "fedavg(lr=0.5)", "radfed")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bare_commands")]

@@ -197,6 +197,12 @@ def build(config: Config) -> Setup:
         return algorithm_of(name, config.with_own(name, own), check=False)
 
     algorithms = {name: algorithm_of(name) for name in config.algorithms}
+    for method, made in algorithms.items():
+        if config.machine.keep_weights and made.parts.evaluated == "in_flight":
+            raise ValueError(
+                f"--keep-weights keeps the server's model, and {method} is scored by the mean of its "
+                "models in flight: add --evaluated server"
+            )
     check_target(config.ending, task, score, algorithms, own=problem.own)
     return Setup(
         task=task,
