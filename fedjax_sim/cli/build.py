@@ -200,8 +200,8 @@ def build(config: Config) -> Setup:
     for method, made in algorithms.items():
         if config.machine.keep_weights and made.parts.evaluated == "in_flight":
             raise ValueError(
-                f"--keep-weights keeps the server's model, and {method} is scored by the mean of its "
-                "models in flight: add --evaluated server"
+                f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
+                "its models in flight: add --evaluated server"
             )
     check_target(config.ending, task, score, algorithms, own=problem.own)
     return Setup(
