@@ -32,6 +32,7 @@ include_patterns = [
 exclude_patterns = [".*", "build", "runs"]
 templates_path = ["_templates"]
 nitpicky = True
+nitpick_ignore = [("py:class", "jax.jaxlib._jax.Array")]  # jax.Array, as JAX itself calls it
 
 html_theme = "furo"
 html_title = f"{project} {release}"
