@@ -182,9 +182,8 @@ def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference
         theirs: the same of the baseline.
         folds: F; None if the runs are no folds.
 
-    Source: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 2003, section
-    3; Bouckaert, Frank, "Evaluating the replicability of significance tests for comparing learning
-    algorithms", PAKDD 2004, for repeated folds.
+    Source: Nadeau, Bengio 2003 <https://doi.org/10.1023/A:1024068626366>, section 3; Bouckaert,
+    Frank 2004 <https://doi.org/10.1007/978-3-540-24775-3_3>, for repeated folds.
 
     >>> paired(np.arange(1.0, 7.0), np.zeros(6)).p
     0.03125
