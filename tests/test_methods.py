@@ -350,6 +350,13 @@ UNTIMED = {
 stands for a clock, see tests/test_arrivals.py."""
 
 
+ALL_COME = {
+    "scaffnew": "clients of which none is lost, asleep or late",
+    "streaming_diloco": "models without fragments",
+}
+"""Methods that a clock must not keep a client from, and what their rejection says."""
+
+
 LOOKS = {
     "power_of_choice": {"asleep"},
     "fedcs": {"asleep", "late"},
@@ -474,7 +481,7 @@ def test_method_is_lowered_for_accelerators(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*METHODS} - {"streaming_diloco"}))
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - ALL_COME))
 def test_clients_that_do_not_come_break_nothing(name: str) -> None:
     """Asleep, lost or late: weights and states stay finite, and variances of BatchNorm positive.
 
@@ -497,9 +504,10 @@ def test_clients_that_do_not_come_break_nothing(name: str) -> None:
         assert (seen > 0) == (count not in LOOKS.get(name, ())), count
 
 
-def test_fragments_need_clients_that_come() -> None:
-    with pytest.raises(ValueError, match="needs models without fragments"):
-        make("streaming_diloco", networks()["mlp"], 1).replace(clock=SOME_COME)
+@pytest.mark.parametrize("name", sorted(ALL_COME))
+def test_methods_that_need_every_client(name: str) -> None:
+    with pytest.raises(ValueError, match=f"needs {ALL_COME[name]}"):
+        make(name, networks()["mlp"], 1).replace(clock=SOME_COME)
 
 
 @pytest.mark.parametrize("name", PRIVATE)

@@ -89,16 +89,6 @@ def doubled(outputs: Any, y: Any) -> Any:
     return 2 * optax.softmax_cross_entropy_with_integer_labels(outputs, y)
 
 
-def other_model() -> fs.Model:
-    """Of the same shapes."""
-    plain = fs.models.logistic((6,), 3)
-
-    def apply(variables: fs.Variables, x: Any, **how: Any) -> Any:
-        return plain.apply(variables, 3.0 * x, **how)
-
-    return fs.Model(plain.init, apply)
-
-
 CHANGES: dict[str, dict[str, Any]] = {
     "more rounds at once": {"eval_every": 17},
     "more runs": {"seeds": (0, 1)},
@@ -138,7 +128,6 @@ def test_a_change_is_heard(
 OWN: dict[str, Callable[[], dict[str, Any]]] = {
     "a larger client": lambda: {"sizes": np.array([7, 1, 1, 1, 1, 1, 2, 2])},
     "another loss": lambda: {"loss": doubled},
-    "another model": lambda: {"model": other_model()},
 }
 
 
