@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+if sys.argv[:1] == ["-m"]:  # a command: it hears signals while the imports below take seconds
+    from fedjax_sim.cli.stopping import listen
+
+    listen()
 
 import jax
 

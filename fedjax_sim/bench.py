@@ -23,7 +23,7 @@ from fedjax_sim.cli.machine import ON_HOST, Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
 from fedjax_sim.cli.running import checkpoints_found, open_folder, run
-from fedjax_sim.cli.stopping import Stopped, patiently
+from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.watching import Watch, bar
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.cores import available_cores, use_cores
@@ -48,6 +48,16 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     folder: RunFolder | None = None
     command = shlex.join(["python", "-m", PROGRAM, *argv])
+
+    def stopped(status: int) -> int:
+        return complain(PROGRAM, f"stopped{_kept(folder)}", status)
+
+    def stopped_at_once(status: int) -> None:
+        stopped(status)
+        if folder is not None:
+            folder.close()
+
+    STOPPING.last_words.append(stopped_at_once)
     try:
         try:
             config = parse(argv)
@@ -66,6 +76,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                     print(setup.about.text())
                     show_plan(config, setup, groups)
                     return 0
+                STOPPING.patient = True
                 folder = open_folder(config, setup, groups, command) if writes() else None
         except BrokenPipeError:
             raise
@@ -74,8 +85,8 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
         if folder is not None and not config.machine.json:
             print(setup.about.text(), flush=True)
         try:
-            with patiently() as stopping, warnings_in_a_line(PROGRAM):
-                diverged = run(config, setup, groups, folder, command, stopping, watch)
+            with warnings_in_a_line(PROGRAM):
+                diverged = run(config, setup, groups, folder, command, watch)
         except (TooLargeError, ElsewhereError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:
@@ -88,9 +99,13 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
         wait()
     except KeyboardInterrupt as error:
-        status = error.status if isinstance(error, Stopped) else INTERRUPTED
-        return complain(PROGRAM, f"stopped{_kept(folder)}", status)
+        status = stopped(error.status if isinstance(error, Stopped) else INTERRUPTED)
+        if isinstance(error, Stopped):
+            wait()
+        return status
     finally:
+        STOPPING.patient = False
+        STOPPING.last_words.remove(stopped_at_once)
         if folder is not None:
             folder.close()
     return 1 if diverged else 0
@@ -99,10 +114,10 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
 def _kept(folder: RunFolder | None) -> str:
     if folder is None and jax.distributed.is_initialized() and not writes():
         return ""  # process 0 knows
-    if folder is None or not folder.recorded:
+    if folder is None or not (folder.recorded or folder.saved):
         return "; nothing was recorded"
     kept = f"; the records so far are in {folder.path}"
-    if any(folder.checkpoints.rglob("*.npz")):
+    if folder.saved:
         kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"
     return kept
 

@@ -26,7 +26,7 @@ from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.resuming import written
-from fedjax_sim.cli.stopping import held
+from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 from fedjax_sim.cli.studies.view import viewed
@@ -82,6 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(study)
     statuses: list[int] = []
     rows: list[Row] = []
+
+    def stopped(status: int) -> int:
+        return complain(PROGRAM, f"stopped; {on}", status)
+
+    STOPPING.last_words.append(stopped)
     try:
         with viewed(study) as view:
             for number, cell in enumerate(study.cells, 1):
@@ -92,14 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                     break
                 found = rows_of(study, cell, _folder(asked, cell)) if statuses[-1] < 2 else []
                 rows += found
-                with held():
-                    view.ended(cell, found)
-                    jax.clear_caches()  # another cell has other shapes
-                    trim()
-    except KeyboardInterrupt:
-        statuses.append(bench.INTERRUPTED)
+                view.ended(cell, found)
+                STOPPING.check()
+                jax.clear_caches()  # another cell has other shapes
+                trim()
+    except KeyboardInterrupt as error:
+        statuses.append(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
+    finally:
+        STOPPING.last_words.remove(stopped)
     if statuses[-1] > 2:
-        return complain(PROGRAM, f"stopped; {on}", statuses[-1])
+        return stopped(statuses[-1])
     if rows:
         table = write_results(study, rows, asked.folder)
         print(f"\n{_shown(table)}\n\n{_explained(rows)}\ntables: {asked.folder}")

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,10 @@ from fedjax_sim import bench
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.cli import running
 from fedjax_sim.cli.folder import RunFolder
-from fedjax_sim.cli.stopping import Stopped, Stopping, held
-from fedjax_sim.run import archive, checkpoints, simulate
+from fedjax_sim.cli.stopping import STOPPING
+from fedjax_sim.data import eval_set
+from fedjax_sim.partition import Partition
+from fedjax_sim.run import archive, checkpoints, pace, simulate
 from fedjax_sim.run.identity import code, digest
 
 TOY = fs.toy(7, 0.9)
@@ -75,7 +76,8 @@ def run(method: fs.Algorithm, folder: Any = None, **changed: Any) -> fs.Result:
         "eval_every": 2,
         "record": lambda state: (state.round, jax.tree.leaves(state.server)[0]),
     }
-    return simulate(method, TOY.model, TOY.data, TOY.test, checkpoints=folder, **settings | changed)
+    settings |= {"test": TOY.test, **changed}
+    return simulate(method, TOY.model, TOY.data, checkpoints=folder, **settings)
 
 
 def bits(result: fs.Result) -> list[bytes]:
@@ -97,6 +99,45 @@ def scaffold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fs.Result]
     """A folder with every checkpoint of a run, and its result."""
     folder = tmp_path_factory.mktemp("scaffold")
     return folder, run(algorithm("scaffold"), fs.Checkpoints(folder, seconds=0, keep=9))
+
+
+CUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "all on the device": ("scaffold", {}),
+    "own models": ("ditto", {}),
+    "models in flight": ("phase_shift", {}),
+    "samples on the host": ("fedprox", {"samples_mb": 0.25}),
+    "states on the host": ("scaffold", {"client_state_mb": 0.1}),
+}
+
+
+@pytest.mark.parametrize("shape", some_slow([*CUT]))
+def test_it_does_not_matter_where_programs_are_cut(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where between two evaluations a run is killed."""
+    name, places = CUT[shape]
+    method = algorithm(name).on(fs.make_execution(1, **places))
+    told: list[int] = []
+    how: dict[str, Any] = {"eval_every": 4, "rounds": 7}
+    if shape == "own models":
+        x, y = TOY.test
+        start = np.linspace(0, len(x), TOY.data.clients + 1, dtype=np.int32)
+        dealt = Partition(np.arange(len(x), dtype=np.int32), start)
+        how |= {"personal": True, "test": eval_set(x, y, dealt)}
+    whole = run(method, **how, on_rounds=told.append)
+    assert told == [1, 4, 7]  # the first round by itself: so long does one take
+    monkeypatch.setattr(pace, "STRETCH", 0.0)
+    told.clear()
+    cut = run(method, fs.Checkpoints(tmp_path, seconds=0, keep=9), **how, on_rounds=told.append)
+    assert told == [1, 2, 3, 4, 5, 6, 7]
+    assert bits(cut) == bits(whole)
+    for done in (6, 4, 3, 1):
+        stopped_after(tmp_path, done)
+        told.clear()
+        again = run(method, fs.Checkpoints(tmp_path, keep=9), **how, on_rounds=told.append)
+        assert bits(again) == bits(whole)
+        assert [evaluation.round for evaluation in again.evaluations] == [4, 7]
+        assert told[-1] == 7
 
 
 @pytest.mark.parametrize("rounds", [2, 6])
@@ -206,7 +247,7 @@ def test_what_is_written_late_is_what_was_then(
     whole = run(
         algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=9), on_evaluation=tell
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000002.npz", "00000006.npz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000001.npz", "00000006.npz"]
     stopped_after(tmp_path, 2)
     assert bits(run(algorithm("scaffold"), tmp_path)) == bits(whole)
 
@@ -303,10 +344,10 @@ def test_a_full_disk_does_not_end_the_run(
 
     with pytest.warns(checkpoints.CheckpointWarning, match="No space left on device; the run goes"):
         result = run(
-            algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_evaluation=note
+            algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_rounds=note
         )
     assert bits(result) == bits(scaffold[1])
-    assert kept[1] == ["00000002.npz"]
+    assert kept[1] == ["00000001.npz"]
     assert [path.name for path in tmp_path.iterdir()] == ["00000006.npz"]
 
 
@@ -495,7 +536,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
         (signal.SIGTERM, 143, 1, 4, 4),
         (signal.SIGINT, 130, 2, 2, 8),
     ):
-        before, begun = signal.getsignal(number), itertools.count(1)
+        begun = itertools.count(1)
 
         def signalled(
             *args: Any, on_evaluation: Any, count: Any = begun, when: Any = (number, which, at),
@@ -506,63 +547,22 @@ def test_a_signal_is_heard_and_the_command_goes_on(
 
             def record(evaluation: Any) -> None:
                 if mine and evaluation.round == last:
-                    signal.raise_signal(sent)
+                    STOPPING.hear(sent)
                 on_evaluation(evaluation)
 
             return simulate(*args, on_evaluation=record, **kwargs)
 
         with monkeypatch.context() as patch:
             patch.setattr(running, "simulate", signalled)
+            patch.setattr(STOPPING, "_asked", None)
             assert bench.main(argv) == status
         told = capsys.readouterr().err
-        assert "stops at the next evaluation" in told
         assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'\n" in told
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
-        assert signal.getsignal(number) is before
         argv = ["--resume", str(folder)]
     assert bench.main(argv) == 0
     ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
     assert ours == theirs
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_a_signal_that_is_held_comes_at_the_end() -> None:
-    """Also within what would lose it: the callback of a weak reference."""
-    done = []
-
-    class Thing:
-        pass
-
-    def gone(_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        done.append("callback")
-
-    thing = Thing()
-    known = weakref.ref(thing, gone)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with held():
-            del thing
-            done.append("body")
-        done.append("after")
-    assert known() is None
-    assert done == ["callback", "body"]
-    with held():
-        done.append("nothing came")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_signal_is_heard_at_once() -> None:
-    stopping = Stopping()
-    with pytest.raises(Stopped) as early:
-        stopping(signal.SIGTERM, None)  # nothing runs yet
-    assert early.value.status == 143
-    stopping.patient = True
-    stopping.check()
-    stopping(signal.SIGINT, None)
-    with pytest.raises(Stopped):
-        stopping.check()
-    with pytest.raises(Stopped):
-        stopping(signal.SIGINT, None)
 
 
 @pytest.mark.slow

@@ -211,25 +211,36 @@ def test_one_that_fails_takes_the_others_along(start: Start, address: str, tmp_p
     assert (second.status, second.err) == (2, told)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
-def test_death_of_one_ends_the_other_within_a_minute(
-    start: Start, address: str, tmp_path: Path, victim: int, how: signal.Signals
-) -> None:
-    out = tmp_path / "run"
-    endless = ["--rounds", "1000000"]
-    both = [start(command(f"{address},2,{i}", out, *endless)) for i in range(2)]
+def endless(start: Start, address: str, out: Path) -> list[Started]:
+    """Two processes of a run that never ends, once they have recorded a round."""
+    both = [start(command(f"{address},2,{i}", out, "--rounds", "1000000")) for i in range(2)]
     deadline = time.monotonic() + LIMIT
     records = out / "metrics.jsonl"
     while not (records.exists() and records.stat().st_size):
         assert time.monotonic() < deadline, "no round was recorded"
         time.sleep(0.2)
-    both[victim].process.send_signal(how)
-    status = both[victim].ended(20).status  # who is asked to end finishes what it is at
-    assert status == (143 if how == signal.SIGTERM else -how)
-    ended = both[1 - victim].ended(60)
+    return both
+
+
+@pytest.mark.slow
+def test_death_of_one_ends_the_other_within_a_minute(
+    start: Start, address: str, tmp_path: Path
+) -> None:
+    both = endless(start, address, tmp_path / "run")
+    both[0].process.send_signal(signal.SIGKILL)
+    assert both[0].ended(20).status == -signal.SIGKILL
+    ended = both[1].ended(60)
     # Whether we or JAX's service notice it first is a race.
     assert ended.status in (bench.LOST, -signal.SIGABRT)
     assert re.search("error: lost another process: |another task died", ended.err)
-    for line in records.read_text().splitlines():
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
+
+
+@pytest.mark.slow
+def test_a_signal_for_one_stops_them_all(start: Start, address: str, tmp_path: Path) -> None:
+    both = endless(start, address, tmp_path / "run")
+    both[1].process.send_signal(signal.SIGTERM)
+    first, second = (one.ended(60) for one in both)
+    assert (first.status, second.status) == (143, 143)
+    assert "go on with: python -m fedjax_sim.bench --resume" in first.err

@@ -19,6 +19,7 @@ Arrays = dict[str, NDArray[Any]]
 _MB = 1e6
 _LONGEST_HEADER = 1 << 16
 _ASIDE = ".aside"
+_written: set[Path] = set()
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -118,6 +119,7 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}{_ASIDE}")
+    _written.add(aside)
     try:
         with aside.open("wb") as file:
             yield file
@@ -128,6 +130,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
+    finally:
+        _written.discard(aside)
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -140,6 +144,13 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text in UTF-8 by :func:`writing`."""
     with writing(path) as file:
         file.write(text.encode())
+
+
+def remove_written() -> None:
+    """Removes what this process is writing; for one that ends at once."""
+    for aside in tuple(_written):
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def remove_asides(folder: Path) -> None:

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedjax_sim.base.files import remove_written
 from fedjax_sim.base.registry import told
 from fedjax_sim.cli.encodings import write_plainly
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.cli.stopping import STOPPING, listen
 from fedjax_sim.data import DATASETS, Dataset, parse_dataset
 from fedjax_sim.data.sources import dataset_forms
 from fedjax_sim.engine.cores import OneDeviceWarning
@@ -159,6 +161,8 @@ def enter(main: Callable[[], int]) -> NoReturn:
     Args:
         main: the command.
     """
+    STOPPING.leave = _leave
+    listen()
     write_plainly()
     # Commands choose their devices, and describe methods before they do.
     warnings.simplefilter("ignore", OneDeviceWarning)
@@ -172,6 +176,12 @@ def enter(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         status = 141  # as a shell says of a process that SIGPIPE ended
     sys.exit(status)
+
+
+def _leave(status: int) -> None:
+    """Ends the process at once, with nothing half written."""
+    remove_written()
+    os._exit(status)
 
 
 @contextmanager

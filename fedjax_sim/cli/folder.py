@@ -78,6 +78,11 @@ class RunFolder:
         """The folder of those of all algorithms."""
         return self.path / CHECKPOINTS
 
+    @property
+    def saved(self) -> bool:
+        """Whether there is a checkpoint."""
+        return any(self.checkpoints.rglob("[0-9]*.npz"))
+
     def picture(self, name: str) -> Path:
         """Where the picture of that name lies, one of ``PICTURES``."""
         return self.path / f"{name}.{self._format}"
@@ -165,12 +170,12 @@ class RunFolder:
             draw_curves(drawn, self.picture("curves"), score, title)
 
     def close(self) -> None:
-        """Closes the files; without a record removes them, and the folder if it was new."""
+        """Closes the files; without record and checkpoint removes them, and the folder if new."""
         if self._metrics is not None:
             self._metrics.close()
         if self._sending is not None:
             self._sending.close()
-        if self.recorded:
+        if self.recorded or self.saved:
             return
         for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
             path.unlink(missing_ok=True)

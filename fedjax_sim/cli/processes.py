@@ -155,6 +155,13 @@ def wait() -> None:
         _gather(np.zeros(1, np.uint8))
 
 
+def agreed(number: int) -> int:
+    """Returns the largest number of all processes: what is asked of one is asked of all."""
+    if not jax.distributed.is_initialized():
+        return number
+    return int(_gather(np.array([number], np.uint8)).max())
+
+
 def _gather(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Of every process, ``uint8[processes, n]``."""
     every: NDArray[np.uint8] = multihost_utils.process_allgather(mine)

@@ -18,9 +18,10 @@ from fedjax_sim.cli.commands import new_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
 from fedjax_sim.cli.grouping import points
+from fedjax_sim.cli.processes import agreed
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
-from fedjax_sim.cli.stopping import Stopping
+from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.cli.watching import Watch, nobody
 from fedjax_sim.data import EvalSet
@@ -98,7 +99,6 @@ def run(
     groups: Sequence[Sequence[str]],
     folder: RunFolder | None,
     command: str,
-    stopping: Stopping,
     watch: Watch,
 ) -> dict[str, str]:
     """Runs every algorithm, records it and prints the table.
@@ -109,12 +109,12 @@ def run(
         groups: the algorithms by their programs.
         folder: for the records; None where another process writes them.
         command: as it was given.
-        stopping: whether it is to stop.
         watch: who is told how far it is.
 
     Returns:
         The algorithms whose loss diverged, and what is to be said of each.
     """
+    STOPPING.patient = True
     if folder is not None:
         draw_clients(config, setup, folder.picture("clients"))
     common = {
@@ -129,7 +129,7 @@ def run(
     while waiting:
         group = waiting.pop(0)
         try:
-            found = run_group(group, config, setup, folder, stopping, watch)
+            found = run_group(group, config, setup, folder, watch)
         except DivergedError as error:
             found = {group[0]: str(error)}
         except TooLargeError:
@@ -137,6 +137,7 @@ def run(
                 raise
             waiting = [[name] for name in group] + waiting  # one by one they may fit
             continue
+        STOPPING.patient = True
         for name, result in found.items():
             if isinstance(result, str):
                 lost[name] = result
@@ -151,6 +152,7 @@ def run(
         for name in group:
             forget(setup.algorithms[name])
         trim()
+        STOPPING.check(agreed)
     if results and folder is not None:
         if config.machine.json:
             print(as_json({**in_order, **common, "folder": str(folder.path)}))
@@ -165,7 +167,6 @@ def run_group(
     config: Config,
     setup: Setup,
     folder: RunFolder | None,
-    stopping: Stopping,
     watch: Watch,
 ) -> dict[str, Result | str]:
     """Runs algorithms that are one program, and tells who watches if there is a folder.
@@ -190,24 +191,27 @@ def run_group(
             value = float(mean_known(scored.reported[score]))
             shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
             note = f"{score} {shown}"
-        if name == names[-1]:
-            tell(evaluation.round, note)
-            stopping.check()
+
+    def progress(done: int) -> None:
+        tell(done, note)
+        STOPPING.check(agreed)
 
     def ready(held: int) -> None:
-        stopping.patient = True
+        STOPPING.patient = True
         tell(0, f"{held / MB:,.0f} MB a device")
 
     common: dict[str, Any] = {
         "rounds": rounds,
         "on_compiled": ready,
+        "on_rounds": progress,
         "checkpoints": checkpoints_of(first, config, folder),
         "record": (lambda state: state.server) if config.machine.keep_weights else None,
     }
     with (watch if folder is not None else nobody)(names, rounds) as tell:
         algorithm, model, data, test = what_runs(first, setup)
         how = how_it_runs(first, config, setup)
-        stopping.patient = False
+        STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
+        STOPPING.check(agreed)
         if len(names) == 1:
             result = simulate(
                 algorithm,

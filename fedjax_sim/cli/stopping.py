@@ -1,14 +1,20 @@
-"""Ctrl-C and SIGTERM: the rounds up to the next evaluation are finished, and saved."""
+"""SIGINT (Ctrl-C) and SIGTERM, which a thread of a command hears whatever else runs.
+
+Python calls handlers of signals only between two steps of its main thread, thus not while XLA
+compiles or runs; and what a handler raises within the callback of a weak reference is lost.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -24,64 +30,94 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stopping:
-    """Whether the run is to stop.
+    """What happens when a signal comes to a command: nothing before :func:`listen` is called.
+
+    The first signal ends the process at once, unless the command is patient; the second one does so
+    in any case.
 
     Attributes:
-        patient: whether a first signal waits for the next evaluation: not while nothing has run.
+        leave: ends the process with a status.
+        last_words: functions of the status that a thread calls before, the last one first.
     """
 
     def __init__(self) -> None:
-        self.patient = False
+        self.leave: Callable[[int], Any] = os._exit
         self._asked: int | None = None
+        self._patient = False
+        self.last_words: list[Callable[[int], Any]] = []
+        self._lock = threading.Lock()
 
-    def check(self) -> None:
-        """Raises Stopped if a signal came."""
-        if self._asked is not None:
-            raise Stopped(self._asked)
+    @property
+    def patient(self) -> bool:
+        """Whether a first signal is kept for :meth:`check`: while a run trains, saves or draws."""
+        return self._patient
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Takes a signal: the first one patiently, a second one at once."""
-        del frame
-        if not self.patient or self._asked is not None:
-            raise Stopped(number)
-        self._asked = number
-        print(
-            "\nfedjax_sim.bench: stops at the next evaluation; the same signal again: at once",
-            file=sys.stderr,
-        )
+    @patient.setter
+    def patient(self, now: bool) -> None:
+        with self._lock:  # not while the thread decides
+            self._patient = now
+
+    def check(self, agree: Callable[[int], int] = int) -> None:
+        """Raises Stopped if a signal came.
+
+        Args:
+            agree: what all processes of a run make of the number of each one's signal, 0 for none.
+        """
+        asked = agree(self._asked or 0)
+        if asked:
+            raise Stopped(asked)
+
+    def hear(self, number: int) -> None:
+        """Takes a signal; called in the thread that listens."""
+        with self._lock:
+            first, self._asked = self._asked is None, number
+            if first and self._patient:
+                _say("stops and saves in about ten seconds; the same signal again: at once")
+                return
+            if first:
+                for last_words in reversed(self.last_words or [lambda status: _say("stopped")]):
+                    last_words(128 + number)
+            else:
+                _say("stopped at once; what was saved before is kept")
+            self.leave(128 + number)
 
 
-@contextmanager
-def patiently() -> Iterator[Stopping]:
-    """Takes the signals as long as the run goes on."""
-    stopping = Stopping()
-    with _taken_by(stopping):
-        yield stopping
+STOPPING = Stopping()
+"""That of this process."""
 
 
-@contextmanager
-def held() -> Iterator[None]:
-    """Lets a signal that comes meanwhile come at the end.
+def listen() -> None:
+    """Starts the thread that hears signals; for processes that are a command.
 
-    Python raises in the middle of what it runs, and what the callback of a weak reference raises is
-    lost: within ``jax.clear_caches()``, which lets go of thousands, that was one Ctrl-C of twelve.
+    SIGINT stays ignored where it is: a shell's script lets what it starts in the background do so.
     """
-    came: list[int] = []
-    with _taken_by(lambda number, frame: came.append(number)):
-        yield
-    if came:
-        signal.raise_signal(came[0])
-
-
-@contextmanager
-def _taken_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python takes signals in its main thread alone
+    if threading.current_thread() is not threading.main_thread() or _ears:
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, earlier in zip(numbers, before, strict=True):
-            signal.signal(number, earlier)
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    _ears.extend((ear, mouth))
+    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # else no byte is sent
+    threading.Thread(target=_listen, args=(ear,), daemon=True).start()
+
+
+_ears: list[socket.socket] = []
+
+
+def _listen(ear: socket.socket) -> None:
+    while heard := ear.recv(1):
+        if heard[0] in SIGNALS:
+            STOPPING.hear(heard[0])
+
+
+def _say(text: str) -> None:
+    # Not by sys.stderr, which the main thread may hold.
+    os.write(2, f"\n{_program()}: {text}\n".encode())
+
+
+def _program() -> str:
+    """The module that ``python -m`` runs."""
+    words = [*sys.orig_argv, "", ""]
+    return words[words.index("-m") + 1] if "-m" in words else "fedjax_sim"

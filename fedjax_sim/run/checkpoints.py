@@ -37,9 +37,9 @@ class Checkpoints(NamedTuple):
 
     Attributes:
         folder: of this run alone. If it has checkpoints of the run, the run goes on from there.
-        seconds: since the last checkpoint, after which an evaluation is followed by one; the end
-            of the run is always saved. It costs a copy of the state on the host; writing happens
-            beside the next rounds.
+        seconds: between checkpoints, plus up to ten that a program runs; the end of the run is
+            always saved. It costs a copy of the state on the host; writing happens beside the next
+            rounds.
         keep: files that stay, the newest.
     """
 
@@ -57,7 +57,7 @@ class Saved(NamedTuple):
 
     Attributes:
         done: rounds.
-        rounds: of each stage.
+        rounds: of each stage that was evaluated.
         seconds: that the run took.
         arrays: by name.
     """
@@ -66,6 +66,11 @@ class Saved(NamedTuple):
     rounds: tuple[int, ...]
     seconds: float
     arrays: Arrays
+
+    @property
+    def evaluated(self) -> int:
+        """The rounds up to the last evaluation."""
+        return sum(self.rounds)
 
     def restored(
         self,
@@ -96,17 +101,18 @@ class Saved(NamedTuple):
         metrics, scored = shapes["advance"][1:]
         kept = None if record is None else jax.device_get(record(told.state))
         stages, done = [], 0
-        for i, todo in enumerate(self.rounds):
+        begun = self.done - self.evaluated  # and not evaluated yet
+        for i, todo in enumerate((*self.rounds, begun) if begun else self.rounds):
             done += todo
-            last = done == self.done
+            last, whole = done == self.done, i < len(self.rounds)
             stage = Stage(
                 todo,
                 unpacked(self.arrays, f"{i}.metrics", metrics),
-                unpacked(self.arrays, f"{i}.scored", scored),
+                unpacked(self.arrays, f"{i}.scored", scored) if whole else None,
                 server if last else None,
                 collected if last else None,
                 run if last else None,
-                unpacked(self.arrays, f"{i}.recorded", kept),
+                unpacked(self.arrays, f"{i}.recorded", kept) if whole else None,
             )
             stages.append((done, stage))
         return run, stages
@@ -160,7 +166,8 @@ class Saver:
     def offer(self, done: int, stage: Stage) -> None:
         """Takes note of a stage, and saves the run if it is time to."""
         i = len(self._of_stages)
-        self._of_stages.append(stage.rounds)
+        if stage.scored is not None:
+            self._of_stages.append(stage.rounds)
         for name in ("metrics", "scored", "recorded"):
             self._stages |= packed(f"{i}.{name}", getattr(stage, name))
         self._last = done, stage
@@ -228,12 +235,13 @@ class Saver:
                 raise CheckpointError(
                     f"rounds must be at least {saved.done}, which {path} has, got {self._rounds}"
                 )
-            if saved.done == self._rounds or saved.done % eval_every == 0:
+            after = saved.evaluated
+            if after == self._rounds or (after % eval_every == 0 and saved.done < self._rounds):
                 return saved
         if saved is not None:
             raise CheckpointError(
                 f"rounds cannot be {self._rounds}: the run in {self._folder} was evaluated after "
-                f"{saved.done}, and would not be now, every {eval_every} rounds"
+                f"{saved.evaluated}, and would not be now, every {eval_every} rounds"
             )
         return None
 

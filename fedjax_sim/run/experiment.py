@@ -24,6 +24,7 @@ from fedjax_sim.run.identity import code, digest
 from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
+from fedjax_sim.run.pace import Pace
 from fedjax_sim.run.programs import ONCE, Programs
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
 from fedjax_sim.run.windows import Feed
@@ -85,37 +86,49 @@ class Experiment:
     ) -> Iterator[tuple[int, Stage]]:
         """Runs all rounds; yields the rounds done and the stage at every evaluation.
 
-        Those that were ``saved`` come first, as they were.
+        Between evaluations it yields what is done of the stage, about every ten seconds. The stages
+        that were ``saved`` come first, as they were.
         """
-        of, over = self.programs, saved is not None and saved.done == rounds
+        of, over = self.programs, saved is not None and saved.evaluated == rounds
         # What goes on needs nothing to begin with, and what is over nothing at all.
         self._prepare(
             initial, lambda name: not over and (saved is None or name not in ONCE), rounds
         )
         if on_compiled is not None and not over:
             on_compiled(self.device_bytes)
+        parts: list[Metrics] = []  # the rounds since the last evaluation
         if saved is None:
             run, done = self.start(seeds, initial), 0
         else:
             run, past = saved.restored(of.shapes, self._keeper, rounds, record)
             yield from past
             done = saved.done
+            parts = [stage.metrics for _, stage in past if stage.scored is None]
         if of.windows is not None and not over:
             began, base = time.perf_counter(), self._inputs[0]
             rows = run if self._memory is None else self._memory.lent(run, np.arange(0))
             cohorts = of.cohorts(rows, base, rounds - done)
             self.compile_seconds += time.perf_counter() - began  # of which the draws are little
-            self._feed = Feed(of.windows, of.execution, base, cohorts, of.every)
+            self._feed = Feed(of.windows, of.execution, base, cohorts, of.every, done)
+        pace = Pace()
         while done < rounds:
-            todo = min(of.every, rounds - done)
-            run, metrics, scored = self.advance(run, todo)
-            rows = jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics)
+            left = min(of.every - done % of.every, rounds - done)
+            todo = pace.begin(min(left, of.most))
+            run, metrics, scored = self.advance(run, todo, score=todo == left)
+            parts.append(jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics))
+            pace.end()
             done += todo
+            rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
+            count = sum(part.loss.shape[1] for part in parts)
             server = run.state.server
+            if scored is None:
+                yield done, Stage(count, rows, None, server, None, run, None)
+                continue
+            parts = []
             collected = self.finish(run) if done == rounds else None
             server = server if collected is None else collected.variables
             kept = None if record is None else jax.device_get(record(self.told(run).state))
-            yield done, Stage(todo, rows, scored, server, collected, run, kept)
+            yield done, Stage(count, rows, scored, server, collected, run, kept)
 
     def saver(
         self,
@@ -178,23 +191,29 @@ class Experiment:
             self.traffic = of.algorithm.traffic(shapes, one)
         return weights
 
-    def advance(self, run: Run, todo: int) -> tuple[Run, Metrics, Scored]:
-        """``todo`` rounds, at most ``eval_every``, and the evaluation of the models."""
+    def advance(
+        self, run: Run, todo: int, *, score: bool = True
+    ) -> tuple[Run, Metrics, Scored | None]:
+        """Runs ``todo`` rounds, as many as fit, and evaluates the models if asked to."""
         if self.programs.windows is None:
-            run, rows, unscored = self._compiled["advance"](run, *self._inputs, np.int32(todo))
-            return run, rows, self._scored(run, unscored)
+            given = (*self._inputs, np.int32(todo), np.bool_(score))
+            run, rows, unscored = self._compiled["advance"](run, *given)
+            return run, rows, self._scored(run, unscored) if score else None
         assert self._feed is not None
         parts: list[Metrics] = []
         while todo:
             window, data = self._feed.take()
             clients, memory = self.programs.windows.people(window), self._memory
+            count = min(todo, window.rounds)
             run = run if memory is None else memory.lent(run, clients)
-            run, rows = self._compiled["rounds"](run, data, np.int32(window.rounds))
-            self._feed.fetch()  # while they run
+            run, rows = self._compiled["rounds"](run, data, np.int32(count))
+            self._feed.fetch(count)  # while they run
             run = run if memory is None else memory.returned(run, clients)
-            parts.append(jax.tree.map(lambda a, w=window: np.asarray(a)[:, : w.rounds], rows))
-            todo -= window.rounds
+            parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], rows))
+            todo -= count
         rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
+        if not score:
+            return run, rows, None
         return run, rows, self._scored(run, self._compiled["models"](run, *self._inputs))
 
     def finish(self, run: Run) -> Collected | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +72,12 @@ class Functions:
 
     @functools.cached_property
     def advance(self) -> Any:
-        """``(run, data, sets, todo)``: so many rounds, and the models that they lead to."""
+        """``(run, data, sets, todo, score)``: so many rounds, and the models that they lead to.
+
+        Own models are scored if ``score`` is true.
+        """
         run, whole = self._places
-        puts, gives = (run, whole, whole, whole), (run, whole, whole)
+        puts, gives = (run, whole, whole, whole, whole), (run, whole, whole)
         return jax.jit(self._advance, donate_argnums=0, in_shardings=puts, out_shardings=gives)
 
     @functools.cached_property
@@ -145,10 +148,17 @@ class Functions:
         return self.layout.padded(Run(*all_runs(seeds, weights, data)))
 
     def _advance(
-        self, run: Run, data: ClientData, sets: Sets, todo: Array
+        self, run: Run, data: ClientData, sets: Sets, todo: Array, score: Array
     ) -> tuple[Run, Metrics, Unscored]:
         run, rows = self._rounds(run, data, todo)
-        return run, rows, self._models(run, data, sets)
+        if not self.personal:
+            return run, rows, self._models(run, data, sets)
+
+        def unscored(*given: Any) -> Unscored:
+            shapes = jax.eval_shape(self._models, *given)
+            return cast(Unscored, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
+
+        return run, rows, jax.lax.cond(score, self._models, unscored, run, data, sets)
 
     def _rounds(self, run: Run, data: ClientData, todo: Array) -> tuple[Run, Metrics]:
         keys, state = self.layout.stripped(run)

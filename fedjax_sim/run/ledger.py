@@ -107,6 +107,7 @@ class Ledger:
         self._bytes += sent_bytes(self._experiment.traffic, stage.metrics, done)
         if stage.metrics.time is not None:
             self._seconds += stage.metrics.time.seconds.sum(axis=1, dtype=np.float64)
+        assert stage.scored is not None
         evaluation = self._evaluation(done, stage.scored, stage)
         return evaluation if stage.collected is None else self.ended(evaluation, stage)
 

@@ -73,6 +73,7 @@ def run_points(
     record: Callable[[FedState], Any] | None = None,
     on_compiled: Callable[[int], None] | None = None,
     on_evaluation: Callable[[int, Evaluation], None] | None = None,
+    on_rounds: Callable[[int], None] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
     **how: Any,
 ) -> list[Result]:
@@ -89,6 +90,7 @@ def run_points(
         record: as there.
         on_compiled: as there.
         on_evaluation: called for each point with its number.
+        on_rounds: as there.
         checkpoints: as there, of all points together.
         **how: settings of :func:`fedjax_sim.run.simulation.experiment`.
 
@@ -124,6 +126,7 @@ def run_points(
         record=record,
         on_compiled=on_compiled,
         on_evaluation=told,
+        on_rounds=on_rounds,
         checkpoints=checkpoints,
         diverging=True,
     )

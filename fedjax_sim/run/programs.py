@@ -37,8 +37,8 @@ ONCE = ("weights", "start")
 BRIEF = 2e11
 """FLOPs of training up to which a run compiles quickly: two to three seconds of a core."""
 
-_FEWEST_ROWS = 16
-"""``advance`` has room for the records of a power of two of rounds, and of so many at least.
+_FEWEST_ROWS, _MOST_ROWS = 16, 1024
+"""``advance`` has room for the records of a power of two of rounds, between these two.
 
 Another ``eval_every`` then seldom needs another program.
 """
@@ -61,7 +61,7 @@ class Programs:
         data: the clients.
         sets: evaluation sets, e.g. (test, validation).
         runs: R.
-        every: the rounds of one ``advance``, from one evaluation to the next.
+        every: rounds from one evaluation to the next.
         execution: where and how it runs; None: as the algorithm was composed to.
         personal: whether the clients of the first set are those of ``data``: it is then scored with
           each client's own model too, if the algorithm has such.
@@ -102,7 +102,7 @@ class Programs:
             task,
             RunAxes.of(data, sets, runs),
             Layout(self.execution, data.clients),
-            max(_FEWEST_ROWS, 1 << (every - 1).bit_length()),
+            min(max(_FEWEST_ROWS, 1 << (every - 1).bit_length()), _MOST_ROWS),
             self.personal,
             int(np.diff(sets[0].start).max()) if self.personal else 0,
             varied,
@@ -122,6 +122,11 @@ class Programs:
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
         self._step_flops = 0.0
+
+    @property
+    def most(self) -> int:
+        """The most rounds that one call of ``advance`` runs."""
+        return self._functions.capacity
 
     def lowered(
         self, platforms: Sequence[str] | None = None, weights: Variables | None = None
@@ -167,7 +172,7 @@ class Programs:
         data, sets = shapes((self.data, self.sets))
         if windows is not None:
             data, window = shapes((windows.fetched(None), windows.like()))
-        seeds, todo = shapes((np.zeros(self.runs, np.uint32), np.int32(0)))
+        seeds, todo, score = shapes((np.zeros(self.runs, np.uint32), np.int32(0), np.bool_(True)))
         if weights is None:
             draw = drawing(self.model.init, whole).trace(seeds)
             yield "weights", draw
@@ -178,7 +183,7 @@ class Programs:
         run = shapes(begin.out_info, of_run)
         counted = None  # of own models, by a program of its own
         if windows is None:
-            advance = of.advance.trace(run, data, sets, todo)
+            advance = of.advance.trace(run, data, sets, todo, score)
             yield "advance", advance
             rows, unscored = advance.out_info[1:]
         else:

@@ -31,6 +31,7 @@ def run_rounds(
     record: Callable[[FedState], Any] | None = None,
     on_compiled: Callable[[int], None] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    on_rounds: Callable[[int], None] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
     stop: Stop | None = None,
     diverging: bool = False,
@@ -45,6 +46,7 @@ def run_rounds(
         record: what to keep of the state.
         on_compiled: called before the first round.
         on_evaluation: called after each evaluation.
+        on_rounds: called after each program.
         checkpoints: where the run is saved.
         stop: what ends it before the last round.
         diverging: whether runs go on whose loss is not finite.
@@ -68,19 +70,23 @@ def run_rounds(
             for done, stage in stages:
                 before = done - stage.rounds
                 check_cohorts(np.asarray(stage.metrics.client), before, clients)
-                evaluation = ledger.evaluation(done, stage)
-                over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
-                if over:
-                    stage = ended(experiment, stage)
-                    if stage.collected is not None:
-                        evaluation = ledger.ended(evaluation, stage)
-                if not diverging:
-                    check_losses(stage.metrics.loss, evaluation, seeds)
-                ledger.evaluations.append(evaluation)
+                over, evaluation = False, None
+                if stage.scored is not None:
+                    evaluation = ledger.evaluation(done, stage)
+                    over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
+                    if over:
+                        stage = ended(experiment, stage)
+                        if stage.collected is not None:
+                            evaluation = ledger.ended(evaluation, stage)
+                    if not diverging:
+                        check_losses(stage.metrics.loss, evaluation, seeds)
+                    ledger.evaluations.append(evaluation)
                 if saver is not None:
                     saver.offer(done, stage)
-                if on_evaluation is not None:
+                if on_evaluation is not None and evaluation is not None:
                     on_evaluation(evaluation)
+                if on_rounds is not None:
+                    on_rounds(done)
                 if over:
                     break
         except BaseException as error:  # an interrupt too: what is known is not lost

@@ -52,6 +52,7 @@ def simulate(
     execution: Execution | None = None,
     on_compiled: Callable[[int], None] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    on_rounds: Callable[[int], None] | None = None,
     initial: Variables | None = None,
     record: Callable[[FedState], Any] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
@@ -59,11 +60,13 @@ def simulate(
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models on the way.
 
-    Rounds between two evaluations are one XLA program, and runs are one more leading axis of it. A
-    second call with the same algorithm compiles nothing, if shapes and settings are the same: other
-    seeds, weights, clients or more rounds may be given. Its parts must be pure functions for that,
-    as for ``jax.jit``. On CPU a run that trains for a few seconds is compiled with less effort than
-    a longer one, by its rounds and the size of its steps: results may differ by rounding.
+    Rounds are one XLA program, called for about ten seconds of rounds at a time and up to the next
+    evaluation; the result does not depend on where it is cut. Runs are one more leading axis of it.
+    A second call with the same algorithm compiles nothing, if shapes and settings are the same:
+    other seeds, weights, clients or more rounds may be given. Its parts must be pure functions for
+    that, as for ``jax.jit``. On CPU a run that trains for a few seconds is compiled with less
+    effort than a longer one, by its rounds and the size of its steps: results may differ by
+    rounding.
 
     Args:
         algorithm: e.g. :func:`fedjax_sim.fedavg`.
@@ -88,6 +91,8 @@ def simulate(
             device.
         on_evaluation: called as soon as each evaluation is known. If it raises, or the run is
             interrupted, the exception has what is known by then as ``result``.
+        on_rounds: called with the rounds that are done: after each evaluation, and about every ten
+            seconds between two.
         initial: the weights to start from, of one model or ``[R, *p]``; None: the model's own,
             drawn by the seed.
         record: what to keep of the state ``[R, ...]`` at each evaluation: ``lambda state:
@@ -157,6 +162,7 @@ def simulate(
         record=record,
         on_compiled=on_compiled,
         on_evaluation=on_evaluation,
+        on_rounds=on_rounds,
         checkpoints=checkpoints,
         stop=stop,
     )

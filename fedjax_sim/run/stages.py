@@ -54,12 +54,12 @@ class Collected(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The rounds from one evaluation to the next.
+    """The rounds from one evaluation to the next, or those of them that are done.
 
     Attributes:
         rounds: how many.
         metrics: ``[R, rounds]``, NumPy.
-        scored: of the models after them.
+        scored: of the models after them; None before the evaluation.
         variables: ``[R, *p]``, the server models after them and after ``collected``;
             None like ``run``.
         collected: after the last round, if anything was left to do; else None.
@@ -69,7 +69,7 @@ class Stage(NamedTuple):
 
     rounds: int
     metrics: Metrics
-    scored: Scored
+    scored: Scored | None
     variables: Variables | None
     collected: Collected | None
     run: Run | None

@@ -79,12 +79,13 @@ class Windows:
         self._check(0, 0, "the server's own samples")
         self._check(0, 1, "a client")
 
-    def cut(self, cohorts: NDArray[np.integer], every: int) -> Iterator[Window]:
+    def cut(self, cohorts: NDArray[np.integer], every: int, done: int = 0) -> Iterator[Window]:
         """Cuts rounds into windows of as many as fit.
 
         Args:
             cohorts: ``int[R, T, S]``, the clients of each round; N for none.
             every: rounds between evaluations, at which a window ends.
+            done: the rounds before these.
 
         Raises:
             TooLargeError: if the clients of one round do not fit.
@@ -99,7 +100,7 @@ class Windows:
             new = [k for k in of_round if k not in known]
             there = {k % (none + 1) for k in of_round} - {none}
             more, faces = int(self._sizes[new].sum()), len(people) + len(there - people)
-            if rounds and (t % every == 0 or self._lacking(size + more, faces)):
+            if rounds and ((done + t) % every == 0 or self._lacking(size + more, faces)):
                 yield Window(rounds, np.array([*known], np.int64))
                 known, people, rounds, size = {}, set(), 0, 0
                 new, more = of_round, int(self._sizes[of_round].sum())
@@ -213,6 +214,7 @@ class Feed:
         fixed: the data, whose other arrays are on the devices.
         cohorts: ``int[R, T, S]``, the clients of the rounds that are left.
         every: rounds between evaluations.
+        done: the rounds before these.
     """
 
     def __init__(
@@ -222,14 +224,23 @@ class Feed:
         fixed: ClientData,
         cohorts: NDArray[np.integer],
         every: int,
+        done: int,
     ) -> None:
         self._windows, self._execution, self._fixed = windows, execution, fixed
-        self._left = iter([*windows.cut(cohorts, every)])
+        self._left = iter([*windows.cut(cohorts, every, done)])
         self._next: tuple[Window, ClientData] | None = None
         self.fetch()
 
-    def fetch(self) -> None:
-        """Begins to place the next window's data on the devices, if there is one."""
+    def fetch(self, count: int = 0) -> None:
+        """Begins to place the next window's data on the devices, if there is one.
+
+        Args:
+            count: the rounds of the window before that have begun to run: it stays if it has more.
+        """
+        if self._next is not None and count < self._next[0].rounds:
+            running, data = self._next
+            self._next = running._replace(rounds=running.rounds - count), data
+            return
         window = next(self._left, None)
         if window is None:
             self._next = None
