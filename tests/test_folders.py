@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -10,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ import pytest
 
 from fedjax_sim import bench, study
 from fedjax_sim.base.files import append, writing
-from fedjax_sim.cli import claims, folder, running
+from fedjax_sim.cli import folder, partitioning, running
 from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, make_folder
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.partition import __main__ as partition_door
 from fedjax_sim.run import simulate
 from fedjax_sim.run.identity import drawing
 
@@ -82,14 +81,14 @@ def test_a_lock_that_its_holder_deletes_is_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last holder ends between the opening of the lock file and the lock on it."""
-    flock, before = claims.fcntl.flock, [Claim(tmp_path)]
+    flock, before = fcntl.flock, [Claim(tmp_path)]
 
     def late(file: int, how: int) -> None:
         while before:
             before.pop().release()
         flock(file, how)
 
-    monkeypatch.setattr(claims.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     ours = Claim(tmp_path)
     with pytest.raises(ValueError, match="in use by another process"):
         Claim(tmp_path)
@@ -103,7 +102,7 @@ def test_a_file_system_without_locks_is_named(
     def none(file: int, how: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(claims.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     Claim(tmp_path).release()
     assert f"no locks where {tmp_path} lies" in capsys.readouterr().err
 
@@ -121,7 +120,7 @@ def test_a_default_name_that_is_taken_gets_a_suffix(
     assert not [*Path("runs").iterdir()]
     taken = make_folder(Path("runs/digits-iid-now"))
     argv = ["--sampler", "iid", "--clients", "5"]
-    assert partition_door.command(argv) == 0
+    assert partitioning.command(argv) == 0
     assert [p.name for p in Path("runs/digits-iid-now-2").glob("*.npz")] == ["seed0.npz"]
     assert not [*taken.iterdir()]
 
@@ -192,7 +191,7 @@ class Full(io.FileIO):
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Full]]:
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Full]:
     """All that the package writes below ``tmp_path`` is on a disk of ``size`` bytes."""
     opened = Path.open
 

@@ -214,8 +214,9 @@ def plain(error: Exception) -> str:
     >>> plain(OSError(28, "No space left on device", "runs/mine/summary.json"))
     'runs/mine/summary.json: No space left on device'
     """
-    named = isinstance(error, OSError) and error.filename and error.strerror
-    return f"{error.filename}: {error.strerror}" if named else str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def complain(program: str, message: str, status: int) -> int:

@@ -72,7 +72,7 @@ def open_folder(
         for name in ("clients", "partition_hashes"):
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
-        for name, ours in found["jax"].items():
+        for name, ours in drawing().items():
             theirs = begun.get("jax", {}).get(name, ours)  # older runs do not say
             if theirs != ours:
                 raise ValueError(
