@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,15 +15,15 @@ import jax
 from fedjax_sim.base.data import ElsewhereError
 from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.commands import complain, enter, warnings_in_a_line
+from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
 from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, Machine
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.processes import in_step, join, wait, writes
-from fedjax_sim.cli.running import checkpoints_found, open_folder, run
+from fedjax_sim.cli.processes import in_step, join, programs_of, wait, writes
+from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.watching import Watch, bar
 from fedjax_sim.data import cache_dir
@@ -61,6 +62,10 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
     try:
         try:
             config = parse(argv)
+            if config.machine.or_resume and config.machine.resume is not None:
+                done = finished(config, Path(config.machine.resume))
+                if done is not None:
+                    return done
             start_jax(config.machine)
             with in_step() as same:
                 setup = build(config)
@@ -69,6 +74,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                     return 0
                 problem = setup.problem
                 same += [repr((config.record(), versions()))]
+                same += programs_of((setup.algorithms, setup.model, setup.task))
                 same += [problem.data, problem.test, problem.validation]
                 same += checkpoints_found(config)
                 groups = programs(config, setup)
@@ -81,7 +87,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
-            return complain(PROGRAM, f"error: {error}", 2)
+            return complain(PROGRAM, f"error: {plain(error)}", 2)
         if folder is not None and not config.machine.json:
             print(setup.about.text(), flush=True)
         try:
@@ -89,6 +95,10 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 diverged = run(config, setup, groups, folder, command, watch)
         except (TooLargeError, ElsewhereError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{_kept(folder)}", 2)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            return complain(PROGRAM, f"error: {plain(error)}{_kept(folder)}", 2)
         except jax.errors.JaxRuntimeError as error:
             if not jax.distributed.is_initialized():
                 raise
@@ -116,6 +126,8 @@ def _kept(folder: RunFolder | None) -> str:
         return ""  # process 0 knows
     if folder is None or not (folder.recorded or folder.saved):
         return "; nothing was recorded"
+    if not (folder.path / "config.json").exists():
+        return ""
     kept = f"; the records so far are in {folder.path}"
     if folder.saved:
         kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"

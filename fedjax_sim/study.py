@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,16 +15,17 @@ import jax
 from fedjax_sim import bench
 from fedjax_sim.base.files import write_text
 from fedjax_sim.base.words import counted
-from fedjax_sim.cli.commands import complain, enter
+from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, is_free
+from fedjax_sim.cli.commands import complain, enter, plain
 from fedjax_sim.cli.flags import Parser, flag
-from fedjax_sim.cli.folder import check_free, versions, write_json
+from fedjax_sim.cli.folder import versions, write_json
 from fedjax_sim.cli.loading import read_summary
-from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
-from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.running import finished
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
@@ -36,7 +36,7 @@ from fedjax_sim.engine.memory import trim
 PROGRAM = "fedjax_sim.study"
 FILE, CELLS = "study.toml", "cells"
 NOT_OF_A_STUDY = (
-    "out", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
+    "out", "or_resume", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class _Asked(NamedTuple):
         file: the study file; None for the one of the folder.
         folder: of the study.
         resumed: whether it goes on there.
+        named: whether the user chose a new folder's name; a default that is taken gets a suffix.
         dry_run: whether it is only told what would run.
         machine: arguments for every run.
     """
@@ -54,6 +55,7 @@ class _Asked(NamedTuple):
     file: Path | None
     folder: Path
     resumed: bool
+    named: bool
     dry_run: bool
     machine: tuple[str, ...]
 
@@ -75,9 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.dry_run:
             _show_plan(study)
             return 0
-        _open(study, asked, file)
+        claim = _open(study, asked, file)
     except (ValueError, OSError) as error:
-        return complain(PROGRAM, f"error: {error}", 2)
+        return complain(PROGRAM, f"error: {plain(error)}", 2)
+    try:
+        return _carry_out(study, asked._replace(folder=claim.path))
+    except OSError as error:
+        return complain(PROGRAM, f"error: {plain(error)}", 2)
+    finally:
+        claim.release()
+
+
+def _carry_out(study: Study, asked: _Asked) -> int:
+    """Runs the cells and writes the tables; returns the status of the command."""
     on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
     print(study)
     statuses: list[int] = []
@@ -126,13 +138,22 @@ def _parse(argv: Sequence[str]) -> _Asked:
     )
     parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
     parser.add_argument(
-        "--out", metavar="DIR", help="new folder (default: runs/study-<file>-<date>-<time>)"
+        "--out",
+        metavar="DIR",
+        type=folder_name,
+        help="new folder (default: runs/study-<file>-<date>-<time>)",
     )
     parser.add_argument(
         "--resume",
         metavar="DIR",
+        type=folder_name,
         help="go on with the study in this folder; with FILE.toml, which may have more cells or "
         "more rounds than before",
+    )
+    parser.add_argument(
+        "--or-resume",
+        action="store_true",
+        help="if --out has this study already, go on with it as --resume does",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
     parser.add_argument(
@@ -144,13 +165,18 @@ def _parse(argv: Sequence[str]) -> _Asked:
         raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
     if given.out is not None and given.resume is not None:
         raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
+    if given.or_resume and given.out is None:
+        raise ValueError("--or-resume is for --out, which names the folder of the study")
     if given.resume is not None and not (Path(given.resume) / FILE).is_file():
         raise ValueError(f"--resume: {given.resume} has no study: it lacks {FILE}")
     file = None if given.file is None else Path(given.file)
     stem = "" if file is None else file.stem
-    new = given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(given.resume or new)
-    return _Asked(file, folder, given.resume is not None, given.dry_run, _machine(vars(given)))
+    folder = Path(
+        given.resume or given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    resumed = given.resume is not None or (given.or_resume and (folder / FILE).is_file())
+    named = given.out is not None
+    return _Asked(file, folder, resumed, named, given.dry_run, _machine(vars(given)))
 
 
 def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -165,8 +191,8 @@ def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _open(study: Study, asked: _Asked, file: Path) -> None:
-    """Makes the folder; of one that goes on, checks that its cells are those of the file."""
+def _open(study: Study, asked: _Asked, file: Path) -> Claim:
+    """Claims the folder; of one that goes on, checks that its cells are those of the file."""
     text = file.read_text(encoding="utf-8")
     if asked.resumed:
         for cell in study.cells:
@@ -174,19 +200,24 @@ def _open(study: Study, asked: _Asked, file: Path) -> None:
             if (folder / "config.json").exists():
                 parse([*cell.argv, "--resume", str(folder)])
                 read_summary(folder)  # before anything runs, if it is damaged
-            elif folder.exists():
-                shutil.rmtree(folder)  # killed before it began
+            elif not is_free(folder):
+                raise ValueError(f"{folder} has files, but no config.json: move it away")
+        claim = claim_begun(asked.folder)
     else:
-        check_free(asked.folder)
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    write_text(asked.folder / FILE, text)
+        claim = claim_new(asked.folder, named=asked.named)
     told: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
         "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
         "versions": versions(),
     }
-    write_json(asked.folder / "study.json", told)
+    try:
+        write_text(claim.path / FILE, text)
+        write_json(claim.path / "study.json", told)
+    except OSError:
+        claim.release(remove=True)
+        raise
+    return claim
 
 
 def _run(cell: Cell, asked: _Asked, watch: Watch) -> int:
@@ -194,10 +225,9 @@ def _run(cell: Cell, asked: _Asked, watch: Watch) -> int:
     folder = _folder(asked, cell)
     if not (folder / "config.json").exists():
         return bench.main([*cell.argv, *asked.machine, "--out", str(folder)], watch)
-    found, rounds = read_summary(folder), written(folder)["rounds"]
-    if rounds == cell.config.experiment.rounds and {*cell.config.algorithms} <= found.keys():
-        print(f"done before: {folder}")
-        return int(any("diverged" in found[name] for name in cell.config.algorithms))
+    done = finished(cell.config, folder)
+    if done is not None:
+        return done
     return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)], watch)
 
 

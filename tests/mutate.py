@@ -53,6 +53,7 @@ SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED, FILES = tests("tasks"), tests("checkpoints"), tests("files")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK = tests("clock")
+FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
@@ -1421,7 +1422,16 @@ MUTANTS = [
     ),
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
-    Mutant("study.py", "rounds == cell.config.experiment.rounds and", "", STUDY),
+    # folders
+    Mutant("cli/running.py", "rounds != config.experiment.rounds or ", "", FOLDERS),
+    Mutant("study.py", "elif not is_free(folder):", "elif False:", FOLDERS + " -k=study"),
+    Mutant("cli/claims.py", "if _is_at(file, path):", "if True:", FOLDERS + " -k=holder"),
+    Mutant("cli/claims.py", "LOCK_EX | fcntl.LOCK_NB", "LOCK_SH", FOLDERS + " -k=study"),
+    Mutant("cli/claims.py", "entry.is_symlink() and", "False and", FOLDERS + " -k=links"),
+    Mutant("cli/folder.py", "path.unlink(missing_ok=True)  #", "#", FOLDERS + " -k=links"),
+    Mutant("cli/commands.py", "if times[str(message)] == 1:", "if True:", FOLDERS + " -k=picture"),
+    Mutant("base/files.py", "file.truncate(end)", "pass", FOLDERS + " -k=line"),
+    Mutant("cli/processes.py", "address if local else None", "None", DISTRIBUTED),
     # watching
     Mutant("cli/studies/view.py", "spent / self._ran * left", "left", WATCH),
     Mutant("cli/studies/view.py", "(done - before) * len(names)", "done - before", WATCH),

@@ -385,8 +385,41 @@ def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(fs.CheckpointError, match="record must give arrays, to be saved, got "):
         run(algorithm("scaffold"), tmp_path, record=lambda state: [state.round, lambda: 0])
     (tmp_path / "file").write_text("")
-    with pytest.raises(fs.CheckpointError, match="checkpoints: "):
+    with pytest.raises(fs.CheckpointError, match=r"checkpoints in .*file: File exists"):
         run(algorithm("scaffold"), tmp_path / "file")
+
+
+def test_refuses_a_folder_without_a_name() -> None:
+    with pytest.raises(fs.CheckpointError, match="checkpoints must name a folder, got ''"):
+        run(algorithm("scaffold"), "", rounds=2)
+
+
+@pytest.mark.parametrize("theirs", [True, None])
+def test_refuses_other_random_numbers(theirs: Any, scaffold: Any, tmp_path: Path) -> None:
+    """Checkpoints of earlier versions do not say."""
+    (path,) = scaffold[0].glob("*6.npz")
+    about, arrays = archive.read(path)
+    about["identity"]["jax_enable_x64"] = theirs
+    if theirs is None:
+        del about["identity"]["jax_enable_x64"]
+    archive.write(tmp_path / path.name, about, arrays)
+    if theirs is None:
+        assert bits(run(algorithm("scaffold"), tmp_path)) == bits(scaffold[1])
+        return
+    with pytest.raises(fs.CheckpointError, match="with another jax_enable_x64: True, not False"):
+        run(algorithm("scaffold"), tmp_path)
+
+
+def test_a_deleted_folder_ends_the_run(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def delete(_: Any) -> None:
+        shutil.rmtree(folder)
+
+    with pytest.raises(fs.CheckpointError, match="checkpoints: it was deleted or moved"):
+        run(algorithm("scaffold"), folder, on_evaluation=delete)
+    assert not folder.exists()
+    assert not [w for w in recwarn if w.category is checkpoints.CheckpointWarning]
 
 
 def test_arrays_of_every_kind_come_back() -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,8 @@ import pytest
 from several import trained
 
 from fedjax_sim import bench
-from fedjax_sim.cli.processes import _digest
+from fedjax_sim.cli.processes import _digest, join, meeting, programs_of
+from fedjax_sim.run.identity import drawing
 
 METHODS = ("phase_shift", "scaffold", "gossip", "dp_fedavg", "ditto", "fedexp")
 """The command below runs radfed; of the others tests/test_methods.py asks that no sum is left to
@@ -108,6 +109,47 @@ def test_nothing_is_compiled_for_elsewhere_together(capsys: pytest.CaptureFixtur
     assert "--distributed is for a run, not for --compile-for" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("host", "bound"),
+    [("localhost", True), ("127.0.0.1", True), ("[::1]", True), ("10.0.0.1", False), ("a", False)],
+)
+def test_a_service_for_this_host_alone_listens_on_it_alone(
+    host: str, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def initialize(*where: Any, **settings: Any) -> None:
+        given.update(settings)
+        raise ValueError("enough.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ValueError, match=r"--distributed: enough$"):
+        join(meeting(f"{host}:1234,2,0"), "program")
+    assert given["coordinator_bind_address"] == (f"{host}:1234" if bound else None)
+
+
+def test_other_code_and_other_settings_of_jax_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rule(factor: float) -> Any:
+        here: dict[str, Any] = {"__name__": "mine"}
+        exec(f"def rule(a):\n    return {factor} * a", here)
+        return here["rule"]
+
+    assert programs_of(rule(1.0)) == []  # one process has nobody to be compared with
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_dump_to=/a")
+    ours = programs_of(rule(1.0))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/b --xla_a=1")
+    assert programs_of(rule(1.0)) == ours
+    assert programs_of(rule(2.0)) != ours
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=2")
+    assert programs_of(rule(1.0)) != ours
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    with jax.threefry_partitionable(not drawing()["jax_threefry_partitionable"]):
+        assert programs_of(rule(1.0)) != ours
+
+
 def test_fingerprint_tells_flags_and_samples_apart() -> None:
     x = np.arange(6, dtype=np.float32)
     same = _digest(["flags", {"x": x}])
@@ -189,12 +231,40 @@ def test_command_writes_the_records_of_one_process_and_only_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("begins", ["one", "several"])
+def test_a_run_of_several_processes_goes_on_in_one_and_the_other_way_round(
+    begins: str, start: Start, address: str, tmp_path: Path
+) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    more = [*RADFED, "--checkpoint-every", "0", "--or-resume"]
+
+    def one(out: Path, rounds: int) -> None:
+        told = ["--devices", "4", "--rounds", str(rounds), "--out", str(out)]
+        assert bench.main([*TINY, *more, *told]) == 0
+
+    def several(rounds: int) -> None:
+        told = [*more, "--rounds", str(rounds)]
+        both = [start(command(f"{address},2,{i}", run, *told)) for i in range(2)]
+        assert [(e.status, e.err) for e in (p.ended() for p in both)] == [(0, "")] * 2
+
+    if begins == "one":
+        one(run, 2)
+        several(4)
+    else:
+        several(2)
+        assert bench.main(["--resume", str(run), "--devices", "4", "--rounds", "4"]) == 0
+    one(whole, 4)
+    ours, theirs = ((folder / "metrics.jsonl").read_bytes() for folder in (run, whole))
+    assert ours == theirs
+
+
+@pytest.mark.slow
 def test_other_flags_than_process_0_are_refused(start: Start, address: str, tmp_path: Path) -> None:
     both = [start(command(f"{address},2,{i}", tmp_path / "run", "--lr", f"0.{i + 1}"))
             for i in range(2)]  # fmt: skip
     told = (
-        "fedjax_sim.bench: error: --distributed: all processes must have the same flags, versions "
-        "and data, process 1 has others than process 0\n"
+        "fedjax_sim.bench: error: --distributed: all processes must have the same flags, versions, "
+        "code, data and settings of JAX, process 1 has others than process 0\n"
     )
     assert [(e.status, e.err) for e in (one.ended() for one in both)] == [(2, told)] * 2
     assert not (tmp_path / "run").exists()

@@ -107,7 +107,7 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         path: the file; its folder is made.
 
     Raises:
-        OSError: if it cannot be written; nothing is left beside the file.
+        OSError: if it cannot be written; it names the file, and nothing is left beside it.
 
     Example:
         >>> import tempfile
@@ -126,9 +126,11 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(aside)):
+            error.filename = str(path)
         raise
     finally:
         _written.discard(aside)
@@ -159,5 +161,28 @@ def remove_asides(folder: Path) -> None:
     Raises:
         OSError: if that is not possible.
     """
-    for aside in folder.glob(f".*{_ASIDE}"):
-        aside.unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if is_aside(path):
+            path.unlink(missing_ok=True)
+
+
+def is_aside(path: Path) -> bool:
+    """Whether a file is what :func:`writing` writes before it replaces another."""
+    return path.name.startswith(".") and path.name.endswith(_ASIDE)
+
+
+def append(file: io.FileIO, content: bytes) -> None:
+    """Appends to an unbuffered file: all of the content, or nothing.
+
+    Raises:
+        OSError: if it cannot be written; it names the file.
+    """
+    end = file.tell()
+    try:
+        while content:
+            content = content[file.write(content) :]
+    except OSError as error:
+        with suppress(OSError):
+            file.truncate(end)
+        error.filename = str(file.name)
+        raise

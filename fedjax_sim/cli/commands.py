@@ -10,6 +10,7 @@ import re
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,10 +146,10 @@ def deal_seeds(
     return partitions
 
 
-def new_folder(dataset: str, what: str) -> Path:
+def default_folder(dataset: str, what: str) -> Path:
     """The default of ``--out``: ``runs/<dataset>-<what>-<date>-<time>``.
 
-    >>> new_folder("synthetic(0.5, 0.5)", "mine:fed").name[:27]
+    >>> default_folder("synthetic(0.5, 0.5)", "mine:fed").name[:27]
     'synthetic_0.5_0.5-mine_fed-'
     """
     plain = (re.sub(r"[^\w.]+", "_", text).strip("_") for text in (dataset, what))
@@ -184,21 +185,48 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
+class PictureWarning(RuntimeWarning):
+    """A picture could not be drawn; the run goes on."""
+
+
 @contextmanager
 def warnings_in_a_line(program: str) -> Iterator[None]:
-    """What the simulator warns of is one line on stderr; other warnings are as they are."""
+    """Prints warnings of checkpoints and pictures as one line each, and at the end how often.
+
+    Other warnings stay as they are.
+    """
+    ours, times = (CheckpointWarning, PictureWarning), Counter[str]()
     with warnings.catch_warnings():
-        warnings.simplefilter("always", CheckpointWarning)
+        for category in ours:
+            warnings.simplefilter("always", category)
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, CheckpointWarning):
-                complain(program, f"warning: {message}", 0)
-            else:
+            if not issubclass(category, ours):
                 others(message, category, *where, **more)
+                return
+            times[str(message)] += 1
+            if times[str(message)] == 1:
+                complain(program, f"warning: {message}", 0)
 
         warnings.showwarning = show
-        yield
+        try:
+            yield
+        finally:
+            for message, count in times.items():
+                if count > 1:
+                    complain(program, f"warning, {count} times in all: {message}", 0)
+
+
+def plain(error: Exception) -> str:
+    """An exception in words; of the system's, the file and what is wrong with it.
+
+    >>> plain(OSError(28, "No space left on device", "runs/mine/summary.json"))
+    'runs/mine/summary.json: No space left on device'
+    """
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def complain(program: str, message: str, status: int) -> int:

@@ -6,18 +6,23 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.base.files import write_text
+from fedjax_sim.base.files import append, write_text
+from fedjax_sim.base.registry import told
+from fedjax_sim.cli.claims import claim_begun, claim_new
+from fedjax_sim.cli.commands import PictureWarning
 from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
@@ -41,13 +46,16 @@ class RunFolder:
         config: the settings, for ``config.json``.
         pictures: their format.
         resumed: whether the folder is that of a run which goes on; its records are written anew.
+        named: whether the user chose the folder; a default one that is taken gets a suffix.
         sink: a tracker that gets them too; None for none.
 
     Attributes:
+        path: the folder.
         recorded: whether it has a record yet.
 
     Raises:
-        ValueError: if the folder holds something, is none or cannot be made.
+        ValueError: if the folder holds something, is in use, or cannot be claimed.
+        OSError: if ``config.json`` cannot be written.
     """
 
     def __init__(
@@ -57,21 +65,20 @@ class RunFolder:
         pictures: Format = "png",
         *,
         resumed: bool = False,
+        named: bool = True,
         sink: str | None = None,
     ) -> None:
-        """Makes the folder and ``config.json``."""
-        self._sending = None if sink is None else Sending(sink, _plain(config), path)
-        self.path, self.recorded, self._format = path, resumed, pictures
-        self._metrics: TextIO | None = None
+        """Claims the folder and writes ``config.json``."""
+        self._claim = claim_begun(path) if resumed else claim_new(path, named=named)
+        self.path, self.recorded, self._format = self._claim.path, resumed, pictures
+        self._sending = None if sink is None else Sending(sink, _plain(config), self.path)
+        self._metrics: FileIO | None = None
         self._clients: dict[str, list[dict[str, Any]]] = {}
         try:
-            if not resumed:
-                check_free(path)
-            self._made = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "config.json", config)
-        except OSError as error:
-            raise ValueError(f"--out {path}: {error.strerror or error}") from error
+            write_json(self.path / "config.json", config)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def checkpoints(self) -> Path:
@@ -86,6 +93,23 @@ class RunFolder:
     def picture(self, name: str) -> Path:
         """Where the picture of that name lies, one of ``PICTURES``."""
         return self.path / f"{name}.{self._format}"
+
+    def draw(self, name: str, draw: Callable[[Path], None]) -> None:
+        """Draws a picture, one of ``PICTURES``; warns if that fails.
+
+        Raises:
+            OSError: if the folder is gone.
+        """
+        self._claim.check()
+        try:
+            draw(self.picture(name))
+        except Exception as error:
+            why = getattr(error, "strerror", None) or told(error)
+            warnings.warn(
+                f"{self.picture(name)} was not drawn: {why}; the run goes on",
+                PictureWarning,
+                stacklevel=2,
+            )
 
     def log(
         self,
@@ -105,14 +129,17 @@ class RunFolder:
             tables: samples per client and class, ``int64[N, M]``, one per seed.
             task: what is learnt.
             names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
+
+        Raises:
+            OSError: if they cannot be written, or the folder is gone.
         """
         records: list[dict[str, Any]] = []
         self._clients[algorithm] = []
         for i, run in enumerate(runs):
-            told = {"algorithm": algorithm, **run, "round": evaluation.round}
+            place = {"algorithm": algorithm, **run, "round": evaluation.round}
             clients = _client_scores(evaluation, i, tables, task)
             record: dict[str, Any] = {
-                **told,
+                **place,
                 **_pooled(evaluation.test, i),
                 **_spreads(clients),
                 "test_loss": evaluation.test_loss[i],
@@ -132,15 +159,17 @@ class RunFolder:
             if clients or own:
                 named = {"names": list(names[i])} if names[i] else {}
                 personal = {"personal": own} if own else {}
-                self._clients[algorithm].append(told | named | clients | personal)
+                self._clients[algorithm].append(place | named | clients | personal)
             record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
             if evaluation.uncollected is not None:
                 record[f"{task.score}_uncollected"] = evaluation.uncollected[i]
             records.append(_plain(record))
-        if self._metrics is None:  # not before: those of a run that goes on stand here until now
-            self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
-        self._metrics.writelines(map(_line, records))
-        self._metrics.flush()
+        self._claim.check()
+        if self._metrics is None:  # not before: a run that goes on has its records until now
+            path = self.path / "metrics.jsonl"
+            path.unlink(missing_ok=True)  # never what a link there leads to
+            self._metrics = path.open("xb", buffering=0)
+        append(self._metrics, "".join(map(_line, records)).encode())
         self.recorded = True
         if self._sending is not None:
             self._sending.log(records)
@@ -155,7 +184,11 @@ class RunFolder:
         """Writes ``summary.json``, ``clients.jsonl`` and the curves of what has finished.
 
         A server's model without the leaves that stay with the clients has no curve.
+
+        Raises:
+            OSError: if they cannot be written, or the folder is gone.
         """
+        self._claim.check()
         rows = [_line(row) for name in results for row in self._clients.get(name, ())]
         if rows:
             write_text(self.path / "clients.jsonl", "".join(rows))
@@ -167,7 +200,7 @@ class RunFolder:
             or not summary.get(name, {}).get("own_leaves")
         }
         if drawn:
-            draw_curves(drawn, self.picture("curves"), score, title)
+            self.draw("curves", lambda path: draw_curves(drawn, path, score, title))
 
     def close(self) -> None:
         """Closes the files; without record and checkpoint removes them, and the folder if new."""
@@ -175,27 +208,19 @@ class RunFolder:
             self._metrics.close()
         if self._sending is not None:
             self._sending.close()
-        if self.recorded or self.saved:
-            return
-        for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        if self._made:
-            with suppress(OSError):  # somebody has put something there
-                self.path.rmdir()
+        kept = self.recorded or self.saved
+        if not kept:
+            with suppress(OSError):
+                self._claim.check()
+                for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
+                    path.unlink(missing_ok=True)
+                shutil.rmtree(self.checkpoints)
+        self._claim.release(remove=not kept)
 
 
 def checkpoints_in(run: Path, algorithm: str) -> Path:
     """The folder of an algorithm's checkpoints; a method of a user's own has a colon."""
     return run / CHECKPOINTS / quote(algorithm, safe="")
-
-
-def check_free(path: Path) -> None:
-    """Raises ValueError unless ``path`` is new or an empty folder."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"--out {path} is a file; name a new folder")
-    if path.is_dir() and any(path.iterdir()):
-        raise ValueError(f"--out {path} is not empty; name a new folder")
 
 
 def _client_scores(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,6 +20,13 @@ ON_HOST = ("samples_mb", "client_state_mb")
 """The settings that leave some of what a run holds in this machine's memory."""
 
 
+def folder_name(text: str) -> str:
+    """Returns the name of a folder, for argparse: an unset variable of the shell names none."""
+    if not text:
+        raise argparse.ArgumentTypeError("must name a folder, got ''")
+    return text
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine(Group):
     """Devices, and where the results go.
@@ -34,6 +42,7 @@ class Machine(Group):
         pictures: their format.
         compile_for: a target to compile for, instead of running; None to run here.
         cache: whether compiled programs are kept for the next run.
+        or_resume: whether the run goes on if ``out`` has begun.
         resume: the folder of a run that stopped; None to begin one.
         checkpoint_every: seconds.
         checkpoints: whether there are any.
@@ -91,6 +100,13 @@ class Machine(Group):
         "new folder for the results",
         shown="runs/<dataset>-<algo>-<date>-<time>",
         metavar="DIR",
+        convert=folder_name,
+        place=True,
+    )
+    or_resume: bool = setting(
+        False,
+        "if --out has this run already, go on with it as --resume does, and end at once if it has "
+        "finished: for schedulers that start a command again",
         place=True,
     )
     resume: str | None = setting(
@@ -99,6 +115,7 @@ class Machine(Group):
         "given again, and only --rounds may be more",
         shown="begin a new run",
         metavar="DIR",
+        convert=folder_name,
         place=True,
     )
     checkpoint_every: float = setting(
@@ -140,8 +157,11 @@ class Machine(Group):
         """Programs for other devices are compiled by one process."""
         if self.distributed is not None and self.compile_for is not None:
             raise ValueError("--distributed is for a run, not for --compile-for")
-        if self.resume is not None and not self.checkpoints:
-            raise ValueError("--no-checkpoints is for a new run, not for --resume")
+        if self.or_resume and self.out is None:
+            raise ValueError("--or-resume is for --out, which names the folder of the run")
+        if (self.resume is not None or self.or_resume) and not self.checkpoints:
+            goes_on = "--resume" if self.resume is not None else "--or-resume"
+            raise ValueError(f"--no-checkpoints is for a new run, not for {goes_on}")
         if self.keep_weights and not self.checkpoints:
             raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
         if self.dry_run and self.compile_for is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS
@@ -73,16 +74,38 @@ def parse(argv: Sequence[str]) -> Config:
     {'phases': 4}
     """
     folder, others = asked(argv)
-    if folder is None:
-        return _config(argv)
+    if folder is not None:
+        for text in others:
+            name = text.partition("=")[0]
+            if name in ("--out", "--or-resume"):
+                raise ValueError(
+                    f"{name} is for a new run; --resume {folder} goes on in its folder"
+                )
+        return _going_on(folder, lambda b: _config([*b, *others, "--resume", str(folder)]))
+    config = _config(argv)
+    out = config.machine.out
+    if out is None or not config.machine.or_resume or not (Path(out) / "config.json").exists():
+        return config
+    machine = dataclasses.replace(config.machine, resume=out)
+    return _going_on(Path(out), lambda _: dataclasses.replace(config, machine=machine))
+
+
+def _going_on(folder: Path, config_of: Callable[[list[str]], Config]) -> Config:
+    """The settings of the run in a folder, as it is to go on.
+
+    Args:
+        folder: the folder.
+        config_of: the settings, of the arguments that the run began with.
+
+    Raises:
+        ValueError: if the folder has no run, or another setting is not the machine's.
+    """
     try:
         before = arguments(folder)
         begun = _config(before)
     except ValueError as error:
         raise ValueError(f"--resume {folder}: {error}") from error
-    if any(text.partition("=")[0] == "--out" for text in others):
-        raise ValueError(f"--out is for a new run; --resume {folder} goes on in its folder")
-    config = _config([*before, *others, "--resume", str(folder)])
+    config = config_of(before)
     check_settings(folder, begun, config)
     return config
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.cli import dealing
-from fedjax_sim.cli.commands import Source, complain, deal_seeds, new_folder
+from fedjax_sim.cli.claims import check_free, make_folder
+from fedjax_sim.cli.commands import Source, complain, deal_seeds, default_folder
 from fedjax_sim.cli.flags import Parser, flag, flagged, kind, options
-from fedjax_sim.cli.folder import check_free, versions
+from fedjax_sim.cli.folder import versions
 from fedjax_sim.cli.methods import texts
 from fedjax_sim.cli.report import over_seeds
 from fedjax_sim.cli.settings import setting
@@ -106,9 +107,10 @@ class Job:
 
     @functools.cached_property
     def out(self) -> Path:
-        """The folder of the results."""
-        given = self.request.out
-        return new_folder(self.request.dataset, self.sampler) if given is None else Path(given)
+        """The folder of the results; the default one is made, so that nobody else takes it."""
+        if self.request.out is not None:
+            return Path(self.request.out)
+        return make_folder(default_folder(self.request.dataset, self.sampler))
 
 
 def command(argv: Sequence[str] | None = None) -> int:
@@ -130,11 +132,12 @@ def command(argv: Sequence[str] | None = None) -> int:
         job = completed(job, dataset)
         partitions = deal_job(job, dataset)
         reports = [skew_report(dataset.strata, p, dataset.task.classes or 1) for p in partitions]
+        words = shlex.join(["python", "-m", PROGRAM, *argv])
         try:
-            write_folder(
-                job, dataset, partitions, reports, shlex.join(["python", "-m", PROGRAM, *argv])
-            )
+            write_folder(job, dataset, partitions, reports, words)
         except OSError as error:
+            if job.request.out is None:
+                job.out.rmdir()
             raise ValueError(f"--out {job.out}: {error.strerror or error}") from error
     except (ValueError, OSError, ImportError) as error:
         return complain(PROGRAM, f"error: {error}", 2)
@@ -144,7 +147,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     about = summary(loaded)._replace(clients=dealing.told(deal, loaded, partitions[0]))
     print(f"{about.text()}\n")
     print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
-    part = "training and test" if job.request.pool else "training"
+    part = "training" + " and test" * job.request.pool
     print(f"\n{dataset.name}, {part} samples; partitions, report and pictures: {job.out}")
     print(f"train on it: {shlex.join(bench_command(job))}")
     return 0
@@ -337,14 +340,11 @@ def write_folder(
         for i, partition in enumerate(partitions):
             save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
         (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        shown, kind, classes = slice(DRAWN), job.request.pictures, dataset.strata_names
         draw_partition(
-            tables[:DRAWN],
-            folder / f"clients.{job.request.pictures}",
-            titles[:DRAWN],
-            title=head,
-            classes=dataset.strata_names,
+            tables[shown], folder / f"clients.{kind}", titles[shown], title=head, classes=classes
         )
-        draw_skew(tables, folder / f"skew.{job.request.pictures}", titles, title=head)
+        draw_skew(tables, folder / f"skew.{kind}", titles, title=head)
         if job.out.is_dir():
             job.out.rmdir()  # empty, as `check_free` has found
         folder.rename(job.out)

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.commands import complain
+from fedjax_sim.run.identity import code, drawing
 
 PATIENCE = 60.0
 """Seconds in which all processes must have met."""
@@ -87,6 +89,7 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
     try:
         jax.distributed.initialize(
             *where,
+            coordinator_bind_address=_bound_to(where.address),
             cluster_detection_method=None if where.address is None else "deactivate",
             initialization_timeout=int(patience) + 60,  # never before ours
             heartbeat_timeout_seconds=SILENCE,
@@ -105,6 +108,17 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
     if not writes():
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _bound_to(address: str | None) -> str | None:
+    """Where the service of process 0 listens; None for every address of its host.
+
+    >>> _bound_to("localhost:1234"), _bound_to("10.0.0.1:1234")
+    ('localhost:1234', None)
+    """
+    host = "" if address is None else address.rpartition(":")[0]
+    local = host in ("localhost", "[::1]") or host.startswith("127.")
+    return address if local else None
 
 
 def _give_up(where: Meeting, program: str, patience: float) -> None:
@@ -144,9 +158,28 @@ def in_step() -> Iterator[list[Any]]:
     others = [i for i, digest in enumerate(told) if not np.array_equal(digest, told[0])]
     if others:
         raise ValueError(
-            "--distributed: all processes must have the same flags, versions and data, process "
-            f"{others[0]} has others than process 0"
+            "--distributed: all processes must have the same flags, versions, code, data and "
+            f"settings of JAX, process {others[0]} has others than process 0"
         )
+
+
+def programs_of(values: Any) -> list[str]:
+    """What decides which programs this process compiles, beside flags, versions and data.
+
+    Args:
+        values: algorithms, models and tasks, for the user's code in them.
+
+    Returns:
+        Texts that must be the same in all processes; none if this one is alone.
+    """
+    if not jax.distributed.is_initialized():
+        return []
+    package = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        package.update(path.read_bytes())
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if not flag.startswith("--xla_dump")]
+    return [package.hexdigest(), repr((code(values), drawing(), flags))]
 
 
 def wait() -> None:

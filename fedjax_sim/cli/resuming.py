@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import FORMAT
-from fedjax_sim.cli.machine import Machine
+from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.rates import changes_with
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
@@ -43,14 +43,19 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def arguments(folder: Path) -> list[str]:
-    """The arguments of the command that began the run in a folder."""
-    return shlex.split(written(folder)["command"])[3:]  # after python -m fedjax_sim.bench
+    """The arguments of the command that began the run in a folder, without where it ran."""
+    parser = Parser(add_help=False)
+    for name in ("--distributed", "--out"):
+        parser.add_argument(name)
+    parser.add_argument("--or-resume", action="store_true")
+    words = shlex.split(written(folder)["command"])[3:]  # after python -m fedjax_sim.bench
+    return parser.parse_known_args(words)[1]
 
 
 def asked(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The folder that ``--resume`` names, and the other arguments."""
     parser = Parser(add_help=False)
-    parser.add_argument("--resume", metavar="DIR")
+    parser.add_argument("--resume", metavar="DIR", type=folder_name)
     given, others = parser.parse_known_args(argv)
     return (None if given.resume is None else Path(given.resume)), others
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from fedjax_sim.cli import build, ending, local
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
-from fedjax_sim.cli.commands import new_folder
+from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
 from fedjax_sim.cli.grouping import points
+from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.processes import agreed
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
@@ -29,6 +31,8 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run.checkpoints import files
+from fedjax_sim.run.identity import drawing
 from fedjax_sim.run.inputs import forget
 from fedjax_sim.run.points import diverged, run_points
 from fedjax_sim.tasks.sums import mean_known
@@ -44,7 +48,7 @@ def open_folder(
     """
     resume, standardise = config.machine.resume, config.scores.standardise
     out = config.machine.out if resume is None else resume
-    path = new_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
+    path = default_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
     malicious = malicious_of(config.attack, setup.problem.data.clients)
     found = {
         "model": setup.model_name,
@@ -62,18 +66,70 @@ def open_folder(
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
         "programs": groups,
+        "jax": drawing(),
     }
     if resume is not None:
         begun = written(path)
         for name in ("clients", "partition_hashes"):
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
+        for name, ours in drawing().items():
+            theirs = begun.get("jax", {}).get(name, ours)  # older runs do not say
+            if theirs != ours:
+                raise ValueError(
+                    f"--resume {path}: JAX draws other random numbers now: {name} is {ours}, and "
+                    f"{theirs} in the run"
+                )
         command = begun["command"]
         if begun["rounds"] != config.experiment.rounds:
             command += f" --rounds {config.experiment.rounds}"
     told = {"format": FORMAT, **config.record(), **found, "command": command}
-    machine = config.machine
-    return RunFolder(path, told, machine.pictures, resumed=resume is not None, sink=machine.sink)
+    lost = [] if resume is None else lost_checkpoints(path, groups)
+    folder = RunFolder(
+        path,
+        told,
+        config.machine.pictures,
+        resumed=resume is not None,
+        named=out is not None,
+        sink=config.machine.sink,
+    )
+    for name in lost:
+        complain(
+            "fedjax_sim.bench",
+            f"warning: {path} has records of {name} and no checkpoint: it begins again",
+            0,
+        )
+    return folder
+
+
+def lost_checkpoints(path: Path, groups: Sequence[Sequence[str]]) -> list[str]:
+    """The first of each group of algorithms with records in a run's folder, but no checkpoint."""
+    records = path / "metrics.jsonl"
+    text = records.read_text(encoding="utf-8", errors="replace") if records.exists() else ""
+    return [
+        group[0]
+        for group in groups
+        if f'{{"algorithm": {json.dumps(group[0])},' in text
+        and not any(files(checkpoints_in(path, name)) for name in group)
+    ]
+
+
+def finished(config: Config, folder: Path) -> int | None:
+    """Prints that a run has come to its end, if it has.
+
+    Args:
+        config: the settings.
+        folder: of the run.
+
+    Returns:
+        The status that its command ended with; None if something is left to do.
+    """
+    found, rounds = read_summary(folder), written(folder)["rounds"]
+    if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
+        return None
+    told = {**found, "folder": str(folder)}
+    print(as_json(told) if config.machine.json else f"done before: {folder}")
+    return int(any("diverged" in found[name] for name in config.algorithms))
 
 
 def title(config: Config, setup: Setup) -> str:
@@ -116,7 +172,7 @@ def run(
     """
     STOPPING.patient = True
     if folder is not None:
-        draw_clients(config, setup, folder.picture("clients"))
+        folder.draw("clients", lambda path: draw_clients(config, setup, path))
     common = {
         "versions": versions(),
         "devices": [str(d) for d in setup.execution.devices],

@@ -8,6 +8,7 @@ restored without a word, with other weights.
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -133,7 +134,7 @@ class Saver:
 
     Raises:
         CheckpointError: if the folder has checkpoints of another run, or of more rounds.
-            Or if the folder cannot be made.
+            Or if it has no name or cannot be made.
     """
 
     def __init__(
@@ -147,12 +148,15 @@ class Saver:
         self._layout = layout
         self._where, self._identity = where, json.loads(json.dumps(identity))
         self._folder, self._rounds = Path(where.folder), rounds
+        if not os.fspath(where.folder):
+            raise CheckpointError("checkpoints must name a folder, got ''")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
                 remove_asides(self._folder)
         except OSError as error:
-            raise CheckpointError(f"checkpoints: {error}") from error
+            why = error.strerror or error
+            raise CheckpointError(f"checkpoints in {self._folder}: {why}") from error
         self.saved = self._going_on(eval_every)
         self._stages: Arrays = {}
         self._of_stages: list[int] = []
@@ -164,7 +168,14 @@ class Saver:
         self._writing: Future[None] | None = None
 
     def offer(self, done: int, stage: Stage) -> None:
-        """Takes note of a stage, and saves the run if it is time to."""
+        """Takes note of a stage, and saves the run if it is time to.
+
+        Raises:
+            CheckpointError: if the folder is gone: nothing can be saved any more.
+        """
+        if not self._folder.is_dir():
+            self._last = None  # nothing is left to save at the end
+            raise CheckpointError(f"checkpoints in {self._folder}: it was deleted or moved")
         i = len(self._of_stages)
         if stage.scored is not None:
             self._of_stages.append(stage.rounds)
@@ -206,6 +217,8 @@ class Saver:
             self._done = done
 
     def _write(self, done: int, about: Mapping[str, Any], arrays: Arrays) -> None:
+        if not self._folder.is_dir():
+            return  # not to make it again; the next stage ends the run
         write(self._folder / f"{done:08d}.npz", about, arrays)
         self._done = done
         for old in files(self._folder)[: -self._where.keep]:
@@ -220,6 +233,8 @@ class Saver:
         try:
             writing.result()
         except OSError as error:
+            if not self._folder.is_dir():
+                return
             warnings.warn(
                 f"no checkpoint in {self._folder}: {error.strerror or error}; the run goes on",
                 CheckpointWarning,
@@ -249,7 +264,8 @@ class Saver:
         if about["version"] != VERSION:
             raise CheckpointError(f"{path} is of version {about['version']}, not {VERSION}")
         for name, ours in self._identity.items():
-            theirs = about["identity"].get(name)
+            # Older checkpoints do not have JAX's settings.
+            theirs = about["identity"].get(name, ours if name.startswith("jax_") else None)
             if name == "code":
                 _check_code(path, ours, theirs)
             elif theirs != ours:

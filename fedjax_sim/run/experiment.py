@@ -20,7 +20,7 @@ from fedjax_sim.run.axes import client_axes, first_run
 from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
-from fedjax_sim.run.identity import code, digest
+from fedjax_sim.run.identity import code, digest, drawing
 from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
@@ -156,6 +156,7 @@ class Experiment:
             "validation set": digest(validation),
             "initial": digest(initial),
             "personal": of.personal,
+            **drawing(),
             "code": {
                 "python": platform.python_version_tuple()[:2],
                 "functions": code((of.algorithm.parts.by_role(), of.model, of.task)),

@@ -35,6 +35,12 @@ def digest(value: Any) -> str:
     return _digest(value, {})
 
 
+def drawing() -> dict[str, Any]:
+    """The settings of JAX that decide which random numbers are drawn from a seed."""
+    names = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
+    return {name: getattr(jax.config, name) for name in names}
+
+
 def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
     """``known`` are the objects met before, which stay alive so that no other has their id."""
     if value is None or isinstance(value, _PLAIN):

@@ -1,0 +1,420 @@
+"""Folders of runs and studies: one process at a time, full disks, commands started again."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedjax_sim import bench, study
+from fedjax_sim.base.files import append, writing
+from fedjax_sim.cli import folder, partitioning, running
+from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, make_folder
+from fedjax_sim.cli.folder import RunFolder
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.run import simulate
+from fedjax_sim.run.identity import drawing
+
+TINY = ["--clients", "8", "--seeds", "1", "--model", "logistic", "--emd", "0.9", "--rounds", "3"]
+TINY += ["--algo", "fedavg", "--compare", "none", "--devices", "1", "--checkpoint-every", "0"]
+
+
+def bench_main(out: Path, *more: str) -> int:
+    return bench.main([*TINY, "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("done") / "run"
+    assert bench_main(out) == 0
+    return out
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line on stderr; the others are warnings."""
+    *warnings, last = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("fedjax_sim.bench: warning") for line in warnings), warnings
+    return last
+
+
+# One process at a time.
+
+
+def test_a_folder_is_claimed_once(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run", {"of": "the first"})
+    with pytest.raises(ValueError, match="run is not empty"):
+        claim_new(tmp_path / "run")
+    with pytest.raises(ValueError, match="run is in use by another process"):
+        claim_begun(tmp_path / "run")
+    assert json.loads((first.path / "config.json").read_text()) == {"of": "the first"}
+    first.close()
+    assert not first.path.exists()
+
+
+def test_the_claim_of_a_dead_process_is_none(tmp_path: Path) -> None:
+    code = "import os, sys; from pathlib import Path; from fedjax_sim.cli.claims import *; "
+    code += "c = Claim(Path(sys.argv[1])); print(end='claimed', flush=True); input()"
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.read(7) == b"claimed"
+        with pytest.raises(ValueError, match="in use by another process"):
+            claim_new(tmp_path)
+        process.kill()
+    (tmp_path / ".config.json.1.aside").write_text("half")
+    claim_new(tmp_path).release()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_lock_that_its_holder_deletes_is_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last holder ends between the opening of the lock file and the lock on it."""
+    flock, before = fcntl.flock, [Claim(tmp_path)]
+
+    def late(file: int, how: int) -> None:
+        while before:
+            before.pop().release()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    ours = Claim(tmp_path)
+    with pytest.raises(ValueError, match="in use by another process"):
+        Claim(tmp_path)
+    ours.check()
+    ours.release()
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    Claim(tmp_path).release()
+    assert f"no locks where {tmp_path} lies" in capsys.readouterr().err
+
+
+def test_a_default_name_that_is_taken_gets_a_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    made = [claim_new(Path("runs/digits-now"), named=False) for _ in range(3)]
+    names = ["digits-now", "digits-now-2", "digits-now-3"]
+    assert [claim.path.name for claim in made] == names
+    for claim in made:
+        claim.release(remove=True)
+    assert not [*Path("runs").iterdir()]
+    taken = make_folder(Path("runs/digits-iid-now"))
+    argv = ["--sampler", "iid", "--clients", "5"]
+    assert partitioning.command(argv) == 0
+    assert [p.name for p in Path("runs/digits-iid-now-2").glob("*.npz")] == ["seed0.npz"]
+    assert not [*taken.iterdir()]
+
+
+def test_a_study_that_goes_on_deletes_nothing_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    mine = out / "cells" / "all" / "checkpoints" / "mine.npz"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("weights")
+    (out / "study.toml").write_text('methods = ["fedavg"]\n')
+    assert study.main(["--resume", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "cells/all has files, but no config.json: move it away" in told
+    assert told.count("\n") == 1
+    assert mine.read_text() == "weights"
+
+
+def test_a_study_runs_once_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ours.toml"
+    file.write_text('methods = ["fedavg"]\n')
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "study.toml").write_text(file.read_text())
+    other = Claim(tmp_path / "out")
+    for argv in (["--resume"], [str(file), "--or-resume", "--out"]):
+        assert study.main([*argv, str(tmp_path / "out")]) == 2
+        assert "out is in use by another process\n" in capsys.readouterr().err
+    other.release()
+
+
+@pytest.mark.parametrize("link", ["metrics.jsonl", "config.json", "checkpoints", ".lock"])
+def test_links_are_not_followed(
+    link: str, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(done, tmp_path / "run")
+    place, target = run / link, tmp_path / "target"
+    if place.exists():
+        place.rename(target)
+    else:
+        target.write_text("")
+    place.symlink_to(target)
+    kept = target.read_bytes() if target.is_file() else [*target.rglob("*")]
+    status = bench.main(["--resume", str(run), "--rounds", "4"])
+    assert kept == (target.read_bytes() if target.is_file() else [*target.rglob("*")])
+    if link in ("checkpoints", ".lock"):
+        assert status == 2
+        assert last_line(capsys).startswith(f"fedjax_sim.bench: error: --resume {run}: ")
+    else:
+        assert status == 0
+        assert not place.is_symlink()
+
+
+# The disk.
+
+
+class Full(io.FileIO):
+    """A file on a disk of so many bytes for all files of a folder."""
+
+    folder, size = Path(), 0
+
+    def write(self, content: Any) -> int:
+        used = sum(p.stat().st_size for p in self.folder.rglob("*") if p.is_file())
+        room = max(0, self.size - used)
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(memoryview(content)[:room])
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Full]:
+    """All that the package writes below ``tmp_path`` is on a disk of ``size`` bytes."""
+    opened = Path.open
+
+    def full(path: Path, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
+        if mode not in ("wb", "xb") or not path.is_relative_to(tmp_path):
+            return opened(path, mode, buffering, **more)
+        raw = Full(path, mode)
+        return raw if buffering == 0 else io.BufferedWriter(raw)
+
+    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(Full, "folder", tmp_path)
+    monkeypatch.setattr(Full, "size", 0)
+    return Full
+
+
+SIZES = [round(8_000 * 75 ** (i / 19)) for i in range(20)]
+"""From 8 KB to 600 KB."""
+
+
+@pytest.mark.parametrize(
+    "size",
+    [s if i in (0, 7) else pytest.param(s, marks=pytest.mark.slow) for i, s in enumerate(SIZES)],
+)
+def test_a_full_disk_is_one_line_and_the_run_goes_on_to_the_bit(
+    size: int, done: Path, disk: type[Full], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk.size = size
+    out = tmp_path / "run"
+    status = bench_main(out)
+    assert status in (0, 2)
+    if status == 2:
+        last = last_line(capsys)
+        assert last.startswith("fedjax_sim.bench: error: ")
+        assert "No space left on device" in last
+        assert out.exists() == (f"--resume {out}" in last)
+    assert not [*tmp_path.rglob("*.aside")]
+    assert not [*tmp_path.rglob(".lock")]
+    disk.size = 10**9
+    assert bench_main(out, "--or-resume") == 0
+    assert not [*tmp_path.rglob(".*")]
+    for name in ("metrics.jsonl", "clients.jsonl"):
+        assert (out / name).read_bytes() == (done / name).read_bytes()
+
+
+@pytest.mark.parametrize("checkpoints", [[], ["--no-checkpoints"]])
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_folder_that_is_gone_ends_the_run_in_a_line(
+    how: str,
+    checkpoints: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+
+    def simulated(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
+        def record(evaluation: Any) -> None:
+            on_evaluation(evaluation)
+            if evaluation.round == 1:
+                out.rename(elsewhere)
+                if how == "deleted":
+                    shutil.rmtree(elsewhere)
+
+        return simulate(*args, on_evaluation=record, **kwargs)
+
+    monkeypatch.setattr(running, "simulate", simulated)
+    monkeypatch.setattr(running, "draw_clients", lambda *args: None)
+    assert bench_main(out, *checkpoints) == 2
+    place = f"{out} was" if checkpoints else f"checkpoints in {out}/checkpoints/fedavg: it was"
+    assert capsys.readouterr().err == f"fedjax_sim.bench: error: {place} deleted or moved\n"
+    assert not out.exists()
+
+
+def test_a_picture_that_fails_costs_nothing_and_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(folder, "draw_curves", fails)
+    monkeypatch.setattr(running, "draw_clients", lambda *args: None)
+    assert bench_main(tmp_path / "run", "--rounds", "1", "--compare", "fedsam", "fedprox") == 0
+    out, err = capsys.readouterr()
+    assert "\nfedprox " in out
+    why = f"{tmp_path}/run/curves.png was not drawn: Input/output error; the run goes on\n"
+    assert err == (
+        f"fedjax_sim.bench: warning: {why}fedjax_sim.bench: warning, 3 times in all: {why}"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
+def test_a_folder_that_cannot_be_written_to_is_a_line(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(done, tmp_path / "run")
+    run.chmod(0o555)
+    tmp_path.chmod(0o555)
+    try:
+        for argv in (["--resume", str(run), "--rounds", "4"], [*TINY, "--out", f"{tmp_path}/new"]):
+            assert bench.main(argv) == 2
+            assert capsys.readouterr().err.endswith(f"{argv[-1]}: Permission denied\n")
+    finally:
+        tmp_path.chmod(0o755)
+        run.chmod(0o755)
+
+
+# Commands that are started again.
+
+
+def test_a_command_goes_on_or_says_that_it_is_done(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, before = shutil.copytree(done, tmp_path / "run"), capsys.readouterr()
+    monkeypatch.setattr(running, "draw_clients", lambda *args: None)
+    assert bench_main(run, "--or-resume") == 0
+    assert capsys.readouterr() == (f"done before: {run}\n", "")
+    assert bench_main(run, "--or-resume", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str(run)
+    assert bench_main(run, "--or-resume", "--lr", "0.3") == 2
+    assert "--lr is 0.3, and 0.02 in the run in" in capsys.readouterr().err
+    assert bench_main(run, "--or-resume", "--rounds", "5") == 0
+    first, again = ((f / "metrics.jsonl").read_text() for f in (done, run))
+    assert again.startswith(first)
+    assert again.count("\n") == 5
+    assert json.loads((run / "config.json").read_text())["command"].endswith("--rounds 5")
+    assert before.err == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--or-resume"], "--or-resume is for --out, which names the folder of the run"),
+        (
+            ["--out", "x", "--or-resume", "--no-checkpoints"],
+            "is for a new run, not for --or-resume",
+        ),
+        (["--out", ""], "--out: must name a folder, got ''"),
+        (["--resume", ""], "--resume: must name a folder, got ''"),
+        (["--resume", "x", "--or-resume"], "--or-resume is for a new run; --resume x goes on"),
+    ],
+)
+def test_folders_that_cannot_be_meant(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_study_begins_or_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, asked = tmp_path / "ours.toml", []
+    file.write_text('methods = ["fedavg"]\n[run]\nrounds = 1\n')
+
+    def run(argv: list[str], watch: Any) -> int:
+        asked.append(argv[-2:])
+        Path(argv[-1]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(config, Path(argv[-1]))
+        return 2
+
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"format": 1, "rounds": 1, "command": "python -m fedjax_sim.bench --algo fedavg --compare '
+        'none --rounds 1"}'
+    )
+    monkeypatch.setattr("fedjax_sim.bench.main", run)
+    for _ in range(2):
+        assert study.main([str(file), "--out", str(tmp_path / "out"), "--or-resume"]) == 2
+    cell = str(tmp_path / "out" / "cells" / "all")
+    assert asked == [["--out", cell], ["--resume", cell]]
+    assert study.main([str(file), "--or-resume"]) == 2
+    assert "--or-resume is for --out" in capsys.readouterr().err
+
+
+def test_lost_checkpoints_are_named(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(done, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    assert bench.main(["--resume", str(run)]) == 0
+    told = f"warning: {run} has records of fedavg and no checkpoint: it begins again\n"
+    assert capsys.readouterr().err == f"fedjax_sim.bench: {told}"
+    assert (run / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
+
+
+def test_other_random_numbers_are_another_run(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(done, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["jax"] == drawing()
+    settings["jax"]["jax_threefry_partitionable"] ^= True
+    (run / "config.json").write_text(json.dumps(settings))
+    assert bench.main(["--resume", str(run)]) == 2
+    assert "jax_threefry_partitionable is True, and False in the run" in capsys.readouterr().err
+
+
+def test_where_a_run_goes_on_is_not_what_it_was_begun_with(done: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(done, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    settings["command"] += " --distributed=localhost:1,2,0 --or-resume"
+    (run / "config.json").write_text(json.dumps(settings))
+    assert parse(["--resume", str(run)]).machine.distributed is None
+    now = ["--resume", str(run), "--distributed", "localhost:2,3,1"]
+    assert parse(now).machine.distributed == ("localhost:2", 3, 1)
+
+
+def test_a_line_is_appended_whole_or_not_at_all(disk: type[Full], tmp_path: Path) -> None:
+    disk.size = 10
+    with (tmp_path / "lines").open("xb", buffering=0) as file:
+        append(file, b"line 1\n")
+        with pytest.raises(OSError, match=r"No space left on device: .*lines"):
+            append(file, b"line 2\n")
+    assert (tmp_path / "lines").read_bytes() == b"line 1\n"
+
+
+def test_what_is_not_written_names_its_file_and_leaves_nothing(
+    disk: type[Full], tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text("whole")
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/a\.json'"),
+        writing(tmp_path / "a.json") as file,
+    ):
+        file.write(bytes(100))
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["whole"]
