@@ -60,7 +60,7 @@ JITTED = {
     st.lists(
         st.one_of(
             st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0]),
-            st.floats(-9, 9, width=32, allow_nan=False),
+            st.floats(-9, 9, width=32, allow_nan=False, allow_subnormal=False),
         ),
         min_size=SIZE,
         max_size=SIZE,

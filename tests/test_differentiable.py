@@ -15,6 +15,7 @@ from conftest import altered_data, assert_trees, context_of, make_federation, so
 
 import fedjax_sim as fs
 from fedjax_sim import base
+from fedjax_sim.engine.doubles import enable_x64
 
 COHORT, ROUNDS = 6, 3
 Tree = Any
@@ -23,7 +24,7 @@ Make = Callable[[Tree, fs.Execution], fs.Algorithm]
 
 @pytest.fixture(autouse=True)
 def _wide() -> Iterator[None]:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+    with enable_x64(True), jax.numpy_dtype_promotion("standard"):
         yield
 
 

@@ -20,6 +20,7 @@ import fedjax_sim as fs
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.data import from_arrays
+from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.models import transformer
 
 VOCABULARY, LENGTH, WIDTH, LAYERS, HEADS = 10, 6, 16, 2, 2
@@ -103,7 +104,7 @@ def test_it_computes_in_bfloat16_and_double(model: fs.Model, start: fs.Variables
     assert half.dtype == jnp.float32
     gap = np.abs(half - exact).max() / np.abs(exact).max()
     assert 0 < gap < 0.05
-    with jax.enable_x64():
+    with enable_x64(True):
         wide = jax.tree.map(lambda w: jnp.asarray(w, jnp.float64), start)
         double, _ = jax.jit(plain)(wide, x)
         wanted = np.stack([by_hand(jax.tree.map(np.asarray, wide.params), w) for w in windows(2)])
