@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
+import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -17,47 +16,19 @@ from fedjax_sim.base.files import write_text
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, is_free
 from fedjax_sim.cli.commands import complain, enter, plain
-from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import versions, write_json
 from fedjax_sim.cli.loading import read_summary
-from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
-from fedjax_sim.cli.running import finished
 from fedjax_sim.cli.stopping import STOPPING, Stopped
+from fedjax_sim.cli.studies.asked import CELLS, FILE, LOGS, PROGRAM, Asked, parse_study
+from fedjax_sim.cli.studies.cells import by_executor, rounds_seen
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
-from fedjax_sim.cli.studies.view import viewed
-from fedjax_sim.cli.watching import Watch
+from fedjax_sim.cli.studies.view import Plain, View, viewed
 from fedjax_sim.engine.memory import trim
-
-PROGRAM = "fedjax_sim.study"
-FILE, CELLS = "study.toml", "cells"
-NOT_OF_A_STUDY = (
-    "out", "or_resume", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
-)  # fmt: skip
-
-
-class _Asked(NamedTuple):
-    """What the command line says.
-
-    Attributes:
-        file: the study file; None for the one of the folder.
-        folder: of the study.
-        resumed: whether it goes on there.
-        named: whether the user chose a new folder's name; a default that is taken gets a suffix.
-        dry_run: whether it is only told what would run.
-        machine: arguments for every run.
-    """
-
-    file: Path | None
-    folder: Path
-    resumed: bool
-    named: bool
-    dry_run: bool
-    machine: tuple[str, ...]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,29 +42,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        asked = _parse(argv)
-        file = asked.folder / FILE if asked.file is None else asked.file
-        study = read_study(file)
+        asked = parse_study(argv)
+        study = read_study(asked.file)
         if asked.dry_run:
             _show_plan(study)
             return 0
-        claim = _open(study, asked, file)
+        claim = _open(study, asked)
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
     try:
         return _carry_out(study, asked._replace(folder=claim.path))
-    except OSError as error:
+    except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
     finally:
         claim.release()
 
 
-def _carry_out(study: Study, asked: _Asked) -> int:
+def _carry_out(study: Study, asked: Asked) -> int:
     """Runs the cells and writes the tables; returns the status of the command."""
     on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
     print(study)
-    statuses: list[int] = []
-    rows: list[Row] = []
+    first, step = asked.shard
+    mine = {cell.name: cell for cell in study.cells[first - 1 :: step]}
+    statuses: dict[str, int] = {}
+    found: dict[str, list[Row]] = {}
 
     def stopped(status: int) -> int:
         return complain(PROGRAM, f"stopped; {on}", status)
@@ -101,99 +73,69 @@ def _carry_out(study: Study, asked: _Asked) -> int:
     STOPPING.last_words.append(stopped)
     try:
         with viewed(study) as view:
-            for number, cell in enumerate(study.cells, 1):
-                print(f"\n[{number}/{len(study.cells)}] {cell.name}\n", flush=True)
-                view.begins(cell)
-                statuses.append(_run(cell, asked, view.program))
-                if statuses[-1] > 2:
-                    break
-                found = rows_of(study, cell, _folder(asked, cell)) if statuses[-1] < 2 else []
-                rows += found
-                view.ended(cell, found)
+            run = _one_by_one if asked.executor is None else _by_executor
+            for name, status in run(mine, asked, view):
+                statuses[name] = status
+                if status > 2:
+                    return stopped(status)
+                if status < 2:
+                    found[name] = rows_of(study, mine[name], _folder(asked, mine[name]))
+                view.ended(mine[name], found.get(name, []))
                 STOPPING.check()
-                jax.clear_caches()  # another cell has other shapes
-                trim()
     except KeyboardInterrupt as error:
-        statuses.append(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
+        return stopped(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
     finally:
         STOPPING.last_words.remove(stopped)
-    if statuses[-1] > 2:
-        return stopped(statuses[-1])
-    if rows:
+    lacking = [name for name in mine if statuses[name] == 2]
+    if len(mine) == len(study.cells) and found:
+        rows = [row for name in mine for row in found.get(name, ())]
         table = write_results(study, rows, asked.folder)
         print(f"\n{_shown(table)}\n\n{_explained(rows)}\ntables: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
-    lacking = [c.name for c, status in zip(study.cells, statuses, strict=True) if status == 2]
+    elif not lacking:
+        print(f"\n{counted(len(mine), 'cell')} of {len(study.cells)}: {asked.folder}")
+        print(f"all together: python -m {PROGRAM} --merge DIR DIR ... --out DIR")
     if lacking:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
-    return max(statuses)
+    return max(statuses.values())
 
 
-def _parse(argv: Sequence[str]) -> _Asked:
-    parser = Parser(
-        prog=f"python -m {PROGRAM}",
-        description="Runs what a study file says: methods, each with settings among which "
-        "validation clients choose, on every setting of a grid. Prints a table and writes a "
-        "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
-    )
-    parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=folder_name,
-        help="new folder (default: runs/study-<file>-<date>-<time>)",
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="DIR",
-        type=folder_name,
-        help="go on with the study in this folder; with FILE.toml, which may have more cells or "
-        "more rounds than before",
-    )
-    parser.add_argument(
-        "--or-resume",
-        action="store_true",
-        help="if --out has this study already, go on with it as --resume does",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
-    )
-    Machine.add_flags(parser.add_argument_group("every run"), helping=True, without=NOT_OF_A_STUDY)
-    given = parser.parse_args(argv)
-    if given.file is None and given.resume is None:
-        raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
-    if given.out is not None and given.resume is not None:
-        raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
-    if given.or_resume and given.out is None:
-        raise ValueError("--or-resume is for --out, which names the folder of the study")
-    if given.resume is not None and not (Path(given.resume) / FILE).is_file():
-        raise ValueError(f"--resume: {given.resume} has no study: it lacks {FILE}")
-    file = None if given.file is None else Path(given.file)
-    stem = "" if file is None else file.stem
-    folder = Path(
-        given.resume or given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
-    resumed = given.resume is not None or (given.or_resume and (folder / FILE).is_file())
-    named = given.out is not None
-    return _Asked(file, folder, resumed, named, given.dry_run, _machine(vars(given)))
+def _one_by_one(
+    cells: Mapping[str, Cell], asked: Asked, view: View | Plain
+) -> Iterator[tuple[str, int]]:
+    """Runs cells in this process; gives each with its status as it ends."""
+    for number, (name, cell) in enumerate(cells.items(), 1):
+        print(f"\n[{number}/{len(cells)}] {name}\n", flush=True)
+        view.begins(cell)
+        yield name, bench.main(_argv(cell, asked), view.program)
+        jax.clear_caches()  # another cell has other shapes
+        trim()
 
 
-def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags of the machine, for every run."""
-    words = []
-    for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
-        value = None if name in NOT_OF_A_STUDY else given.get(name)
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif value is not None:
-            words.append(f"{flag(name)}={value}")
-    return tuple(words)
+def _by_executor(
+    cells: Mapping[str, Cell], asked: Asked, view: View | Plain
+) -> Iterator[tuple[str, int]]:
+    """Runs cells by an executor; gives each with its status as it ends."""
+    assert asked.executor is not None
+    logs = asked.folder / LOGS
+    logs.mkdir(exist_ok=True)
+    left = dict(cells)
+
+    def look() -> None:
+        for cell in left.values():
+            view.saw(cell, rounds_seen(cell, _folder(asked, cell)))
+
+    argvs = {name: _argv(cell, asked) for name, cell in cells.items()}
+    for name, status in by_executor(asked.executor, bench.main, argvs, logs, look):
+        del left[name]
+        told = "done" if status < 2 else f"status {status}, see {logs / f'{name}.log'}"
+        print(f"[{len(cells) - len(left)}/{len(cells)}] {name}: {told}", flush=True)
+        yield name, status
 
 
-def _open(study: Study, asked: _Asked, file: Path) -> Claim:
+def _open(study: Study, asked: Asked) -> Claim:
     """Claims the folder; of one that goes on, checks that its cells are those of the file."""
-    text = file.read_text(encoding="utf-8")
+    text = asked.file.read_text(encoding="utf-8")
     if asked.resumed:
         for cell in study.cells:
             folder = _folder(asked, cell)
@@ -214,24 +156,29 @@ def _open(study: Study, asked: _Asked, file: Path) -> Claim:
     try:
         write_text(claim.path / FILE, text)
         write_json(claim.path / "study.json", told)
+        _copy_cells(study, asked, claim.path)
     except OSError:
         claim.release(remove=True)
         raise
     return claim
 
 
-def _run(cell: Cell, asked: _Asked, watch: Watch) -> int:
-    """Runs a cell, or what it still lacks; gives the status of its command."""
-    folder = _folder(asked, cell)
-    if not (folder / "config.json").exists():
-        return bench.main([*cell.argv, *asked.machine, "--out", str(folder)], watch)
-    done = finished(cell.config, folder)
-    if done is not None:
-        return done
-    return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)], watch)
+def _copy_cells(study: Study, asked: Asked, into: Path) -> None:
+    """Copies the cells of other folders of the study, each once."""
+    for cell in study.cells:
+        for folder in asked.merged:
+            source, target = folder / CELLS / cell.name, into / CELLS / cell.name
+            if (source / "config.json").exists() and not target.exists():
+                parse([*cell.argv, "--resume", str(source)])  # it is this cell
+                shutil.copytree(source, target, symlinks=True)
 
 
-def _folder(asked: _Asked, cell: Cell) -> Path:
+def _argv(cell: Cell, asked: Asked) -> list[str]:
+    """The arguments of the command that begins a cell or does what it still lacks."""
+    return [*cell.argv, *asked.machine, "--out", str(_folder(asked, cell)), "--or-resume"]
+
+
+def _folder(asked: Asked, cell: Cell) -> Path:
     return asked.folder / CELLS / cell.name
 
 

@@ -1544,6 +1544,11 @@ MUTANTS = [
     ),
     Mutant("run/identity.py", "waiting += read.values()", "pass", SAVED),
     Mutant("run/checkpoints.py", "before.get(name) != now.get(name)", "name not in now", SAVED),
+    Mutant("cli/studies/cells.py", "losses = 0", "pass", tests("executors")),
+    Mutant(
+        "cli/studies/cells.py", "isinstance(error, BrokenExecutor)", "False", tests("executors")
+    ),
+    Mutant("study.py", "study.cells[first - 1 :: step]", "study.cells", tests("executors")),
     Mutant("cli/stopping.py", "first and self._patient", "self._patient", tests("stopping")),
     Mutant("cli/stopping.py", "raise Stopped(asked)", "pass", tests("stopping")),
     Mutant("cli/stopping.py", "signal.set_wakeup_fd", "str", tests("stopping")),

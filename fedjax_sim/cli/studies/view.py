@@ -36,18 +36,27 @@ class View:
         self._work = {cell.name: _work(cell) for cell in study.cells}
         self._left = dict(self._work)
         self._began, self._ran, self._drawn = now(), 0.0, 0
-        self._running, self._note = "", ""
+        self._running = dict[str, str]()  # cells, and what is said of each
         self._bests: list[str] = []
 
     def begins(self, cell: Cell) -> None:
         """A cell is next."""
-        self._running, self._note = cell.name, "begins"
+        self._running[cell.name] = "begins"
         self.draw()
+
+    def saw(self, cell: Cell, rounds: int) -> None:
+        """A cell that runs elsewhere has recorded so many rounds, of all its methods together."""
+        done = min(rounds, self._work[cell.name])
+        new = self._left[cell.name] - (self._work[cell.name] - done)
+        if new or cell.name not in self._running:
+            self._ran, self._left[cell.name] = self._ran + new, self._left[cell.name] - new
+            self._running[cell.name] = f"{done:,.0f} of {self._work[cell.name]:,.0f} rounds"
+            self.draw()
 
     def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
         """A cell has its results; none if it failed."""
         del self._left[cell.name]
-        self._running = ""
+        self._running.pop(cell.name, None)
         best = best_of(rows) if rows else None
         if best is not None:
             said = f"{best.method} {shown_score(best)} by {best.setting}"
@@ -58,16 +67,17 @@ class View:
     def program(self, names: Sequence[str], rounds: int) -> Iterator[Tell]:
         """Looks on while the algorithms of one program run."""
         before, what = 0, called(names)
+        (cell,) = self._running
 
         def tell(done: int, note: str) -> None:
             nonlocal before
             new = (done - before) * len(names)
             self._ran, before = self._ran + new, done
-            self._left[self._running] -= new
-            self._note = f"{what}, round {done} of {rounds}, {note}"
+            self._left[cell] -= new
+            self._running[cell] = f"{what}, round {done} of {rounds}, {note}"
             self.draw()
 
-        self._note = f"{what}, compiling"
+        self._running[cell] = f"{what}, compiling"
         self.draw()
         yield tell
 
@@ -78,7 +88,7 @@ class View:
         first = f"{done} of {counted(len(self._work), 'cell')} done, {_time(spent)}"
         if self._ran:
             first += f", about {_time(spent / self._ran * left)} left"
-        running = [f"{self._running}: {self._note}"] if self._running else []
+        running = [f"{cell}: {note}" for cell, note in self._running.items()]
         return [first, *running, *self._bests]
 
     def draw(self) -> None:
@@ -134,6 +144,9 @@ class Plain:
     program = staticmethod(bar)
 
     def begins(self, cell: Cell) -> None:
+        """Says nothing."""
+
+    def saw(self, cell: Cell, rounds: int) -> None:
         """Says nothing."""
 
     def ended(self, cell: Cell, rows: Sequence[Row]) -> None:

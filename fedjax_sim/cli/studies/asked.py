@@ -1,0 +1,161 @@
+"""What the command line of a study says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.flags import Parser, flag
+from fedjax_sim.cli.machine import Machine, folder_name
+from fedjax_sim.cli.studies.executors import FORMS, known_executor
+
+PROGRAM = "fedjax_sim.study"
+FILE, CELLS, LOGS = "study.toml", "cells", "logs"
+NOT_OF_A_STUDY = (
+    "out", "or_resume", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
+)  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """What the command line says.
+
+    Attributes:
+        file: the study file.
+        folder: of the study.
+        resumed: whether it goes on there.
+        named: whether the user chose a new folder's name; a default that is taken gets a suffix.
+        dry_run: whether it is only told what would run.
+        executor: the text of what runs the cells; None for this process.
+        shard: I and N: every N-th cell runs, from the I-th on.
+        merged: folders whose cells are copied.
+        machine: arguments for every run.
+    """
+
+    file: Path
+    folder: Path
+    resumed: bool
+    named: bool
+    dry_run: bool
+    executor: str | None
+    shard: tuple[int, int]
+    merged: tuple[Path, ...]
+    machine: tuple[str, ...]
+
+
+def parse_study(argv: Sequence[str]) -> Asked:
+    """What the arguments say.
+
+    Raises:
+        ValueError: if they do not fit each other; names the flag.
+    """
+    parser = Parser(
+        prog=f"python -m {PROGRAM}",
+        description="Runs what a study file says: methods, each with settings among which "
+        "validation clients choose, on every setting of a grid. Prints a table and writes a "
+        "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
+    )
+    parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=folder_name,
+        help="new folder (default: runs/study-<file>-<date>-<time>)",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        type=folder_name,
+        help="go on with the study in this folder; with FILE.toml, which may have more cells or "
+        "more rounds than before",
+    )
+    parser.add_argument(
+        "--or-resume",
+        action="store_true",
+        help="if --out has this study already, go on with it as --resume does",
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="TEXT",
+        type=known_executor,
+        help=f"run the cells by one of {', '.join(FORMS)}, or package.module:function(text), see "
+        "docs/devices.md (default: one after the other in this process)",
+    )
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        type=_shard,
+        default=(1, 1),
+        help="run the cells I, I + N, I + 2 N, ... alone, in a folder of their own: for job arrays",
+    )
+    parser.add_argument(
+        "--merge",
+        metavar="DIR",
+        nargs="+",
+        type=folder_name,
+        help="copy the cells of these folders into a new one, run what is missing, write the "
+        "tables",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
+    )
+    Machine.add_flags(parser.add_argument_group("every run"), helping=True, without=NOT_OF_A_STUDY)
+    given = parser.parse_args(argv)
+    merged = tuple(map(Path, given.merge or ()))
+    if given.out is not None and given.resume is not None:
+        raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
+    if given.or_resume and given.out is None:
+        raise ValueError("--or-resume is for --out, which names the folder of the study")
+    if merged and (given.resume is not None or given.shard != (1, 1)):
+        other = "--resume" if given.resume is not None else "--shard"
+        raise ValueError(f"--merge is for a new folder, not for {other}")
+    for name, folders in (
+        ("--resume", [given.resume] if given.resume else []),
+        ("--merge", merged),
+    ):
+        for folder in folders:
+            if not (Path(folder) / FILE).is_file():
+                raise ValueError(f"{name}: {folder} has no study: it lacks {FILE}")
+    known = [given.file, given.resume and Path(given.resume) / FILE, *(m / FILE for m in merged)]
+    file = next((Path(path) for path in known if path), None)
+    if file is None:
+        raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
+    stem = file.parent.name if given.file is None else file.stem
+    new = Path(given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = new if given.resume is None else Path(given.resume)
+    resumed = given.resume is not None or (given.or_resume and (folder / FILE).is_file())
+    return Asked(
+        file=file,
+        folder=folder,
+        resumed=resumed,
+        named=given.out is not None,
+        dry_run=given.dry_run,
+        executor=given.executor,
+        shard=given.shard,
+        merged=merged,
+        machine=_machine(vars(given)),
+    )
+
+
+def _shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= (first := int(found[1])) <= (step := int(found[2])):
+        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, as in 2/8, got {text!r}")
+    return first, step
+
+
+def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags of the machine, for every run."""
+    words = []
+    for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
+        value = None if name in NOT_OF_A_STUDY else given.get(name)
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif value is not None:
+            words.append(f"{flag(name)}={value}")
+    return tuple(words)
