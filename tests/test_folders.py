@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -296,6 +297,16 @@ def test_a_folder_that_cannot_be_written_to_is_a_line(
     finally:
         tmp_path.chmod(0o755)
         run.chmod(0o755)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize("argv", [["fedjax_sim"], ["fedjax_sim.bench", "--list"]])
+def test_output_to_a_full_disk_is_a_line(argv: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", *argv]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"fedjax_sim.*: error: .*No space left on device\n", ended.stderr)
 
 
 # Commands that are started again.
