@@ -129,7 +129,7 @@ def _kept(folder: RunFolder | None) -> str:
     if not (folder.path / "config.json").exists():
         return ""
     kept = f"; the records so far are in {folder.path}"
-    if folder.saved:
+    if folder.checkpoints.exists():
         kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"
     return kept
 

@@ -50,17 +50,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         claim = _open(study, asked)
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
+    on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(claim.path))}"
     try:
-        return _carry_out(study, asked._replace(folder=claim.path))
+        return _carry_out(study, asked._replace(folder=claim.path), on)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
-        return complain(PROGRAM, f"error: {plain(error)}", 2)
+        return complain(PROGRAM, f"error: {plain(error)}; {on}", 2)
     finally:
         claim.release()
 
 
-def _carry_out(study: Study, asked: Asked) -> int:
-    """Runs the cells and writes the tables; returns the status of the command."""
-    on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
+def _carry_out(study: Study, asked: Asked, on: str) -> int:
+    """Runs the cells and writes the tables; returns the status of the command.
+
+    Args:
+        study: what runs.
+        asked: what the command line says, with the folder of the study.
+        on: how to go on with what is stopped.
+    """
     print(study)
     first, step = asked.shard
     mine = {cell.name: cell for cell in study.cells[first - 1 :: step]}

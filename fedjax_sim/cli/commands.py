@@ -157,7 +157,9 @@ def default_folder(dataset: str, what: str) -> Path:
 
 
 def enter(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with the status that a command returns, or 141 if nobody reads its output.
+    """Ends the process with the status that a command returns.
+
+    It is 141 if nobody reads the output, and 2 if it cannot be written.
 
     Args:
         main: the command.
@@ -173,9 +175,14 @@ def enter(main: Callable[[], int]) -> NoReturn:
             status = main()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.filename is not None:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
-        status = 141  # as a shell says of a process that SIGPIPE ended
+        if isinstance(error, BrokenPipeError):
+            status = 141  # as a shell says of a process that SIGPIPE ended
+        else:
+            status = complain("fedjax_sim", f"error: cannot write the output: {error.strerror}", 2)
     sys.exit(status)
 
 
@@ -224,8 +231,8 @@ def plain(error: Exception) -> str:
     >>> plain(OSError(28, "No space left on device", "runs/mine/summary.json"))
     'runs/mine/summary.json: No space left on device'
     """
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 
