@@ -104,6 +104,8 @@ class Experiment:
             began, base = time.perf_counter(), self._inputs[0]
             rows = run if self._memory is None else self._memory.lent(run, np.arange(0))
             cohorts = of.cohorts(rows, base, rounds - done)
+            if self._memory is not None:
+                self._memory.reserve(cohorts, self.device_bytes)
             self.compile_seconds += time.perf_counter() - began  # of which the draws are little
             self._feed = Feed(of.windows, of.execution, base, cohorts, of.every)
         while done < rounds:
@@ -158,7 +160,7 @@ class Experiment:
         weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
         weights = self._compiled["weights"](numbers) if weights is None else weights
         run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
-        return run if self._memory is None else self._memory.begin(run, self.device_bytes)
+        return run if self._memory is None else self._memory.begin(run)
 
     def _prepare(
         self,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
 from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
+from fedjax_sim.run.client_rows import ClientRows
 from fedjax_sim.run.metrics import SetScores
 
 Set = Literal["test", "validation", "personal"]
@@ -129,7 +130,9 @@ class Result:
         variables: ``[R, *p]``, the final models.
         state: ``[R, ...]`` but for its ``round``, after the last round: clusters (``broadcast``),
             own models and control variates (``client_state``), what is shared, models in flight
-            (``slots``). Like ``variables`` None if the run was interrupted within a round.
+            (``slots``). Like ``variables`` None if the run was interrupted within a round. With
+            ``client_state_mb`` what clients keep has rows for those that trained alone:
+            ``np.asarray`` makes all N, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
         executed: local steps that the devices ran or waited: devices × those of the longest.
@@ -288,7 +291,7 @@ def of_runs(values: PyTree, runs: slice) -> Any:
             return a
         # A slice of a JAX array is a program of its own.
         key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-        return a[runs] if key else np.asarray(a)[runs]
+        return a[runs] if key or isinstance(a, ClientRows) else np.asarray(a)[runs]
 
     return jax.tree.map(of, values)
 
