@@ -1507,6 +1507,13 @@ MUTANTS = [
     Mutant("engine/clients.py", "if data.owner is not None:", "if False:", WINDOWS),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._of_stages]", "self._of_stages", SAVED),
+    Mutant("run/checkpoints.py", "self._handed | self._weights", "self._weights", SAVED),
+    Mutant("run/checkpoints.py", "            del weights[done]", "            pass", SAVED),
+    Mutant("run/checkpoints.py", "elif crowded:", "elif False:", SAVED),
+    Mutant("run/saved.py", "end - n : end", ":n", SAVED),
+    Mutant("run/saved.py", "if joins else", "if False else", SAVED),
+    Mutant("run/history.py", "        self._length -= 1", "        pass", STOP),
+    Mutant("run/history.py", "round=int(found.round), **", "**", SAVED),
     Mutant("run/archive.py", "about.pop(NAMES) == list(arrays)", "about.pop(NAMES)", SAVED),
     Mutant("run/archive.py", "jax.random.wrap_key_data(jnp.asarray(array)) if", "array if", SAVED),
     Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),

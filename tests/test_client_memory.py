@@ -333,6 +333,20 @@ def test_only_clients_that_are_drawn_have_a_row(tmp_path: Path) -> None:
     assert (folder / "00000006.npz").stat().st_size < 2 * CLIENTS * ROW
 
 
+def test_what_was_told_stays_as_it_was() -> None:
+    """While a checkpoint of it is written, the next rounds run."""
+    made = experiment(
+        algorithm_of("scaffold", None), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
+        execution=holding(6),
+    )  # fmt: skip
+    told = []
+    for _, stage in made.stages((3, 4), 3):
+        assert stage.run is not None
+        told.append(kept_of(made.told(stage.run)))
+        told.append(numbers(told[-1]))
+    assert_trees([numbers(kept) for kept in told[::2]], told[1::2])
+
+
 @pytest.mark.parametrize("devices", [0, 2_000_000])
 def test_a_machine_without_the_memory_says_so(
     devices: int, monkeypatch: pytest.MonkeyPatch

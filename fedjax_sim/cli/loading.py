@@ -24,9 +24,9 @@ from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.cores import default_device
 from fedjax_sim.run.archive import unpacked
 from fedjax_sim.run.axes import RunAxes
-from fedjax_sim.run.checkpoints import Saved, newest, server_at, server_of
 from fedjax_sim.run.client_rows import with_all_rows
 from fedjax_sim.run.result import of_runs
+from fedjax_sim.run.saved import Saved, newest, server_at, server_of
 from fedjax_sim.run.stages import Run
 
 

@@ -202,7 +202,6 @@ def run_group(
         "rounds": rounds,
         "on_compiled": ready,
         "checkpoints": checkpoints_of(first, config, folder),
-        "record": (lambda state: state.server) if config.machine.keep_weights else None,
     }
     with (watch if folder is not None else nobody)(names, rounds) as tell:
         algorithm, model, data, test = what_runs(first, setup)
@@ -244,7 +243,8 @@ def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Check
     path = resume if folder is None else folder.path
     if path is None:
         return None
-    return Checkpoints(checkpoints_in(Path(path), name), config.machine.checkpoint_every)
+    machine, folder_of_it = config.machine, checkpoints_in(Path(path), name)
+    return Checkpoints(folder_of_it, machine.checkpoint_every, weights=machine.keep_weights)
 
 
 def checkpoints_found(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Vari
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
 from fedjax_sim.run.axes import client_axes, first_run
-from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
+from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
 from fedjax_sim.run.identity import code, digest
@@ -25,6 +25,7 @@ from fedjax_sim.run.inputs import placed, stacked
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
 from fedjax_sim.run.programs import ONCE, Programs
+from fedjax_sim.run.saved import Saved
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
 from fedjax_sim.run.windows import Feed
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
 from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
 from fedjax_sim.run.client_rows import ClientRows
-from fedjax_sim.run.metrics import SetScores
+from fedjax_sim.run.history import Evaluations, column
+from fedjax_sim.run.metrics import Scores, SetScores
 
 Set = Literal["test", "validation", "personal"]
 
@@ -144,7 +145,7 @@ class Result:
     """
 
     task: Task
-    evaluations: list[Evaluation]
+    evaluations: Sequence[Evaluation]
     metrics: Metrics
     variables: Any
     state: FedState | None
@@ -174,10 +175,9 @@ class Result:
         Raises:
             ValueError: if the run had no clock.
         """
-        found = [e.seconds for e in self.evaluations if e.seconds is not None]
-        if not found:
+        if self.evaluations[0].seconds is None:
             raise ValueError("the run has no seconds: compose it with a clock, see fs.clock")
-        return np.stack(found)
+        return column(self.evaluations, lambda e: e.seconds)
 
     def series(
         self,
@@ -197,15 +197,21 @@ class Result:
         Raises:
             ValueError: if the run did not score that.
         """
-        sets = [getattr(e, part) for e in self.evaluations]
-        if sets[0] is None or (by_client and sets[0].by_client is None):
+        first = getattr(self.evaluations[0], part)
+        if first is None or (by_client and first.by_client is None):
             what = "personal models scored" if part == "personal" else f"{part} set"
             raise ValueError(f"the run has no {what}{' by client' if by_client else ''}")
         if metric not in (known := (*self.task.metrics, "loss")):
             raise ValueError(
                 f"metric must be one of {', '.join(known)}, which {self.task!r} has, got {metric!r}"
             )
-        return np.stack([(s.by_client.mean() if by_client else s.pooled)[metric] for s in sets])
+
+        def of(evaluation: Evaluation) -> NDArray[np.float64]:
+            found = getattr(evaluation, part)
+            scores: Scores = found.by_client.mean() if by_client else found.pooled
+            return scores[metric]
+
+        return column(self.evaluations, of)
 
     def validated(self, metric: str, *, by_client: bool) -> NDArray[np.float64]:
         """The test score of the weights that scored best on the validation set, ``f64[R]``.
@@ -226,7 +232,7 @@ class Result:
         samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
         return dataclasses.replace(
             self,
-            evaluations=[some(evaluation) for evaluation in self.evaluations],
+            evaluations=Evaluations(map(some, self.evaluations)),
             metrics=metrics,
             variables=some(self.variables),
             state=some(self.state),

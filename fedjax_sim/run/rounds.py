@@ -78,7 +78,7 @@ def run_rounds(
                     check_losses(stage.metrics.loss, evaluation, seeds)
                 ledger.evaluations.append(evaluation)
                 if saver is not None:
-                    saver.offer(done, stage)
+                    saver.offer(done, stage, ledger.metrics)
                 if on_evaluation is not None:
                     on_evaluation(evaluation)
                 if over:
