@@ -1428,6 +1428,9 @@ MUTANTS = [
     Mutant("cli/studies/view.py", 'self._put(f"{lines}\\n")', "self._put(text)", WATCH),
     Mutant("cli/studies/view.py", 'f"\\x1b[{self._drawn}F', 'f"', WATCH),
     Mutant("cli/sinks.py", "self._opens = None", "pass", WATCH),
+    Mutant("cli/watching.py", " > tenth or now", " >= tenth or now", WATCH),
+    Mutant("cli/watching.py", "last, tenth = now, ", "tenth = ", WATCH),
+    Mutant("run/ledger.py", "if stage.wall is None else", "if True else", SAVED),
     Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
     Mutant("cli/loading.py", "(place + 1) * runs)", "runs)", RUN_FOLDER),
     # where clients' samples and states lie

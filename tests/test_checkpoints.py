@@ -108,6 +108,9 @@ def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
     resumed = run(composed("scaffold"), folder, on_evaluation=lambda e: told.append(e.round))
     assert bits(resumed) == bits(scaffold[1])
     assert told == [2, 4, 6]
+    wall = [[e.wall_seconds for e in result.evaluations] for result in (resumed, scaffold[1])]
+    assert wall[0][: rounds // 2] == wall[1][: rounds // 2]
+    assert wall[0] == sorted(wall[0])
     assert (resumed.xla_programs == 0) == (rounds == 6)
     totals = resumed.samples, resumed.steps, resumed.executed
     assert totals == (scaffold[1].samples, scaffold[1].steps, scaffold[1].executed)

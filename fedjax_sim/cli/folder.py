@@ -24,7 +24,7 @@ from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
 
-FILES = ("config.json", "metrics.jsonl", "clients.jsonl", "summary.json")
+FILES = ("config.json", "metrics.jsonl", "times.jsonl", "clients.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
 FORMAT = 1
 """Of a run's folder, see docs/run_folder.md; another one is refused."""
@@ -63,6 +63,7 @@ class RunFolder:
         self._sending = None if sink is None else Sending(sink, _plain(config), path)
         self.path, self.recorded, self._format = path, resumed, pictures
         self._metrics: TextIO | None = None
+        self._times: TextIO | None = None
         self._clients: dict[str, list[dict[str, Any]]] = {}
         try:
             if not resumed:
@@ -91,7 +92,7 @@ class RunFolder:
         task: Task,
         names: Sequence[Sequence[str]],
     ) -> None:
-        """Adds a line for each run to ``metrics.jsonl``.
+        """Adds a line for each run to ``metrics.jsonl``, and one to ``times.jsonl``.
 
         Args:
             algorithm: its name.
@@ -134,8 +135,14 @@ class RunFolder:
             records.append(_plain(record))
         if self._metrics is None:  # not before: those of a run that goes on stand here until now
             self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
+            self._times = (self.path / "times.jsonl").open("w", encoding="utf-8")
+        assert self._times is not None
         self._metrics.writelines(map(_line, records))
-        self._metrics.flush()
+        taken = round(evaluation.wall_seconds, 3)
+        told = {"algorithm": algorithm, "round": evaluation.round, "wall_seconds": taken}
+        self._times.write(_line(told))
+        for file in (self._metrics, self._times):
+            file.flush()
         self.recorded = True
         if self._sending is not None:
             self._sending.log(records)
@@ -166,8 +173,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Closes the files; without a record removes them, and the folder if it was new."""
-        if self._metrics is not None:
-            self._metrics.close()
+        for file in (self._metrics, self._times):
+            if file is not None:
+                file.close()
         if self._sending is not None:
             self._sending.close()
         if self.recorded:

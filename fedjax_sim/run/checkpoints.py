@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim.base.files import Arrays, remove_asides
 from fedjax_sim.run.archive import CheckpointError, packed, write
 from fedjax_sim.run.client_memory import ClientMemory
-from fedjax_sim.run.history import Joined
+from fedjax_sim.run.history import Evaluations, History, Joined
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.saved import (
     SERVER,
@@ -98,7 +98,8 @@ class Saver:
         except OSError as error:
             raise CheckpointError(f"checkpoints: {error}") from error
         self.saved = self._going_on(eval_every)
-        self._scored, self._metrics = Joined(), Joined(axis=1)
+        self._history = History(Evaluations(), Joined(axis=1))
+        self._scored = Joined()
         self._recorded: Arrays = {}
         self._of_stages: list[int] = []
         self._last: tuple[int, Stage] | None = None
@@ -110,19 +111,19 @@ class Saver:
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
-    def offer(self, done: int, stage: Stage, metrics: Joined) -> None:
+    def offer(self, done: int, stage: Stage, history: History) -> None:
         """Takes note of a stage, and saves the run if it is time to.
 
         Args:
             done: rounds so far.
             stage: the last of them.
-            metrics: ``[R, rounds, ...]``, of all stages.
+            history: of the run, with this stage.
         """
         i = len(self._of_stages)
         self._recorded |= packed(f"{i}.recorded", stage.recorded)
         self._of_stages.append(stage.rounds)
         self._scored.add(jax.tree.map(lambda a: np.asarray(a)[None], stage.scored))
-        self._metrics, self._last = metrics, (done, stage)
+        self._history, self._last = history, (done, stage)
         crowded = self._where.weights and self._keeps_weights(i, done, stage)
         self._told(wait=crowded)
         due = time.perf_counter() - self._at >= self._where.seconds
@@ -158,7 +159,9 @@ class Saver:
         assert stage.run is not None
         run = self._layout.told(stage.run)
         arrays = packed("run", run) | packed("collected", stage.collected) | self._recorded
-        arrays |= packed("metrics", self._metrics.tree()) | packed("scored", self._scored.tree())
+        evaluations, metrics = self._history
+        arrays |= packed("metrics", metrics.tree()) | packed("scored", self._scored.tree())
+        arrays["wall"] = np.array(evaluations.stacked().wall_seconds)
         told = {
             "version": VERSION,
             "done": done,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -100,7 +100,20 @@ class Evaluations(Sequence[Any]):
             return [self[i] for i in range(len(self))[place]]
         i = range(len(self))[place]
         found = jax.tree.map(lambda a: a[i], self.stacked())
-        return found._replace(round=int(found.round), **self._others[i])
+        plain = {"round": int(found.round), "wall_seconds": float(found.wall_seconds)}
+        return found._replace(**plain, **self._others[i])
+
+
+class History(NamedTuple):
+    """What a run has recorded.
+
+    Attributes:
+        evaluations: so far.
+        metrics: of the rounds so far, ``[R, rounds, ...]``.
+    """
+
+    evaluations: Evaluations
+    metrics: Joined
 
 
 def column(evaluations: Sequence[Any], part: Callable[[Any], Any]) -> NDArray[Any]:

@@ -45,6 +45,8 @@ class Evaluation(NamedTuple):
           collected and the algorithm finished, at the end of a run that has any such; else None.
         seconds: ``f64[R]``, simulated so far; None without a clock. What travels before the first
           round and after the last takes none.
+        wall_seconds: that this machine took so far, compiling included; of a run that was resumed,
+          also those before the checkpoint.
         recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
         before: all of this as it was before then; None where ``uncollected`` is.
     """
@@ -64,6 +66,7 @@ class Evaluation(NamedTuple):
     diagnostics: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
     seconds: NDArray[np.float64] | None = None
+    wall_seconds: float = float("nan")
     recorded: Any = None
     before: Evaluation | None = None
 

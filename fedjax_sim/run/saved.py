@@ -75,6 +75,7 @@ class Saved(NamedTuple):
         server = run.state.server if collected is None else collected.variables
         metrics = unpacked(self.arrays, "metrics", shapes["advance"][1])
         scored = unpacked(self.arrays, "scored", shapes["advance"][2])
+        wall = self.arrays.get("wall", np.full(len(self.rounds), np.nan))  # older files lack it
         kept = None if record is None else jax.device_get(record(told.state))
         stages, done = [], 0
         for i, todo in enumerate(self.rounds):
@@ -88,6 +89,7 @@ class Saved(NamedTuple):
                 collected if last else None,
                 run if last else None,
                 unpacked(self.arrays, f"{i}.recorded", kept),
+                float(wall[i]),
             )
             stages.append((done, stage))
         return run, stages
