@@ -216,10 +216,22 @@ def test_pictures_can_be_read(finished: Path) -> None:
         assert len(np.unique(colours)) > 10
 
 
+def test_each_evaluation_has_its_wall_clock(finished: Path) -> None:
+    """Apart from the records, which another run of the command has too."""
+    assert "wall" not in (finished / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in (finished / "times.jsonl").read_text().splitlines()]
+    for name in ("fedavg", "phase_shift"):
+        mine = [line for line in lines if line["algorithm"] == name]
+        assert [line["round"] for line in mine] == [1, 2, 3, 4, 5]
+        seconds = [line["wall_seconds"] for line in mine]
+        assert 0 < seconds[0] < 600
+        assert seconds == sorted(seconds)
+
+
 def test_no_file_is_left_aside(finished: Path) -> None:
     assert {p.name for p in finished.iterdir()} == {
-        "config.json", "metrics.jsonl", "clients.jsonl", "summary.json", "curves.png",
-        "clients.png", "checkpoints"
+        "config.json", "metrics.jsonl", "times.jsonl", "clients.jsonl", "summary.json",
+        "curves.png", "clients.png", "checkpoints",
     }  # fmt: skip
     assert len(list(finished.rglob("checkpoints/*/*"))) == 2
     config = json.loads((finished / "config.json").read_text())
@@ -463,9 +475,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert bench.main([*base, "--out", str(tmp_path / "run"), *extra]) == 2
     captured = capsys.readouterr()
     assert "algorithm" not in captured.out  # no table; what is too large is found at the start
-    assert captured.err.startswith("fedjax_sim.bench: error: ")
-    assert captured.err.count("\n") == 1
-    assert wanted in captured.err
+    *progress, error = captured.err.splitlines()
+    assert [line.startswith("fedavg: compiling") for line in progress] in ([], [True])
+    assert error.startswith("fedjax_sim.bench: error: ")
+    assert wanted in f"{error}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -32,7 +32,8 @@ from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
-from fedjax_sim.run import archive, checkpoints, pace, simulate
+from fedjax_sim.run import archive, checkpoints, pace, saved, simulate
+from fedjax_sim.run.history import Evaluations
 from fedjax_sim.run.identity import code, digest
 
 TOY = fs.toy(7, 0.9)
@@ -89,7 +90,7 @@ def bits(result: fs.Result) -> list[bytes]:
 
 def stopped_after(folder: Path, rounds: int) -> None:
     """Leaves what a run that was killed then would have left."""
-    for path in checkpoints.files(folder):
+    for path in saved.files(folder):
         if int(path.stem) > rounds:
             path.unlink()
 
@@ -148,9 +149,112 @@ def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
     resumed = run(composed("scaffold"), folder, on_evaluation=lambda e: told.append(e.round))
     assert bits(resumed) == bits(scaffold[1])
     assert told == [2, 4, 6]
+    wall = [[e.wall_seconds for e in result.evaluations] for result in (resumed, scaffold[1])]
+    assert wall[0][: rounds // 2] == wall[1][: rounds // 2]
+    assert wall[0] == sorted(wall[0])
     assert (resumed.xla_programs == 0) == (rounds == 6)
     totals = resumed.samples, resumed.steps, resumed.executed
     assert totals == (scaffold[1].samples, scaffold[1].steps, scaffold[1].executed)
+
+
+def test_a_longer_history_has_no_more_arrays(scaffold: Any) -> None:
+    """In a checkpoint, but for what ``record`` gives, and in a result."""
+    short, *_, long = (
+        {name for name in archive.read(path)[1] if ".recorded" not in name}
+        for path in saved.files(scaffold[0])
+        if int(path.stem) % 2 == 0  # after an evaluation
+    )
+    assert short == long
+    evaluations = scaffold[1].evaluations
+    assert isinstance(evaluations, Evaluations)
+    assert np.shares_memory(evaluations[1].train_loss, evaluations.stacked().train_loss)
+
+
+def test_evaluations_are_read_as_they_were_told() -> None:
+    """Also the last, which has what was before its models in flight were collected."""
+    told: list[fs.Evaluation] = []
+    result = run(algorithm("phase_shift"), on_evaluation=told.append)
+    assert [result.evaluations[i].round for i in (0, -2, -1)] == [2, 4, 6]
+    assert result.evaluations[1:][0].round == told[1].round == 4
+    assert told[-1].before is not None
+    for found, before in zip(result.evaluations, told, strict=True):
+        assert type(found.round) is int
+        assert jax.tree.structure(found) == jax.tree.structure(before)
+        assert_trees(found, before)
+
+
+def as_version_2(path: Path) -> None:
+    """Rewrites a checkpoint as it was before: with arrays for each evaluation."""
+    about, arrays = archive.read(path)
+    old = {n: a for n, a in arrays.items() if not n.startswith(("metrics", "scored"))}
+    end = 0
+    for i, rounds in enumerate(about["rounds"]):
+        for name, a in arrays.items():
+            if name.startswith("metrics"):
+                old[f"{i}.{name}"] = a[:, end : end + rounds]
+            elif name.startswith("scored"):
+                old[f"{i}.{name}"] = a[i]
+        end += rounds
+    archive.write(path, {**about, "version": 2}, old)
+
+
+def test_a_run_of_an_older_version_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """And the models that its checkpoints hold stay."""
+    given = {"record": lambda state: state.server}
+    whole = run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=9), **given)
+    stopped_after(tmp_path, 4)
+    for path in saved.files(tmp_path):
+        as_version_2(path)
+    shapes = jax.eval_shape(TOY.model.init, jax.random.key(0))
+    right = whole.evaluations[0].recorded
+    assert_trees(saved.server_at(known(saved.newest(tmp_path)), shapes, 2), right)
+    new = fs.Checkpoints(tmp_path, seconds=0, keep=1, weights=True)
+    assert bits(run(algorithm("scaffold"), new, **given)) == bits(whole)
+    assert_trees(saved.server_at(known(saved.newest(tmp_path)), shapes, 2), right)
+    assert sorted(path.name for path in tmp_path.glob("server*")) == KEPT
+
+
+KEPT = ["server-00000002.npz", "server-00000004.npz", "server-00000006.npz"]
+
+
+def test_a_kept_model_that_could_not_be_written_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def write(path: Path, about: Any, arrays: Any) -> None:
+        tried.append(path.name)
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+        archive.write(path, about, arrays)
+
+    monkeypatch.setattr(checkpoints, "write", write)
+    with pytest.warns(saved.CheckpointWarning, match="No space left on device"):
+        run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, weights=True))
+    assert sorted(path.name for path in tmp_path.glob("server*")) == KEPT
+
+
+@pytest.mark.parametrize(("seconds", "waiting"), [(0, 10**9), (10**9, 0)])
+def test_each_kept_model_is_written_once(
+    seconds: float, waiting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the checkpoint that may be the only one, and never again."""
+    written: list[str] = []
+
+    def write(path: Path, about: Any, arrays: Any) -> None:
+        written.append(path.name)
+        archive.write(path, about, arrays)
+
+    monkeypatch.setattr(checkpoints, "write", write)
+    monkeypatch.setattr(checkpoints, "WAITING", waiting)
+    where = fs.Checkpoints(tmp_path, seconds=seconds, weights=True)
+    whole = run(algorithm("scaffold"), where, record=lambda state: state.server)
+    assert [name for name in written if name.startswith("server")] == KEPT
+    assert written[-1] == "00000006.npz"
+    shapes = jax.eval_shape(TOY.model.init, jax.random.key(0))
+    newest = known(saved.newest(tmp_path))
+    for evaluation in whole.evaluations:
+        assert_trees(saved.server_at(newest, shapes, evaluation.round), evaluation.recorded)
 
 
 def test_saving_changes_nothing(scaffold: Any) -> None:
@@ -259,15 +363,15 @@ def test_an_exception_is_saved_before(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(algorithm("scaffold"), tmp_path, on_evaluation=stop)
-    assert [path.name for path in checkpoints.files(tmp_path)] == ["00000004.npz"]
+    assert [path.name for path in saved.files(tmp_path)] == ["00000004.npz"]
     assert bits(run(algorithm("scaffold"), tmp_path)) == bits(run(algorithm("scaffold")))
 
 
 def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(scaffold[0], tmp_path / "run")
-    (*_, before, last) = checkpoints.files(folder)
+    (*_, before, last) = saved.files(folder)
     content = last.read_bytes()
-    right = known(checkpoints.newest(folder)).arrays
+    right = known(saved.newest(folder)).arrays
     draw = random.Random(0)
     noticed = 0
     for _ in range(60):
@@ -279,7 +383,7 @@ def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
         last.write_bytes(changed)
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
-            found = known(checkpoints.newest(folder))
+            found = known(saved.newest(folder))
         noticed += bool(log)
         assert found.done == (int(before.stem) if log else 6)
         if not log:  # bits that say nothing of an array: the date of a file, say
@@ -288,7 +392,7 @@ def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
             }
     assert noticed > 40
     last.write_bytes(content[: len(content) // 2])
-    with pytest.warns(checkpoints.CheckpointWarning, match=r"6.npz: .* before it"):
+    with pytest.warns(saved.CheckpointWarning, match=r"6.npz: .* before it"):
         assert bits(run(algorithm("scaffold"), folder)) == bits(scaffold[1])
 
 
@@ -316,7 +420,7 @@ def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
 def test_a_run_without_a_whole_checkpoint_begins_again(scaffold: Any, tmp_path: Path) -> None:
     (tmp_path / "00000004.npz").write_bytes(b"nothing")
     (tmp_path / ".00000006.npz.123.aside").write_bytes(b"half")
-    with pytest.warns(checkpoints.CheckpointWarning, match="or from the beginning"):
+    with pytest.warns(saved.CheckpointWarning, match="or from the beginning"):
         assert bits(run(algorithm("scaffold"), tmp_path)) == bits(scaffold[1])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004.npz", "00000006.npz"]
 
@@ -342,7 +446,7 @@ def test_a_full_disk_does_not_end_the_run(
             time.sleep(0.01)
         kept.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    with pytest.warns(checkpoints.CheckpointWarning, match="No space left on device; the run goes"):
+    with pytest.warns(saved.CheckpointWarning, match="No space left on device; the run goes"):
         result = run(
             algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_rounds=note
         )
@@ -419,7 +523,7 @@ def test_a_deleted_folder_ends_the_run(tmp_path: Path, recwarn: pytest.WarningsR
     with pytest.raises(fs.CheckpointError, match="checkpoints: it was deleted or moved"):
         run(algorithm("scaffold"), folder, on_evaluation=delete)
     assert not folder.exists()
-    assert not [w for w in recwarn if w.category is checkpoints.CheckpointWarning]
+    assert not [w for w in recwarn if w.category is saved.CheckpointWarning]
 
 
 def test_arrays_of_every_kind_come_back() -> None:
@@ -517,7 +621,7 @@ def test_a_run_whose_code_has_changed_says_so(tmp_path: Path) -> None:
         return algorithm("fedavg").replace(aggregator=space["rule"])
 
     run(edited("/"), tmp_path, rounds=2)
-    with pytest.warns(checkpoints.CheckpointWarning, match=r"run with other code of mine\.rule: "):
+    with pytest.warns(saved.CheckpointWarning, match=r"run with other code of mine\.rule: "):
         run(edited("*"), tmp_path, rounds=2)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,9 +25,11 @@ from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import as_arrays, rows_of
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run import client_memory
+from fedjax_sim.run.client_rows import ClientRows
 from fedjax_sim.run.layout import kept_of
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.simulation import experiment
@@ -93,7 +96,7 @@ def trained(
     given = {"rounds": 7, "eval_every": 3, "seeds": (3, 4), "execution": execution, **changed}
     return fs.simulate(
         algorithm_of(method, change), MODEL, *problem(), classes=CLASSES,
-        record=client_state, **given,
+        **{"record": client_state, **given},
     )  # fmt: skip
 
 
@@ -267,16 +270,17 @@ def test_every_client_of_a_round_has_a_row(
         there = windows.fetched(window)
         assert there.held is not None
         assert there.x is data.x
-        rows = np.asarray(there.held.row)
+        rows = np.asarray(rows_of(as_arrays(there, differentiable=False), jnp.arange(n + 1)))
+        held = len(there.held.client)
         members = windows.people(window)
         of_window = cohorts[:, done : done + window.rounds]
         assert {*members} == {*of_window.ravel()} - {n}
         assert rows[members].tolist() == list(range(len(members)))
-        assert len(members) <= there.held.rows
-        assert np.all(np.delete(rows, members) == there.held.rows)
+        assert len(members) <= held
+        assert np.all(np.delete(rows, members) == held)
         done += window.rounds
         if done < cohorts.shape[1] and done % every:  # else it would be longer
-            assert len({*members, *cohorts[:, done].ravel()} - {n}) > there.held.rows
+            assert len({*members, *cohorts[:, done].ravel()} - {n}) > held
     assert done == cohorts.shape[1]
 
 
@@ -304,16 +308,57 @@ def test_models_that_are_collected_with_a_residual_are_refused() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("devices", "needed"), [(0, 292_800), (2_000_000, 4_146_400)])
+def test_only_clients_that_are_drawn_have_a_row(tmp_path: Path) -> None:
+    """In the result and in its checkpoint; a run that goes on adds the others that it draws."""
+
+    def rows(result: fs.Result) -> tuple[ClientRows, set[int]]:
+        assert result.state is not None
+        kept = jax.tree.leaves(result.state.client_state)
+        assert {(*known.shape[:2], known.dtype.name) for known in kept} == {(2, 100, "float32")}
+        return kept[0], {*result.metrics.client.ravel().tolist()}
+
+    folder = tmp_path / "some"
+    for rounds in (3, 6):
+        kept, drawn = rows(trained(6, rounds=rounds, record=None, checkpoints=folder))
+        assert len(drawn) < 40
+        assert {*kept.clients.tolist()} == drawn
+        assert kept.rows.shape[1] == 1 + len(drawn)
+    state = trained(None, rounds=6).state
+    assert state is not None
+    full = np.asarray(jax.tree.leaves(state.client_state)[0])
+    someone = min(drawn)
+    assert np.array_equal(kept[1, someone], full[1, someone])
+    assert np.array_equal(kept[1:][0, [someone, 0]], full[1, [someone, 0]])
+    assert np.array_equal(kept[:, :, 0], full[:, :, 0])
+    assert (folder / "00000006.npz").stat().st_size < 2 * CLIENTS * ROW
+
+
+def test_what_was_told_stays_as_it_was() -> None:
+    """While a checkpoint of it is written, the next rounds run."""
+    made = experiment(
+        algorithm_of("scaffold", None), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
+        execution=holding(6),
+    )  # fmt: skip
+    told = []
+    for _, stage in made.stages((3, 4), 3):
+        assert stage.run is not None
+        told.append(kept_of(made.told(stage.run)))
+        told.append(numbers(told[-1]))
+    assert_trees([numbers(kept) for kept in told[::2]], told[1::2])
+
+
+@pytest.mark.parametrize("devices", [0, 2_000_000])
 def test_a_machine_without_the_memory_says_so(
-    devices: int, needed: int, monkeypatch: pytest.MonkeyPatch
+    devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * CLIENTS * ROW == 146_400  # of two runs; with a copy, or the devices' part twice
+    drawn = len({*whole().metrics.client.ravel().tolist()})
+    kept = 2 * (drawn + 1) * ROW  # of two runs; with a copy, or the devices' part twice
+    needed = kept + max(kept, 2 * devices)
     monkeypatch.setattr(client_memory, "held_of_host", lambda *_: devices)
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed)
     trained(6)
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed - 1)
-    told = f"what 100 clients keep, 0 MB, needs {needed / 1e6:.0f} MB of this machine's memory with"
+    told = f"what {drawn} of 100 clients keep, 0 MB, needs {needed / 1e6:.0f} MB of this machine's"
     with pytest.raises(TooLargeError, match=re.escape(told)):
         trained(6)
 
@@ -349,19 +394,20 @@ def test_the_command_refuses_in_a_line(
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_command")
 def test_the_command_says_the_same(tmp_path: Path) -> None:
-    """With samples on the host too."""
+    """With samples on the host too; and of own models that are loaded."""
 
-    def told(name: str, *more: str) -> tuple[list[Any], float]:
+    def told(name: str, *more: str) -> tuple[Any, float]:
         folder = tmp_path / name
-        argv = [*FLAGS, "--json", "--algo", "scaffold", *more, "--out", str(folder)]
+        argv = [*FLAGS, "--json", "--algo", "ditto", *more, "--out", str(folder)]
         assert bench.main(argv) == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         scores = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
         summary = json.loads((folder / "summary.json").read_text())
-        return scores, summary["scaffold"]["device_memory_mb"]
+        own = fs.load_run(folder).personal("ditto")
+        return (scores, own), summary["ditto"]["device_memory_mb"]
 
     (scores, held), (same, less) = (
         told("whole"), told("some", "--client-state-mb", "0.04", "--samples-mb", "0.1")
     )  # fmt: skip
-    assert same == scores
+    assert_trees(same, scores)
     assert less < held - 0.05

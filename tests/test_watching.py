@@ -23,6 +23,7 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.base import Metric
+from fedjax_sim.cli import watching
 from fedjax_sim.cli.sinks import Sending, Sink
 from fedjax_sim.cli.studies import view
 from fedjax_sim.cli.studies.plan import Study, read_study
@@ -40,6 +41,28 @@ def plan(tmp_path: Path) -> Study:
     path = tmp_path / "ours.toml"
     path.write_text(PLAN)
     return read_study(path)
+
+
+def test_a_file_gets_a_line_a_tenth_and_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [
+        (70.0, 0, "5 MB a device"), (80.0, 60, "a"), (90.0, 100, "b"), (100.0, 199, "c"),
+        (151.0, 199, "d"), (152.0, 210, "e"), (200.0, 1000, "f"),
+    ]  # fmt: skip
+    clock = iter([0.0, *(seconds for seconds, _, _ in told)])
+    monkeypatch.setattr(watching.time, "monotonic", lambda: next(clock))
+    with watching.bar(["fedavg"], 1000) as tell:
+        for _, done, note in told:
+            tell(done, note)
+    assert capsys.readouterr().err.splitlines() == [
+        "fedavg: compiling, then 1,000 rounds",
+        "fedavg: round 0 of 1,000, 5 MB a device, 70 s",
+        "fedavg: round 100 of 1,000, b, 90 s",
+        "fedavg: round 199 of 1,000, d, 151 s",
+        "fedavg: round 210 of 1,000, e, 152 s",
+        "fedavg: round 1,000 of 1,000, f, 200 s",
+    ]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,18 @@ from test_ahead import experiment_of
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import as_arrays, begins
 from fedjax_sim.engine.memory import TooLargeError, needed
 from fedjax_sim.partition import Partition, partition_from_lists
 from fedjax_sim.run.simulation import experiment
-from fedjax_sim.run.windows import Windows
+from fedjax_sim.run.windows import Rows, Windows
 
 NETWORK = fs.models.logistic((6,), 3)
 DEEPER = fs.models.mlp((6,), 3, widths=(5,))
 """Of two layers."""
-SAMPLE = 6 * 4 + 4 + 4
-"""Bytes of a sample of the federation: x, y, index."""
+SAMPLE = 6 * 4 + 4 + 4 + 4
+"""Bytes of a sample of the federation: x, y, index, owner."""
 
 
 def holding(samples: int) -> float:
@@ -72,7 +75,7 @@ def test_every_client_of_a_round_is_there(
     population: tuple[fs.ClientData, np.ndarray, int, int], more: int
 ) -> None:
     data, cohorts, most, every = population
-    each = 3 * 4 + 4 + 4
+    each = 3 * 4 + 4 + 4 + 4
     windows = Windows(data, 2 * (most + more) * each / 1e6 + 1e-9)
     starts, total, n = np.atleast_2d(data.start), len(data.x), data.clients
     roots = np.reshape([] if data.root is None else data.root, (-1, 2))
@@ -81,12 +84,12 @@ def test_every_client_of_a_round_is_there(
     for window in windows.cut(cohorts, every):
         there = windows.fetched(window)
         assert len(there.x) == len(there.y) == len(there.index) == windows.room
-        at = np.atleast_2d(known_array(there.at))
+        at = places(there)
         for r, t in itertools.product(range(len(cohorts)), range(done, done + window.rounds)):
             p = r % len(starts)
             for k in cohorts[r, t][cohorts[r, t] < n]:
                 own = entries[starts[p, k] : starts[p, k + 1]]
-                found = np.asarray(there.index)[at[p, k] : at[p, k] + len(own)]
+                found = np.asarray(there.index)[at(p, k) : at(p, k) + len(own)]
                 assert np.array_equal(found >= windows.room, own >= total)
                 assert np.array_equal(there.x[found % windows.room], data.x[own % total])
                 assert np.array_equal(there.y[found % windows.room], data.y[own % total])
@@ -99,6 +102,48 @@ def test_every_client_of_a_round_is_there(
     assert done == cohorts.shape[1]
 
 
+def bytes_of_window(clients: int) -> int:
+    """What the devices are sent for a window of two clients, states included."""
+    own = np.arange(clients + 1, dtype=np.int32)
+    x = np.zeros((clients, 1), np.float32)
+    data = fs.ClientData(x, np.zeros(clients, np.int32), own[:-1], own, capacity=1)
+    windows = Windows(data, 0.001, Rows(3, 1, 4, 1.0))
+    (window,) = windows.cut(np.array([[[0, clients - 1]]]), 1)
+    return tree.num_bytes(windows.moving(windows.fetched(window)))
+
+
+def test_a_million_clients_cost_a_window_nothing() -> None:
+    """Neither bytes nor a sort of them all, which took 20 seconds."""
+    began = time.perf_counter()
+    assert bytes_of_window(10**6) == bytes_of_window(10)
+    assert time.perf_counter() - began < 2
+
+
+def places(there: fs.ClientData) -> Callable[[int, int], int]:
+    """Finds where the samples of client k of the p-th partition begin, without JAX."""
+    owner, ends = known_array(there.owner), np.atleast_2d(known_array(there.at))
+
+    def place(p: int, k: int) -> int:
+        first, last = ends[p]
+        return int(first + np.searchsorted(owner[first:last], k))
+
+    return place
+
+
+def test_the_first_entry_of_a_client_is_found() -> None:
+    """Whatever the client, and in the entries of its partition alone."""
+    rng = np.random.default_rng(1)
+    owner = np.concatenate([np.sort(rng.integers(0, 9, n)) for n in (40, 20)]).astype(np.int32)
+    clients = np.arange(10, dtype=np.int32)
+    lists = partition_from_lists(np.split(np.arange(10), 10))
+    data = fs.client_data(np.zeros((10, 1), np.float32), np.zeros(10), lists)
+    for first, last in ((0, 40), (40, 60), (7, 7)):
+        at = np.array([first, last], np.int32)
+        one = as_arrays(dataclasses.replace(data, owner=owner, at=at), differentiable=False)
+        found = begins(one, jnp.asarray(clients))
+        assert found.tolist() == (first + np.searchsorted(owner[first:last], clients)).tolist()
+
+
 def known_array(value: Any) -> np.ndarray:
     assert value is not None
     return np.asarray(value)
@@ -109,7 +154,7 @@ def test_windows_are_as_long_as_they_may_be() -> None:
     data = fs.client_data(np.zeros((12, 5), np.float32), np.zeros(12), partition_from_lists(lists))
     cohorts = np.array([[0, 1], [1, 0], [2, 4], [3, 2], [3, 3], [0, 1]])[None]
     cuts = {
-        samples: [window.rounds for window in Windows(data, 2e-6 * samples * 28).cut(cohorts, 9)]
+        samples: [window.rounds for window in Windows(data, 2e-6 * samples * 32).cut(cohorts, 9)]
         for samples in (6, 9, 12)
     }
     assert cuts == {6: [2, 3, 1], 9: [3, 2, 1], 12: [6]}
@@ -117,7 +162,7 @@ def test_windows_are_as_long_as_they_may_be() -> None:
     with pytest.raises(TooLargeError, match=re.escape(
         "samples_mb must be at least 0.01: half of it holds the clients of round 1, 6 samples"
     )):  # fmt: skip
-        [*Windows(data, 2e-6 * 5 * 28).cut(cohorts, 9)]
+        [*Windows(data, 2e-6 * 5 * 32).cut(cohorts, 9)]
 
 
 def test_runs_of_a_partition_share_its_samples() -> None:
@@ -126,11 +171,13 @@ def test_runs_of_a_partition_share_its_samples() -> None:
     x = np.zeros((12, 5), np.float32)
     data = fs.client_data(x, np.zeros(12), [one, two])
     data = altered_data(data, start=np.concatenate([data.start, data.start]))
-    windows = Windows(data, 2e-6 * 12 * 28 + 1e-9)
+    windows = Windows(data, 2e-6 * 12 * 32 + 1e-9)
     (window,) = windows.cut(np.array([[[0, 1]], [[0, 2]], [[1, 0]], [[2, 4]]]), 9)
     assert len(window.clients) == 5  # client 4 is none
-    at = known_array(windows.fetched(window).at)
+    there = windows.fetched(window)
+    at = known_array(there.at)
     assert np.array_equal(at[:2], at[2:])
+    assert known_array(there.owner).tolist() == [*np.repeat([0, 1, 0, 2], 3)]
 
 
 def stages(name: str, federation: Federation, mb: float | None, devices: int = 1) -> Any:
@@ -291,7 +338,7 @@ def of_copies(method: str) -> fs.Algorithm:
 
 
 def holding_of_file(samples: int | None) -> fs.Execution:
-    mb = None if samples is None else 2e-6 * samples * (16 + 8)
+    mb = None if samples is None else 2e-6 * samples * (16 + 12)
     return fs.make_execution(devices=1, samples_mb=mb)
 
 

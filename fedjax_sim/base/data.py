@@ -15,16 +15,13 @@ from fedjax_sim.base.brief import brief_fields
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Of whom a device holds what a client keeps from visit to visit.
+    """The clients whose state a device holds; the states of the others stay on the host.
 
     Attributes:
-        row: ``int32[N + 1]``, the row of client k; ``rows`` for those whose state is elsewhere, and
-          for client N, which is none.
-        rows: how many there are (static).
+        client: ``int32[rows]``, the client of each row, ascending; N for rows without one.
     """
 
-    row: Array
-    rows: int = dataclasses.field(metadata={"static": True})
+    client: Array
 
 
 @jax.tree_util.register_dataclass
@@ -56,11 +53,13 @@ class ClientData:
           algorithm sets it, as its execution says.
         samples_per_round: those of a client that come in with a round, in the order of its list
           (static); None: all are there from the start. See :func:`fedjax_sim.data.streamed`.
-        at: ``int32[N]``, where client k's samples begin in ``index``, which has those of some
-          clients alone; None: at ``start[k]``, and all are there. A run sets it, see ``samples_mb``
-          of :func:`fedjax_sim.make_execution`.
-        held: where what client k keeps lies; None: in row k, and that of all is there. A run sets
-          it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
+        owner: ``int32[nnz]``, the client of each entry of ``index``, if that holds the samples of
+          some clients alone; None: the samples of all clients are there. A run sets it, see
+          ``samples_mb`` of :func:`fedjax_sim.make_execution`.
+        at: ``int32[2]``, the entries of ``owner`` that are of this partition, in which it ascends;
+          None like ``owner``.
+        held: the clients whose state is there; None: the states of all clients, that of client k
+          in row k. A run sets it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -81,6 +80,7 @@ class ClientData:
     sent: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
     samples_per_round: int | None = dataclasses.field(default=None, metadata={"static": True})
+    owner: Array | None = None
     at: Array | None = None
     held: Held | None = None
 

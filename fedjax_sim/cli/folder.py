@@ -29,7 +29,7 @@ from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
 
-FILES = ("config.json", "metrics.jsonl", "clients.jsonl", "summary.json")
+FILES = ("config.json", "metrics.jsonl", "times.jsonl", "clients.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
 FORMAT = 1
 """Of a run's folder, see docs/run_folder.md; another one is refused."""
@@ -73,6 +73,7 @@ class RunFolder:
         self.path, self.recorded, self._format = self._claim.path, resumed, pictures
         self._sending = None if sink is None else Sending(sink, _plain(config), self.path)
         self._metrics: FileIO | None = None
+        self._times: FileIO | None = None
         self._clients: dict[str, list[dict[str, Any]]] = {}
         try:
             write_json(self.path / "config.json", config)
@@ -120,7 +121,7 @@ class RunFolder:
         task: Task,
         names: Sequence[Sequence[str]],
     ) -> None:
-        """Adds a line for each run to ``metrics.jsonl``.
+        """Adds a line for each run to ``metrics.jsonl``, and one to ``times.jsonl``.
 
         Args:
             algorithm: its name.
@@ -166,13 +167,20 @@ class RunFolder:
             records.append(_plain(record))
         self._claim.check()
         if self._metrics is None:  # not before: a run that goes on has its records until now
-            path = self.path / "metrics.jsonl"
-            path.unlink(missing_ok=True)  # never what a link there leads to
-            self._metrics = path.open("xb", buffering=0)
+            self._metrics, self._times = map(self._opened, ("metrics.jsonl", "times.jsonl"))
+        assert self._times is not None
         append(self._metrics, "".join(map(_line, records)).encode())
+        taken = round(evaluation.wall_seconds, 3)
+        told = {"algorithm": algorithm, "round": evaluation.round, "wall_seconds": taken}
+        append(self._times, _line(told).encode())
         self.recorded = True
         if self._sending is not None:
             self._sending.log(records)
+
+    def _opened(self, name: str) -> FileIO:
+        path = self.path / name
+        path.unlink(missing_ok=True)  # never what a link there leads to
+        return path.open("xb", buffering=0)
 
     def write_summary(
         self,
@@ -204,8 +212,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Closes the files; without record and checkpoint removes them, and the folder if new."""
-        if self._metrics is not None:
-            self._metrics.close()
+        for file in (self._metrics, self._times):
+            if file is not None:
+                file.close()
         if self._sending is not None:
             self._sending.close()
         kept = self.recorded or self.saved

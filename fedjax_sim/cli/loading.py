@@ -24,8 +24,9 @@ from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.cores import default_device
 from fedjax_sim.run.archive import unpacked
 from fedjax_sim.run.axes import RunAxes
-from fedjax_sim.run.checkpoints import Saved, newest, server_at, server_of
+from fedjax_sim.run.client_rows import with_all_rows
 from fedjax_sim.run.result import of_runs
+from fedjax_sim.run.saved import Saved, newest, server_at, server_of
 from fedjax_sim.run.stages import Run
 
 
@@ -160,7 +161,7 @@ class SavedRun:
 
         keys = jax.random.split(jax.random.key(0), axes.runs)
         shapes = jax.eval_shape(axes.map(begin, (0, axes.data), axes.state), keys, data)
-        kept: Run = mine(unpacked(saved.arrays, "run", Run(keys, shapes)))
+        kept: Run = with_all_rows(mine(unpacked(saved.arrays, "run", Run(keys, shapes))))
         server = mine(server_of(saved, jax.eval_shape(model.init, keys[0])))
         state = kept.state._replace(server=server)
         made_of = jax.jit(axes.map(own, (0, axes.state, axes.data)))

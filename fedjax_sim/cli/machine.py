@@ -46,7 +46,7 @@ class Machine(Group):
         resume: the folder of a run that stopped; None to begin one.
         checkpoint_every: seconds.
         checkpoints: whether there are any.
-        keep_weights: whether they hold the server's model of every evaluation.
+        keep_weights: whether the server's model of every evaluation is kept beside them.
         json: whether the summary is printed, in place of tables.
         sink: a tracker that gets the scores too; None for none.
         dry_run: whether it is only told what would run.
@@ -131,8 +131,8 @@ class Machine(Group):
     )
     keep_weights: bool = setting(
         False,
-        "checkpoints keep the server's model of every evaluation, not of the last alone: for "
-        "load_run(DIR).variables(NAME, at=...)",
+        "keep the server's model of every evaluation, not of the last alone, each in a file beside "
+        "the checkpoints: for load_run(DIR).variables(NAME, at=...)",
         place=True,
     )
     json: bool = setting(False, "print summary.json, not tables", place=True)

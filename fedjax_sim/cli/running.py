@@ -31,10 +31,10 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
-from fedjax_sim.run.checkpoints import files
 from fedjax_sim.run.identity import drawing
 from fedjax_sim.run.inputs import forget
 from fedjax_sim.run.points import diverged, run_points
+from fedjax_sim.run.saved import files
 from fedjax_sim.tasks.sums import mean_known
 
 
@@ -261,7 +261,6 @@ def run_group(
         "on_compiled": ready,
         "on_rounds": progress,
         "checkpoints": checkpoints_of(first, config, folder),
-        "record": (lambda state: state.server) if config.machine.keep_weights else None,
     }
     with (watch if folder is not None else nobody)(names, rounds) as tell:
         algorithm, model, data, test = what_runs(first, setup)
@@ -304,7 +303,8 @@ def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Check
     path = resume if folder is None else folder.path
     if path is None:
         return None
-    return Checkpoints(checkpoints_in(Path(path), name), config.machine.checkpoint_every)
+    machine, folder_of_it = config.machine, checkpoints_in(Path(path), name)
+    return Checkpoints(folder_of_it, machine.checkpoint_every, weights=machine.keep_weights)
 
 
 def checkpoints_found(config: Config) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from fedjax_sim.cli.methods import name_of
+
+MINUTE = 60.0
+"""Seconds after which a line is printed again."""
 
 
 class Tell(Protocol):
@@ -34,17 +39,40 @@ def called(names: Sequence[str]) -> str:
 
 @contextmanager
 def bar(names: Sequence[str], rounds: int) -> Iterator[Tell]:
-    """A progress bar on stderr; none if that is a file."""
+    """Shows a progress bar on stderr; where that is no terminal, prints lines."""
+    what = called(names)
+    if not sys.stderr.isatty():
+        yield _lines(what, rounds)
+        return
     from tqdm import tqdm
 
-    what = called(names)
-    with tqdm(total=rounds, desc=what, unit="round", disable=None, postfix="compiling") as shown:
+    with tqdm(total=rounds, desc=what, unit="round", postfix="compiling") as shown:
 
         def tell(done: int, note: str) -> None:
             shown.set_postfix_str(note, refresh=done == shown.n)
             shown.update(done - shown.n)
 
         yield tell
+
+
+def _lines(what: str, rounds: int) -> Tell:
+    """Prints a line at the start, after each tenth of the rounds, and at least once a minute."""
+    began = last = time.monotonic()
+    tenth = 0
+    print(f"{what}: compiling, then {rounds:,} rounds", file=sys.stderr, flush=True)
+
+    def tell(done: int, note: str) -> None:
+        nonlocal last, tenth
+        now = time.monotonic()
+        if 10 * done // rounds > tenth or now - last >= MINUTE:
+            last, tenth = now, 10 * done // rounds
+            print(
+                f"{what}: round {done:,} of {rounds:,}, {note}, {now - began:,.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return tell
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def label_counts(data: ClientData, classes: int) -> Array:
     Raises:
         FetchedError: if the samples of some clients are not there.
     """
-    if data.at is not None:
+    if data.owner is not None:
         raise FetchedError
     clients = data.clients
     entry = jnp.arange(len(data.index), dtype=jnp.int32)
@@ -99,7 +99,7 @@ class Visits(NamedTuple):
         """
         start, size, capacity = self.start, self.size, data.capacity
         own = trains and round is not None and self.starts is None
-        if data.at is not None and not own:  # whose samples are there?
+        if data.owner is not None and not own:  # whose samples are there?
             pixels = cast(tuple[Array, Array, Array], (None, None, None))
         if (each := data.samples_per_round) is not None:
             if round is None or self.starts is not None:
@@ -179,17 +179,36 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
 
 def begins(data: ClientData, clients: Array) -> Array:
     """Where the lists of ``clients int32[T]`` begin in ``data.index``."""
-    return (data.start if data.at is None else data.at)[clients]
+    if data.owner is None or data.at is None:
+        return data.start[clients]
+    return _first(data.owner, clients, *data.at)
+
+
+def _first(table: Array, clients: Array, low: Array | int, high: Array | int) -> Array:
+    """Finds the first entry of each client in ``table[low:high]``, which ascends, by bisection."""
+
+    def halved(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = low + (high - low) // 2
+        before = (low < high) & (table[middle] < clients)
+        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+
+    ends = jnp.full_like(clients, low), jnp.full_like(clients, high)
+    return jax.lax.fori_loop(0, len(table).bit_length(), halved, ends)[0]
 
 
 def kept_rows(data: ClientData) -> int:
     """How many rows there are of what clients keep: N, unless some of it is on the host."""
-    return data.clients if data.held is None else data.held.rows
+    return data.clients if data.held is None else len(data.held.client)
 
 
 def rows_of(data: ClientData, clients: Array) -> Array:
-    """The rows of what ``clients int32[T]`` keep; one that does not exist for client N."""
-    return clients if data.held is None else data.held.row[clients]
+    """Finds the rows of what ``clients int32[T]`` keep; a row that does not exist for others."""
+    if data.held is None:
+        return clients
+    table = data.held.client
+    row = _first(table, clients, 0, len(table))
+    return jnp.where((table[row] == clients) & (clients < data.clients), row, len(table))
 
 
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:

@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import PyTree
 from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
+from fedjax_sim.run.client_rows import ClientRows, client_rows
 
 
 class CheckpointError(ValueError):
     """The checkpoints of a folder are of another run, or cannot be used."""
 
+
+_CLIENTS = ".clients"
+"""Ends the name of the clients of rows that not all clients have."""
 
 NAMES = "arrays"
 """What a file says of itself besides: the names of its arrays."""
@@ -54,7 +58,13 @@ def read(path: Path) -> tuple[dict[str, Any], Arrays]:
 
 def packed(prefix: str, tree: PyTree) -> Arrays:
     """The leaves on the host, by their paths."""
-    return {f"{prefix}{path}": _on_host(leaf) for path, leaf in _leaves(tree)}
+    found: Arrays = {}
+    for path, leaf in _leaves(tree):
+        if isinstance(leaf, ClientRows):
+            found[f"{prefix}{path}{_CLIENTS}"] = leaf.clients
+            leaf = leaf.rows
+        found[f"{prefix}{path}"] = _on_host(leaf)
+    return found
 
 
 def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
@@ -94,10 +104,13 @@ def unpacked(
     """
     leaves = []
     for path, like in _leaves(shapes):
-        array, shape = arrays.get(f"{prefix}{path}"), np.shape(like)
-        if array is None or (exact and array.shape[: len(shape)] != shape):
-            raise CheckpointError(f"the checkpoint lacks {prefix}{path} {list(shape)}")
-        if array.dtype.kind == "V":  # NumPy's files do not know bfloat16
+        name, shape = f"{prefix}{path}", np.shape(like)
+        array: Any = arrays.get(name)
+        if array is not None and array.dtype.kind == "V":  # NumPy's files do not know bfloat16
             array = array.view(like.dtype)
+        if (clients := arrays.get(f"{name}{_CLIENTS}")) is not None:
+            array = client_rows(array, clients, shape[1])
+        if array is None or (exact and array.shape[: len(shape)] != shape):
+            raise CheckpointError(f"the checkpoint lacks {name} {list(shape)}")
         leaves.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(like) else array)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)

@@ -79,6 +79,7 @@ def client_axes(data: ClientData) -> Any:
     return _prefix(
         data,
         index=None,
+        owner=None,
         start=own,
         budget=own,
         root=own,

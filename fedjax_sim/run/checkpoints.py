@@ -11,26 +11,37 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from fedjax_sim.base import FedState, PyTree
 from fedjax_sim.base.files import Arrays, remove_asides
-from fedjax_sim.run.archive import CheckpointError, packed, read, unpacked, write
+from fedjax_sim.run.archive import CheckpointError, packed, write
 from fedjax_sim.run.client_memory import ClientMemory
-from fedjax_sim.run.layout import Layout, put
-from fedjax_sim.run.stages import Collected, Run, Stage
-
-VERSION = 2
-"""Of the files; one of another version is refused."""
+from fedjax_sim.run.history import Evaluations, History, Joined
+from fedjax_sim.run.layout import Layout
+from fedjax_sim.run.saved import (
+    SERVER,
+    VERSION,
+    CheckpointWarning,
+    Saved,
+    files,
+    recorded,
+    server_file,
+    whole,
+)
+from fedjax_sim.run.stages import Stage
 
 FINGERPRINT = 64
 """Characters of one."""
+
+WAITING = 64 * 1024**2
+"""Bytes of models that wait for the next checkpoint; more are written before it."""
 
 
 class Checkpoints(NamedTuple):
@@ -42,81 +53,14 @@ class Checkpoints(NamedTuple):
             always saved. It costs a copy of the state on the host; writing happens beside the next
             rounds.
         keep: files that stay, the newest.
+        weights: whether the server's model of every evaluation stays too, each in a file of its
+            own, which is written once.
     """
 
     folder: str | Path
     seconds: float = 60.0
     keep: int = 2
-
-
-class CheckpointWarning(RuntimeWarning):
-    """A checkpoint could not be written, or is damaged; the run goes on."""
-
-
-class Saved(NamedTuple):
-    """What a checkpoint holds.
-
-    Attributes:
-        done: rounds.
-        rounds: of each stage that was evaluated.
-        seconds: that the run took.
-        arrays: by name.
-    """
-
-    done: int
-    rounds: tuple[int, ...]
-    seconds: float
-    arrays: Arrays
-
-    @property
-    def evaluated(self) -> int:
-        """The rounds up to the last evaluation."""
-        return sum(self.rounds)
-
-    def restored(
-        self,
-        shapes: Mapping[str, PyTree],
-        layout: Layout | ClientMemory,
-        rounds: int,
-        record: Callable[[FedState], PyTree] | None,
-    ) -> tuple[Run, list[tuple[int, Stage]]]:
-        """The run, and the stages with the rounds done after each.
-
-        Args:
-            shapes: what the programs of the experiment give, by name.
-            layout: where the state goes.
-            rounds: of the whole run; models in flight are collected at its end alone.
-            record: what was kept of each state.
-
-        Raises:
-            CheckpointError: if the arrays are not those of the programs.
-        """
-        like = layout.like(shapes["start"])
-        told: Run = unpacked(self.arrays, "run", like, exact=True)
-        run = layout.put(told)
-        collected: Collected | None = None
-        if self.done == rounds and "finish" in shapes:
-            end = unpacked(self.arrays, "collected", shapes["finish"], exact=True)
-            collected = put(layout.execution.replicated, end)
-        server = run.state.server if collected is None else collected.variables
-        metrics, scored = shapes["advance"][1:]
-        kept = None if record is None else jax.device_get(record(told.state))
-        stages, done = [], 0
-        begun = self.done - self.evaluated  # and not evaluated yet
-        for i, todo in enumerate((*self.rounds, begun) if begun else self.rounds):
-            done += todo
-            last, whole = done == self.done, i < len(self.rounds)
-            stage = Stage(
-                todo,
-                unpacked(self.arrays, f"{i}.metrics", metrics),
-                unpacked(self.arrays, f"{i}.scored", scored) if whole else None,
-                server if last else None,
-                collected if last else None,
-                run if last else None,
-                unpacked(self.arrays, f"{i}.recorded", kept) if whole else None,
-            )
-            stages.append((done, stage))
-        return run, stages
+    weights: bool = False
 
 
 class Saver:
@@ -158,17 +102,26 @@ class Saver:
             why = error.strerror or error
             raise CheckpointError(f"checkpoints in {self._folder}: {why}") from error
         self.saved = self._going_on(eval_every)
-        self._stages: Arrays = {}
+        self._history = History(Evaluations(), Joined(axis=1))
+        self._scored = Joined()
+        self._recorded: Arrays = {}
         self._of_stages: list[int] = []
         self._last: tuple[int, Stage] | None = None
         self._done = 0 if self.saved is None else self.saved.done
         self._began = time.perf_counter() - (0.0 if self.saved is None else self.saved.seconds)
         self._at = time.perf_counter()
+        self._weights: dict[int, Arrays] = {}
+        self._handed: dict[int, Arrays] = {}  # to the writer, until they are on disk
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
-    def offer(self, done: int, stage: Stage) -> None:
+    def offer(self, done: int, stage: Stage, history: History) -> None:
         """Takes note of a stage, and saves the run if it is time to.
+
+        Args:
+            done: rounds so far.
+            stage: the last of them.
+            history: of the run, with this stage if it was evaluated.
 
         Raises:
             CheckpointError: if the folder is gone: nothing can be saved any more.
@@ -176,16 +129,29 @@ class Saver:
         if not self._folder.is_dir():
             self._last = None  # nothing is left to save at the end
             raise CheckpointError(f"checkpoints in {self._folder}: it was deleted or moved")
-        i = len(self._of_stages)
-        if stage.scored is not None:
-            self._of_stages.append(stage.rounds)
-        for name in ("metrics", "scored", "recorded"):
-            self._stages |= packed(f"{i}.{name}", getattr(stage, name))
-        self._last = done, stage
-        self._told()
+        self._history, self._last = history, (done, stage)
+        crowded = stage.scored is not None and self._notes(done, stage)
+        self._told(wait=crowded)
         due = time.perf_counter() - self._at >= self._where.seconds
         if done > self._done and (due or done == self._rounds) and self._writing is None:
             self._save()
+        elif crowded:
+            self._handed, self._weights = self._weights, {}
+            self._writing = self._writer.submit(self._write_weights, self._handed)
+
+    def _notes(self, done: int, stage: Stage) -> bool:
+        """Notes what an evaluation gives; returns whether it is time to write kept models."""
+        i = len(self._of_stages)
+        self._recorded |= packed(f"{i}.recorded", stage.recorded)
+        self._of_stages.append(stage.rounds)
+        self._scored.add(jax.tree.map(lambda a: np.asarray(a)[None], stage.scored))
+        if not self._where.weights or jax.process_index() > 0:
+            return False
+        if stage.run is not None:
+            self._weights[done] = packed(SERVER, stage.run.state.server)
+        elif self.saved is not None and (old := recorded(self.saved, i)):
+            self._weights[done] = old
+        return sum(a.nbytes for w in self._weights.values() for a in w.values()) > WAITING
 
     def close(self) -> None:
         """Waits for what is being written, after the newest stage if that is not on disk yet."""
@@ -202,7 +168,13 @@ class Saver:
         done, stage = self._last
         assert stage.run is not None
         run = self._layout.told(stage.run)
-        arrays = packed("run", run) | packed("collected", stage.collected) | self._stages
+        arrays = packed("run", run) | packed("collected", stage.collected) | self._recorded
+        if self._of_stages:
+            evaluations, metrics = self._history
+            arrays |= packed("metrics", metrics.tree()) | packed("scored", self._scored.tree())
+            arrays["wall"] = np.array(evaluations.stacked().wall_seconds)
+        if stage.scored is None:
+            arrays |= packed("begun", stage.metrics)
         told = {
             "version": VERSION,
             "done": done,
@@ -212,13 +184,22 @@ class Saver:
         }
         self._at = time.perf_counter()
         if jax.process_index() == 0:
-            self._writing = self._writer.submit(self._write, done, told, arrays)
+            self._handed, self._weights = self._weights, {}
+            self._writing = self._writer.submit(self._write, done, told, arrays, self._handed)
         else:
             self._done = done
 
-    def _write(self, done: int, about: Mapping[str, Any], arrays: Arrays) -> None:
+    def _write_weights(self, weights: dict[int, Arrays]) -> None:
+        for done in [*weights]:
+            write(self._folder / server_file(done), {"version": VERSION}, weights[done])
+            del weights[done]
+
+    def _write(
+        self, done: int, about: Mapping[str, Any], arrays: Arrays, weights: dict[int, Arrays]
+    ) -> None:
         if not self._folder.is_dir():
             return  # not to make it again; the next stage ends the run
+        self._write_weights(weights)
         write(self._folder / f"{done:08d}.npz", about, arrays)
         self._done = done
         for old in files(self._folder)[: -self._where.keep]:
@@ -240,6 +221,7 @@ class Saver:
                 CheckpointWarning,
                 stacklevel=2,
             )
+        self._handed, self._weights = {}, self._handed | self._weights
 
     def _going_on(self, eval_every: int) -> Saved | None:
         """The newest checkpoint that is whole and that a run of so many rounds goes through."""
@@ -291,65 +273,3 @@ def _check_code(path: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] |
             CheckpointWarning,
             stacklevel=2,
         )
-
-
-def files(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the oldest first."""
-    return sorted(folder.glob("[0-9]*.npz"))
-
-
-def whole(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Saved]]:
-    """The checkpoints that can be read, the newest first: what they say of the run, and the rest.
-
-    Warns of each that is damaged.
-    """
-    for path in reversed(files(folder)):
-        try:
-            about, arrays = read(path)
-            saved = Saved(about["done"], tuple(about["rounds"]), about["seconds"], arrays)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            warnings.warn(
-                f"{error}; the run goes on from the checkpoint before it, or from the beginning",
-                CheckpointWarning,
-                stacklevel=4,
-            )
-            continue
-        yield path, about, saved
-
-
-def newest(folder: Path) -> Saved | None:
-    """The newest checkpoint of a folder; None if it has none.
-
-    Raises:
-        CheckpointError: if it has some, but none that is whole.
-    """
-    for _, _, saved in whole(folder):
-        return saved
-    if files(folder):
-        raise CheckpointError(f"{folder} has no whole checkpoint")
-    return None
-
-
-def server_of(saved: Saved, shapes: PyTree) -> PyTree:
-    """The server's model in a checkpoint, ``[R, *p]``, of the structure ``shapes [*p]``."""
-    collected = any(name.startswith("collected") for name in saved.arrays)
-    prefix = "collected.variables" if collected else "run.state.server"
-    return unpacked(saved.arrays, prefix, shapes)
-
-
-def server_at(saved: Saved, shapes: PyTree, round: int) -> PyTree:
-    """The same after an earlier evaluation, if ``record`` was the server's model.
-
-    Raises:
-        ValueError: if there was no evaluation, or nothing was recorded there.
-    """
-    ends = [sum(saved.rounds[: i + 1]) for i in range(len(saved.rounds))]
-    if round not in ends:
-        known = ", ".join(map(str, ends))
-        raise ValueError(f"at must be a round that was evaluated, one of {known}, got {round!r}")
-    if round == ends[-1]:
-        return server_of(saved, shapes)
-    try:
-        return unpacked(saved.arrays, f"{ends.index(round)}.recorded", shapes)
-    except CheckpointError as error:
-        raise ValueError(f"the weights of round {round} were not kept: --keep-weights") from error

@@ -17,7 +17,7 @@ from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Vari
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
 from fedjax_sim.run.axes import client_axes, first_run
-from fedjax_sim.run.checkpoints import Checkpoints, Saved, Saver
+from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
 from fedjax_sim.run.identity import code, digest, drawing
@@ -26,6 +26,7 @@ from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts
 from fedjax_sim.run.pace import Pace
 from fedjax_sim.run.programs import ONCE, Programs
+from fedjax_sim.run.saved import Saved
 from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
 from fedjax_sim.run.windows import Feed
 
@@ -108,6 +109,8 @@ class Experiment:
             began, base = time.perf_counter(), self._inputs[0]
             rows = run if self._memory is None else self._memory.lent(run, np.arange(0))
             cohorts = of.cohorts(rows, base, rounds - done)
+            if self._memory is not None:
+                self._memory.reserve(cohorts, self.device_bytes)
             self.compile_seconds += time.perf_counter() - began  # of which the draws are little
             self._feed = Feed(of.windows, of.execution, base, cohorts, of.every, done)
         pace = Pace()
@@ -172,7 +175,7 @@ class Experiment:
         weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
         weights = self._compiled["weights"](numbers) if weights is None else weights
         run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
-        return run if self._memory is None else self._memory.begin(run, self.device_bytes)
+        return run if self._memory is None else self._memory.begin(run)
 
     def _prepare(
         self,

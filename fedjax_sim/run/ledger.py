@@ -14,6 +14,7 @@ from fedjax_sim.base import ClientData, Fragment, Metrics, Model, Traffic
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.axes import client_axes, one_run
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.history import Evaluations, History, Joined
 from fedjax_sim.run.metrics import set_scores
 from fedjax_sim.run.result import Evaluation, Result
 from fedjax_sim.run.stages import Scored, Stage
@@ -64,29 +65,38 @@ class Totals(NamedTuple):
 
 
 class Ledger:
-    """Adds up what a run does, stage by stage."""
+    """Adds up what a run does, stage by stage.
+
+    Args:
+        experiment: that runs.
+
+    Attributes:
+        history: what it has recorded.
+        evaluations: of ``history``.
+        began: when it did (``time.perf_counter``), of a run that was resumed as if without a break.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         of = experiment.programs
         setup = setup_bytes(of.algorithm, of.model, of.data, of.runs)
-        self.evaluations: list[Evaluation] = []
+        self.history = History(Evaluations(), Joined(axis=1))
+        self.evaluations, self._metrics = self.history
+        self.began = time.perf_counter()
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
         self._experiment, self._task, self._bytes = experiment, of.task, setup.copy()
         self._finishing = 0 if of.algorithm.parts.finish is None else of.data.clients
         self._seconds = np.zeros(setup.shape[1])
-        self._rows: list[Metrics] = []
 
-    def result(self, began: float, xla_programs: int) -> Result:
-        """What is known of a run that ``began`` then (``time.perf_counter``)."""
+    def result(self, xla_programs: int) -> Result:
+        """What is known of the run."""
         compiling = self._experiment.compile_seconds
-        metrics = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *self._rows)
         # A run that is interrupted within a program has given its arrays away.
         run = self._last.run
         gone = run is None or any(a.is_deleted() for a in jax.tree.leaves(run))
         return Result(
             task=self._task,
             evaluations=self.evaluations,
-            metrics=metrics,
+            metrics=self._metrics.tree(),
             variables=None if gone else self._last.variables,
             state=None if run is None or gone else self._experiment.told(run).state,
             samples=int(self.totals.samples.sum()),
@@ -95,14 +105,14 @@ class Ledger:
             model_bytes=self._experiment.model_bytes,
             device_bytes=self._experiment.device_bytes,
             compile_seconds=compiling,
-            run_seconds=time.perf_counter() - began - compiling,
+            run_seconds=time.perf_counter() - self.began - compiling,
             xla_programs=xla_programs,
         )
 
     def evaluation(self, done: int, stage: Stage) -> Evaluation:
         """What is known after ``done`` rounds, of which the stage ran the last."""
         self._last = stage
-        self._rows.append(stage.metrics)
+        self._metrics.add(stage.metrics)
         self.totals = self.totals.plus(stage.metrics)
         self._bytes += sent_bytes(self._experiment.traffic, stage.metrics, done)
         if stage.metrics.time is not None:
@@ -113,7 +123,11 @@ class Ledger:
 
     def stops(self, stop: Stop, evaluation: Evaluation) -> bool:
         """Whether all runs are done with this evaluation."""
-        return bool(np.all(stop.done([*self.evaluations, evaluation], self._task)))
+        self.evaluations.append(evaluation)
+        try:
+            return bool(np.all(stop.done(self.evaluations, self._task)))
+        finally:
+            self.evaluations.pop()
 
     def ended(self, before: Evaluation, stage: Stage) -> Evaluation:
         """What is known of a stage once its models in flight were ``collected``."""
@@ -149,6 +163,7 @@ class Ledger:
             bytes_down=down,
             skipped=totals.skipped,
             seconds=None if rows.time is None else self._seconds.copy(),
+            wall_seconds=time.perf_counter() - self.began if stage.wall is None else stage.wall,
             recorded=stage.recorded,
             diagnostics={n: np.asarray(a[:, -1], np.float64) for n, a in rows.diagnostics.items()},
         )

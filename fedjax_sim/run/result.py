@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
 from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
-from fedjax_sim.run.metrics import SetScores
+from fedjax_sim.run.client_rows import ClientRows
+from fedjax_sim.run.history import Evaluations, column
+from fedjax_sim.run.metrics import Scores, SetScores
 
 Set = Literal["test", "validation", "personal"]
 
@@ -43,6 +45,8 @@ class Evaluation(NamedTuple):
           collected and the algorithm finished, at the end of a run that has any such; else None.
         seconds: ``f64[R]``, simulated so far; None without a clock. What travels before the first
           round and after the last takes none.
+        wall_seconds: that this machine took so far, compiling included; of a run that was resumed,
+          also those before the checkpoint.
         recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
         before: all of this as it was before then; None where ``uncollected`` is.
     """
@@ -62,6 +66,7 @@ class Evaluation(NamedTuple):
     diagnostics: dict[str, NDArray[np.float64]]
     uncollected: NDArray[np.float64] | None = None
     seconds: NDArray[np.float64] | None = None
+    wall_seconds: float = float("nan")
     recorded: Any = None
     before: Evaluation | None = None
 
@@ -129,7 +134,9 @@ class Result:
         variables: ``[R, *p]``, the final models.
         state: ``[R, ...]`` but for its ``round``, after the last round: clusters (``broadcast``),
             own models and control variates (``client_state``), what is shared, models in flight
-            (``slots``). Like ``variables`` None if the run was interrupted within a round.
+            (``slots``). Like ``variables`` None if the run was interrupted within a round. With
+            ``client_state_mb`` what clients keep has rows for those that trained alone:
+            ``np.asarray`` makes all N, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
         executed: local steps that the devices ran or waited: devices × those of the longest.
@@ -141,7 +148,7 @@ class Result:
     """
 
     task: Task
-    evaluations: list[Evaluation]
+    evaluations: Sequence[Evaluation]
     metrics: Metrics
     variables: Any
     state: FedState | None
@@ -171,10 +178,9 @@ class Result:
         Raises:
             ValueError: if the run had no clock.
         """
-        found = [e.seconds for e in self.evaluations if e.seconds is not None]
-        if not found:
+        if self.evaluations[0].seconds is None:
             raise ValueError("the run has no seconds: compose it with a clock, see fs.clock")
-        return np.stack(found)
+        return column(self.evaluations, lambda e: e.seconds)
 
     def series(
         self,
@@ -194,15 +200,21 @@ class Result:
         Raises:
             ValueError: if the run did not score that.
         """
-        sets = [getattr(e, part) for e in self.evaluations]
-        if sets[0] is None or (by_client and sets[0].by_client is None):
+        first = getattr(self.evaluations[0], part)
+        if first is None or (by_client and first.by_client is None):
             what = "personal models scored" if part == "personal" else f"{part} set"
             raise ValueError(f"the run has no {what}{' by client' if by_client else ''}")
         if metric not in (known := (*self.task.metrics, "loss")):
             raise ValueError(
                 f"metric must be one of {', '.join(known)}, which {self.task!r} has, got {metric!r}"
             )
-        return np.stack([(s.by_client.mean() if by_client else s.pooled)[metric] for s in sets])
+
+        def of(evaluation: Evaluation) -> NDArray[np.float64]:
+            found = getattr(evaluation, part)
+            scores: Scores = found.by_client.mean() if by_client else found.pooled
+            return scores[metric]
+
+        return column(self.evaluations, of)
 
     def validated(self, metric: str, *, by_client: bool) -> NDArray[np.float64]:
         """The test score of the weights that scored best on the validation set, ``f64[R]``.
@@ -223,7 +235,7 @@ class Result:
         samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
         return dataclasses.replace(
             self,
-            evaluations=[some(evaluation) for evaluation in self.evaluations],
+            evaluations=Evaluations(map(some, self.evaluations)),
             metrics=metrics,
             variables=some(self.variables),
             state=some(self.state),
@@ -288,7 +300,7 @@ def of_runs(values: PyTree, runs: slice) -> Any:
             return a
         # A slice of a JAX array is a program of its own.
         key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-        return a[runs] if key else np.asarray(a)[runs]
+        return a[runs] if key or isinstance(a, ClientRows) else np.asarray(a)[runs]
 
     return jax.tree.map(of, values)
 

@@ -64,7 +64,7 @@ def run_rounds(
         if checkpoints is not None:
             saver = experiment.saver(checkpoints, rounds, seeds, initial)
         saved = None if saver is None else saver.saved
-        began -= 0.0 if saved is None else saved.seconds
+        ledger.began = began - (0.0 if saved is None else saved.seconds)
         stages = experiment.stages(seeds, rounds, initial, record, on_compiled, saved)
         try:
             for done, stage in stages:
@@ -82,7 +82,7 @@ def run_rounds(
                         check_losses(stage.metrics.loss, evaluation, seeds)
                     ledger.evaluations.append(evaluation)
                 if saver is not None:
-                    saver.offer(done, stage)
+                    saver.offer(done, stage, ledger.history)
                 if on_evaluation is not None and evaluation is not None:
                     on_evaluation(evaluation)
                 if on_rounds is not None:
@@ -91,14 +91,14 @@ def run_rounds(
                     break
         except BaseException as error:  # an interrupt too: what is known is not lost
             if ledger.evaluations:
-                error.result = ledger.result(began, counter.programs)  # type: ignore[attr-defined]
+                error.result = ledger.result(counter.programs)  # type: ignore[attr-defined]
                 rounds_done = ledger.evaluations[-1].round
                 error.add_note(f"the run up to round {rounds_done} is this exception's .result")
             raise
         finally:
             if saver is not None:
                 saver.close()
-    return ledger.result(began, counter.programs)
+    return ledger.result(counter.programs)
 
 
 def check_losses(local: Any, evaluation: Evaluation, seeds: Sequence[int]) -> None:

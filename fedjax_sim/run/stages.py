@@ -65,6 +65,7 @@ class Stage(NamedTuple):
         collected: after the last round, if anything was left to do; else None.
         run: after them; None of a stage that was restored and was not the last.
         recorded: what was to be kept of it.
+        wall: seconds until its evaluation, of a stage that was restored.
     """
 
     rounds: int
@@ -74,3 +75,4 @@ class Stage(NamedTuple):
     collected: Collected | None
     run: Run | None
     recorded: PyTree
+    wall: float | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.run.history import column
 from fedjax_sim.run.result import Evaluation, Set, lowest, reaches, sent
 
 __all__ = ["Stop", "any_of", "budget", "patience", "seconds", "target"]
@@ -78,7 +79,8 @@ def target(score: str, value: float, *, on: Set | None = None) -> Stop:
 
     def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         here = on or ("test" if evaluations[0].validation is None else "validation")
-        return np.any([reaches(e, task, score, value, here) for e in evaluations], axis=0)
+        found = column(evaluations, lambda e: reaches(e, task, score, value, here))
+        return np.any(found, axis=0)
 
     def check(task: Task, sets: Collection[str]) -> None:
         _check_score(score, task)
@@ -115,14 +117,12 @@ def patience(evaluations: int, score: str | None = None) -> Stop:
     def done(seen: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         name = score or task.score
         sign = -1 if lowest(task, name) else 1
-        values = [sign * e.validation.reported[name] for e in seen if e.validation is not None]
-        best, since = np.full(len(values[0]), -np.inf), np.zeros(len(values[0]), np.int64)
-        over = np.zeros(len(best), bool)
-        for value in values:
-            better = value > best
-            best, since = np.where(better, value, best), np.where(better, 0, since + 1)
-            over |= since >= evaluations
-        return over
+        values = sign * column(seen, lambda e: e.validation.reported[name])
+        before = np.concatenate([np.full_like(values[:1], -np.inf), values[:-1]])
+        place = np.arange(len(values))[:, None]
+        better = np.where(values > np.fmax.accumulate(before), place, -1)
+        since = place - np.maximum.accumulate(better)
+        return np.any(since >= evaluations, axis=0)
 
     def check(task: Task, sets: Collection[str]) -> None:
         _check_score(score or task.score, task)

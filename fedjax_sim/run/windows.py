@@ -71,10 +71,10 @@ class Windows:
         self.setting = "client_state_mb" if samples_mb is None else "samples_mb"
         # Runs may share a partition, and so the samples of a client.
         self._starts, self._part = _different(np.atleast_2d(data.start))
-        self._sizes = np.diff(self._starts, append=self._starts[:, -1:]).ravel()  # client N: 0
         roots, self._root = _different(np.reshape([] if data.root is None else data.root, (-1, 2)))
         self._roots = [np.arange(*ends) for ends in roots]
-        self._sample = data.x[:1].nbytes + data.y[:1].nbytes + data.index.itemsize
+        # Beside x and y: its entry of index, and whose it is.
+        self._sample = data.x[:1].nbytes + data.y[:1].nbytes + 2 * data.index.itemsize
         self.room = None if samples_mb is None else int(samples_mb * MB / 2 // self._sample)
         self._check(0, 0, "the server's own samples")
         self._check(0, 1, "a client")
@@ -99,11 +99,11 @@ class Windows:
             of_round = np.unique(own * (none + 1) + cohorts[:, t]).tolist()
             new = [k for k in of_round if k not in known]
             there = {k % (none + 1) for k in of_round} - {none}
-            more, faces = int(self._sizes[new].sum()), len(people) + len(there - people)
+            more, faces = self._samples_of(new), len(people) + len(there - people)
             if rounds and ((done + t) % every == 0 or self._lacking(size + more, faces)):
                 yield Window(rounds, np.array([*known], np.int64))
                 known, people, rounds, size = {}, set(), 0, 0
-                new, more = of_round, int(self._sizes[of_round].sum())
+                new, more = of_round, self._samples_of(of_round)
             if not rounds:
                 self._check(more, len(there), f"the clients of round {t + 1}")
             known |= dict.fromkeys(new)
@@ -126,27 +126,26 @@ class Windows:
         """
         data = self._data
         if self._held is not None:
-            there, count = self.people(window), self._held.clients
-            places = np.full(data.clients + 1, count, np.int32)
-            places[there] = np.arange(len(there), dtype=np.int32)
-            data = dataclasses.replace(data, held=Held(in_host_memory(places), count))
+            there = self.people(window)
+            table = np.full(self._held.clients, data.clients, np.int32)
+            table[: len(there)] = there
+            data = dataclasses.replace(data, held=Held(in_host_memory(table)))
         if self.room is None:
             return data
         rows = self.room if window else max(self._of_roots, 1)
-        members = np.empty(0, np.int64) if window is None else window.clients
-        members = members[members % (data.clients + 1) < data.clients]
-        part, client = np.divmod(members, data.clients + 1)
-        sizes = self._sizes[members]
+        members = np.empty(0, np.int64) if window is None else np.sort(window.clients)
+        part, client, first, sizes = self._lists_of(members)
         ends = np.cumsum(sizes)
-        begins = ends - sizes
-        stretch = np.repeat(self._starts[part, client] - begins, sizes)
+        stretch = np.repeat(first - (ends - sizes), sizes)
+        owner = np.full(rows, data.clients, np.int32)
+        owner[: len(stretch)] = np.repeat(client, sizes)
+        edges = np.append(0, ends)[np.searchsorted(part, np.arange(len(self._starts) + 1))]
+        at = np.stack([edges[:-1], edges[1:]], axis=1)[self._part]
         entry = np.concatenate([stretch + np.arange(len(stretch)), *self._roots]).astype(np.int64)
         entry = np.asarray(data.index)[entry]
         row = entry % len(data.x)
         index = np.arange(rows, dtype=np.int32)
         index[: len(entry)] += np.where(entry < len(data.x), 0, rows).astype(np.int32)
-        at = np.zeros((len(self._starts), data.clients), np.int32)
-        at[part, client] = begins
         root = None
         if data.root is not None:
             lengths = np.array([len(r) for r in self._roots])
@@ -158,7 +157,8 @@ class Windows:
             x=_rows(data.x, row, rows),
             y=_rows(data.y, row, rows),
             index=in_host_memory(index),
-            at=in_host_memory(at[self._part].reshape(*np.shape(data.start)[:-1], -1)),
+            owner=in_host_memory(owner),
+            at=in_host_memory(at.reshape(*np.shape(data.start)[:-1], 2), np.int32),
             root=root,
         )
 
@@ -171,13 +171,23 @@ class Windows:
         def shape(a: Array) -> Array:
             return cast(Array, jax.ShapeDtypeStruct((room, *a.shape[1:]), a.dtype))
 
-        x, y, index = map(shape, (data.x, data.y, data.index))
-        return dataclasses.replace(data, x=x, y=y, index=index)
+        found = {name: shape(getattr(data, name)) for name in ("x", "y", "index", "owner")}
+        return dataclasses.replace(data, **found)
 
     def moving(self, data: ClientData) -> dict[str, Any]:
         """The fields of a window's data that no other window has."""
-        samples = () if self.room is None else ("x", "y", "index", "at", "root")
+        samples = () if self.room is None else ("x", "y", "index", "owner", "at", "root")
         return {name: getattr(data, name) for name in (*samples, "held")}
+
+    def _lists_of(self, keys: ArrayLike) -> tuple[NDArray[np.int64], ...]:
+        """The partition, client, first entry and size of these lists; 0 of client N."""
+        none = self._data.clients
+        part, client = np.divmod(np.asarray(keys, np.int64), none + 1)
+        first = self._starts[part, client].astype(np.int64)
+        return part, client, first, self._starts[part, np.minimum(client + 1, none)] - first
+
+    def _samples_of(self, keys: ArrayLike) -> int:
+        return int(self._lists_of(keys)[-1].sum())
 
     @property
     def _of_roots(self) -> int:
@@ -255,10 +265,13 @@ class Feed:
         return self._next
 
 
-def _different(rows: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows that differ, and which of them each is."""
-    found, place = np.unique(np.asarray(rows, np.int64), axis=0, return_inverse=True)
-    return found, place.reshape(-1)
+def _different(rows: ArrayLike) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+    """Unique rows and inverse indices, without sorting the rows."""
+    rows = np.asarray(rows)
+    number: dict[bytes, int] = {}
+    place = [number.setdefault(row.tobytes(), len(number)) for row in rows]
+    first = np.unique(place, return_index=True)[1].astype(np.int64)
+    return rows[first], np.array(place, np.int64)
 
 
 def _rows(values: Array, row: NDArray[np.integer], room: int) -> Array:
