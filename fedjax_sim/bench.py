@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                     print(setup.about.text())
                     show_plan(config, setup, groups)
                     return 0
-                folder = open_folder(config, setup, groups, command) if writes() else None
+                folder = open_folder(config, setup, groups, argv) if writes() else None
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:

@@ -22,10 +22,11 @@ from fedjax_sim.cli.folder import check_free, versions, write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.reading import CELLS, check_entries
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
-from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.resuming import add_trust, written
 from fedjax_sim.cli.stopping import held
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
@@ -34,7 +35,7 @@ from fedjax_sim.cli.watching import Watch
 from fedjax_sim.engine.memory import trim
 
 PROGRAM = "fedjax_sim.study"
-FILE, CELLS = "study.toml", "cells"
+FILE = "study.toml"
 NOT_OF_A_STUDY = (
     "out", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
 )  # fmt: skip
@@ -48,6 +49,7 @@ class _Asked(NamedTuple):
         folder: of the study.
         resumed: whether it goes on there.
         dry_run: whether it is only told what would run.
+        trust: the modules that names in the file and the folder may import.
         machine: arguments for every run.
     """
 
@@ -55,7 +57,12 @@ class _Asked(NamedTuple):
     folder: Path
     resumed: bool
     dry_run: bool
+    trust: tuple[str, ...]
     machine: tuple[str, ...]
+
+    def to_resume(self, folder: Path) -> tuple[str, ...]:
+        """The arguments that go on with a cell in its folder."""
+        return (*(f"--trust={module}" for module in self.trust), "--resume", str(folder))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asked = _parse(argv)
         file = asked.folder / FILE if asked.file is None else asked.file
-        study = read_study(file)
+        study = read_study(file, asked.trust)
         if asked.dry_run:
             _show_plan(study)
             return 0
@@ -128,6 +135,7 @@ def _parse(argv: Sequence[str]) -> _Asked:
         "more rounds than before",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
+    add_trust(parser)
     parser.add_argument(
         "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
     )
@@ -137,13 +145,16 @@ def _parse(argv: Sequence[str]) -> _Asked:
         raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
     if given.out is not None and given.resume is not None:
         raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
-    if given.resume is not None and not (Path(given.resume) / FILE).is_file():
-        raise ValueError(f"--resume: {given.resume} has no study: it lacks {FILE}")
+    if given.resume is not None:
+        check_entries(Path(given.resume))
+        if not (Path(given.resume) / FILE).is_file():
+            raise ValueError(f"--resume: {given.resume} has no study: it lacks {FILE}")
     file = None if given.file is None else Path(given.file)
     stem = "" if file is None else file.stem
     new = given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(given.resume or new)
-    return _Asked(file, folder, given.resume is not None, given.dry_run, _machine(vars(given)))
+    resumed, trust = given.resume is not None, tuple(given.trust)
+    return _Asked(file, folder, resumed, given.dry_run, trust, _machine(vars(given)))
 
 
 def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -165,7 +176,7 @@ def _open(study: Study, asked: _Asked, file: Path) -> None:
         for cell in study.cells:
             folder = _folder(asked, cell)
             if (folder / "config.json").exists():
-                parse([*cell.argv, "--resume", str(folder)])
+                parse([*cell.argv, *asked.to_resume(folder)])
                 read_summary(folder)  # before anything runs, if it is damaged
             elif folder.exists():
                 shutil.rmtree(folder)  # killed before it began
@@ -191,7 +202,7 @@ def _run(cell: Cell, asked: _Asked, watch: Watch) -> int:
     if rounds == cell.config.experiment.rounds and {*cell.config.algorithms} <= found.keys():
         print(f"done before: {folder}")
         return int(any("diverged" in found[name] for name in cell.config.algorithms))
-    return bench.main([*cell.argv, *asked.machine, "--resume", str(folder)], watch)
+    return bench.main([*cell.argv, *asked.machine, *asked.to_resume(folder)], watch)
 
 
 def _folder(asked: _Asked, cell: Cell) -> Path:

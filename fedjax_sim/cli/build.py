@@ -18,7 +18,7 @@ from fedjax_sim.base import (
     Model,
     Task,
 )
-from fedjax_sim.base.registry import UnknownNameError, told
+from fedjax_sim.base.registry import told
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli import adapting, attacking, dealing, timing
 from fedjax_sim.cli.config import Config
@@ -316,15 +316,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
     Raises:
         ValueError: if there is no such model, or it does not fit the data.
     """
-    try:
-        key, made = MODELS.resolve(name)
-    except UnknownNameError as error:
-        known = ", ".join(MODELS)
-        raise ValueError(
-            f"--model: {error}; use one of {known}, or package.module:factory"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"--model {error}") from error
+    key, made = MODELS.resolve(name)
     try:
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base.registry import trusting
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
@@ -22,7 +24,7 @@ from fedjax_sim.cli.methods import (
     owners_of,
     registered,
 )
-from fedjax_sim.cli.resuming import arguments, asked, check_settings
+from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
 from fedjax_sim.cli.written import TRAINED, check_used, read, written
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
@@ -34,7 +36,7 @@ OWN_MODELS = frozenset(
 )
 """The methods whose point is models of the clients' own."""
 
-_TAKEN = {"algo", "compare", "list", "help", "version", "emd"}.union(
+_TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
     *({field.name for field in dataclasses.fields(group)} for group in GROUPS.values())
 )
 """Names that no parameter of an algorithm may have."""
@@ -72,19 +74,36 @@ def parse(argv: Sequence[str]) -> Config:
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
     """
-    folder, others = asked(argv)
+    folder, trust, others = asked(argv)
     if folder is None:
+        if trust:
+            raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
         return _config(argv)
     try:
+        begun = parse_folder(folder, trust)
         before = arguments(folder)
-        begun = _config(before)
     except ValueError as error:
         raise ValueError(f"--resume {folder}: {error}") from error
     if any(text.partition("=")[0] == "--out" for text in others):
         raise ValueError(f"--out is for a new run; --resume {folder} goes on in its folder")
-    config = _config([*before, *others, "--resume", str(folder)])
+    with trusting(trust):
+        config = _config([*before, *others, "--resume", str(folder)])
     check_settings(folder, begun, config)
     return config
+
+
+def parse_folder(folder: Path, trust: Collection[str]) -> Config:
+    """Reads the settings of the run in a folder.
+
+    Args:
+        folder: the folder.
+        trust: the modules that its names may import.
+
+    Raises:
+        ValueError: if there is no run, or it names what cannot be had or is not trusted.
+    """
+    with trusting(trust):
+        return _config(arguments(folder))
 
 
 def _config(argv: Sequence[str]) -> Config:
@@ -152,6 +171,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         help="print every algorithm, or those with each WORD in their entry, and exit: paper, "
         "parts, flags, traffic",
     )
+    add_trust(group)
     add_options(parser, owners, chosen.names, helping=chosen.helping)
     for settings in GROUPS.values():
         settings.add_flags(parser.add_argument_group(settings.title), helping=chosen.helping)

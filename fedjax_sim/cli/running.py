@@ -34,7 +34,7 @@ from fedjax_sim.tasks.sums import mean_known
 
 
 def open_folder(
-    config: Config, setup: Setup, groups: Sequence[Sequence[str]], command: str
+    config: Config, setup: Setup, groups: Sequence[Sequence[str]], argv: Sequence[str]
 ) -> RunFolder:
     """Makes the run folder, with the settings.
 
@@ -67,10 +67,10 @@ def open_folder(
         for name in ("clients", "partition_hashes"):
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
-        command = begun["command"]
+        argv = begun["arguments"]
         if begun["rounds"] != config.experiment.rounds:
-            command += f" --rounds {config.experiment.rounds}"
-    told = {"format": FORMAT, **config.record(), **found, "command": command}
+            argv = [*argv, "--rounds", str(config.experiment.rounds)]
+    told = {"format": FORMAT, **config.record(), **found, "arguments": argv}
     machine = config.machine
     return RunFolder(path, told, machine.pictures, resumed=resume is not None, sink=machine.sink)
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
 from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
-from fedjax_sim.cli.reporting.schema import check_run
 from fedjax_sim.cli.resuming import HARMLESS
 
 Floats = NDArray[np.float64]
@@ -25,7 +24,7 @@ ACROSS = {"samples": "training samples visited", "seconds": "simulated seconds"}
 """What records may count, beside rounds and bytes, and the title of its axis."""
 
 NO_SETTINGS = frozenset(
-    {"algo", "compare", "options", "command", "partition_hashes", "partitions", "initial_sha256"}
+    {"algo", "compare", "options", "arguments", "partition_hashes", "partitions", "initial_sha256"}
     | {"malicious", "metric"}
     | HARMLESS
 )
@@ -183,7 +182,6 @@ def read(folders: Sequence[Path]) -> Reading:
             unfinished.append(name)
             continue
         saved = load_run(folder)
-        check_run(saved)
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
         try:
