@@ -53,6 +53,17 @@ def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
     return folder / relative
 
 
+def check_inside(folder: Path) -> None:
+    """Raises ValueError for a link that leads out of a folder, or a special file in it."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ValueError(f"{path} is a link out of its folder: put the file itself there")
+            if not path.is_dir() and not path.is_file():
+                raise ValueError(f"{path} must be a regular file")
+
+
 def existing(name: str, path: Path, *, folder: bool = False) -> Path:
     """A user's own file or folder, if it is there.
 
