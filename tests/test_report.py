@@ -221,7 +221,11 @@ def test_the_page_is_well_formed_and_needs_nothing_else(real: Path, reported: Pa
     (clients,) = page.all("img")
     assert clients["alt"] == "Clients and their samples, of real"
     config = json.loads((real / "config.json").read_text())
-    for told in (shlex.join(config["arguments"]), *config["partition_hashes"], "digits, emd(1.2), 12 clients"):
+    for told in (
+        shlex.join(config["arguments"]),
+        *config["partition_hashes"],
+        "digits, emd(1.2), 12 clients",
+    ):
         assert told in page.text
 
 

@@ -58,8 +58,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         >>> read_npz(file, ["w"])
         {'w': array([0, 1, 2])}
     """
-    if path.exists() and not path.is_file():
-        raise DamagedError(f"{path}: not a regular file")
+    check_regular(path)
     with path.open("rb") as file:
         # A header with a flipped bit raises anything from SyntaxError to MemoryError.
         try:
@@ -71,6 +70,12 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         except Exception as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             raise DamagedError(f"{path}: not a whole .npz file of arrays: {reason}") from error
+
+
+def check_regular(path: Path) -> None:
+    """Raises DamagedError for a folder, or what waits for a writer, such as a named pipe."""
+    if path.exists() and not path.is_file():
+        raise DamagedError(f"{path}: not a regular file")
 
 
 def check_memory(size: int) -> None:

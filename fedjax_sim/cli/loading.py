@@ -84,7 +84,8 @@ class SavedRun:
         config = parse_folder(self.folder, self.trust)
         # Nothing is trained, so a single CPU device is no reason for a warning: name the devices.
         devices = len(jax.local_devices()) if default_device() is None else None
-        return build(dataclasses.replace(config, machine=Machine(devices=devices)))
+        machine = Machine(devices=devices, resume=str(self.folder))
+        return build(dataclasses.replace(config, machine=machine))
 
     @property
     def model(self) -> Model:

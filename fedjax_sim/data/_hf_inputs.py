@@ -120,7 +120,7 @@ def _is_flags(values: Array) -> bool:
 def _images(parts: Sequence[Split], column: str, size: Size) -> tuple[NDArray[np.uint8], list[str]]:
     import datasets
 
-    sources = (
+    sources = [
         (f"{name}, column {column!r}", (rows, i, column))
         for part in parts
         for rows in [
@@ -129,7 +129,7 @@ def _images(parts: Sequence[Split], column: str, size: Size) -> tuple[NDArray[np
             .cast_column(column, datasets.Image(decode=False))
         ]
         for i, name in enumerate(part.names)
-    )
+    ]
     return read_images(sources, _opened, size)
 
 

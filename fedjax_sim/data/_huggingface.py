@@ -21,7 +21,7 @@ from fedjax_sim.data._hf_inputs import images_of, inputs
 from fedjax_sim.data._hf_splits import check_columns, splits_of
 from fedjax_sim.data.categories import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
-from fedjax_sim.data.folder import DataNotFoundError
+from fedjax_sim.data.folder import DataNotFoundError, may_download
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
@@ -153,7 +153,7 @@ def _reachable() -> bool:
 
 
 def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
-    with nullcontext() if _reachable() else _offline(datasets):
+    with nullcontext() if may_download() and _reachable() else _offline(datasets):
         try:
             return datasets.load_dataset(of.place, of.config)
         except OSError as error:  # none of that name too

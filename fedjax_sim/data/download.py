@@ -15,7 +15,13 @@ from urllib.request import getproxies
 
 import numpy as np
 
-from fedjax_sim.data.folder import DataDir, DataNotFoundError, check_inside, given_folder
+from fedjax_sim.data.folder import (
+    DataDir,
+    DataNotFoundError,
+    check_inside,
+    given_folder,
+    may_download,
+)
 
 
 @contextmanager
@@ -146,7 +152,7 @@ def prepared_builder(name: str, data_dir: DataDir) -> Any:
     # Asked first: as_data_source on a missing folder starts a download and hangs without network.
     if builder.is_prepared():
         return builder
-    if given_folder(data_dir) is not None:
+    if given_folder(data_dir) is not None or not may_download():
         raise tfds_not_ready(builder, name, "no such data set there")
     try:
         download_dataset(name)

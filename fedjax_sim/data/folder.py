@@ -1,9 +1,30 @@
 """The folder of the user's data, and the error that says what is missing in it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 DataDir = str | os.PathLike[str] | None
+
+
+_DOWNLOADS: ContextVar[bool] = ContextVar("downloads", default=True)
+
+
+@contextmanager
+def downloading(allowed: bool) -> Iterator[None]:
+    """Says whether a data set that is not there may be downloaded."""
+    before = _DOWNLOADS.set(allowed)
+    try:
+        yield
+    finally:
+        _DOWNLOADS.reset(before)
+
+
+def may_download() -> bool:
+    """Whether a data set that is not there may be downloaded."""
+    return _DOWNLOADS.get()
 
 
 class DataNotFoundError(FileNotFoundError):
