@@ -37,28 +37,31 @@ def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> 
         if config is not None:
             raise ValueError(f"config={config} is for the Hub's data sets, not for a folder")
         check_inside(place)
-        _check_names(place, _read(lambda: [*_saved_files(place)]))
+        splits = _read(_splits, place)
+        _check_names(place, splits)
+        _check_names(place, _read(_parts, place, splits))
         loaded = _read(datasets.load_from_disk, str(place))
     else:
         check_inside(place)
-        _check_names(place, _read(lambda: [*_card_files(place)]))
+        _check_names(place, _read(_card_files, place))
         loaded = _read(datasets.load_dataset, str(place), config, cache_dir=scratch)
     _check_images(datasets, loaded, [Path(scratch).resolve(), place.resolve()])
     return loaded
 
 
-def _saved_files(place: Path) -> Iterator[str]:
-    """The files that a folder of ``save_to_disk`` names."""
-    splits = [""]
-    if (place / SAVED[0]).is_file():
-        splits = json.loads((place / SAVED[0]).read_text(encoding="utf-8"))["splits"]
-        yield from splits
-    for split in splits:
-        state = json.loads((place / split / SAVED[1]).read_text(encoding="utf-8"))
-        yield from (file["filename"] for file in state["_data_files"])
+def _splits(place: Path) -> list[str]:
+    """The folders of the splits that ``save_to_disk`` has written; [""] without splits."""
+    listed = place / SAVED[0]
+    return json.loads(listed.read_text("utf-8"))["splits"] if listed.is_file() else [""]
 
 
-def _card_files(place: Path) -> Iterator[str]:
+def _parts(place: Path, splits: Sequence[str]) -> list[str]:
+    """The files that splits name."""
+    states = [json.loads((place / split / SAVED[1]).read_text("utf-8")) for split in splits]
+    return [part["filename"] for state in states for part in state["_data_files"]]
+
+
+def _card_files(place: Path) -> list[str]:
     """The files that the card of a folder names, as patterns."""
     import yaml
     from huggingface_hub import DatasetCard
@@ -67,11 +70,11 @@ def _card_files(place: Path) -> Iterator[str]:
     if (place / "README.md").is_file():
         cards.append(DatasetCard.load(place / "README.md").data.to_dict())
     if (place / ".huggingface.yaml").is_file():
-        text = (place / ".huggingface.yaml").read_text(encoding="utf-8")
-        cards.append(yaml.safe_load(text) or {})
-    for card in cards:
-        for config in card.get("configs") or ():
-            yield from _texts([config.get("data_files"), config.get("data_dir")])
+        cards.append(yaml.safe_load((place / ".huggingface.yaml").read_text("utf-8")) or {})
+    configs = [config for card in cards for config in card.get("configs") or ()]
+    return [
+        *_texts([[config.get(key) for key in ("data_files", "data_dir")] for config in configs])
+    ]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.cli.reading import CELLS, STUDY, check_entries, read_object
+from fedjax_sim.cli.reading import CELLS, STUDY, read_object
 
 Rows = Mapping[str, Sequence[str]]
 """The settings of each row of a study."""
@@ -36,7 +36,6 @@ def named(folders: Sequence[Path]) -> dict[str, tuple[Path, Rows | None]]:
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder")
-        check_entries(folder)
         whole = folder.resolve()
         if not is_study(folder):
             found[folder] = whole.parts

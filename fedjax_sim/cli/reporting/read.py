@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
+from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
 from fedjax_sim.cli.resuming import HARMLESS
 
@@ -176,6 +177,8 @@ def read(folders: Sequence[Path]) -> Reading:
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
     unfinished: list[str] = []
+    for folder in folders:
+        check_entries(folder)
     studies = [study_of(folder) for folder in folders if is_study(folder)]
     for name, (folder, rows) in named(folders).items():
         if rows is not None and not (folder / "summary.json").exists():
