@@ -275,7 +275,7 @@ def test_a_plugin_in_the_working_folder_is_none(here: Path) -> None:
 # Folders
 
 
-WRONG = ([{}], True, {"x": 1}, 1e400, "absent")
+WRONG: tuple[Any, ...] = ([{}], True, {"x": 1}, 1e400, "absent")
 """Values that no setting has; the last one stands for none."""
 SETTING = [
     (door, key, value)

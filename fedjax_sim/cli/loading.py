@@ -242,12 +242,11 @@ def load_run(folder: str | Path, trust: Collection[str] = ()) -> SavedRun:
     """
     folder = Path(folder)
     settings, summary = written(folder), read_summary(folder)
-    found = []
-    for name, needed in (("metrics", schema.RECORD), ("clients", schema.CLIENTS)):
-        path = folder / f"{name}.jsonl"
-        found.append(read_rows(path))
-        schema.check_rows(path, found[-1], needed)
-    return SavedRun(folder, settings, summary, *found, trust=tuple(trust))
+    metrics, clients = (folder / f"{name}.jsonl" for name in ("metrics", "clients"))
+    records, last = read_rows(metrics), read_rows(clients)
+    schema.check_rows(metrics, records, schema.RECORD)
+    schema.check_rows(clients, last, schema.CLIENTS)
+    return SavedRun(folder, settings, summary, records, last, tuple(trust))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.rates import changes_with
 from fedjax_sim.cli.reading import check_entries, read_object
-from fedjax_sim.cli.schema import whole
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
 """Settings that are the machine's: the results are those of any."""
@@ -52,7 +51,7 @@ def written(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no run: it lacks config.json")
     found = read_object(path)
     its = found.get("format")
-    if not whole(its) or not 1 <= its <= FORMAT:
+    if type(its) is not int or not 1 <= its <= FORMAT:
         raise ValueError(
             f"{path} is of format {its}, and this version of fedjax_sim reads 1 to {FORMAT}"
         )

@@ -63,7 +63,7 @@ def _parts(place: Path, splits: Sequence[str]) -> list[str]:
 
 def _card_files(place: Path) -> list[str]:
     """The files that the card of a folder names, as patterns."""
-    import yaml
+    import yaml  # type: ignore[import-untyped, unused-ignore]
     from huggingface_hub import DatasetCard
 
     cards = []
@@ -72,9 +72,7 @@ def _card_files(place: Path) -> list[str]:
     if (place / ".huggingface.yaml").is_file():
         cards.append(yaml.safe_load((place / ".huggingface.yaml").read_text("utf-8")) or {})
     configs = [config for card in cards for config in card.get("configs") or ()]
-    return [
-        *_texts([[config.get(key) for key in ("data_files", "data_dir")] for config in configs])
-    ]
+    return [*_texts([[config.get("data_files"), config.get("data_dir")] for config in configs])]
 
 
 def _texts(value: Any) -> Iterator[str]:
