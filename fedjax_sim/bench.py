@@ -22,6 +22,7 @@ from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, wait, writes
+from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.running import checkpoints_found, open_folder, run
 from fedjax_sim.cli.stopping import Stopped, patiently
 from fedjax_sim.cli.watching import Watch, bar
@@ -103,7 +104,7 @@ def _kept(folder: RunFolder | None) -> str:
         return "; nothing was recorded"
     kept = f"; the records so far are in {folder.path}"
     if any(folder.checkpoints.rglob("*.npz")):
-        kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"
+        kept += f"; go on with: {to_go_on(PROGRAM, folder.path)}"
     return kept
 
 

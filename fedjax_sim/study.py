@@ -26,7 +26,7 @@ from fedjax_sim.cli.reading import CELLS, check_entries
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
-from fedjax_sim.cli.resuming import add_trust, written
+from fedjax_sim.cli.resuming import add_trust, to_go_on, written
 from fedjax_sim.cli.stopping import held
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _open(study, asked, file)
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {error}", 2)
-    on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(asked.folder))}"
+    on = f"go on with: {to_go_on(PROGRAM, asked.folder)}"
     print(study)
     statuses: list[int] = []
     rows: list[Row] = []

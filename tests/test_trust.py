@@ -20,10 +20,12 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim import bench, study
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import registry
 from fedjax_sim.base.registry import Registry, entry_points, trusting
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
+from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.schema import SETTINGS
 from fedjax_sim.cli.sinks import SINKS
 from fedjax_sim.data import DATASETS
@@ -181,12 +183,12 @@ def test_no_callable_of_the_standard_library_has_a_role(role: str, text: str, he
 
 @pytest.mark.parametrize("role", REGISTRIES)
 def test_what_is_declared_has_its_role_and_no_other(role: str, here: Path) -> None:
-    for other, registry in REGISTRIES.items():
+    for other, values in REGISTRIES.items():
         if other == role:
-            assert registry.resolve(f"canary:{role}")[0] == f"canary:{role}"
+            assert values.resolve(f"canary:{role}")[0] == f"canary:{role}"
         else:
             with pytest.raises(ValueError, match=r"is not a declared|must be a"):
-                registry.resolve(f"canary:{role}")
+                values.resolve(f"canary:{role}")
     assert MODELS.resolve("canary:registered")[1] is MODELS["registered"]
 
 
@@ -257,6 +259,13 @@ def test_a_study_takes_what_is_trusted(here: Path, capsys: pytest.CaptureFixture
     assert "--algo canary:algo" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["a = " + "[" * 99999, "a = " + "9" * 5000, "[", "\udcff"])
+def test_another_study(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.toml").write_text(text, errors="surrogateescape")
+    err = line_of(lambda file: study.main([str(file), "--dry-run"]), Path("s.toml"), capsys)
+    assert "s.toml: is no TOML" in err
+
+
 def test_a_plugin_in_the_working_folder_is_none(here: Path) -> None:
     folder = here / "evil-1.dist-info"
     folder.mkdir()
@@ -270,6 +279,16 @@ def test_a_plugin_in_the_working_folder_is_none(here: Path) -> None:
                 MODELS.resolve("evil")
     finally:
         entry_points.cache_clear()
+
+
+def test_the_line_that_says_how_to_go_on_names_the_modules(here: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedjax_sim.base.registry.imported", {})
+        patch.setattr("fedjax_sim.cli.resuming.imported", registry.imported)
+        MODELS.resolve("canary:model")
+        assert to_go_on("fedjax_sim.bench", Path("a b")) == (
+            "python -m fedjax_sim.bench --resume 'a b' --trust canary"
+        )
 
 
 # Folders

@@ -31,6 +31,10 @@ _TRUSTED: ContextVar[Collection[str] | None] = ContextVar("trusted", default=Non
 """The modules that names may import; None for any."""
 
 
+imported: dict[str, None] = {}
+"""The modules that names have imported, in order, for a line that says how to go on."""
+
+
 @contextmanager
 def trusting(modules: Collection[str]) -> Iterator[None]:
     """Limits the imports of every registry while names are read that a file gives.
@@ -224,6 +228,7 @@ class Registry(Mapping[str, T]):
                 f"-> {self._makes()[0].__name__}, or @{self.kind.replace(' ', '').upper()}S"
                 ".register above it"
             )
+        imported[module] = None
         return value
 
     def _is_declared(self, value: Any) -> bool:

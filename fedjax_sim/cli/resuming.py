@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.base.registry import imported
 from fedjax_sim.cli import schema
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import Parser, flag
@@ -91,6 +92,12 @@ def arguments(folder: Path) -> list[str]:
         parser.add_argument(name)
     add_trust(parser)
     return parser.parse_known_args(given)[1]
+
+
+def to_go_on(program: str, folder: Path) -> str:
+    """Returns the command that goes on in a folder, with the modules that it needs."""
+    trust = (word for module in imported for word in ("--trust", module))
+    return shlex.join(["python", "-m", program, "--resume", str(folder), *trust])
 
 
 def asked(argv: Sequence[str]) -> Resuming:

@@ -45,7 +45,7 @@ def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> 
         check_inside(place)
         _check_names(place, _read(_card_files, place))
         loaded = _read(datasets.load_dataset, str(place), config, cache_dir=scratch)
-    _check_images(datasets, loaded, [Path(scratch).resolve(), place.resolve()])
+    check_images(datasets, loaded, [Path(scratch).resolve(), place.resolve()])
     return loaded
 
 
@@ -90,7 +90,7 @@ def _check_names(place: Path, names: Sequence[str]) -> None:
             raise ValueError(f"{place} must name files of its own, got {name!r}")
 
 
-def _check_images(datasets: Any, loaded: Any, roots: Sequence[Path]) -> None:
+def check_images(datasets: Any, loaded: Any, roots: Sequence[Path]) -> None:
     """Checks that images which are not in the rows lie in one of some folders."""
     parts = [*loaded.values()] if isinstance(loaded, dict) else [loaded]
     for rows in parts:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.data._hf_columns import check_roles, labels, numbers, only_label, texts
-from fedjax_sim.data._hf_folder import in_a_line, read_local
+from fedjax_sim.data._hf_folder import check_images, in_a_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, inputs
 from fedjax_sim.data._hf_splits import check_columns, splits_of
 from fedjax_sim.data.categories import fill_means
@@ -155,7 +155,7 @@ def _reachable() -> bool:
 def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
     with nullcontext() if may_download() and _reachable() else _offline(datasets):
         try:
-            return datasets.load_dataset(of.place, of.config)
+            loaded = datasets.load_dataset(of.place, of.config)
         except OSError as error:  # none of that name too
             raise DataNotFoundError(
                 f"data set {name!r}: there is no folder or file {of.place}, and as a name of the "
@@ -163,6 +163,9 @@ def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
             ) from error
         except Exception as error:
             raise ValueError(f"cannot be read: {in_a_line(error)}") from error
+    caches = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
+    check_images(datasets, loaded, [Path(cache).resolve() for cache in caches])
+    return loaded
 
 
 def from_huggingface(

@@ -101,7 +101,7 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
         given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no TOML: {error}") from error
     try:
         with trusting(trust):
