@@ -354,6 +354,15 @@ def test_another_config(
         assert wanted in line_of(DOORS[door], folder, capsys)
 
 
+def test_a_summary_that_says_little_is_shown(here: Path) -> None:
+    folder = run_folder()
+    (folder / "summary.json").write_text('{"fedavg": {"rounds": 1, "score": "accuracy"}}')
+    assert "fedavg=unknown" in repr(fs.load_run(folder))
+    (folder / "summary.json").write_text('{"fedavg": {"score_last_per_run": "all"}}')
+    with pytest.raises(ValueError, match=r"summary\.json, fedavg is damaged: score_last_per_run"):
+        fs.load_run(folder)
+
+
 ENTRIES = (
     "config.json", "metrics.jsonl", "clients.jsonl", "summary.json", "clients.png", "curves.png",
     "checkpoints", "checkpoints/fedavg", "checkpoints/fedavg/1.npz",

@@ -68,7 +68,7 @@ class SavedRun:
         summary = self.summary.get(algorithm, {})
         if "diverged" in summary or not summary:
             return Text("diverged" if summary else "not finished")
-        return over_runs(summary["score_last_per_run"])
+        return over_runs(summary.get("score_last_per_run", []))
 
     @property
     def algorithms(self) -> tuple[str, ...]:

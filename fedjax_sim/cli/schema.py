@@ -85,6 +85,7 @@ SETTINGS: Mapping[str, Check] = {
 
 METHOD: Mapping[str, Check] = {
     "score": text,
+    "score_last_per_run": many(maybe(number)),
     "diverged": text,
     "rounds": whole,
     "rounds_planned": whole,
