@@ -25,6 +25,7 @@ root_doc = "docs/index"
 include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "benchmarks/**.md",
     "docs/**",
     "notebooks/*.ipynb",

@@ -23,6 +23,7 @@ from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, join, programs_of, wait, writes
+from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.watching import Watch, bar
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                     show_plan(config, setup, groups)
                     return 0
                 STOPPING.patient = True
-                folder = open_folder(config, setup, groups, command) if writes() else None
+                folder = open_folder(config, setup, groups, argv) if writes() else None
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
@@ -130,7 +131,7 @@ def _kept(folder: RunFolder | None) -> str:
         return ""
     kept = f"; the records so far are in {folder.path}"
     if folder.checkpoints.exists():
-        kept += f"; go on with: python -m {PROGRAM} --resume {shlex.quote(str(folder.path))}"
+        kept += f"; go on with: {to_go_on(PROGRAM, folder.path)}"
     return kept
 
 

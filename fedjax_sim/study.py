@@ -19,11 +19,13 @@ from fedjax_sim.cli.commands import complain, enter, plain
 from fedjax_sim.cli.folder import versions, write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
 from fedjax_sim.cli.reporting.tables import Table
+from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
-from fedjax_sim.cli.studies.asked import CELLS, FILE, LOGS, PROGRAM, Asked, parse_study
+from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
 from fedjax_sim.cli.studies.cells import by_executor, rounds_seen
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
@@ -43,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         asked = parse_study(argv)
-        study = read_study(asked.file)
+        study = read_study(asked.file, asked.trust)
         if asked.dry_run:
             _show_plan(study)
             return 0
         claim = _open(study, asked)
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
-    on = f"go on with: python -m {PROGRAM} --resume {shlex.quote(str(claim.path))}"
+    on = f"go on with: {to_go_on(PROGRAM, claim.path)}"
     try:
         return _carry_out(study, asked._replace(folder=claim.path), on)
     except BrokenPipeError:
@@ -105,7 +107,7 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
         print(f"all together: python -m {PROGRAM} --merge DIR DIR ... --out DIR")
     if lacking:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
-    return max(statuses.values())
+    return max(statuses.values(), default=0)
 
 
 def _one_by_one(
@@ -148,7 +150,7 @@ def _open(study: Study, asked: Asked) -> Claim:
         for cell in study.cells:
             folder = _folder(asked, cell)
             if (folder / "config.json").exists():
-                parse([*cell.argv, "--resume", str(folder)])
+                parse([*cell.argv, *asked.to_resume(folder)])
                 read_summary(folder)  # before anything runs, if it is damaged
             elif not is_free(folder):
                 raise ValueError(f"{folder} has files, but no config.json: move it away")
@@ -165,7 +167,7 @@ def _open(study: Study, asked: Asked) -> Claim:
         write_text(claim.path / FILE, text)
         write_json(claim.path / "study.json", told)
         _copy_cells(study, asked, claim.path)
-    except OSError:
+    except (ValueError, OSError):
         claim.release(remove=True)
         raise
     return claim
@@ -177,7 +179,7 @@ def _copy_cells(study: Study, asked: Asked, into: Path) -> None:
         for folder in asked.merged:
             source, target = folder / CELLS / cell.name, into / CELLS / cell.name
             if (source / "config.json").exists() and not target.exists():
-                parse([*cell.argv, "--resume", str(source)])  # it is this cell
+                parse([*cell.argv, *asked.to_resume(source)])  # it is this cell
                 shutil.copytree(source, target, symlinks=True)
 
 

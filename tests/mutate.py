@@ -75,6 +75,7 @@ ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
 ORDER = tests("order")
+TRUST = tests("trust")
 REPORT_OF_STUDY = tests("report") + " -k=study"
 
 MUTANTS = [
@@ -1582,6 +1583,13 @@ MUTANTS = [
     Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),
     Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
+    # Data are not code.
+    Mutant("base/registry.py", "if not self._is_declared(value):", "if False:", TRUST),
+    Mutant("base/registry.py", "trusted is not None and not any", "False and not any", TRUST),
+    Mutant("cli/reading.py", "path.lstat()", "path.stat()", TRUST),
+    Mutant("data/download.py", "if not name.startswith", "if False and name.startswith", TRUST),
+    Mutant("data/_hf_folder.py", '".." in path.parts or', "", TRUST),
+    Mutant("data/pixels.py", "2 * len(images)", "2", TRUST),
     # Needs that follow from what parts say of themselves.
     Mutant("engine/needs.py", "part.forges or part.screens", "True", NEEDS),
     Mutant("engine/matching.py", "a is not None and (a is b", "a is not None or (a is b", NEEDS),

@@ -88,8 +88,8 @@ def five_classes(shape: Any, classes: int) -> Model:
     return models.logistic(shape, 5)
 
 
-def no_model(shape: Any, classes: int) -> str:
-    return "a model"
+def no_model(shape: Any, classes: int) -> Model:
+    return "a model"  # type: ignore[return-value]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -157,7 +157,8 @@ def test_records_name_places_of_the_machine_in_the_command_alone(finished: Path)
     assert settings.keys().isdisjoint({"data_dir", "out"})
     for path in finished.glob("*.json*"):
         told = [line for line in path.read_text().splitlines() if str(finished) in line]
-        assert all(line.lstrip().startswith('"command": ') for line in told)
+        outs = ('"command": ', f'"{finished}"')  # in summary.json, and among the arguments
+        assert all(line.lstrip().startswith(outs) for line in told)
 
 
 def test_traffic_is_that_counted_by_hand(finished: Path) -> None:

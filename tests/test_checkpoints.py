@@ -37,6 +37,7 @@ from fedjax_sim.run.history import Evaluations
 from fedjax_sim.run.identity import code, digest
 
 TOY = fs.toy(7, 0.9)
+OLD = (Path(__file__).parent / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
 OPTIONS: dict[str, dict[str, Any]] = {
     "phase_shift": {"phases": 3},
     "radfedi": {"redistribution_rounds": 2, "objective": TOY.objective},
@@ -711,7 +712,7 @@ def test_more_rounds_by_the_command(finished: Path, tmp_path: Path) -> None:
     assert ours == theirs
     settings = json.loads((folder / "config.json").read_text())
     assert settings["rounds"] == 8
-    assert settings["command"].endswith("--rounds 8")
+    assert settings["arguments"][-2:] == ["--rounds", "8"]
     assert bench.main(["--resume", str(folder)]) == 0  # nothing is left to do
 
 
@@ -742,11 +743,11 @@ def test_the_command_refuses_another_run(
     ("config", "message"),
     [
         (None, "has no run: it lacks config.json"),
-        ("{", "config.json cannot be read: "),
-        ("{}", "config.json is of format None, and this version of fedjax_sim reads 1"),
-        ("[1]", "config.json is of format None, and this version of fedjax_sim reads 1"),
-        ('{"format": 1}', "config.json lacks the command of the run"),
-        ('{"format": 1, "command": "python -m fedjax_sim.bench --lr no"}', "--lr"),
+        ("{", "config.json is damaged: "),
+        ("{}", "config.json is of format None, and this version of fedjax_sim reads 1 to 2"),
+        ("[1]", "config.json is damaged: it must be an object, got '[1]'"),
+        ('{"format": 2, "algo": "fedavg"}', "config.json is damaged, or of another version: it"),
+        (OLD.replace("--rounds 1", "--lr no"), "--lr"),
     ],
 )
 def test_the_command_refuses_what_is_no_run(
@@ -822,11 +823,11 @@ def test_a_run_is_loaded(finished: Path) -> None:
             r"line 1 is damaged: it must be an object, got '\[",
         ),
         ("summary.json", "\xff", "summary.json cannot be read: 'utf-8'"),
-        ("config.json", "{", "config.json cannot be read"),
+        ("config.json", "{", "config.json is damaged"),
     ],
 )
 def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"format": 1, "command": "python -m fedjax_sim.bench"}')
+    (tmp_path / "config.json").write_text(OLD)
     (tmp_path / name).write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=told):
         fs.load_run(tmp_path)

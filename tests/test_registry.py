@@ -40,10 +40,12 @@ import numpy as np
 import fedjax_sim as fs
 from fedjax_sim import schedule, selection, server
 from fedjax_sim.data import from_arrays
-from fedjax_sim.partition import partition_from_lists
+from fedjax_sim.partition import Partition, partition_from_lists
 
 
-def fed(local, *, clients_per_round: int, rate: float = 0.5, label: str = "x", hook: object = None):
+def fed(
+    local, *, clients_per_round: int, rate: float = 0.5, label: str = "x", hook: object = None
+) -> fs.Algorithm:
     """Mine: FedAvg whose server goes a part of the way.
 
     Args:
@@ -69,22 +71,22 @@ def fed(local, *, clients_per_round: int, rate: float = 0.5, label: str = "x", h
     )
 
 
-def needy(local, *, clients_per_round, level: int, rounds: int = 3):
+def needy(local, *, clients_per_round, level: int, rounds: int = 3) -> fs.Algorithm:
     return fed(local, clients_per_round=clients_per_round)
 
 
-def blobs(folder):
+def blobs(folder) -> fs.data.Dataset:
     """Three classes of points."""
     rng = np.random.default_rng(0)
     y = np.arange(60) % 3
     return from_arrays("blobs", rng.normal(size=(60, 4)) + y[:, None], y)
 
 
-def broken(folder):
+def broken(folder) -> fs.data.Dataset:
     raise ZeroDivisionError("no data today")
 
 
-def no_data(folder):
+def no_data(folder) -> fs.data.Dataset:
     return 3
 
 
@@ -96,11 +98,11 @@ class Net(nn.Module):
         return nn.Dense(self.classes)(x.reshape(x.shape[0], -1))
 
 
-def net(shape, classes):
+def net(shape, classes) -> nn.Module:
     return Net(classes)
 
 
-def bad_net(shape, classes):
+def bad_net(shape, classes) -> fs.Model:
     raise KeyError(shape)
 
 
@@ -109,19 +111,21 @@ class Linear(nnx.Linear):
         super().__init__(*shape, classes, rngs=rngs)
 
 
-def keyword_net(shape, classes, *, rngs):
+def keyword_net(shape, classes, *, rngs) -> nnx.Module:
     return Linear(shape, classes, rngs)
 
 
-def rngs_net(rngs):
+def rngs_net(rngs) -> nnx.Module:
     return Linear((4,), 3, rngs)
 
 
-def made_net(shape, classes):
+def made_net(shape, classes) -> nnx.Module:
     return Linear(shape, classes, nnx.Rngs(0))
 
 
-def slices(labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"):
+def slices(
+    labels, clients, *, seed, each: int, turn: float = 0.0, mode: str = "plain"
+) -> Partition:
     """Slices.
 
     Args:
@@ -460,6 +464,7 @@ def test_a_plugin_that_fails_is_told(mine: ModuleType, plugins: Callable[..., No
         wanted="a function (shape, classes)",
         fits=lambda value: takes(value, 1, 2),
         group="fedjax_sim.models",
+        makes=lambda: (int,),
         own={"mlp": 1},
     )
     with pytest.warns(UserWarning, match="left out: the plugin") as told:

@@ -109,7 +109,7 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> fs.cli.loading.SavedRun:
     flags += f" --model {__name__}:network"
     argv = [*flags.split(), "--algo", "fedper(lr=0.1|0.5)", "--compare", "fedavg"]
     assert bench.main([*argv, "--out", str(out)]) == 0
-    return fs.load_run(out)
+    return fs.load_run(out, trust=[__name__])
 
 
 @pytest.mark.parametrize("label", OWN)
@@ -209,7 +209,9 @@ def test_every_key_is_documented(kept: Any, timed: Any) -> None:
 
 
 def test_a_folder_of_another_format_is_refused(kept: Any, tmp_path: Path) -> None:
-    settings = {**kept.settings, "format": 2}
+    settings = {**kept.settings, "format": 3}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="is of format 2, and this version of fedjax_sim reads 1"):
+    with pytest.raises(
+        ValueError, match="is of format 3, and this version of fedjax_sim reads 1 to 2"
+    ):
         fs.load_run(tmp_path)

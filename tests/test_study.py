@@ -169,12 +169,7 @@ def test_the_best_setting(lowest: bool) -> None:
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
-    told = {
-        "format": 1,
-        "command": "",
-        "score": "accuracy",
-        "metric": {"best": "highest", "percent": True},
-    }
+    told = (ROOT / "tests" / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
     found = {
         "validation_best_per_run": [0.5] * 6,
         "score_validated_per_run": [0.4] * 6,
@@ -182,9 +177,11 @@ def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Pat
         "score_last_per_run": [0.3] * 6,
         "bytes_up": 10**6,
         "bytes_down": 2 * 10**6,
+        "rounds": 2,
+        "score": "client_accuracy",
     }
     texts = [text for row in plan.rows.values() for text in row]
-    (tmp_path / "config.json").write_text(json.dumps(told), encoding="utf-8")
+    (tmp_path / "config.json").write_text(told, encoding="utf-8")
     (tmp_path / "summary.json").write_text(
         json.dumps(dict.fromkeys(texts, found)), encoding="utf-8"
     )
@@ -394,7 +391,7 @@ def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, shown))
     assert str(plan) == "3 methods with 18 settings, 2 cells: 540 runs"
     for path in sorted((ROOT / "benchmarks" / "reproduce").glob("*.toml")):
-        assert read_study(path).cells
+        assert read_study(path, ["benchmarks"]).cells
 
 
 @pytest.mark.parametrize(
@@ -505,7 +502,7 @@ def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
         arms = phase_shift.doubled(common.thesis_update(model, 1, 0.01), phase_shift.SMALL)
         asked = [
             (cell.config.training.epochs, cell.config.experiment)
-            for cell in read_study(written(tmp_path, text)).cells
+            for cell in read_study(written(tmp_path, text), ["benchmarks"]).cells
         ]
         assert [(f"E = {e:g}", its.rounds, its.eval_every) for e, its in asked] == [
             (name, arm.rounds, arm.eval_every) for name, arm in arms.items()

@@ -96,6 +96,7 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
     "algorithm",
     wanted="a function (local, *, clients_per_round, ...) -> Algorithm",
     fits=lambda value: takes(value, None, clients_per_round=1),
+    makes=lambda: (Algorithm,),
     group="fedjax_sim.algorithms",
     own={
         name: value

@@ -59,20 +59,28 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         >>> read_npz(file, ["w"])
         {'w': array([0, 1, 2])}
     """
+    check_regular(path)
     with path.open("rb") as file:
         # A header with a flipped bit raises anything from SyntaxError to MemoryError.
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
                 chosen = {n: i for n, i in members.items() if names is None or n in names}
-                _check_memory(sum(info.file_size for info in chosen.values()))
+                check_memory(sum(info.file_size for info in chosen.values()))
                 return {name: _array(archive, info) for name, info in chosen.items()}
         except Exception as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             raise DamagedError(f"{path}: not a whole .npz file of arrays: {reason}") from error
 
 
-def _check_memory(size: int) -> None:
+def check_regular(path: Path) -> None:
+    """Raises DamagedError for a folder, or what waits for a writer, such as a named pipe."""
+    if path.exists() and not path.is_file():
+        raise DamagedError(f"{path}: not a regular file")
+
+
+def check_memory(size: int) -> None:
+    """Raises ValueError if a declared size, in bytes, exceeds this machine's memory."""
     there = memory_of_host()
     if there is not None and size > there:
         raise ValueError(f"it declares {size / _MB:,.0f} MB, this machine has {there / _MB:,.0f}")

@@ -9,11 +9,14 @@ import re
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from fedjax_sim.base.signatures import returned
 from fedjax_sim.base.spelling import hint, plain
 
 if TYPE_CHECKING:
@@ -23,6 +26,35 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _HERE = Path(__file__).parents[1]
+
+_TRUSTED: ContextVar[Collection[str] | None] = ContextVar("trusted", default=None)
+"""The modules that names may import; None for any."""
+
+
+imported: dict[str, None] = {}
+"""The modules that names have imported, in order, for a line that says how to go on."""
+
+
+@contextmanager
+def trusting(modules: Collection[str]) -> Iterator[None]:
+    """Limits the imports of every registry while names are read that a file gives.
+
+    Args:
+        modules: the modules, and packages, that ``package.module:attribute`` may import.
+
+    Example:
+        >>> rules = Registry("rule", wanted="a float", fits=callable, makes=lambda: (float,))
+        >>> with trusting(["math"]):
+        ...     rules.resolve("os:system")
+        Traceback (most recent call last):
+        fedjax_sim.base.registry.UntrustedError: 'os:system' runs code of the module os, and a \
+file names it: add --trust os, or trust=['os'] in Python, if you trust that code
+    """
+    before = _TRUSTED.set(modules)
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(before)
 
 
 class Registry(Mapping[str, T]):
@@ -36,6 +68,7 @@ class Registry(Mapping[str, T]):
         kind: what a value is, for messages.
         wanted: what a value must be, for messages.
         fits: whether a value is that.
+        makes: the types that such a value is or returns, the first one for messages.
         group: the group of entry points; "" for none.
         own: the package's own values.
 
@@ -47,12 +80,21 @@ class Registry(Mapping[str, T]):
 
     Example:
         >>> from fedjax_sim.base.signatures import takes
-        >>> rules = Registry("rule", wanted="a function (x)", fits=lambda f: takes(f, 0))
+        >>> rules = Registry(
+        ...     "rule",
+        ...     wanted="a function (x) -> float",
+        ...     fits=lambda f: takes(f, 0),
+        ...     makes=lambda: (float,),
+        ... )
         >>> @rules.register
         ... def halve(x):
         ...     return x / 2
-        >>> rules["halve"](3), rules.resolve("math:sqrt")[1](9)
-        (1.5, 3.0)
+        >>> rules["halve"](3)
+        1.5
+        >>> rules.resolve("math:sqrt")
+        Traceback (most recent call last):
+        ValueError: math:sqrt is not a declared rule: write its return type, -> float, or \
+@RULES.register above it
         >>> rules.resolve("have")
         Traceback (most recent call last):
         fedjax_sim.base.registry.UnknownNameError: 'have' is no rule; did you mean halve?
@@ -64,12 +106,13 @@ class Registry(Mapping[str, T]):
         *,
         wanted: str,
         fits: Callable[[Any], bool],
+        makes: Callable[[], tuple[type, ...]],
         group: str = "",
         own: Mapping[str, T] = MappingProxyType({}),
     ) -> None:
         """Nothing is imported yet."""
         self.kind, self.wanted, self.group = kind, wanted, group
-        self._fits = fits
+        self._fits, self._makes = fits, makes
         self._values: dict[str, T] = dict(own)
         self.own = frozenset(own)
         self._plugins: dict[str, EntryPoint] | None = None
@@ -137,7 +180,9 @@ class Registry(Mapping[str, T]):
 
         Raises:
             UnknownNameError: if there is none of that name; offers those that are spelt nearly so.
-            ValueError: if it cannot be imported, or is of another kind.
+            UntrustedError: if a file names it, and the caller does not trust its module.
+            ValueError: if it cannot be imported, is of another kind, or is not declared to be of
+              this one, by its return type or by ``register``.
         """
         module, _, attribute = text.partition(":")
         if module and attribute:
@@ -164,6 +209,12 @@ class Registry(Mapping[str, T]):
             raise ValueError(f"{name} must be {self.wanted}, got {_described(value)}")
 
     def _imported(self, text: str, module: str, attribute: str) -> T:
+        trusted = _TRUSTED.get()
+        if trusted is not None and not any(f"{module}.".startswith(f"{t}.") for t in trusted):
+            raise UntrustedError(
+                f"{text!r} runs code of the module {module}, and a file names it: add --trust "
+                f"{module}, or trust=[{module!r}] in Python, if you trust that code"
+            )
         try:
             value: Any = importlib.import_module(module)
             for part in attribute.split("."):
@@ -171,13 +222,28 @@ class Registry(Mapping[str, T]):
         except Exception as error:  # a module may raise anything
             raise ValueError(f"{text}: {told(error)}") from error
         self._check(text, value)
+        if not self._is_declared(value):
+            raise ValueError(
+                f"{text} is not a declared {self.kind}: write its return type, "
+                f"-> {self._makes()[0].__name__}, or @{self.kind.replace(' ', '').upper()}S"
+                ".register above it"
+            )
+        imported[module] = None
         return value
+
+    def _is_declared(self, value: Any) -> bool:
+        """Whether a value is, returns, or was registered as, what this registry holds."""
+        makes = self._makes()
+        if isinstance(value, makes) or any(value is known for known in self._values.values()):
+            return True
+        made = value if isinstance(value, type) else returned(value)
+        return isinstance(made, type) and issubclass(made, makes)
 
     def _waiting(self) -> Mapping[str, EntryPoint]:
         """The plugins that are not loaded yet."""
         if self._plugins is None:
             found = entry_points().select(group=self.group)
-            self._plugins = {entry.name: entry for entry in found}
+            self._plugins = {entry.name: entry for entry in found if not _lies_here(entry)}
             for name in self._plugins.keys() & self.own:
                 value = self._plugins.pop(name).value
                 warnings.warn(
@@ -218,8 +284,18 @@ def entry_points() -> Any:  # two types with a select(), before and since Python
     return metadata.entry_points()
 
 
+def _lies_here(entry: EntryPoint) -> bool:
+    """Whether a plugin lies in the working folder, which Python searches, and is not installed."""
+    distribution = getattr(entry, "dist", None)
+    return distribution is not None and Path(distribution.locate_file("")).resolve() == Path.cwd()
+
+
 class UnknownNameError(ValueError):
     """A name that a registry does not have."""
+
+
+class UntrustedError(ValueError):
+    """A name in a file that would run code which the caller does not trust."""
 
 
 def told(error: Exception) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import inspect
+import sys
+import types
 import typing
 from collections.abc import Callable, Container
 from typing import Any
@@ -50,3 +54,25 @@ def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
     except (TypeError, ValueError):  # the second one for builtins without a signature
         return False
     return True
+
+
+def returned(function: Any) -> Any:
+    """Returns the return type that a function declares; None if it has none that can be read.
+
+    >>> def three() -> int: ...
+    >>> returned(three), returned(functools.partial(three)), returned(print)
+    (<class 'int'>, <class 'int'>, None)
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__annotations__"):  # a value of a class that can be called
+        function = getattr(type(function), "__call__", None)  # noqa: B004
+    names = vars(sys.modules.get(getattr(function, "__module__", None) or "", builtins))
+    try:
+        # Of all annotations this one alone: others may be of what only checkers import.
+        made = function.__annotations__["return"]
+        alone = types.SimpleNamespace(__annotations__={"return": made})
+        return typing.get_type_hints(alone, names)["return"]
+    except (AttributeError, KeyError, NameError, SyntaxError, TypeError):
+        return None

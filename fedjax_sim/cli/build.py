@@ -18,7 +18,7 @@ from fedjax_sim.base import (
     Model,
     Task,
 )
-from fedjax_sim.base.registry import UnknownNameError, told
+from fedjax_sim.base.registry import told
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli import adapting, attacking, dealing, timing
 from fedjax_sim.cli.config import Config
@@ -39,6 +39,7 @@ from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
+from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
@@ -112,7 +113,9 @@ def build(config: Config) -> Setup:
         execution = execution_of(config.machine)
     except (ValueError, ImportError) as error:
         raise flagged(error, ["devices", "chunk", "lanes", "compile_for"]) from error
-    loaded, split = experiment.load(), config.scores.split
+    machine, split = config.machine, config.scores.split
+    with downloading(not machine.dry_run and machine.resume is None):
+        loaded = experiment.load()
     natural = dealing.takes_owners(experiment.partition, loaded)
     fraction = config.scores.test_fraction
     dataset = population(loaded, split, natural=natural, test_fraction=fraction)
@@ -316,15 +319,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
     Raises:
         ValueError: if there is no such model, or it does not fit the data.
     """
-    try:
-        key, made = MODELS.resolve(name)
-    except UnknownNameError as error:
-        known = ", ".join(MODELS)
-        raise ValueError(
-            f"--model: {error}; use one of {known}, or package.module:factory"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"--model {error}") from error
+    key, made = MODELS.resolve(name)
     try:
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -17,7 +18,17 @@ from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.settings import Group, Instead, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
-from fedjax_sim.partition.samplers import SAMPLERS, form_of
+from fedjax_sim.partition.samplers import SAMPLERS, form_of, parse_form
+
+
+def _partition(text: str) -> str:
+    """Returns the text if it names a sampler or a file."""
+    try:
+        text.endswith(".npz") or parse_form(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
 
 Split = Literal["official", "clients", "holdout"]
 Standardise = Literal["global", "local"]
@@ -77,6 +88,7 @@ class Experiment(Source):
         ),
         shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
+        convert=lambda text: _partition(text),
         instead=Instead(
             "--emd",
             "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "

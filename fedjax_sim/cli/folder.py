@@ -31,8 +31,8 @@ from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
 
 FILES = ("config.json", "metrics.jsonl", "times.jsonl", "clients.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
-FORMAT = 1
-"""Of a run's folder, see docs/run_folder.md; another one is refused."""
+FORMAT = 2
+"""Of a run's folder, see docs/run_folder.md; a later one is rejected."""
 
 CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints, within that of a run; one for each algorithm."""

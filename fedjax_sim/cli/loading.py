@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +15,12 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Variables
 from fedjax_sim.base.brief import Text, brief, html_table, over_runs
+from fedjax_sim.cli import schema
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
-from fedjax_sim.cli.resuming import arguments, written
+from fedjax_sim.cli.reading import read_object, read_rows
+from fedjax_sim.cli.resuming import written
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.cores import default_device
 from fedjax_sim.run.archive import unpacked
@@ -42,6 +43,7 @@ class SavedRun:
           ``pandas.DataFrame`` takes.
         clients: the last of these rows of each algorithm that has finished, with the scores of all
           clients in lists, ``clients.jsonl``; null is a client without a score.
+        trust: the modules that its settings may import.
     """
 
     folder: Path
@@ -49,6 +51,7 @@ class SavedRun:
     summary: dict[str, Any]
     records: list[dict[str, Any]]
     clients: list[dict[str, Any]]
+    trust: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         kept = ("dataset", "partition", "clients", "rounds", "seeds")
@@ -66,7 +69,7 @@ class SavedRun:
         summary = self.summary.get(algorithm, {})
         if "diverged" in summary or not summary:
             return Text("diverged" if summary else "not finished")
-        return over_runs(summary["score_last_per_run"])
+        return over_runs(summary.get("score_last_per_run", []))
 
     @property
     def algorithms(self) -> tuple[str, ...]:
@@ -77,12 +80,13 @@ class SavedRun:
     def _setup(self) -> Setup:
         """Built again from the command: it loads the data."""
         # Not before it is needed: it imports modules that users start by ``python -m``.
-        from fedjax_sim.cli.parser import parse
+        from fedjax_sim.cli.parser import parse_folder
 
-        config = parse(arguments(self.folder))
+        config = parse_folder(self.folder, self.trust)
         # Nothing is trained, so a single CPU device is no reason for a warning: name the devices.
         devices = len(jax.local_devices()) if default_device() is None else None
-        return build(dataclasses.replace(config, machine=Machine(devices=devices)))
+        machine = Machine(devices=devices, resume=str(self.folder))
+        return build(dataclasses.replace(config, machine=machine))
 
     @property
     def model(self) -> Model:
@@ -209,11 +213,13 @@ def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Vari
     return variables
 
 
-def load_run(folder: str | Path) -> SavedRun:
-    """Reads what a run of the command left.
+def load_run(folder: str | Path, trust: Collection[str] = ()) -> SavedRun:
+    """Reads what a run of the command left, as data: nothing in the folder is run.
 
     Args:
         folder: that of the run, its ``--out``.
+        trust: the modules, or packages, from which the model, the methods and the data set of the
+            run may come, if its settings name them as ``package.module:function``.
 
     Returns:
         Settings, scores, and on request the model, its weights and the data.
@@ -237,38 +243,20 @@ def load_run(folder: str | Path) -> SavedRun:
     """
     folder = Path(folder)
     settings, summary = written(folder), read_summary(folder)
-    records, clients = (_rows(folder / f"{name}.jsonl") for name in ("metrics", "clients"))
-    return SavedRun(folder, settings, summary, records, clients)
+    metrics, clients = (folder / f"{name}.jsonl" for name in ("metrics", "clients"))
+    records, last = read_rows(metrics), read_rows(clients)
+    schema.check_rows(metrics, records, schema.RECORD)
+    schema.check_rows(clients, last, schema.CLIENTS)
+    return SavedRun(folder, settings, summary, records, last, tuple(trust))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """``summary.json``; empty if no algorithm has finished.
+    """Reads ``summary.json``; empty if no algorithm has finished.
 
     Raises:
         ValueError: if it is damaged; names the file.
     """
     path = folder / "summary.json"
-    return _parsed(path, _text(path)) if path.exists() else {}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file; none if there is no such file."""
-    lines = _text(path).splitlines() if path.exists() else []
-    return [_parsed(f"{path}, line {i}", line) for i, line in enumerate(lines, 1)]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-
-
-def _parsed(where: str | Path, text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{where} is damaged: it must be an object, got {text[:40]!r}")
-    return content
+    summary = read_object(path) if path.exists() else {}
+    schema.check_summary(path, summary)
+    return summary

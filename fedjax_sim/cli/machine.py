@@ -143,7 +143,9 @@ class Machine(Group):
         shown="none", metavar="NAME", convert=known, place=True,
     )  # fmt: skip
     dry_run: bool = setting(
-        False, "say what would run: rounds, steps, bytes, programs; and end", place=True
+        False,
+        "say what would run (rounds, steps, bytes, programs), download nothing, and end",
+        place=True,
     )
     pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
     compile_for: str | None = setting(

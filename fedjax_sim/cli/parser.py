@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base.registry import imported, trusting
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
@@ -23,7 +24,7 @@ from fedjax_sim.cli.methods import (
     owners_of,
     registered,
 )
-from fedjax_sim.cli.resuming import arguments, asked, check_settings
+from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
 from fedjax_sim.cli.written import TRAINED, check_used, read, written
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
@@ -35,7 +36,7 @@ OWN_MODELS = frozenset(
 )
 """The methods whose point is models of the clients' own."""
 
-_TAKEN = {"algo", "compare", "list", "help", "version", "emd"}.union(
+_TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
     *({field.name for field in dataclasses.fields(group)} for group in GROUPS.values())
 )
 """Names that no parameter of an algorithm may have."""
@@ -73,7 +74,7 @@ def parse(argv: Sequence[str]) -> Config:
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
     """
-    folder, others = asked(argv)
+    folder, trust, others = asked(argv)
     if folder is not None:
         for text in others:
             name = text.partition("=")[0]
@@ -81,33 +82,59 @@ def parse(argv: Sequence[str]) -> Config:
                 raise ValueError(
                     f"{name} is for a new run; --resume {folder} goes on in its folder"
                 )
-        return _going_on(folder, lambda b: _config([*b, *others, "--resume", str(folder)]))
-    config = _config(argv)
-    out = config.machine.out
-    if out is None or not config.machine.or_resume or not (Path(out) / "config.json").exists():
+
+        def going_on(before: list[str]) -> Config:
+            with trusting(trust):
+                return _config([*before, *others, "--resume", str(folder)])
+
+        return _going_on(folder, trust, going_on)
+    config = _config(others)
+    machine = config.machine
+    if trust and not machine.or_resume:
+        raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
+    out = machine.out
+    if out is None or not machine.or_resume or not (Path(out) / "config.json").exists():
         return config
-    machine = dataclasses.replace(config.machine, resume=out)
-    return _going_on(Path(out), lambda _: dataclasses.replace(config, machine=machine))
+    there = dataclasses.replace(config, machine=dataclasses.replace(machine, resume=out))
+    # This command line has named these modules already.
+    return _going_on(Path(out), [*trust, *imported], lambda _: there)
 
 
-def _going_on(folder: Path, config_of: Callable[[list[str]], Config]) -> Config:
+def _going_on(
+    folder: Path, trust: Collection[str], config_of: Callable[[list[str]], Config]
+) -> Config:
     """The settings of the run in a folder, as it is to go on.
 
     Args:
         folder: the folder.
+        trust: the modules that its names may import.
         config_of: the settings, of the arguments that the run began with.
 
     Raises:
         ValueError: if the folder has no run, or another setting is not the machine's.
     """
     try:
+        begun = parse_folder(folder, trust)
         before = arguments(folder)
-        begun = _config(before)
     except ValueError as error:
         raise ValueError(f"--resume {folder}: {error}") from error
     config = config_of(before)
     check_settings(folder, begun, config)
     return config
+
+
+def parse_folder(folder: Path, trust: Collection[str]) -> Config:
+    """Reads the settings of the run in a folder.
+
+    Args:
+        folder: the folder.
+        trust: the modules that its names may import.
+
+    Raises:
+        ValueError: if there is no run, or it names what cannot be had or is not trusted.
+    """
+    with trusting(trust):
+        return _config(arguments(folder))
 
 
 def _config(argv: Sequence[str]) -> Config:
@@ -175,6 +202,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         help="print every algorithm, or those with each WORD in their entry, and exit: paper, "
         "parts, flags, traffic",
     )
+    add_trust(group)
     add_options(parser, owners, chosen.names, helping=chosen.helping)
     for settings in GROUPS.values():
         settings.add_flags(parser.add_argument_group(settings.title), helping=chosen.helping)

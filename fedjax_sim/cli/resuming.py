@@ -2,62 +2,112 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedjax_sim.base.registry import imported
+from fedjax_sim.cli import schema
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.rates import changes_with
+from fedjax_sim.cli.reading import check_entries, read_object
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
 """Settings that are the machine's: the results are those of any."""
 
 
+_STARTED = ("--resume", "--out", "--distributed")
+"""Flags of a run's arguments that say where it was started, not what it is."""
+
+
+class Resuming(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        folder: the folder to go on in; None for a new run.
+        trust: the modules that names in that folder may import.
+        others: the other arguments.
+    """
+
+    folder: Path | None
+    trust: list[str]
+    others: list[str]
+
+
 def written(folder: Path) -> dict[str, Any]:
-    """The settings of a run, ``config.json``.
+    """Reads the settings of a run, ``config.json``.
 
     Raises:
-        ValueError: if there are none, or they cannot be read.
+        ValueError: if there are none, or they are not what the command writes.
     """
     path = folder / "config.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder} has no run: it lacks config.json") from error
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    its = found.get("format") if isinstance(found, dict) else None
-    if its != FORMAT:
+    check_entries(folder)
+    if not path.exists():
+        raise ValueError(f"{folder} has no run: it lacks config.json")
+    found = read_object(path)
+    its = found.get("format")
+    if type(its) is not int or not 1 <= its <= FORMAT:
         raise ValueError(
-            f"{path} is of format {its}, and this version of fedjax_sim reads {FORMAT}"
+            f"{path} is of format {its}, and this version of fedjax_sim reads 1 to {FORMAT}"
         )
-    if "command" not in found:
-        raise ValueError(f"{path} lacks the command of the run")
+    if its == 1:  # it has the line of a shell
+        command = found.pop("command", None)
+        try:
+            found["arguments"] = shlex.split(command)[3:] if isinstance(command, str) else command
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: command: {error}") from error
+    schema.check_settings(path, found)
     return found
 
 
+def add_trust(parser: argparse._ActionsContainer) -> None:
+    """Adds the flag of the modules that names in a file may import."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module, or package, of yours whose functions a folder or a study file may name as "
+        "package.module:function: that runs their code; repeat it for several (default: none)",
+    )
+
+
 def arguments(folder: Path) -> list[str]:
-    """The arguments of the command that began the run in a folder, without where it ran."""
+    """Reads the arguments that began the run in a folder, without those of the place.
+
+    Raises:
+        ValueError: as :func:`written` does, or if they are none of a run.
+    """
+    given = written(folder)["arguments"]
+    if ends := [word for word in given if word.startswith(("-h", "--help", "--list", "--version"))]:
+        raise ValueError(f"{folder / 'config.json'} is damaged: arguments cannot have {ends[0]!r}")
     parser = Parser(add_help=False)
-    for name in ("--distributed", "--out"):
+    for name in _STARTED:
         parser.add_argument(name)
     parser.add_argument("--or-resume", action="store_true")
-    words = shlex.split(written(folder)["command"])[3:]  # after python -m fedjax_sim.bench
-    return parser.parse_known_args(words)[1]
+    add_trust(parser)
+    return parser.parse_known_args(given)[1]
 
 
-def asked(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The folder that ``--resume`` names, and the other arguments."""
+def to_go_on(program: str, folder: Path) -> str:
+    """Returns the command that goes on in a folder, with the modules that it needs."""
+    trust = (word for module in imported for word in ("--trust", module))
+    return shlex.join(["python", "-m", program, "--resume", str(folder), *trust])
+
+
+def asked(argv: Sequence[str]) -> Resuming:
+    """Reads ``--resume`` and ``--trust``."""
     parser = Parser(add_help=False)
     parser.add_argument("--resume", metavar="DIR", type=folder_name)
+    add_trust(parser)
     given, others = parser.parse_known_args(argv)
-    return (None if given.resume is None else Path(given.resume)), others
+    return Resuming(None if given.resume is None else Path(given.resume), given.trust, others)
 
 
 def check_settings(folder: Path, begun: Config, config: Config) -> None:

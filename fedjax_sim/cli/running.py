@@ -39,7 +39,7 @@ from fedjax_sim.tasks.sums import mean_known
 
 
 def open_folder(
-    config: Config, setup: Setup, groups: Sequence[Sequence[str]], command: str
+    config: Config, setup: Setup, groups: Sequence[Sequence[str]], argv: Sequence[str]
 ) -> RunFolder:
     """Makes the run folder, with the settings.
 
@@ -80,10 +80,10 @@ def open_folder(
                     f"--resume {path}: JAX draws other random numbers now: {name} is {ours}, and "
                     f"{theirs} in the run"
                 )
-        command = begun["command"]
+        argv = begun["arguments"]
         if begun["rounds"] != config.experiment.rounds:
-            command += f" --rounds {config.experiment.rounds}"
-    told = {"format": FORMAT, **config.record(), **found, "command": command}
+            argv = [*argv, "--rounds", str(config.experiment.rounds)]
+    told = {"format": FORMAT, **config.record(), **found, "arguments": argv}
     lost = [] if resume is None else lost_checkpoints(path, groups)
     folder = RunFolder(
         path,

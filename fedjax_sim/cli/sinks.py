@@ -107,6 +107,7 @@ SINKS: Registry[Opens] = Registry(
     "sink",
     wanted="a function (name, settings, folder) that returns a Sink",
     fits=lambda value: takes(value, "", {}, Path()),
+    makes=lambda: (Sink,),
     group="fedjax_sim.sinks",
     own={"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio},
 )

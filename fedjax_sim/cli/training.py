@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
 from fedjax_sim.cli.rates import CONSTANT, FORMS, schedule
 from fedjax_sim.cli.settings import Group, setting
@@ -47,6 +49,7 @@ class Training(Group):
             "-> Model or flax.linen module, factory(shape, classes, rngs) -> flax.nnx module"
         ),
         metavar="NAME",
+        convert=lambda text: _model(text),
     )
     epochs: float = by_dataset("epochs", "local epochs a round", above=0, at_most=10_000)
     batch_size: int = setting(16, "samples in a minibatch", at_least=1)
@@ -106,3 +109,17 @@ class Training(Group):
         if known.get("optimizer", self.optimizer) not in WITH_MOMENTUM:
             known.setdefault("momentum", None)
         return dataclasses.replace(self, **known)
+
+
+def _model(text: str) -> str:
+    """Returns the text if it names a model."""
+    try:
+        MODELS.resolve(text)
+    except UnknownNameError as error:
+        known = ", ".join(MODELS)
+        raise argparse.ArgumentTypeError(
+            f"{error}; use one of {known}, or package.module:factory"
+        ) from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text

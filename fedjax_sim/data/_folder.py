@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_sim.base.files import check_regular
 from fedjax_sim.data.categories import numbers_or_texts
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
@@ -59,7 +60,10 @@ def image_folder(
     files = [_files(place, of) for place, of in zip(places, found, strict=True)]
     from PIL import Image
 
-    x, notes = read_images(((str(f), f) for each in files for f, _ in each), Image.open, size)
+    images = [(str(file), file) for each in files for file, _ in each]
+    for _, file in images:
+        check_regular(file)
+    x, notes = read_images(images, Image.open, size)
     y = np.array([names.index(c) for each in files for _, c in each], np.int32)
     if len(places) == 2:
         of_test, words = np.arange(len(x)) >= len(files[0]), f"the folder {held!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -119,19 +120,26 @@ def _is_flags(values: Array) -> bool:
 def _images(parts: Sequence[Split], column: str, size: Size) -> tuple[NDArray[np.uint8], list[str]]:
     import datasets
 
-    sources = (
+    sources = [
         (f"{name}, column {column!r}", (rows, i, column))
         for part in parts
         for rows in [
             part.rows.with_format(None)
             .select_columns([column])
-            .cast_column(column, datasets.Image())
+            .cast_column(column, datasets.Image(decode=False))
         ]
         for i, name in enumerate(part.names)
-    )
-    return read_images(sources, _decoded, size)
+    ]
+    return read_images(sources, _opened, size)
 
 
-def _decoded(place: tuple[Any, int, str]) -> Any:
+def _opened(place: tuple[Any, int, str]) -> Any:
+    """Opens an image as ``datasets`` does, which opens addresses of the network too."""
+    from PIL import ExifTags, Image, ImageOps
+
     rows, i, column = place
-    return rows[i][column]
+    stored = rows[i][column]
+    inside = stored["bytes"]
+    image = Image.open(stored["path"] if inside is None else io.BytesIO(inside))
+    turned = image.getexif().get(ExifTags.Base.Orientation) is not None
+    return ImageOps.exif_transpose(image) if turned else image

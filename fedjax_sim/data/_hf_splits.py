@@ -36,6 +36,11 @@ class Split(NamedTuple):
         if type(feature).__name__ not in ("Value", "ClassLabel"):
             while hasattr(feature, "feature"):  # of lists
                 feature = feature.feature
+            if hasattr(feature, "decode_example"):  # it would open what rows name
+                raise ValueError(
+                    f"column {column!r} must be of numbers, texts or images, got "
+                    f"{self.rows.features[column]}"
+                )
             # The formatter makes int64 of all integers, and float32 of all floats.
             exact = {"uint8": np.uint8, "float64": np.float64}.get(feature.dtype)
             return np.asarray(rows.with_format("numpy", dtype=exact)[:][column])

@@ -6,7 +6,7 @@ import logging
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.data._hf_columns import check_roles, labels, numbers, only_label, texts
+from fedjax_sim.data._hf_folder import check_images, in_a_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, inputs
 from fedjax_sim.data._hf_splits import check_columns, splits_of
 from fedjax_sim.data.categories import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
-from fedjax_sim.data.folder import DataNotFoundError
+from fedjax_sim.data.folder import DataNotFoundError, may_download
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
@@ -41,8 +42,6 @@ FORM = (
 )
 ROLES = ("label", "target", "client", "input", "test")
 OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size")
-FILES = {".parquet": "parquet", ".arrow": "arrow"}
-SAVED = ("dataset_dict.json", "state.json")
 
 
 class Request(NamedTuple):
@@ -93,18 +92,9 @@ def huggingface(name: str, of: Request) -> Dataset:
     datasets = _library(name)
     place = Path(of.place).expanduser()
     with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
-        if any((place / file).is_file() for file in SAVED):
-            if of.config is not None:
-                raise ValueError(f"config={of.config} is for the Hub's data sets, not for a folder")
-            loaded = _read(datasets.load_from_disk, str(place))
-        elif place.is_file():
-            if place.suffix not in FILES or of.config is not None:
-                wanted = "must be .parquet or .arrow, without config="
-                raise ValueError(f"a file {wanted}, got {place.name}")
-            kind, file = FILES[place.suffix], str(place)
-            loaded = _read(datasets.load_dataset, kind, data_files=file, cache_dir=scratch)
-        elif place.is_dir():
-            loaded = _read(datasets.load_dataset, str(place), of.config, cache_dir=scratch)
+        if place.exists():
+            with _offline(datasets):
+                loaded = read_local(datasets, place, of.config, scratch)
         else:
             loaded = _of_the_hub(datasets, name, of)
         return from_huggingface(name, loaded, **of.columns)
@@ -136,42 +126,46 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _read(load: Any, *args: Any, **settings: Any) -> Any:
-    try:
-        return load(*args, **settings)
-    except Exception as error:  # of pyarrow, fsspec and the builders: of many kinds
-        raise ValueError(f"cannot be read: {_line(error)}") from error
-
-
-def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Keeps ``datasets`` from asking the Hub."""
     from huggingface_hub import constants
 
     switches: tuple[Any, ...] = (datasets.config, constants)
     before = [module.HF_HUB_OFFLINE for module in switches]
+    for module in switches:
+        module.HF_HUB_OFFLINE = True
     try:
-        if not getproxies():  # without network the Hub is asked for 23 s: look at the cache at once
-            try:
-                socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
-            except OSError:
-                for module in switches:
-                    module.HF_HUB_OFFLINE = True
-        return datasets.load_dataset(of.place, of.config)
-    except OSError as error:  # none of that name too
-        raise DataNotFoundError(
-            f"data set {name!r}: there is no folder or file {of.place}, and as a name of the Hub "
-            f"it cannot be had: {_line(error)}"
-        ) from error
-    except Exception as error:
-        raise ValueError(f"cannot be read: {_line(error)}") from error
+        yield
     finally:
         for module, offline in zip(switches, before, strict=True):
             module.HF_HUB_OFFLINE = offline
 
 
-def _line(error: Exception) -> str:
-    """What an error says, in a line of some length."""
-    told = " ".join(str(error).split()) or type(error).__name__
-    return told if len(told) <= 300 else f"{told[:300]} …"
+def _reachable() -> bool:
+    """Whether the Hub's address is known: without network ``datasets`` asks for it for 23 s."""
+    from huggingface_hub import constants
+
+    try:
+        return bool(getproxies() or socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443))
+    except OSError:
+        return False
+
+
+def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
+    with nullcontext() if may_download() and _reachable() else _offline(datasets):
+        try:
+            loaded = datasets.load_dataset(of.place, of.config)
+        except OSError as error:  # none of that name too
+            raise DataNotFoundError(
+                f"data set {name!r}: there is no folder or file {of.place}, and as a name of the "
+                f"Hub it cannot be had: {in_a_line(error)}"
+            ) from error
+        except Exception as error:
+            raise ValueError(f"cannot be read: {in_a_line(error)}") from error
+    caches = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
+    check_images(datasets, loaded, [Path(cache).resolve() for cache in caches])
+    return loaded
 
 
 def from_huggingface(

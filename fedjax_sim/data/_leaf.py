@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import check_regular
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
 from fedjax_sim.data.parts import Part, from_parts
@@ -144,6 +145,7 @@ def _users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
+    check_regular(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:

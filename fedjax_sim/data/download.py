@@ -15,7 +15,13 @@ from urllib.request import getproxies
 
 import numpy as np
 
-from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
+from fedjax_sim.data.folder import (
+    DataDir,
+    DataNotFoundError,
+    check_inside,
+    given_folder,
+    may_download,
+)
 
 
 @contextmanager
@@ -113,9 +119,12 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
     folder = _tfds_folder(name, data_dir)
+    check_inside((folder or Path(tfds.core.constants.DATA_DIR)) / name.partition("/")[0])
     try:
-        with _no_folder_left():
+        with _no_folder_left(), _own_features(tfds.features.FeatureConnector):
             return tfds.builder(name, data_dir=folder)
+    except _ForeignClassError as error:
+        raise ValueError(f"tfds:{name} in {folder}: {error}") from error
     except Exception as error:
         # A name that TFDS does not know is a ValueError; a dataset_info.json that it cannot read is
         # one of protobuf's errors, a failed assertion, or a text that is no UTF-8.
@@ -143,7 +152,7 @@ def prepared_builder(name: str, data_dir: DataDir) -> Any:
     # Asked first: as_data_source on a missing folder starts a download and hangs without network.
     if builder.is_prepared():
         return builder
-    if given_folder(data_dir) is not None:
+    if given_folder(data_dir) is not None or not may_download():
         raise tfds_not_ready(builder, name, "no such data set there")
     try:
         download_dataset(name)
@@ -183,6 +192,30 @@ def _no_folder_left() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = before
+
+
+class _ForeignClassError(ValueError):
+    """A features.json that names a class which is not of TFDS."""
+
+
+@contextmanager
+def _own_features(connector: Any) -> Iterator[None]:
+    """Keeps TFDS from importing the modules of classes that a features.json names."""
+    before = connector.__dict__["cls_from_name"]
+
+    def of_tfds(cls: Any, name: str) -> Any:
+        if not name.startswith("tensorflow_datasets.core.features."):
+            raise _ForeignClassError(
+                f"features.json must name classes of TFDS, got {name!r}: read the data in Python "
+                "and hand them to from_arrays"
+            )
+        return before.__func__(cls, name)
+
+    connector.cls_from_name = classmethod(of_tfds)
+    try:
+        yield
+    finally:
+        connector.cls_from_name = before
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:

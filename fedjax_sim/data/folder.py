@@ -1,9 +1,30 @@
 """The folder of the user's data, and the error that says what is missing in it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 DataDir = str | os.PathLike[str] | None
+
+
+_DOWNLOADS: ContextVar[bool] = ContextVar("downloads", default=True)
+
+
+@contextmanager
+def downloading(allowed: bool) -> Iterator[None]:
+    """Says whether a data set that is not there may be downloaded."""
+    before = _DOWNLOADS.set(allowed)
+    try:
+        yield
+    finally:
+        _DOWNLOADS.reset(before)
+
+
+def may_download() -> bool:
+    """Whether a data set that is not there may be downloaded."""
+    return _DOWNLOADS.get()
 
 
 class DataNotFoundError(FileNotFoundError):
@@ -51,6 +72,17 @@ def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
             f"data set {name!r} is not ready in {folder} (no file {relative}); {advice}"
         )
     return folder / relative
+
+
+def check_inside(folder: Path) -> None:
+    """Raises ValueError for a link that leads out of a folder, or a special file in it."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise ValueError(f"{path} is a link out of its folder: put the file itself there")
+            if not path.is_dir() and not path.is_file():
+                raise ValueError(f"{path} must be a regular file")
 
 
 def existing(name: str, path: Path, *, folder: bool = False) -> Path:

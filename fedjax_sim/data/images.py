@@ -1,6 +1,7 @@
 """Image data sets: scikit-learn's digits, and those of TFDS."""
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import check_memory
 from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.download import (
@@ -83,6 +85,7 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
         test = next((split for split in ("test", "validation") if split in splits), None)
         for split in ["train"] if test is None else ["train", test]:
             info = splits[split]
+            _check_files(builder, info)
             stem = f"{name}-{builder.info.version}-{split}-{info.num_examples}"
             file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}.npz"
             try:
@@ -125,6 +128,21 @@ def _check_kind(name: str, info: Any) -> None:
             f"name must be a set of images of one shape, in uint8, got 'tfds:{name}' of shape "
             f"{image.shape}, in {image.np_dtype.__name__}: resize them yourself and use from_arrays"
         )
+
+
+def _check_files(builder: Any, split: Any) -> None:
+    """Checks that a split lies in its folder, and fits into memory as the folder declares it."""
+    root = Path(builder.data_path)
+    outside = [p for p in map(Path, split.filepaths) if p.resolve().parent != root.resolve()]
+    if outside:
+        raise ValueError(
+            f"{root / 'dataset_info.json'} names a file of another folder: {outside[0]}"
+        )
+    images = split.num_examples * math.prod(builder.info.features["image"].shape)
+    try:
+        check_memory(2 * images)  # one by one, and as one array
+    except ValueError as error:
+        raise ValueError(f"{root}, split {split.name!r}: {error}") from error
 
 
 def _is_decoded(builder: Any, split: str, stored: Mapping[str, NDArray[Any]]) -> bool:

@@ -1,11 +1,14 @@
 """Images of a user's: what Pillow opens as ``uint8[n, H, W, C]``."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedjax_sim.base.files import check_memory
 
 Size = tuple[int, int] | None
 
@@ -14,8 +17,8 @@ TRANSPARENT = {"LA": "L", "PA": "RGB", "RGBA": "RGB"}
 
 
 def read_images(
-    images: Iterable[tuple[str, Any]],
-    opened: Callable[[Any], AbstractContextManager[Any]],
+    images: Sequence[tuple[str, Any]],
+    opened: Callable[[Any], Any],
     size: Size = None,
 ) -> tuple[NDArray[np.uint8], list[str]]:
     """Returns images as one array, and notes on what was converted.
@@ -31,7 +34,7 @@ def read_images(
 
     Raises:
         ValueError: if an image cannot be read, has more than 8 bits a channel, or, without
-            ``size``, another size than the first; names it.
+            ``size``, another size than the first, or all are larger than the memory; names it.
 
     >>> from PIL import Image
     >>> sources = [("grey", ("L", (2, 2), 7)), ("red", ("RGB", (1, 1), (9, 0, 0)))]
@@ -42,25 +45,30 @@ def read_images(
     found: list[NDArray[np.uint8]] = []
     resized = transparent = 0
     for name, source in images:
-        try:
-            with opened(source) as image:
-                mode, clear = image.mode, "transparency" in image.info
-                given = image.size
+        with _in_words(name):
+            image = opened(source)
+        with image:
+            mode, clear, given = image.mode, "transparency" in image.info, image.size
+            shape = given if size is None else size
+            if not found:
+                first, alike = name, shape
+            elif shape != alike:
+                raise ValueError(
+                    f"{name} must be {alike[0]} x {alike[1]} pixels, as {first} is, got "
+                    f"{given[0]} x {given[1]}: give size={alike[0]}x{alike[1]} or another, to "
+                    "which all are resized"
+                )
+            layers = 1 if "L" in (MODES.get(mode), TRANSPARENT.get(mode)) else 3
+            try:  # as the image declares it: one decoded, all twice
+                check_memory(4 * math.prod(given) + 2 * len(images) * layers * math.prod(shape))
+            except ValueError as error:
+                raise ValueError(f"{len(images)} images such as {name}: {error}") from error
+            with _in_words(name):
                 pixels = _pixels(image, mode, clear, size)
-        except Exception as error:  # Pillow's decoders raise of many kinds on a damaged file
-            raise ValueError(f"{name} must be an image that Pillow reads, got: {error}") from error
         if pixels is None:
             raise ValueError(f"{name} must be of 8 bits a channel, got mode {mode}: convert it")
         transparent += clear or mode in TRANSPARENT
         resized += size not in (None, given)
-        if not found:
-            first = name
-        elif pixels.shape[:2] != found[0].shape[:2]:
-            (w, h), (first_h, first_w) = given, found[0].shape[:2]
-            raise ValueError(
-                f"{name} must be {first_w} x {first_h} pixels, as {first} is, got {w} x {h}: give "
-                f"size={first_w}x{first_h} or another, to which all are resized"
-            )
         found.append(pixels)
     channels = max(image.shape[2] for image in found)
     out = np.empty((len(found), *found[0].shape[:2], channels), np.uint8)
@@ -76,6 +84,15 @@ def read_images(
         )
         if count
     ]
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """Names the image that Pillow cannot read: its decoders raise exceptions of many kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{name} must be an image that Pillow reads, got: {error}") from error
 
 
 def _pixels(image: Any, mode: str, clear: bool, size: Size) -> NDArray[np.uint8] | None:

@@ -36,6 +36,7 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
     "data set",
     wanted="a function of the data folder that returns a Dataset",
     fits=lambda value: takes(value, None),
+    makes=lambda: (Dataset,),
     group="fedjax_sim.datasets",
     own={
         "digits": digits,

@@ -10,7 +10,7 @@ from fedjax_sim.base.registry import Registry
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
 from fedjax_sim.models.adapters import from_linen
-from fedjax_sim.models.factories import WANTED, is_factory
+from fedjax_sim.models.factories import WANTED, is_factory, made
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
 from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
 from fedjax_sim.models.resnet import resnet20
@@ -29,6 +29,7 @@ MODELS: Registry[Callable[..., Model]] = Registry(
     "model",
     wanted=WANTED,
     fits=is_factory,
+    makes=made,
     group="fedjax_sim.models",
     own={net.__name__: net for net in _NETS} | {"linear": logistic},
 )

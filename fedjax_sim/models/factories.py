@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,13 @@ WANTED = (
     "a function (shape, classes) -> Model or flax.linen module, a function (shape, classes, rngs) "
     "or (rngs) -> flax.nnx module, or a Model or a flax.linen module itself"
 )
+
+
+def made() -> tuple[type, ...]:
+    """The types that a factory may return."""
+    # Importing flax.nnx takes a third of a second: who has a module of it has imported it.
+    nnx = sys.modules.get("flax.nnx")
+    return (Model, nn.Module) if nnx is None else (Model, nn.Module, nnx.Module)
 
 
 def is_factory(value: Any) -> bool:

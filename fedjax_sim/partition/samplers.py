@@ -131,6 +131,7 @@ SAMPLERS: Registry[Callable[..., Partition]] = Registry(
     "sampler",
     wanted="a function (labels, clients, *, seed, ...) -> Partition",
     fits=lambda value: takes(value, (0,), 1, seed=0),
+    makes=lambda: (Partition,),
     group="fedjax_sim.partitions",
     own={name: form.sampler for name, form in FORMS.items()},
 )

@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reading = read(folders)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
+        if given.out is None and out.is_symlink():
+            raise ValueError(f"{out} is a link: name the folder of the report by --out")
         earlier = own_files(out)
         try:
             write(reading, groups, out, earlier)

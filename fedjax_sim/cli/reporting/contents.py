@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -272,6 +273,7 @@ def _origin(reading: Reading) -> list[Any]:
     for name, run in reading.runs.items():
         devices = run.summary.get("devices", [])
         told = [name, f"{len(devices)} x {devices[0]}" if devices else "-"]
-        rows.append([*told, *([] if same else [versions[name]]), run.settings["command"]])
+        command = shlex.join(["python", "-m", "fedjax_sim.bench", *run.settings["arguments"]])
+        rows.append([*told, *([] if same else [versions[name]]), command])
     table = Table(tuple(head), tuple(tuple(map(Cell, row)) for row in rows), words=True)
     return [f"Versions: {next(iter(versions.values()))}.", table] if same else [table]

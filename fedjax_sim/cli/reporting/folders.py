@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-STUDY, CELLS = "study.json", "cells"
+from fedjax_sim.cli.reading import CELLS, STUDY, read_object
 
 Rows = Mapping[str, Sequence[str]]
 """The settings of each row of a study."""
@@ -21,11 +20,11 @@ def is_study(folder: Path) -> bool:
 def study_of(folder: Path) -> dict[str, Any]:
     """What a study's folder says of its rows; the names are those of the study file."""
     path = folder / STUDY
+    found = read_object(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
         rows = {row: [*map(str, texts)] for row, texts in found.get("rows", {}).items()}
         baseline = {"baseline": str(found["baseline"])} if "baseline" in found else {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     return {"rows": rows, **baseline}
 

@@ -12,6 +12,9 @@ from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, wors
 from fedjax_sim.cli.reporting.read import ACROSS
 from fedjax_sim.cli.reporting.tables import MOMENTS, Cell, Table, differences, sent_bytes
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that spreadsheets compute."""
+
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
@@ -83,8 +86,17 @@ def comma_separated(groups: Sequence[Group]) -> str:
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: "" if v is None or v != v else v for k, v in row.items()})
+        writer.writerow({k: "" if v is None or v != v else csv_cell(v) for k, v in row.items()})
     return out.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """Returns a cell of a CSV file; a text that a spreadsheet would compute has a quote before it.
+
+    >>> csv_cell("=1+1"), csv_cell("fedavg"), csv_cell(-0.5)
+    ("'=1+1", 'fedavg', -0.5)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:

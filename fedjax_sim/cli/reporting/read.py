@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
+from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
-from fedjax_sim.cli.reporting.schema import check_run
 from fedjax_sim.cli.resuming import HARMLESS
 
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ ACROSS = {"samples": "training samples visited", "seconds": "simulated seconds"}
 """What records may count, beside rounds and bytes, and the title of its axis."""
 
 NO_SETTINGS = frozenset(
-    {"algo", "compare", "options", "command", "partition_hashes", "partitions", "initial_sha256"}
+    {"algo", "compare", "options", "arguments", "partition_hashes", "partitions", "initial_sha256"}
     | {"malicious", "metric"}
     | HARMLESS
 )
@@ -177,13 +177,14 @@ def read(folders: Sequence[Path]) -> Reading:
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
     unfinished: list[str] = []
+    for folder in folders:
+        check_entries(folder)
     studies = [study_of(folder) for folder in folders if is_study(folder)]
     for name, (folder, rows) in named(folders).items():
         if rows is not None and not (folder / "summary.json").exists():
             unfinished.append(name)
             continue
         saved = load_run(folder)
-        check_run(saved)
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
         try:

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.machine import Machine, folder_name
+from fedjax_sim.cli.reading import check_entries
+from fedjax_sim.cli.resuming import add_trust
 from fedjax_sim.cli.studies.executors import FORMS, known_executor
 
 PROGRAM = "fedjax_sim.study"
-FILE, CELLS, LOGS = "study.toml", "cells", "logs"
+FILE, LOGS = "study.toml", "logs"
 NOT_OF_A_STUDY = (
     "out", "or_resume", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
 )  # fmt: skip
@@ -30,6 +32,7 @@ class Asked(NamedTuple):
         resumed: whether it goes on there.
         named: whether the user chose a new folder's name; a default that is taken gets a suffix.
         dry_run: whether it is only told what would run.
+        trust: the modules that names in the file and the folder may import.
         executor: the text of what runs the cells; None for this process.
         shard: I and N: every N-th cell runs, from the I-th on.
         merged: folders whose cells are copied.
@@ -41,10 +44,15 @@ class Asked(NamedTuple):
     resumed: bool
     named: bool
     dry_run: bool
+    trust: tuple[str, ...]
     executor: str | None
     shard: tuple[int, int]
     merged: tuple[Path, ...]
     machine: tuple[str, ...]
+
+    def to_resume(self, folder: Path) -> tuple[str, ...]:
+        """The arguments that go on with a cell in its folder."""
+        return (*(f"--trust={module}" for module in self.trust), "--resume", str(folder))
 
 
 def parse_study(argv: Sequence[str]) -> Asked:
@@ -101,6 +109,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
         "tables",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
+    add_trust(parser)
     parser.add_argument(
         "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
     )
@@ -114,27 +123,28 @@ def parse_study(argv: Sequence[str]) -> Asked:
     if merged and (given.resume is not None or given.shard != (1, 1)):
         other = "--resume" if given.resume is not None else "--shard"
         raise ValueError(f"--merge is for a new folder, not for {other}")
-    for name, folders in (
-        ("--resume", [given.resume] if given.resume else []),
-        ("--merge", merged),
-    ):
-        for folder in folders:
-            if not (Path(folder) / FILE).is_file():
-                raise ValueError(f"{name}: {folder} has no study: it lacks {FILE}")
-    known = [given.file, given.resume and Path(given.resume) / FILE, *(m / FILE for m in merged)]
-    file = next((Path(path) for path in known if path), None)
-    if file is None:
+    begun = merged if given.resume is None else (Path(given.resume),)
+    if given.file is None and not begun:
         raise ValueError("name a study file, or a folder to go on in: FILE.toml or --resume DIR")
+    file = begun[0] / FILE if given.file is None else Path(given.file)
     stem = file.parent.name if given.file is None else file.stem
-    new = Path(given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    folder = new if given.resume is None else Path(given.resume)
-    resumed = given.resume is not None or (given.or_resume and (folder / FILE).is_file())
+    new = given.out or f"runs/study-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(given.resume or new)
+    if given.or_resume and (folder / FILE).exists():
+        begun = (*begun, folder)
+    for other in begun:
+        check_entries(other)
+        if not (other / FILE).exists():
+            name = "--merge" if merged else "--resume"
+            raise ValueError(f"{name}: {other} has no study: it lacks {FILE}")
+    resumed = folder in begun
     return Asked(
         file=file,
         folder=folder,
         resumed=resumed,
         named=given.out is not None,
         dry_run=given.dry_run,
+        trust=tuple(given.trust),
         executor=given.executor,
         shard=given.shard,
         merged=merged,

@@ -87,6 +87,7 @@ EXECUTORS: Registry[Opens] = Registry(
     "executor",
     wanted="a function (text) that returns a concurrent.futures.Executor",
     fits=lambda value: takes(value, ""),
+    makes=lambda: (Executor,),
     group="fedjax_sim.executors",
     own={"processes": processes, "dask": dask, "submitit": submitit, "ray": ray, "mpi": mpi},
 )

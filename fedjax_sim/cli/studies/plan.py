@@ -7,10 +7,11 @@ import dataclasses
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_sim.base.registry import trusting
 from fedjax_sim.base.spelling import hint
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import Source
@@ -79,7 +80,7 @@ class Study(NamedTuple):
         )
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     """Reads a study file and checks what can be known without data.
 
     Args:
@@ -87,6 +88,7 @@ def read_study(path: Path) -> Study:
           a list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a
           list of texts). With an array of tables ``cells`` (settings that go together) and
           ``baseline``, a row.
+        trust: the modules that its names may import.
 
     Returns:
         The study.
@@ -99,10 +101,11 @@ def read_study(path: Path) -> Study:
         given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no TOML: {error}") from error
     try:
-        return _study(given)
+        with trusting(trust):
+            return _study(given)
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -16,7 +16,7 @@ from fedjax_sim.base import Metric
 from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.reporting.compare import paired
-from fedjax_sim.cli.reporting.formats import latex, markdown
+from fedjax_sim.cli.reporting.formats import csv_cell, latex, markdown
 from fedjax_sim.cli.reporting.tables import Cell, Table, number
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies import plan
@@ -123,14 +123,9 @@ def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> Table
         for i, run in enumerate(row.runs if row.setting else ()):
             validation = "" if row.validation is None else _number(row.validation[i])
             place = [run["seed"], run.get("fold", "")]
-            told = [
-                *(row.settings.get(key, "") for key in keys),
-                row.method,
-                row.setting,
-                *place,
-                validation,
-            ]
-            writer.writerow([*told, _number(row.scores[i])])
+            named = [*(row.settings.get(key, "") for key in keys), row.method, row.setting]
+            scores = [validation, _number(row.scores[i])]
+            writer.writerow([*map(csv_cell, named), *place, *scores])
     found = table(study, rows)
     write_text(folder / "results.csv", lines.getvalue())
     write_text(folder / "table.md", markdown(found) + "\n")

@@ -1,12 +1,11 @@
-"""What the files of a run must have for a report: the kinds of their values."""
+"""The schema of a run's folder: what its files must have, and the kinds of their values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
-
-from fedjax_sim.cli.loading import SavedRun
 
 Check = Callable[[Any], bool]
 
@@ -18,7 +17,7 @@ def text(value: Any) -> bool:
 
 def whole(value: Any) -> bool:
     """Whether it is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def number(value: Any) -> bool:
@@ -29,6 +28,11 @@ def number(value: Any) -> bool:
 def table(value: Any) -> bool:
     """Whether it has values by name."""
     return isinstance(value, dict)
+
+
+def tables(value: Any) -> bool:
+    """Whether it has tables by name."""
+    return table(value) and all(map(table, value.values()))
 
 
 def metric(value: Any) -> bool:
@@ -51,11 +55,16 @@ def many(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
+def some(check: Check) -> Check:
+    """The same, of which there is one at least."""
+    return lambda value: many(check)(value) and bool(value)
+
+
 SETTINGS: Mapping[str, Check] = {
     "algo": text,
     "compare": many(text),
-    "options": table,
-    "command": text,
+    "options": tables,
+    "arguments": many(text),
     "dataset": text,
     "partition": text,
     "clients": whole,
@@ -63,9 +72,11 @@ SETTINGS: Mapping[str, Check] = {
     "folds": maybe(whole),
     "test_fraction": maybe(number),
     "standardise": maybe(text),
-    "seeds": many(whole),
-    "partitions": many(maybe(text)),
-    "partition_hashes": many(text),
+    "seeds": some(whole),
+    "rounds": whole,
+    "programs": many(some(text)),
+    "partitions": some(maybe(text)),
+    "partition_hashes": some(text),
     "task": text,
     "score": text,
     "metric": metric,
@@ -74,6 +85,7 @@ SETTINGS: Mapping[str, Check] = {
 
 METHOD: Mapping[str, Check] = {
     "score": text,
+    "score_last_per_run": many(maybe(number)),
     "diverged": text,
     "rounds": whole,
     "rounds_planned": whole,
@@ -119,36 +131,32 @@ TOGETHER = (
 )
 """What a method's summary has all of, or nothing."""
 
-RUN: Mapping[str, Check] = {"versions": table, "devices": many(text)}
-"""Of ``summary.json`` itself."""
+RUN: Mapping[str, Check] = {"versions": table, "devices": many(text), "command": text}
+"""Of ``summary.json``, beside its methods."""
 
 
-def check_run(saved: SavedRun) -> None:
-    """Refuses a run whose settings or summary are not what the command writes.
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Checks ``config.json``.
 
     Raises:
-        ValueError: names the file, the entry and what it is.
+        ValueError: if it is not as the command writes it; names the file, the entry and its value.
     """
-    path = saved.folder / "config.json"
-    _check(f"{path}", saved.settings, SETTINGS, needed=True)
-    for name, own in saved.settings["options"].items():
-        _check(f"{path}, options", {name: own}, {name: table})
-    if not saved.settings["seeds"] or not saved.settings["partition_hashes"]:
-        raise ValueError(f"{path} is damaged: it has no seeds, or no partitions")
-    path = saved.folder / "summary.json"
-    _check(f"{path}", saved.summary, RUN)
-    for name in saved.algorithms:
-        if name in saved.summary:
-            _check(f"{path}", saved.summary, {name: table})
-            _check_method(f"{path}, {name}", saved.summary[name])
-    for file, rows, checks in (
-        ("metrics.jsonl", saved.records, RECORD),
-        ("clients.jsonl", saved.clients, CLIENTS),
-    ):
-        for i, row in enumerate(rows, 1):
-            where = f"{saved.folder / file}, line {i}"
-            _check(where, row, checks, needed=True)
-            _check(where, row, {"fold": maybe(whole)})
+    _check(f"{path}", settings, SETTINGS, needed=True)
+
+
+def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Checks ``summary.json``, see :func:`check_settings`."""
+    _check(f"{path}", summary, RUN)
+    for name in summary.keys() - RUN.keys():
+        _check(f"{path}", summary, {name: table})
+        _check_method(f"{path}, {name}", summary[name])
+
+
+def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[str, Check]) -> None:
+    """Checks ``metrics.jsonl`` or ``clients.jsonl``, see :func:`check_settings`."""
+    for i, row in enumerate(rows, 1):
+        _check(f"{path}, line {i}", row, needed, needed=True)
+        _check(f"{path}, line {i}", row, {"fold": maybe(whole)})
 
 
 def _check_method(where: str, found: Mapping[str, Any]) -> None:
