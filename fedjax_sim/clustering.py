@@ -94,17 +94,20 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
     _check_at_least_one(clusters=clusters, batch_size=batch_size)
 
     def init(variables: Variables) -> Models:
-        def other(j: int) -> Variables:
+        copies = tree.stack_copies(variables, clusters)
+
+        def other(j: Array) -> PyTree:
             leaves, structure = jax.tree.flatten(variables.params)
             keys = jax.random.split(jax.random.key(j), len(leaves))
             mixed = [
                 jax.random.permutation(key, a.ravel()).reshape(a.shape)
                 for key, a in zip(keys, leaves, strict=True)
             ]
-            return variables._replace(params=jax.tree.unflatten(structure, mixed))
+            return jax.tree.unflatten(structure, mixed)
 
-        models = [variables, *(other(j) for j in range(1, clusters))]
-        return Models(jax.tree.map(lambda *a: jnp.stack(a), *models), jnp.int32(clusters))
+        others = jax.vmap(other)(jnp.arange(1, clusters, dtype=jnp.int32))
+        params = jax.tree.map(lambda a, b: a.at[1:].set(b), copies.params, others)
+        return Models(copies._replace(params=params), jnp.int32(clusters))
 
     def update(
         state: Models, server: Variables, gathered: Gathered, aggregator: Aggregator

@@ -12,6 +12,9 @@ from fedjax_sim.plan import exchange, schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+MOST_FRAGMENTS = 1000
+"""No model has so many layers, and each is a choice of its own."""
+
 
 @part
 def diloco(
@@ -121,8 +124,8 @@ def streaming_diloco(
         >>> problem.accuracy(algorithm, rounds=5) > 0.8
         True
     """
-    if fragments < 1:
-        raise ValueError(f"fragments must be at least 1, got {fragments}")
+    if not 1 <= fragments <= MOST_FRAGMENTS:
+        raise ValueError(f"fragments must be in 1..{MOST_FRAGMENTS}, got {fragments}")
     return compose(
         local.change(optimizer_state="keep"),
         selection=selection.uniform(sticky=True),

@@ -181,6 +181,8 @@ def number(
             value = math.nan
         if of is int and value > LARGEST:
             raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {text[:20]}")
+        if of is int and value < -LARGEST:  # may be too large for a float
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text[:20]}")
         if math.isfinite(value) and at_least <= value <= at_most and above < value < below:
             return value
         raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")

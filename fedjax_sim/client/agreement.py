@@ -31,8 +31,10 @@ from fedjax_sim.client.carried import Common
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine.batches import rows_at, shuffled, sweep
 from fedjax_sim.engine.loops import repeat
+from fedjax_sim.engine.memory import check_room
 from fedjax_sim.engine.streams import Client, stream
 
+MOST_EPOCHS = 1000  # each is a loop of its own in the program
 AT_ONCE = 64  # public samples whose logits are computed together
 
 
@@ -82,6 +84,7 @@ def consensus(model: Model, classes: int, samples: int) -> Shared:
 
     def none(variables: Variables) -> Consensus:
         del variables
+        check_room(f"logits of {samples:,} public samples", 4 * samples * classes)
         return Consensus(jnp.zeros((samples, classes), jnp.float32), jnp.int32(0))
 
     def send(trained: Variables, context: Context) -> Array:
@@ -158,13 +161,16 @@ def agreed(
             raise ValueError(f"{name} must be at least {least}, got {number}")
     if concrete(lr) and not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")
-    optimizer, steps = optax.adam(lr), jnp.arange(batch_size, dtype=jnp.int32)
+    if epochs > MOST_EPOCHS:
+        raise ValueError(f"epochs must be at most {MOST_EPOCHS}, got {epochs}")
+    optimizer = optax.adam(lr)
 
     def digested(
         key: Array, variables: Variables, client: ClientView, told: Consensus
     ) -> Variables:
         count = jnp.where(told.clients > 0, -(-client.size // batch_size), 0)
         most = -(-samples // batch_size)
+        steps = jnp.arange(batch_size, dtype=jnp.int32)
 
         def epoch(e: int, carry: PyTree) -> PyTree:
             own_key = jax.random.fold_in(key, e)

@@ -157,6 +157,27 @@ def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
         )
 
 
+def check_room(what: str, size: int) -> None:
+    """Refuses what no memory of this machine holds, before any of it is made.
+
+    Args:
+        what: with its number, as in "5 copies of the model".
+        size: bytes.
+
+    Raises:
+        TooLargeError: with both numbers.
+
+    >>> check_room("100 copies of the model", 10**18)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedjax_sim.engine.memory.TooLargeError: 100 copies of the model take 1,000,000,000,000 MB: ...
+    """
+    there = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
+    if there and size > there:
+        raise TooLargeError(
+            f"{what} take {size / MB:,.0f} MB: more than the {there / MB:,.0f} MB of this machine"
+        )
+
+
 def trim() -> None:
     """Gives the system what programs that are over have freed.
 

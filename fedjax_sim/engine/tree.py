@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import order
+from fedjax_sim.engine.memory import check_room
 from fedjax_sim.engine.vmapped import everywhere
 
 
@@ -23,9 +24,13 @@ def expand(v: Array, like: Array) -> Array:
 def stack_copies(tree: PyTree, copies: int) -> PyTree:
     """Repeats ``[*p]`` on a new leading axis: ``[S, *p]``.
 
+    Raises:
+        TooLargeError: if this machine has not the memory; says both sizes.
+
     >>> stack_copies({"w": jnp.arange(2.0)}, 3)["w"].shape
     (3, 2)
     """
+    check_room(f"{copies:,} copies of a model", copies * num_bytes(tree))
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (copies, *a.shape)), tree)
 
 

@@ -73,8 +73,6 @@ def banded_mechanism(
     if bands < 1:
         raise ValueError(f"bands must be at least 1, got {bands}")
     deviation = noise_multiplier * clip / clients_per_round if noise_multiplier else 0.0
-    # Each noise is less a part of those before it, the newest first.
-    earlier = coefficients(bands)[1:]
 
     def init(variables: Variables, data: ClientData) -> PyTree:
         check_model(variables)
@@ -86,6 +84,9 @@ def banded_mechanism(
         key: Array, past: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         fresh = normal(key, cohort.server.params, deviation)
+
+        # Each noise is less a part of those before it, the newest first.
+        earlier = coefficients(bands)[1:]
 
         def less(drawn: Array, last: Array) -> Array:
             return drawn - jnp.tensordot(jnp.asarray(earlier, drawn.dtype), last, axes=1)

@@ -14,9 +14,10 @@ from jax.stages import Lowered, Traced
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Task, Variables
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.effort import step_flops
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.engine.memory import largest_made
+from fedjax_sim.engine.memory import check_room, largest_made
 from fedjax_sim.engine.targets import options_for
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted
@@ -159,6 +160,13 @@ class Programs:
             foreseen(self._draw(2), self.algorithm, runs["start"], data, self.windows.setting)
 
     def _traced(self, weights: Variables | None) -> Iterator[tuple[str, Traced]]:
+        try:
+            yield from self._each_traced(weights)
+        except OverflowError as error:  # no part has refused the number
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"a whole number is too large for the devices: {reason}") from error
+
+    def _each_traced(self, weights: Variables | None) -> Iterator[tuple[str, Traced]]:
         of, windows = self._functions, self.windows
         whole, of_run = self.execution.replicated, self.layout.shardings
 
@@ -178,6 +186,8 @@ class Programs:
             yield "weights", draw
         weights = shapes(draw.out_info if weights is None else weights)
         begin = of.start.trace(seeds, weights, data)
+        held = tree.num_bytes(begin.out_info) // len(self.execution.devices)
+        check_room("what the runs keep from round to round on a device would", held)
         self.shapes["start"] = begin.out_info
         yield "start", begin
         run = shapes(begin.out_info, of_run)
