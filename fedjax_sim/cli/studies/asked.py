@@ -132,11 +132,11 @@ def parse_study(argv: Sequence[str]) -> Asked:
     folder = Path(given.resume or new)
     if given.or_resume and (folder / FILE).exists():
         begun = (*begun, folder)
-    for other in begun:
-        check_entries(other)
-        if not (other / FILE).exists():
+    for there in begun:
+        check_entries(there)
+        if not (there / FILE).exists():
             name = "--merge" if merged else "--resume"
-            raise ValueError(f"{name}: {other} has no study: it lacks {FILE}")
+            raise ValueError(f"{name}: {there} has no study: it lacks {FILE}")
     resumed = folder in begun
     return Asked(
         file=file,
