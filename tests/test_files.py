@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,9 +16,11 @@ import fedjax_sim as fs
 from fedjax_sim.base import files
 from fedjax_sim.base.files import DamagedError, read_npz, write_npz, writing
 from fedjax_sim.data import load_dataset
-from fedjax_sim.models import load_weights, mobilenet
-from fedjax_sim.partition import load_partition
+from fedjax_sim.models import load_weights, mobilenet, save_weights
+from fedjax_sim.partition import Partition, load_partition, save_partition
+from fedjax_sim.plan.traces import SPEEDS
 from fedjax_sim.run import archive
+from fedjax_sim.run.identity import digest
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "checkpoint": archive.read,
@@ -101,6 +104,61 @@ def test_no_flip_of_a_header_is_a_traceback_or_goes_unnoticed(tmp_path: Path) ->
         kept += 1  # the time of the entry, say
         assert [(name, array.tolist()) for name, array in found.items()] == [("w", [0, 1, 2])]
     assert 0 < kept < 400
+
+
+def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+    """Cut short, a block of zeros or noise, a block moved, or a byte more."""
+    n = len(content)
+    first, last = sorted(rng.integers(0, n, 2).tolist())
+    block = content[first:last]
+    return [
+        lambda: content[:first],
+        lambda: content[:first] + bytes(len(block)) + content[last:],
+        lambda: content[:first] + rng.bytes(len(block)) + content[last:],
+        lambda: content[:first] + content[last:] + block,
+        lambda: content[:first] + b"\x00" + content[first:],
+    ][rng.integers(5)]()
+
+
+WHOLE: dict[str, Callable[[Path], Any]] = {
+    "checkpoint": lambda path: archive.write(path, {"version": 3}, {"w": np.arange(9.0)}),
+    "data": lambda path: write_npz(
+        path, {f"{k}_{of}": a for of in ("train", "test") for k, a in
+               {"x": np.ones((4, 2), np.float32), "y": np.arange(4) % 2}.items()}
+    ),
+    "partition": lambda path: save_partition(
+        path, Partition(np.arange(4, dtype=np.int32), np.array([0, 2, 4], np.int32))
+    ),
+    "trace": lambda path: write_npz(
+        path, {"client": np.zeros(1), **dict.fromkeys(SPEEDS, np.ones(1))}
+    ),
+    "weights": lambda path: save_weights(
+        path, fs.models.logistic((2,), 2).init(jax.random.key(0))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", WHOLE)
+def test_no_damage_is_a_traceback_or_another_content(reader: str, tmp_path: Path) -> None:
+    """All 1,024 flips of an array's header, and 500 other damages."""
+    path, rng = tmp_path / "mine.npz", np.random.default_rng(0)
+    WHOLE[reader](path)
+    content, whole = path.read_bytes(), digest(READERS[reader](path))
+    header = content.index(b"\x93NUMPY")
+    flips = [content[: header + i // 8] + bytes([content[header + i // 8] ^ 1 << i % 8])
+             + content[header + i // 8 + 1 :] for i in range(1024)]  # fmt: skip
+    right = 0
+    for changed in (*flips, *(damaged(content, rng) for _ in range(500))):
+        path.write_bytes(changed)
+        try:
+            found = READERS[reader](path)
+        except ValueError as error:
+            right += "mine.npz" in str(error) and "\n" not in str(error)
+        else:
+            assert digest(found) == whole
+            right += 1
+    assert right == 1524
 
 
 def test_a_block_that_raises_changes_nothing(tmp_path: Path) -> None:
