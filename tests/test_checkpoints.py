@@ -137,7 +137,6 @@ def test_evaluations_are_read_as_they_were_told() -> None:
     assert told[-1].before is not None
     for found, before in zip(result.evaluations, told, strict=True):
         assert type(found.round) is int
-        assert jax.tree.structure(found) == jax.tree.structure(before)
         assert_trees(found, before)
 
 

@@ -97,8 +97,9 @@ def test_wrong_forms_are_refused_in_one_line(
 ) -> None:
     assert bench.main(["--distributed", given]) == 2
     assert capsys.readouterr().err == (
-        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with an "
-        f"index from 0 below the processes, as in localhost:1234,2,0, got {given!r}\n"
+        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with at "
+        "most 65536 processes and an index from 0 below them, as in localhost:1234,2,0, got "
+        f"{given!r}\n"
     )
 
 
