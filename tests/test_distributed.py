@@ -171,7 +171,8 @@ def test_command_writes_the_records_of_one_process_and_only_once(
     both = [start(command(f"{address},2,{i}", out, *RADFED)) for i, out in enumerate(outs)]
     assert bench.main([*TINY, *RADFED, "--devices", "4", "--out", str(tmp_path / "one")]) == 0
     first, second = (one.ended() for one in both)
-    assert (first.status, first.err) == (0, "")
+    assert first.status == 0
+    assert all(line.startswith("radfed: ") for line in first.err.splitlines())  # how far it is
     assert second == (0, "", "")
     assert "4 x cpu" in first.out
     assert not outs[1].exists()
