@@ -180,7 +180,6 @@ def test_evaluations_are_read_as_they_were_told() -> None:
     assert told[-1].before is not None
     for found, before in zip(result.evaluations, told, strict=True):
         assert type(found.round) is int
-        assert jax.tree.structure(found) == jax.tree.structure(before)
         assert_trees(found, before)
 
 
@@ -249,7 +248,12 @@ def test_each_kept_model_is_written_once(
     monkeypatch.setattr(checkpoints, "write", write)
     monkeypatch.setattr(checkpoints, "WAITING", waiting)
     where = fs.Checkpoints(tmp_path, seconds=seconds, weights=True)
-    whole = run(algorithm("scaffold"), where, record=lambda state: state.server)
+    there: list[int] = []
+    whole = run(
+        algorithm("scaffold"), where, record=lambda state: state.server,
+        on_evaluation=lambda e: there.append(len([*tmp_path.glob("server*")])),
+    )  # fmt: skip
+    assert waiting or there[1:] >= [1, 2]
     assert [name for name in written if name.startswith("server")] == KEPT
     assert written[-1] == "00000006.npz"
     shapes = jax.eval_shape(TOY.model.init, jax.random.key(0))

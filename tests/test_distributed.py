@@ -98,8 +98,9 @@ def test_wrong_forms_are_refused_in_one_line(
 ) -> None:
     assert bench.main(["--distributed", given]) == 2
     assert capsys.readouterr().err == (
-        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with an "
-        f"index from 0 below the processes, as in localhost:1234,2,0, got {given!r}\n"
+        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with at "
+        "most 65536 processes and an index from 0 below them, as in localhost:1234,2,0, got "
+        f"{given!r}\n"
     )
 
 
@@ -212,7 +213,8 @@ def test_command_writes_the_records_of_one_process_and_only_once(
     both = [start(command(f"{address},2,{i}", out, *RADFED)) for i, out in enumerate(outs)]
     assert bench.main([*TINY, *RADFED, "--devices", "4", "--out", str(tmp_path / "one")]) == 0
     first, second = (one.ended() for one in both)
-    assert (first.status, first.err) == (0, "")
+    assert first.status == 0
+    assert all(line.startswith("radfed: ") for line in first.err.splitlines())  # how far it is
     assert second == (0, "", "")
     assert "4 x cpu" in first.out
     assert not outs[1].exists()

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 
+import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli.flags import number
-from fedjax_sim.cli.parser import _TAKEN, _chosen, _parser, owners_of
+from fedjax_sim.cli.methods import owners_of
+from fedjax_sim.cli.parser import _TAKEN, _chosen, _parser
+from fedjax_sim.cli.partitioning import command as partition
+from fedjax_sim.cli.processes import meeting
+from fedjax_sim.cli.studies.plan import read_study
+from fedjax_sim.cli.written import written
 from fedjax_sim.engine import memory, tree
+from fedjax_sim.run.checks import checked_seeds
 
 RUN = "--model logistic --rounds 2 --clients 10 --clients-per-round 4 --seeds 1 --devices 1"
 RUN += " --compare none --dry-run --no-cache"
@@ -94,6 +105,61 @@ def test_no_flag_ends_in_a_traceback_or_never(capsys: pytest.CaptureFixture[str]
 def test_a_number_outside_is_cut_where_it_is_told(value: str) -> None:
     with pytest.raises(Exception, match=r"^must be .*, got -?[12]\d{1,19}$"):
         number(int, at_least=1)(value)
+
+
+def test_what_multiplies_is_counted_before_it_is_made(tmp_path: Path) -> None:
+    """Cells of a study, settings of a method, and runs: each of 10^9 and more."""
+    (file := tmp_path / "s.toml").write_text(
+        "methods = ['fedavg']\nrun = {dataset = 'digits', rounds = 1}\n[grid]\n"
+        + "".join(f"{key} = {[*range(1, 1001)]}\n" for key in ("clients", "epochs", "batch_size"))
+    )
+    with pytest.raises(ValueError, match="grid must have at most 10,000 cells, got 1,000,000,000"):
+        read_study(file)
+    many = "|".join(map(str, range(1, 1001)))
+    with pytest.raises(ArgumentTypeError, match="may have 1,000 settings, got 1,000,000,000"):
+        written(f"fedavg(epochs={many}, batch_size={many}, lr={many})")
+    with pytest.raises(ValueError, match="seeds must be at most 100,000, got 1,000,000,000"):
+        checked_seeds(range(10**9))
+
+
+@pytest.mark.parametrize("number", [2**31, 10**400, -(10**400)])
+def test_parts_take_whole_numbers_of_32_bits(number: int) -> None:
+    objective = fs.toy(3).objective
+    local = fs.local_sgd(objective, optax.sgd(0.1))
+    tuned = functools.partial(fs.algorithms.per_fedavg, objective=objective, clients_per_round=2)
+    for make in (
+        lambda: fs.fedavg(local, clients_per_round=number),
+        lambda: tuned(local, fine_tuning_steps=number),
+        lambda: fs.server.broadcast.stale(number),
+    ):
+        with pytest.raises(ValueError, match=r"^\w+ must be within ±2147483647, got -?\d{1,20}$"):
+            make()
+    with pytest.raises(ValueError, match="clients_per_round must be at most 10000000, got"):
+        fs.fedavg(local, clients_per_round=2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            "ll --labels-per-client 2 --seeds",
+            "--seeds: must be a whole number at least 1",
+        ),
+        ("matched --mu 3 --lam 1 --moves", "moves must be in 0..100000000, got 2147483647"),
+    ],
+)
+def test_partitions_end_too(
+    words: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--dataset", "digits", "--clients", "10", "--out", str(tmp_path / "new")]
+    assert partition([*argv, "--sampler", *words.split(), ENDS[0]]) == 2
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes", ENDS[:3])
+def test_processes_that_nobody_has_are_rejected(processes: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="with at most 65536 processes and an index"):
+        meeting(f"localhost:1234,{processes},0")
 
 
 def test_copies_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_file_gets_a_line_a_tenth_and_a_minute(
         (151.0, 199, "d"), (152.0, 210, "e"), (200.0, 1000, "f"),
     ]  # fmt: skip
     clock = iter([0.0, *(seconds for seconds, _, _ in told)])
-    monkeypatch.setattr(watching.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with watching.bar(["fedavg"], 1000) as tell:
         for _, done, note in told:
             tell(done, note)

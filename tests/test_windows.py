@@ -23,6 +23,7 @@ from test_ahead import experiment_of
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.data.clients import in_host_memory
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import as_arrays, begins
 from fedjax_sim.engine.memory import TooLargeError, needed
@@ -104,9 +105,9 @@ def test_every_client_of_a_round_is_there(
 
 def bytes_of_window(clients: int) -> int:
     """What the devices are sent for a window of two clients, states included."""
-    own = np.arange(clients + 1, dtype=np.int32)
-    x = np.zeros((clients, 1), np.float32)
-    data = fs.ClientData(x, np.zeros(clients, np.int32), own[:-1], own, capacity=1)
+    own = in_host_memory(np.arange(clients + 1, dtype=np.int32))
+    x = in_host_memory(np.zeros((clients, 1), np.float32))
+    data = fs.ClientData(x, own[:-1], own[:-1], own, capacity=1)
     windows = Windows(data, 0.001, Rows(3, 1, 4, 1.0))
     (window,) = windows.cut(np.array([[[0, clients - 1]]]), 1)
     return tree.num_bytes(windows.moving(windows.fetched(window)))
@@ -138,8 +139,8 @@ def test_the_first_entry_of_a_client_is_found() -> None:
     lists = partition_from_lists(np.split(np.arange(10), 10))
     data = fs.client_data(np.zeros((10, 1), np.float32), np.zeros(10), lists)
     for first, last in ((0, 40), (40, 60), (7, 7)):
-        at = np.array([first, last], np.int32)
-        one = as_arrays(dataclasses.replace(data, owner=owner, at=at), differentiable=False)
+        tables = {"owner": in_host_memory(owner), "at": in_host_memory([first, last], np.int32)}
+        one = as_arrays(altered_data(data, **tables), differentiable=False)
         found = begins(one, jnp.asarray(clients))
         assert found.tolist() == (first + np.searchsorted(owner[first:last], clients)).tolist()
 

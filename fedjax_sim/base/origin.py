@@ -17,6 +17,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NONE = inspect.Parameter.empty
 
 
+LARGEST = 2**31 - 1
+"""The largest whole number that parts and flags take."""
+
+
 class Origin(NamedTuple):
     """The call that made a part.
 
@@ -49,15 +53,21 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
 
     A part that is a NamedTuple or a dataclass keeps it in its field ``origin``, a function in an
     attribute of that name. A part that is itself a plain function needs no decorator: it is its own
-    origin.
+    origin. Whole numbers beyond ``LARGEST`` are rejected before the function sees them.
 
     >>> from fedjax_sim.plan import schedule
     >>> schedule.delayed(10, rounds=5)
     delayed(10, 5)
     """
+    parameters = inspect.signature(factory).parameters
+    whole = {name for name, p in parameters.items() if p.annotation in ("int", "int | None")}
 
     @functools.wraps(factory)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        given = (*zip(parameters, args, strict=False), *kwargs.items())
+        for name, number in given:
+            if name in whole and isinstance(number, int) and abs(number) > LARGEST:
+                raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
         value = factory(*args, **kwargs)  # first: its TypeError names the function, bind's does not
         bound = inspect.signature(factory).bind(*args, **kwargs)
         return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))

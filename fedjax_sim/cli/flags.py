@@ -13,12 +13,11 @@ from typing import Any, Literal, NoReturn
 
 import jax
 
+from fedjax_sim.base.origin import LARGEST
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.base.spelling import hint
 
 PLAIN = (int, float, bool, str)
-LARGEST = 2**31 - 1
-"""The largest whole number that is read."""
 
 
 class _Lines(argparse.HelpFormatter):

@@ -69,7 +69,7 @@ class Request(Source):
         shown="40, of natural clients all; of fewer than 80 samples half of them",
         at_least=1,
     )
-    seeds: int = setting(1, "how many partitions, of seeds 0 to N-1", at_least=1)
+    seeds: int = setting(1, "how many partitions, of seeds 0 to N-1", at_least=1, at_most=10_000)
     out: str | None = setting(
         None,
         "new folder for the results",

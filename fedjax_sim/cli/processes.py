@@ -46,6 +46,10 @@ class Meeting(NamedTuple):
     number: int | None = None
 
 
+MOST_PROCESSES = 65_536
+"""More than any cluster that JAX has run on."""
+
+
 def meeting(text: str) -> Meeting:
     """An argparse type.
 
@@ -59,11 +63,11 @@ def meeting(text: str) -> Meeting:
     found = re.fullmatch(r"([^\s,]+:(\d+)),(\d+),(\d+)", text)
     if found is not None:
         port, processes, number = map(int, found.groups()[1:])
-        if 0 < port < 2**16 and number < processes:
+        if 0 < port < 2**16 and number < processes <= MOST_PROCESSES:
             return Meeting(found[1], processes, number)
     raise argparse.ArgumentTypeError(
-        "must be auto or HOST:PORT,PROCESSES,INDEX with an index from 0 below the processes, as in "
-        f"localhost:1234,2,0, got {text!r}"
+        f"must be auto or HOST:PORT,PROCESSES,INDEX with at most {MOST_PROCESSES} processes and an "
+        f"index from 0 below them, as in localhost:1234,2,0, got {text[:60]!r}"
     )
 
 

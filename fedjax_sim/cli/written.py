@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,10 @@ TRAINED = (
     "last_batch",
 )  # fmt: skip
 """Settings of local training that a method may have of its own; the model is the same for all."""
+
+
+MOST = 1000
+"""Settings of a method that one text may stand for."""
 
 
 class Written(NamedTuple):
@@ -68,6 +73,8 @@ def written(text: str) -> tuple[str, ...]:
         if key in given:
             raise argparse.ArgumentTypeError(f"{text}: {key} is given twice")
         given[key] = [value.strip() for value in values.split("|")]
+    if (count := math.prod(map(len, given.values()))) > MOST:
+        raise argparse.ArgumentTypeError(f"{name} may have {MOST:,} settings, got {count:,}")
     found = []
     for values_of_one in itertools.product(*given.values()):
         words = ", ".join(f"{k}={v}" for k, v in zip(given, values_of_one, strict=True))

@@ -172,7 +172,7 @@ def check_room(what: str, size: int) -> None:
     fedjax_sim.engine.memory.TooLargeError: 100 copies of the model take 1,000,000,000,000 MB: ...
     """
     there = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
-    if there and size > there:
+    if 0 < there < size:
         raise TooLargeError(
             f"{what} take {size / MB:,.0f} MB: more than the {there / MB:,.0f} MB of this machine"
         )

@@ -13,6 +13,9 @@ from fedjax_sim.partition.rectangles import random_table
 from fedjax_sim.partition.rounding import round_table
 from fedjax_sim.partition.table import Partition
 
+MOST_MOVES = 100_000_000
+"""Moves of a walk: minutes."""
+
 
 def matched(
     labels: ArrayLike,
@@ -141,8 +144,8 @@ def _check_ranges(
     if not slack >= 0:
         raise ValueError(f"slack must be at least 0, got {slack}")
     for name, value in {"burn_in": burn_in, "moves": moves}.items():
-        if check_integer(name, value) < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}")
+        if not 0 <= check_integer(name, value) <= MOST_MOVES:
+            raise ValueError(f"{name} must be in 0..{MOST_MOVES}, got {str(value)[:20]}")
 
 
 def _ranks(name: str, feature: ArrayLike, samples: int) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import jax
@@ -15,9 +15,14 @@ from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.result import DivergedError
 
+MOST_RUNS = 100_000
+"""Runs of one simulation, each with a model of its own."""
+
 
 def checked_seeds(seeds: Any) -> list[int]:
     """The seeds as integers; refuses what is no list of them."""
+    if isinstance(seeds, Sized) and len(seeds) > MOST_RUNS:  # before an array of a range, say
+        raise ValueError(f"seeds must be at most {MOST_RUNS:,}, got {len(seeds):,}")
     given = np.asarray(seeds)
     if given.ndim == 1 and not given.size:
         raise ValueError("seeds must not be empty")

@@ -49,7 +49,7 @@ class ClientRows:
         found[self.row[owned] - 1] = owned
         return found
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Returns all N rows."""
         del copy  # NumPy's protocol: there is no array that could be shared
         return np.take(self.rows, self.row, axis=1).astype(dtype or self.dtype, copy=False)

@@ -171,8 +171,9 @@ class Windows:
         def shape(a: Array) -> Array:
             return cast(Array, jax.ShapeDtypeStruct((room, *a.shape[1:]), a.dtype))
 
-        found = {name: shape(getattr(data, name)) for name in ("x", "y", "index", "owner")}
-        return dataclasses.replace(data, **found)
+        assert data.owner is not None
+        x, y, index, owner = map(shape, (data.x, data.y, data.index, data.owner))
+        return dataclasses.replace(data, x=x, y=y, index=index, owner=owner)
 
     def moving(self, data: ClientData) -> dict[str, Any]:
         """The fields of a window's data that no other window has."""

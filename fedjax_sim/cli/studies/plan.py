@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.written import written
+
+MOST_CELLS = 10_000
+"""Cells of a study, each of which is a run with a folder of its own."""
 
 TABLES = ("run", "grid", "methods")
 KEYS = (*TABLES, "cells", "baseline")
@@ -187,6 +191,8 @@ def _combinations(grid: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise ValueError(f"grid.{key} must be a list of values, got {values!r}")
         if len({*map(repr, values)}) < len(values):
             raise ValueError(f"grid.{key} must have each value once, got {values!r}")
+    if (count := math.prod(map(len, grid.values()))) > MOST_CELLS:
+        raise ValueError(f"grid must have at most {MOST_CELLS:,} cells, got {count:,}")
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
