@@ -37,13 +37,13 @@ def federation(clients: int) -> fs.ClientData:
     start = np.zeros(clients + 1, np.int32)
     np.cumsum(1 + np.arange(clients) % 2, out=start[1:])
     total = int(start[-1])
-    arrays = (
-        rng.standard_normal((total, FEATURES), np.float32),
-        rng.integers(0, CLASSES, total, dtype=np.int32),
-        np.arange(total, dtype=np.int32),
-        start,
+    return fs.ClientData(
+        x=in_host_memory(rng.standard_normal((total, FEATURES), np.float32)),
+        y=in_host_memory(rng.integers(0, CLASSES, total, dtype=np.int32)),
+        index=in_host_memory(np.arange(total, dtype=np.int32)),
+        start=in_host_memory(start),
+        capacity=2,
     )
-    return fs.ClientData(*map(in_host_memory, arrays), capacity=2)
 
 
 def measured(method: str, clients: int) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def measured(method: str, clients: int) -> dict[str, Any]:
     execution = fs.make_execution(1, samples_mb=1, client_state_mb=1)
     algorithm = ALGORITHMS[method](local, clients_per_round=10, execution=execution)
     sent: list[int] = []
-    placed = windows.placed
+    placed: Any = vars(windows)["placed"]
 
     def counted(moving: Any, execution: Any) -> Any:
         sent.append(tree.num_bytes(moving))
         return placed(moving, execution)
 
-    windows.placed = counted  # type: ignore[assignment]
+    vars(windows)["placed"] = counted
     first: list[float] = []
     before, began = _held(), time.perf_counter()
     result = fs.simulate(

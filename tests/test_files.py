@@ -122,10 +122,8 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 
 WHOLE: dict[str, Callable[[Path], Any]] = {
     "checkpoint": lambda path: archive.write(path, {"version": 3}, {"w": np.arange(9.0)}),
-    "data": lambda path: write_npz(
-        path, {f"{k}_{of}": a for of in ("train", "test") for k, a in
-               {"x": np.ones((4, 2), np.float32), "y": np.arange(4) % 2}.items()}
-    ),
+    "data": lambda path: write_npz(path, {name: np.ones((4, 2)) for name in ("x_train", "x_test")}
+        | {name: np.arange(4) % 2 for name in ("y_train", "y_test")}),
     "partition": lambda path: save_partition(
         path, Partition(np.arange(4, dtype=np.int32), np.array([0, 2, 4], np.int32))
     ),
