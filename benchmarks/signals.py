@@ -88,7 +88,7 @@ def live(argv: Sequence[str], waits: Sequence[float]) -> Life:
 def command(name: str, out: Path) -> list[str]:
     """The command of that name, into a new folder."""
     file = out.parent / "study.toml"
-    file.write_text(STUDY)
+    file.write_text(STUDY, encoding="utf-8")
     module, *flags = COMMANDS[name].replace("FILE", str(file)).split()
     return [
         sys.executable,
