@@ -60,25 +60,27 @@ class Life(NamedTuple):
 
 def live(argv: Sequence[str], waits: Sequence[float]) -> Life:
     """Runs a command, which gets a signal after each of some waits."""
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     said: list[tuple[float, str]] = []
-
-    def listen() -> None:
-        assert process.stderr is not None
-        said.extend((time.perf_counter(), line) for line in process.stderr if line.strip())
-
-    listener = threading.Thread(target=listen)
-    listener.start()
     sent: list[float] = []
-    for wait in waits:
-        try:
-            process.wait(wait)
-        except subprocess.TimeoutExpired:
-            sent.append(time.perf_counter())
-            process.send_signal(random.choice((signal.SIGINT, signal.SIGTERM)))
-    status = process.wait()
-    now = time.perf_counter()
-    listener.join()
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+
+        def listen() -> None:
+            assert process.stderr is not None
+            said.extend((time.perf_counter(), line) for line in process.stderr if line.strip())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        for wait in waits:
+            try:
+                process.wait(wait)
+            except subprocess.TimeoutExpired:
+                sent.append(time.perf_counter())
+                process.send_signal(random.choice((signal.SIGINT, signal.SIGTERM)))
+        status = process.wait()
+        now = time.perf_counter()
+        listener.join()
     heard = None
     if sent:
         heard = min((at - sent[0] for at, line in said if at > sent[0]), default=float("inf"))

@@ -699,7 +699,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
             patch.setattr(STOPPING, "_asked", None)
             assert bench.main(argv) == status
         told = capsys.readouterr().err
-        assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'\n" in told
+        assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'" in told
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
         argv = ["--resume", str(folder)]
     assert bench.main(argv) == 0

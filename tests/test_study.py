@@ -225,12 +225,13 @@ def test_a_cell_with_fewer_rounds_goes_on(
     more = written(tmp_path, STUDY.replace("rounds = 2", "rounds = 3"))
 
     def stopped(argv: list[str], watch: Any) -> int:
-        asked.append(argv[-2:])
+        asked.append(argv[-3:])
         return 2
 
     monkeypatch.setattr("fedjax_sim.bench.main", stopped)
     assert study.main([str(more), "--resume", str(copy)]) == 2
-    assert asked == [["--resume", str(copy / "cells" / f"emd={emd}")] for emd in (0.5, 1.4)]
+    cells = (str(copy / "cells" / f"emd={emd}") for emd in (0.5, 1.4))
+    assert asked == [["--out", cell, "--or-resume"] for cell in cells]
 
 
 @pytest.mark.slow

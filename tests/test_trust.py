@@ -425,7 +425,7 @@ def test_a_folder_of_format_1_goes_on(here: Path) -> None:
     assert report([str(folder), "--out", "page"]) == 0
     assert bench.main(["--resume", str(folder)]) == 0
     found = json.loads((folder / "config.json").read_text())
-    assert found == stored() | {"arguments": found["arguments"]}
+    assert found == stored() | {name: found[name] for name in ("arguments", "jax")}
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == len(before.splitlines())
 
 

@@ -11,7 +11,7 @@ def counted(number: int, what: str) -> str:
     >>> counted(1, "run"), counted(2, "run")
     ('1 run', '2 runs')
     """
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def shortened(words: Sequence[str], most: int = 10) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from fedjax_sim.base.words import counted
 from fedjax_sim.cli.methods import name_of
 
 MINUTE = 60.0
@@ -59,18 +60,15 @@ def _lines(what: str, rounds: int) -> Tell:
     """Prints a line at the start, after each tenth of the rounds, and at least once a minute."""
     began = last = time.monotonic()
     tenth = 0
-    print(f"{what}: compiling, then {rounds:,} rounds", file=sys.stderr, flush=True)
+    print(f"{what}: compiling, then {counted(rounds, 'round')}", file=sys.stderr, flush=True)
 
     def tell(done: int, note: str) -> None:
         nonlocal last, tenth
         now = time.monotonic()
         if 10 * done // rounds > tenth or now - last >= MINUTE:
             last, tenth = now, 10 * done // rounds
-            print(
-                f"{what}: round {done:,} of {rounds:,}, {note}, {now - began:,.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            told = f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"
+            print(f"{what}: {', '.join(filter(None, told))}", file=sys.stderr, flush=True)
 
     return tell
 
