@@ -22,6 +22,7 @@ from fedjax_sim.cli.folder import versions
 from fedjax_sim.cli.methods import texts
 from fedjax_sim.cli.report import over_seeds
 from fedjax_sim.cli.settings import setting
+from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.data import Dataset, pooled, summary
 from fedjax_sim.partition import (
     Partition,
@@ -132,9 +133,9 @@ def command(argv: Sequence[str] | None = None) -> int:
         job = completed(job, dataset)
         partitions = deal_job(job, dataset)
         reports = [skew_report(dataset.strata, p, dataset.task.classes or 1) for p in partitions]
-        words = shlex.join(["python", "-m", PROGRAM, *argv])
+        STOPPING.patient = True  # to the end, which comes soon
         try:
-            write_folder(job, dataset, partitions, reports, words)
+            write_folder(job, dataset, partitions, reports, argv)
         except OSError as error:
             if job.request.out is None:
                 job.out.rmdir()
@@ -147,7 +148,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     about = summary(loaded)._replace(clients=dealing.told(deal, loaded, partitions[0]))
     print(f"{about.text()}\n")
     print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
-    part = "training" + " and test" * job.request.pool
+    part = "training and test" if job.request.pool else "training"
     print(f"\n{dataset.name}, {part} samples; partitions, report and pictures: {job.out}")
     print(f"train on it: {shlex.join(bench_command(job))}")
     return 0
@@ -316,11 +317,11 @@ def write_folder(
     dataset: Dataset,
     partitions: Sequence[Partition],
     reports: Sequence[SkewReport],
-    command: str,
+    argv: Sequence[str],
 ) -> None:
     """Writes the folder: whole, or not at all."""
     record = {
-        "command": command,
+        "command": shlex.join(["python", "-m", PROGRAM, *argv]),
         "versions": versions(),
         **job.request.record(),
         "sampler": job.sampler,
@@ -340,10 +341,9 @@ def write_folder(
         for i, partition in enumerate(partitions):
             save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
         (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-        shown, kind, classes = slice(DRAWN), job.request.pictures, dataset.strata_names
-        draw_partition(
-            tables[shown], folder / f"clients.{kind}", titles[shown], title=head, classes=classes
-        )
+        kind, classes = job.request.pictures, dataset.strata_names
+        picture = folder / f"clients.{kind}"
+        draw_partition(tables[:DRAWN], picture, titles[:DRAWN], title=head, classes=classes)
         draw_skew(tables, folder / f"skew.{kind}", titles, title=head)
         if job.out.is_dir():
             job.out.rmdir()  # empty, as `check_free` has found
