@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dynamic_clustering": {"cluster_limit": 80.0},
     "fedmix": {"mix_samples": 6},
     "astraea": {"mediator_size": 2},
+    "fedbn": {"norms": "*bias"},
 }
 
 

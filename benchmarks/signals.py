@@ -148,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="processes at a time")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    # A shell lets what it starts in the background ignore SIGINT, children included.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     known: dict[str, tuple[float, dict[str, bytes]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in COMMANDS:
