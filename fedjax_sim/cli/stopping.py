@@ -83,7 +83,7 @@ class Stopping:
 
 
 STOPPING = Stopping()
-"""That of this process."""
+"""The signal handling of this process."""
 
 
 def listen() -> None:

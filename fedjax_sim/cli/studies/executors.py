@@ -1,7 +1,7 @@
 """``--executor``: what runs the cells of a study, on this machine or on many.
 
-An executor is what :mod:`concurrent.futures` calls so, and a cell is one task. Ours are doors to
-packages that are kept by others.
+An executor is a ``concurrent.futures.Executor``, and a cell is one task. The executors here open
+those of other packages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Opens = Callable[[str], Executor]
 
 
 def processes(text: str) -> Executor:
-    """So many processes of this machine; by default one for each core."""
+    """Starts this many processes on this machine; by default one for each core."""
     context = multiprocessing.get_context("spawn")  # JAX does not survive a fork
     count = int(text or available_cores())
     return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
 
 
 def dask(address: str) -> Executor:
-    """The workers of a Dask scheduler, each of one thread: ``dask worker --nthreads 1 ...``."""
+    """Uses the workers of a Dask scheduler; start each with ``dask worker --nthreads 1``."""
     from distributed import Client
 
     client: Any = Client
@@ -40,7 +40,7 @@ def dask(address: str) -> Executor:
 
 
 def mpi(text: str) -> Executor:
-    """The ranks of ``mpiexec -n N python -m mpi4py.futures -m fedjax_sim.study``."""
+    """Uses the ranks of ``mpiexec -n N python -m mpi4py.futures -m fedjax_sim.study``."""
     from mpi4py.futures import MPIPoolExecutor
 
     executor: Executor = MPIPoolExecutor(int(text) if text else None)
@@ -59,7 +59,7 @@ class _Ray(Executor):
 
 
 def ray(address: str) -> Executor:
-    """A Ray cluster; without an address this machine."""
+    """Uses a Ray cluster; without an address this machine."""
     return _Ray(address)
 
 
@@ -79,7 +79,7 @@ class _Submitit(Executor):
 
 
 def submitit(text: str) -> Executor:
-    """Jobs of SLURM, with submitit's parameters, as in ``timeout_min=60, slurm_partition=gpu``."""
+    """Submits SLURM jobs with submitit's parameters: ``timeout_min=60, slurm_partition=gpu``."""
     return _Submitit(**dict(re.findall(r"(\w+)\s*=\s*([^,\s]+)", text)))
 
 
@@ -95,7 +95,7 @@ EXECUTORS: Registry[Opens] = Registry(
 
 
 FORMS = ("processes(N)", "dask(tcp://HOST:PORT)", "submitit(NAME=VALUE, ...)", "ray", "mpi")
-"""How ours are written."""
+"""The texts of these executors, for messages."""
 
 
 def known_executor(text: str) -> str:
