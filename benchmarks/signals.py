@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shlex
 import signal
 import subprocess
 import sys
@@ -158,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             began = time.perf_counter()
             subprocess.run(command(name, out), capture_output=True, check=True)
             known[name] = time.perf_counter() - began, results(out)
-            print(f"{shlex.join(command(name, Path('DIR')))}: {known[name][0]:.1f} s", flush=True)
+            print(f"fedjax_sim.{COMMANDS[name]}: {known[name][0]:.1f} s", flush=True)
     names = [*COMMANDS] * -(-args.count // len(COMMANDS))
     with ThreadPoolExecutor(args.at_once) as pool:
         jobs = [
