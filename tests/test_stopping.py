@@ -13,35 +13,40 @@ from benchmarks import signals
 from fedjax_sim.cli.stopping import Stopped, Stopping
 
 
+class Noting(Stopping):
+    """Notes what would end the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int | str] = []
+        self.leave = self.told.append
+        self.last_words.append(lambda status: self.told.append("outer"))
+        self.last_words.append(lambda status: self.told.append("inner"))
+
+
 @pytest.fixture
-def stopping() -> Stopping:
-    """One that notes what would end the process."""
-    found = Stopping()
-    told: list[int | str] = []
-    found.leave = told.append
-    found.last_words += [lambda status: told.append("outer"), lambda status: told.append("inner")]
-    found.told = told  # type: ignore[attr-defined]
-    return found
+def stopping() -> Noting:
+    return Noting()
 
 
-def test_nothing_would_be_lost(stopping: Stopping) -> None:
+def test_nothing_would_be_lost(stopping: Noting) -> None:
     stopping.check()
     stopping.hear(signal.SIGTERM)
-    assert stopping.told == ["inner", "outer", 143]  # type: ignore[attr-defined]
+    assert stopping.told == ["inner", "outer", 143]
 
 
-def test_a_patient_command_stops_when_it_looks(stopping: Stopping) -> None:
+def test_a_patient_command_stops_when_it_looks(stopping: Noting) -> None:
     stopping.patient = True
     stopping.hear(signal.SIGTERM)
-    assert stopping.told == []  # type: ignore[attr-defined]
+    assert stopping.told == []
     with pytest.raises(Stopped) as stopped:
         stopping.check()
     assert stopped.value.status == 143
     stopping.hear(signal.SIGINT)
-    assert stopping.told == [130]  # type: ignore[attr-defined]
+    assert stopping.told == [130]
 
 
-def test_one_process_stops_them_all(stopping: Stopping) -> None:
+def test_one_process_stops_them_all(stopping: Noting) -> None:
     with pytest.raises(Stopped):
         stopping.check(lambda number: max(number, signal.SIGTERM))
 
