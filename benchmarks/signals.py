@@ -37,8 +37,9 @@ COMMANDS = {
     "phase_shift": f"bench --algo phase_shift {SMALL} --rounds 40 --eval-every 40",
     "study": "study FILE",
 }
-HEARD, ENDED = 1.0, 5.0
-"""Seconds in which a signal must be heard, and in which the second one must have ended it."""
+HEARD, ENDED, STARTED = 1.0, 5.0, 0.2
+"""Bounds in seconds: until a signal is answered, until a second signal has ended the process, and
+until Python runs the package, before which a signal ends the process without a line."""
 
 
 class Life(NamedTuple):
@@ -120,6 +121,9 @@ def trial(name: str, seconds: float, whole: dict[str, bytes], draw: random.Rando
             first = draw.uniform(0, 0.8 * seconds)
             waits = [first, draw.uniform(0, 1)] if draw.random() < 0.5 else [first]
             life = live(argv, waits if turn == 0 else ())
+            if turn == 0 and first < STARTED and life.status < 0 and not life.err:
+                found.append((life._replace(heard=None), []))
+                continue
             wrong = []
             if life.heard is not None and life.heard > HEARD:
                 wrong.append(f"heard after {life.heard:.2f} s")

@@ -1532,7 +1532,7 @@ MUTANTS = [
     Mutant("run/archive.py", "jax.random.wrap_key_data(jnp.asarray(array)) if", "array if", SAVED),
     Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),
     Mutant("cli/flags.py", "value < -LARGEST", "False", tests("sizes")),
-    Mutant("base/origin.py", "abs(number) > LARGEST", "False", tests("sizes")),
+    Mutant("base/parts.py", "abs(number) > LARGEST", "False", tests("sizes")),
     Mutant("engine/memory.py", "0 < there < size", "False", tests("sizes") + " -k=copies"),
     Mutant("cli/processes.py", "processes <= MOST_PROCESSES", "processes", tests("sizes")),
     Mutant("base/files.py", "aside = path.with_name", "aside = path or path.with_name", FILES),

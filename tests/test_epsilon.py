@@ -279,7 +279,7 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     ),
     "another part before the mechanism": (
         lambda: gaussian(preaggregation=(OTHER, MECHANISM)),
-        "unknown because of preaggregation (<PreAggregation>, gaussian_mechanism(1.0, 2.0, 3))",
+        "unknown because of preaggregation (PreAggregation(), gaussian_mechanism(1.0, 2.0, 3))",
     ),
     "trust by the server's samples": (
         lambda: gaussian(preaggregation=(preaggregation.trust(LOCAL), MECHANISM)),
@@ -303,7 +303,7 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     ),
     "fragments": (
         lambda: gaussian(exchange=fs.base.Exchange(fragments=(HEAD, fs.leaves.all_but(HEAD)))),
-        "unknown because of exchange <Exchange>",
+        "unknown because of exchange Exchange()",
     ),
     "a broadcast that remembers": (
         lambda: gaussian(broadcast=REMEMBERS), "unknown because of broadcast latest()",
@@ -366,7 +366,7 @@ def test_bands_need_a_promise_and_no_name() -> None:
     bands = privacy.banded_mechanism(1.0, Z, M, 3)
     with pytest.raises(ValueError, match=r"needs clients that come again .* selection is cyclic\("):
         gaussian(selection=cyclic(), preaggregation=(bands,))
-    mine = fs.base.Selection(init=lambda *_: (), draw=None, sticky=False, participation="cyclic")  # type: ignore[arg-type]
+    mine = fs.base.Selection(init=lambda *_: (), draw=None, sticky=False, participation="cyclic")
     spent = gaussian(selection=mine, preaggregation=(bands,)).epsilon(DATA, ROUNDS, DELTA)
     assert spent == pytest.approx(normal(BANDS), rel=1e-3)
 

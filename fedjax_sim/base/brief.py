@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.base.origin import shown
+from fedjax_sim.base.parts import shown
 
 LONGEST = 600
 """Characters of a ``repr``, and rows of a table: what fits a screen."""

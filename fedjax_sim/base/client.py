@@ -11,7 +11,7 @@ from fedjax_sim.base.cohort import Gathered, LocalInfo
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Context, Leaves, Variables
 from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Origin, Part, shown
 from fedjax_sim.base.survey import CorrectionSurvey, Survey
 from fedjax_sim.base.train import Train
 
@@ -226,17 +226,26 @@ class Done(NamedTuple):
     path: PyTree
 
 
-class CorrectionInit(Protocol):
-    """The state of a correction before the first round."""
+class Correction(Part):
+    """Changes every local gradient, usually against client drift, and the state behind that change.
 
-    def __call__(self, params: PyTree, /) -> PyTree:
-        """``params`` are those of the initial model; () for no state."""
+    A correction overrides the methods that it needs; the defaults keep, send and change nothing.
+    """
 
+    HOOKS = (
+        *("client_state", "shared_state", "direction", "finish", "reduce", "path", "follow"),
+        *("survey", "anchored", "pull", "dual"),
+    )
 
-class CorrectionDirection(Protocol):
-    """What a correction makes of a gradient."""
+    def client_state(self, params: PyTree, /) -> PyTree:
+        """Returns the initial state of each client, for the parameters of the initial model."""
+        return ()
 
-    def __call__(
+    def shared_state(self, params: PyTree, /) -> PyTree:
+        """Returns the initial state that the server keeps and sends along with the model."""
+        return ()
+
+    def direction(
         self,
         gradient: PyTree,
         params: PyTree,
@@ -245,13 +254,10 @@ class CorrectionDirection(Protocol):
         shared_state: PyTree,
         /,
     ) -> PyTree:
-        """``[*p]``, in place of ``gradient [*p]``, which is that at the weights ``params``."""
+        """Returns the corrected gradient ``[*p]``, given the gradient at the weights ``params``."""
+        return gradient
 
-
-class CorrectionFinish(Protocol):
-    """The end of a local update."""
-
-    def __call__(
+    def finish(
         self,
         params: PyTree,
         context: Context,
@@ -260,46 +266,53 @@ class CorrectionFinish(Protocol):
         done: Done,
         /,
     ) -> tuple[PyTree, PyTree]:
-        """Returns what the client keeps and what it sends; () for nothing, but always two."""
+        """Returns the client's next state and its message to the server; () for nothing."""
+        return (), ()
 
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+        /,
+    ) -> PyTree:
+        """Returns the next shared state, see :class:`Reduce`."""
+        return shared_state
 
-class Correction(NamedTuple):
-    """Changes every local gradient, mostly against client drift, with the state behind it.
+    @property
+    def path(self) -> bool:
+        """Whether ``finish`` reads ``Done.path``."""
+        return False
 
-    Attributes:
-        client_state: what each client keeps, at the start.
-        shared_state: what the server keeps and sends, at the start.
-        direction: takes the gradient's place.
-        finish: the client's next state and its message.
-        reduce: makes the next shared state of the messages.
-        path: whether ``finish`` needs ``Done.path``.
-        follow: see :class:`LocalUpdate`.
-        survey: what it asks before the training; None: nothing.
-        anchored: whether the gradient that it is given is less that of the same samples at the
-            received model, which costs a gradient more in every step.
-        pull: μ, if all that it does is to add μ (w - w_recv) to the gradient; None: it does not.
-        dual: α, if each client keeps an h_k from which it takes α (w_k - w_recv) at the end of a
-            visit, as in FedDyn; None: it keeps none.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
+    @property
+    def follow(self) -> Follow | None:
+        """Updates the shared state with the aggregate; None: unchanged."""
+        return None
 
-    client_state: CorrectionInit
-    shared_state: CorrectionInit
-    direction: CorrectionDirection
-    finish: CorrectionFinish
-    reduce: Reduce
-    path: bool = False
-    follow: Follow | None = None
-    survey: CorrectionSurvey | None = None
-    anchored: bool = False
-    pull: float | Array | None = None
-    dual: float | Array | None = None
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    @property
+    def survey(self) -> CorrectionSurvey | None:
+        """The exchange before local training; None if there is none."""
+        return None
 
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def anchored(self) -> bool:
+        """Whether ``gradient`` has the gradient of the same samples at w_recv subtracted.
+
+        It costs one more gradient in every step.
+        """
+        return False
+
+    @property
+    def pull(self) -> float | Array | None:
+        """μ, if the correction only adds μ (w - w_recv) to the gradient; else None."""
+        return None
+
+    @property
+    def dual(self) -> float | Array | None:
+        """α, if each client subtracts α (w_k - w_recv) from an h_k that it keeps; else None."""
+        return None
 
 
 class Personal(Protocol):

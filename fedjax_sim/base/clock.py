@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 Late = Literal["drop", "partial"]
 
@@ -44,65 +43,93 @@ class Availability(Protocol):
         """
 
 
-class Link(NamedTuple):
-    """How fast bytes travel.
+class Link(Part):
+    """The speed of the network."""
 
-    Attributes:
-        up: bytes per second from a client; if ``shared``, of all clients together.
-        down: bytes per second to a client.
-        shared: whether those who upload in a round have an equal part of ``up``.
-        origin: the call that made it.
-    """
+    HOOKS = ("up", "down", "shared")
 
-    up: Law
-    down: Law
-    shared: bool = False
-    origin: Origin | None = None
+    @property
+    def up(self) -> Law:
+        """Bytes per second from a client; if ``shared``, from all clients together."""
+        raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def down(self) -> Law:
+        """Bytes per second to a client."""
+        raise NotImplementedError
+
+    @property
+    def shared(self) -> bool:
+        """Whether the clients that upload in a round share ``up`` equally."""
+        return False
 
 
-class Clock(NamedTuple):
-    """How long the visits of a round take, who is there, and whom the server waits for.
+class Clock(Part):
+    """Simulated devices: how long visits take, who is available, and whom the server waits for."""
 
-    Attributes:
-        compute: seconds of a local step.
-        link: what travels how fast; None: in no time.
-        available: who is awake; None: everyone, always.
-        failures: the probability that a client is lost in the middle of a visit.
-        deadline: the seconds after which the server closes a round; None: it waits for all.
-        late: of a deadline: the visits of clients that are then at work are dropped, or these stop
-          in time to send what they have done.
-        first: the uploads that the server waits for; None: all.
-        idle: the seconds of a round in which no client trains.
-        watts: the power of a device that computes; None: not known.
-        seed: of the devices; they are the same in all runs.
-        clients: how many of them it knows; None: any number.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
+    HOOKS = (
+        *("compute", "link", "available", "failures", "deadline", "late", "first", "idle"),
+        *("watts", "seed", "clients"),
+    )
 
-    compute: Law
-    link: Link | None = None
-    available: Availability | None = None
-    failures: float = 0.0
-    deadline: float | None = None
-    late: Late = "drop"
-    first: int | None = None
-    idle: float = 60.0
-    watts: float | None = None
-    seed: int = 0
-    clients: int | None = None
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    @property
+    def compute(self) -> Law:
+        """Seconds of a local step."""
+        raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def link(self) -> Link | None:
+        """The network; None: transfers take no time."""
+        return None
+
+    @property
+    def available(self) -> Availability | None:
+        """The clients that are awake; None: all, always."""
+        return None
+
+    @property
+    def failures(self) -> float:
+        """The probability that a client is lost in the middle of a visit."""
+        return 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds after which the server closes a round; None: it waits for all."""
+        return None
+
+    @property
+    def late(self) -> Late:
+        """At the deadline: unfinished visits are dropped, or stop in time to send partial work."""
+        return "drop"
+
+    @property
+    def first(self) -> int | None:
+        """The number of uploads that the server waits for; None: all."""
+        return None
+
+    @property
+    def idle(self) -> float:
+        """Seconds of a round in which no client trains."""
+        return 60.0
+
+    @property
+    def watts(self) -> float | None:
+        """Power of a device that computes; None: unknown."""
+        return None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the devices, which are the same in all runs."""
+        return 0
+
+    @property
+    def clients(self) -> int | None:
+        """The number of clients that it knows; None: any number."""
+        return None
 
     @property
     def loses(self) -> bool:
-        """Whether a visit may be left out or come to nothing."""
+        """Whether a visit may be skipped or lost."""
         waits = self.deadline is None and self.first is None
         return self.available is not None or self.failures > 0 or not waits
 

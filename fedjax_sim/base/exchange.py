@@ -1,34 +1,36 @@
-"""Which part of a model travels."""
+"""The part of a model that travels."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fedjax_sim.base.model import Leaves
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 
-class Exchange(NamedTuple):
-    """Which leaves of a model travel between clients and server; all that are not named here.
+class Exchange(Part):
+    """Selects the leaves of a model that travel between clients and server."""
 
-    Attributes:
-        own: those that stay with the clients, each of which trains its own; None for none.
-        frozen: those that nobody trains and every client has from the start; None for none.
-        fragments: if those that travel do so in turn: the leaves of each fragment. In round t the
-          server collects fragment t mod P of all slots, and a slot that keeps its client takes the
-          new fragment in place of its own. () for all in every round.
-        nothing: whether no leaf travels.
-        needs: what it needs of other parts.
-        origin: the call that made it.
-    """
+    HOOKS = ("own", "frozen", "fragments", "nothing")
 
-    own: Leaves | None = None
-    frozen: Leaves | None = None
-    fragments: tuple[Leaves, ...] = ()
-    nothing: bool = False
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    @property
+    def own(self) -> Leaves | None:
+        """The leaves that stay with the clients, each of which trains its own; None: no leaf."""
+        return None
 
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def frozen(self) -> Leaves | None:
+        """The leaves that are not trained and that every client has; None: no leaf."""
+        return None
+
+    @property
+    def fragments(self) -> tuple[Leaves, ...]:
+        """The leaves of each fragment, if fragments travel in turn; (): all in every round.
+
+        In round t the server collects fragment t mod P of all slots, and a slot that keeps its
+        client replaces its own fragment by the new one.
+        """
+        return ()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no leaf travels."""
+        return False

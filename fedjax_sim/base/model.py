@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.brief import brief_fields
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 if TYPE_CHECKING:
     from fedjax_sim.base.data import Batch, ClientView
@@ -138,82 +138,46 @@ class Objective(Protocol):
         """
 
 
-class MemoryInit(Protocol):
-    """What a client remembers before its first visit."""
+class Memory(Part):
+    """What a client remembers from visit to visit, for its objective."""
 
-    def __call__(self, variables: Variables, /) -> PyTree:
-        """``variables`` are those of the initial model."""
+    HOOKS = ("init", "keep")
+
+    def init(self, variables: Variables, /) -> PyTree:
+        """Returns the memory before the first visit, for the variables of the initial model."""
+        raise NotImplementedError
+
+    def keep(self, trained: Variables, context: Context, /) -> PyTree:
+        """Returns the memory that the next visit finds in ``Context.memory``."""
+        raise NotImplementedError
 
 
-class MemoryKeep(Protocol):
-    """What a client remembers of a visit."""
+class Companion(Part):
+    """A personal model that a client trains beside the shared one; it does not travel.
 
-    def __call__(self, trained: Variables, context: Context, /) -> PyTree:
-        """Returns what the next visit finds in ``Context.memory``."""
-
-
-class Memory(NamedTuple):
-    """What a client remembers from visit to visit, for its objective.
-
-    Attributes:
-        init: before the first visit.
-        keep: of a visit.
-        needs: of the other parts.
-        origin: the call that made it.
+    In every step its weights descend on the loss of the model that the client uses, in which the
+    shared model, as it was before the step, is a constant. Its state becomes that model's.
     """
 
-    init: MemoryInit
-    keep: MemoryKeep
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    HOOKS = ("init", "used", "objective", "project")
 
-    def __repr__(self) -> str:
-        return shown(self)
+    def init(self, variables: Variables, /) -> Variables:
+        """Returns it before the first visit, for the initial model; its shapes may differ."""
+        raise NotImplementedError
 
+    def used(self, own: Variables, model: Variables, /) -> Variables:
+        """Returns the model that the client uses, made of the companion and the shared model."""
+        raise NotImplementedError
 
-class CompanionInit(Protocol):
-    """A companion before a client's first visit."""
+    @property
+    def objective(self) -> Objective:
+        """The loss of the model that the client uses."""
+        raise NotImplementedError
 
-    def __call__(self, variables: Variables, /) -> Variables:
-        """``variables`` are those of the initial model; what is returned may have any shapes."""
-
-
-class CompanionUsed(Protocol):
-    """The model that a client with a companion uses."""
-
-    def __call__(self, own: Variables, model: Variables, /) -> Variables:
-        """Returns a model, of the companion ``own`` and of ``model`` as it is or as it trains."""
-
-
-class CompanionProject(Protocol):
-    """Where the weights of a companion may be."""
-
-    def __call__(self, params: PyTree, /) -> PyTree:
-        """Returns weights that are allowed, near those that a step has led to."""
-
-
-class Companion(NamedTuple):
-    """What a client trains for itself beside the model, in the same steps; it does not travel.
-
-    In every step its weights descend by the loss of the model that the client uses, in which the
-    trained model, as it was before the step, is a constant; its state becomes that model's.
-
-    Attributes:
-        init: before the first visit.
-        used: the model that the client uses, made of both.
-        objective: the loss of that model.
-        project: of the weights, after every step; None: they may be anywhere.
-        origin: the call that made it.
-    """
-
-    init: CompanionInit
-    used: CompanionUsed
-    objective: Objective
-    project: CompanionProject | None = None
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def project(self) -> Callable[[PyTree], PyTree] | None:
+        """Projects its weights after every step; None: no projection."""
+        return None
 
 
 class Accompanied(NamedTuple):

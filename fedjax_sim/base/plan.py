@@ -13,8 +13,7 @@ from fedjax_sim.base.client import SetupTrafficOf
 from fedjax_sim.base.cohort import LocalInfo
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Variables
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 if TYPE_CHECKING:
     from fedjax_sim.base.round import Slots
@@ -27,65 +26,6 @@ class PerClient(Protocol):
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
     ) -> PyTree:
         """``fn(common, client)`` for every client: ``[N, ...]``."""
-
-
-class SelectionInit(Protocol):
-    """The state of a selection before the first round."""
-
-    def __call__(self, variables: Variables, data: ClientData, execution: PerClient, /) -> PyTree:
-        """() for no state."""
-
-
-class SelectionDraw(Protocol):
-    """Draws the clients of a round."""
-
-    def __call__(
-        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array, /,
-    ) -> tuple[Array, PyTree]:  # fmt: skip
-        """Returns ``int32[S]``, a client for each slot, and the new state.
-
-        Args:
-            key: of the draw.
-            state: of the selection.
-            data: the population.
-            clients: ``int32[S]``, the client that each slot visited last.
-            free: ``bool[S]``, the slots that need a client: one that no other slot visits, or N,
-                and the slot is idle in this round. The others keep theirs.
-            visits: ``int32[S]``, the clients that trained the slot's model since it left the
-                server.
-        """
-
-
-class SelectionNext(Protocol):
-    """Draws one client, for a model that leaves the server alone."""
-
-    def __call__(self, key: Array, state: PyTree, data: ClientData, taken: Array, /) -> Array:
-        """``int32[]``, none of ``taken int32[T]``, in which N stands for none."""
-
-
-class SelectionUpdate(Protocol):
-    """What a selection learns of a round."""
-
-    def __call__(self, state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
-        """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
-
-
-class SelectionSee(Protocol):
-    """What a selection learns of the models of a round."""
-
-    def __call__(
-        self, state: PyTree, client: Array, updates: Variables, moved: Variables, /
-    ) -> PyTree:
-        """Returns the new state.
-
-        Args:
-            state: after :class:`SelectionUpdate`.
-            client: ``int32[P]``, whose updates the server has; N for a row without one, which may
-                hold NaN.
-            updates: ``[P, *p]``, from the server model as it was before the round.
-            moved: ``[*p]``, how far the server model has gone since.
-        """
 
 
 class Outlook(NamedTuple):
@@ -104,6 +44,30 @@ class Outlook(NamedTuple):
     deadline: float
 
 
+class SelectionNext(Protocol):
+    """Draws one client, for a model that leaves the server alone."""
+
+    def __call__(self, key: Array, state: PyTree, data: ClientData, taken: Array, /) -> Array:
+        """``int32[]``, none of ``taken int32[T]``, in which N stands for none."""
+
+
+class SelectionSee(Protocol):
+    """Updates the state of a selection with the models of a round."""
+
+    def __call__(
+        self, state: PyTree, client: Array, updates: Variables, moved: Variables, /
+    ) -> PyTree:
+        """Returns the new state.
+
+        Args:
+            state: after ``Selection.update``.
+            client: ``int32[P]``, the clients of the updates; N for a row without one, which may
+                hold NaN.
+            updates: ``[P, *p]``, measured from the server model before the round.
+            moved: ``[*p]``, the change of the server model since then.
+        """
+
+
 class SelectionTimed(Protocol):
     """Draws the clients of a round on a clock."""
 
@@ -111,56 +75,29 @@ class SelectionTimed(Protocol):
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array, outlook: Outlook, /,
     ) -> tuple[Array, PyTree]:  # fmt: skip
-        """As :class:`SelectionDraw`, and it may look at ``outlook``."""
-
-
-class PollWhom(Protocol):
-    """Whom the server asks in a round."""
-
-    def __call__(self, key: Array, state: PyTree, data: ClientData, /) -> Array:
-        """``int32[K]``, different clients; N for nobody."""
-
-
-class PollAsk(Protocol):
-    """What one client answers."""
-
-    def __call__(self, variables: Variables, client: ClientView, /) -> PyTree:
-        """Small arrays; ``variables`` are those of the server model, with the client's own leaves.
-
-        It costs a pass forward over the client's samples.
-        """
-
-
-class PollTell(Protocol):
-    """What a selection learns of the answers."""
-
-    def __call__(self, state: PyTree, client: Array, answers: PyTree, /) -> PyTree:
-        """Returns the state with which the round's clients are drawn.
-
-        Args:
-            state: of the selection.
-            client: ``int32[K]``, those that have answered; N for who is asleep, or nobody.
-            answers: ``[K, ...]``; () if nothing was asked about the model.
-        """
+        """As :meth:`Selection.draw`, given the clock's forecast."""
 
 
 class Poll(NamedTuple):
     """Questions to some clients before the clients of a round are drawn.
 
-    On a clock the draw waits for the slowest answer. Whoever is asked about the model has it, and
-    is not sent it again if it trains.
+    On a clock the draw waits for the slowest answer. A client that was asked about the model has
+    downloaded it, and is not sent it again if it trains.
 
     Attributes:
-        whom: those who are asked.
-        tell: what the selection learns.
-        ask: the answer of one client to the server model, which is sent to all who are asked; None:
-          they are asked about their devices alone.
-        numbers: what each says of its device, 4 bytes each.
+        whom: ``(key, state, data) -> int32[K]``, the different clients to ask; N for nobody.
+        tell: ``(state, client int32[K], answers [K, ...]) -> state``, the state with which the
+          round's clients are drawn. N marks a client that is asleep or nobody; ``answers`` is () if
+          nothing was asked about the model.
+        ask: ``(variables, client) -> small arrays``, one client's answer to the server model, with
+          the client's own leaves; it costs a forward pass over its samples, and the model is sent
+          to all who are asked. None: they are asked about their devices only.
+        numbers: how many numbers of 4 bytes each client sends about its device.
     """
 
-    whom: PollWhom
-    tell: PollTell
-    ask: PollAsk | None = None
+    whom: Callable[[Array, PyTree, ClientData], Array]
+    tell: Callable[[PyTree, Array, PyTree], PyTree]
+    ask: Callable[[Variables, ClientView], PyTree] | None = None
     numbers: int = 0
 
 
@@ -174,101 +111,161 @@ Participation = Literal["poisson", "fixed", "epochs", "cyclic"]
 """
 
 
-def _learns_nothing(state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
-    return state
+class Selection(Part):
+    """Chooses the client that each slot visits."""
+
+    HOOKS = (
+        *("init", "draw", "sticky", "update", "may_idle", "active", "reads", "setup_traffic"),
+        *("everyone", "another", "timed", "poll", "times", "see", "participation"),
+    )
+
+    def init(self, variables: Variables, data: ClientData, execution: PerClient, /) -> PyTree:
+        """Returns the state before the first round; () for no state."""
+        return ()
+
+    def draw(
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array, /,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        """Returns ``int32[S]``, a client for each slot, and the new state.
+
+        Args:
+            key: the key of the draw.
+            state: the previous state.
+            data: the population.
+            clients: ``int32[S]``, the client that each slot visited last.
+            free: ``bool[S]``, the slots that need a client: one that no other slot visits, or N,
+                and the slot is idle in this round. The others keep their clients.
+            visits: ``int32[S]``, the number of clients that trained the slot's model since it left
+                the server.
+        """
+        raise NotImplementedError
+
+    @property
+    def sticky(self) -> bool:
+        """Whether a slot keeps its client until it is due; else all slots are always free."""
+        return False
+
+    def update(self, state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
+        """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
+        return state
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether there may be more slots than clients; some slots are then always idle."""
+        return False
+
+    @property
+    def active(self) -> float | None:
+        """Expected number of clients that train in a round, if slots idle; None: one a slot."""
+        return None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the numbers in a client's report that ``update`` reads, 4 bytes each."""
+        return ()
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        """Counts the traffic before the first round; None if there is none."""
+        return None
+
+    @property
+    def everyone(self) -> bool:
+        """Whether there must be a slot for every client."""
+        return False
+
+    @property
+    def another(self) -> SelectionNext | None:
+        """Draws one client, as ``draw`` draws a cohort of one; None: it cannot."""
+        return None
+
+    @property
+    def timed(self) -> SelectionTimed | None:
+        """The draw on a clock; None: ``draw``."""
+        return None
+
+    @property
+    def poll(self) -> Poll | None:
+        """The questions to clients before the draw; None if there are none."""
+        return None
+
+    @property
+    def times(self) -> bool:
+        """Whether ``update`` reads the measured seconds in ``info.extra["seconds"]``.
+
+        It needs a clock.
+        """
+        return False
+
+    @property
+    def see(self) -> SelectionSee | None:
+        """Updates the state with the models that returned in the round; None: no update."""
+        return None
+
+    @property
+    def participation(self) -> Participation | None:
+        """The distribution of the cohorts, which private mechanisms rely on; None: unknown."""
+        return None
 
 
-class Selection(NamedTuple):
-    """Which client each slot visits.
+class Schedule(Part):
+    """Determines which slots the server collects, and when."""
 
-    Attributes:
-        init: makes the state.
-        draw: the clients of a round.
-        sticky: whether a slot keeps its client until it is due; if not, every slot is free in every
-          round.
-        update: the state after the visits.
-        may_idle: whether there may be more slots than clients; some are idle in every round then.
-        active: the clients that train in a round, on average, if slots are idle; None: one a slot.
-        reads: the names of the numbers in a client's report that ``update`` needs, see
-          :class:`LocalInfo`: 4 bytes each in every visit.
-        setup_traffic: what travels before the first round; None: nothing.
-        everyone: whether there must be a slot for every client.
-        another: draws one client, as ``draw`` would draw a cohort of one; None: it cannot.
-        timed: the draw on a clock; None: ``draw``.
-        poll: what clients are asked before the draw; None: nothing.
-        times: whether ``update`` finds the seconds of each visit in ``info.extra["seconds"]``, as
-          the server has measured them. It needs a clock.
-        see: what it learns of the models after the round, which must have come back by then; None:
-          nothing.
-        participation: the law of the cohorts, which private mechanisms count on; None: not known.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
+    HOOKS = (
+        *("period", "group", "due", "serverless", "round_factor", "at_work", "seconds"),
+        "one_round",
+    )
 
-    init: SelectionInit
-    draw: SelectionDraw
-    sticky: bool
-    update: SelectionUpdate = _learns_nothing
-    may_idle: bool = False
-    active: float | None = None
-    reads: tuple[str, ...] = ()
-    setup_traffic: SetupTrafficOf | None = None
-    everyone: bool = False
-    another: SelectionNext | None = None
-    timed: SelectionTimed | None = None
-    poll: Poll | None = None
-    times: bool = False
-    see: SelectionSee | None = None
-    participation: Participation | None = None
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    @property
+    def period(self) -> int:
+        """The rounds that a model is in flight; with 1 no model outlives a round."""
+        return 1
 
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def group(self) -> NDArray[np.int32]:
+        """``int32[S]``: slots of one group are due together."""
+        raise NotImplementedError
 
+    def due(self, t: Array, /) -> Array:
+        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``.
 
-class Due(Protocol):
-    """Which slots the server collects at the end of a round."""
+        Rounds count from 0; -1 is before the first.
+        """
+        raise NotImplementedError
 
-    def __call__(self, t: Array, /) -> Array:
-        """``bool[S]`` of round ``t int32[]``, which counts from 0; -1 is before the first."""
+    @property
+    def serverless(self) -> bool:
+        """Whether nothing is ever due (gossip): the mean of the slots is evaluated."""
+        return False
 
+    @property
+    def round_factor(self) -> float:
+        """The rounds to run for each round of FedAvg that the user budgets."""
+        return 1.0
 
-class Schedule(NamedTuple):
-    """Which slots the server collects, and when.
+    @property
+    def at_work(self) -> int | None:
+        """The number of models in flight, if a round collects the first ones that return.
 
-    Attributes:
-        period: the rounds that a model is in flight; with 1 no model outlives a round.
-        group: ``int32[S]`` (NumPy), the slots that are due together.
-        due: the slots that are due.
-        serverless: whether nothing is ever due (gossip): the mean of the slots is evaluated.
-        round_factor: the rounds to run for each round of FedAvg that the user budgets.
-        at_work: the models that are with clients at once, of which a round takes those that come
-            back first, one a slot; None: a round takes those that it sent.
-        seconds: of each round, if that is what ends it; None: it ends when its slots are full.
-        one_round: whether no model outlives a round, whatever the settings are.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
+        None: a round collects the models that it sent.
+        """
+        return None
 
-    period: int
-    group: NDArray[np.int32]
-    due: Due
-    serverless: bool = False
-    round_factor: float = 1.0
-    at_work: int | None = None
-    seconds: float | None = None
-    one_round: bool = False
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    @property
+    def seconds(self) -> float | None:
+        """The fixed duration of a round; None: it ends when its slots are full."""
+        return None
+
+    @property
+    def one_round(self) -> bool:
+        """Whether no model outlives a round, whatever the settings are."""
+        return False
 
     @property
     def group_sizes(self) -> list[int]:
-        """How many slots are due together, for each group."""
+        """The number of slots in each group."""
         return np.unique(self.group, return_counts=True)[1].tolist()
-
-    def __repr__(self) -> str:
-        return shown(self)
 
 
 class Moves(Protocol):
@@ -288,41 +285,28 @@ class Redistribution(Protocol):
         """The moves of S slots: mostly :class:`fedjax_sim.redistribution.Gather` or ``Mixing``."""
 
 
-class LearnedInit(Protocol):
-    """What a redistribution knows before the first round."""
+class LearnedRedistribution(Part):
+    """A redistribution that depends on the models, and may keep a state."""
 
-    def __call__(self, slots: int, /) -> PyTree:
-        """Its state, for S slots."""
+    HOOKS = ("init", "move", "reads", "beside")
 
+    def init(self, slots: int, /) -> PyTree:
+        """Returns the state before the first round, for S slots."""
+        return ()
 
-class LearnedMove(Protocol):
-    """Where models go between two local rounds, by what they are."""
+    def move(self, key: Array, state: PyTree, slots: Slots, /) -> tuple[Moves, PyTree]:
+        """Returns the moves of the ``[S]`` slots of the last round, and the new state."""
+        raise NotImplementedError
 
-    def __call__(self, key: Array, state: PyTree, slots: Slots, /) -> tuple[Moves, PyTree]:
-        """The moves of the ``[S]`` slots as the last round left them, and the new state."""
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the numbers in ``info.extra`` that it reads."""
+        return ()
 
-
-class LearnedRedistribution(NamedTuple):
-    """A redistribution that looks at the models, and may remember something of them.
-
-    Attributes:
-        init: its state before the first round.
-        move: where models go.
-        reads: the numbers of ``info.extra`` that it looks at.
-        beside: how many numbers, of 4 bytes each, travel with every model between clients.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
-
-    init: LearnedInit
-    move: LearnedMove
-    reads: tuple[str, ...] = ()
-    beside: int = 0
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def beside(self) -> int:
+        """How many numbers of 4 bytes travel with every model between clients."""
+        return 0
 
 
 AnyRedistribution = Redistribution | LearnedRedistribution

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.data import ClientData
 from fedjax_sim.base.model import Variables
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 
 class Sent(NamedTuple):
@@ -27,95 +27,77 @@ class Sent(NamedTuple):
     present: Array | bool = True
 
 
-class SendingInit(Protocol):
-    """What each client keeps before it first sends."""
+class Sending(Part):
+    """Changes what clients send: a code, a clip, noise, an attack.
 
-    def __call__(self, variables: Variables, data: ClientData, /) -> PyTree:
-        """() for nothing; the same for all clients."""
+    It acts whenever a model is sent: at an upload, in every hop from client to client, to every
+    neighbour in a graph. A model that stays in flight continues as it was sent.
+    """
 
+    HOOKS = (
+        *("init", "send", "together", "bytes", "withholds", "screens", "hear", "messages"),
+        "forges",
+    )
 
-class Send(Protocol):
-    """What one client sends in place of what it would have sent."""
+    def init(self, variables: Variables, data: ClientData, /) -> PyTree:
+        """Returns the state of each client before it first sends; () for no state."""
+        return ()
 
-    def __call__(
+    def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array, /
     ) -> Sent:
-        """Returns what is sent.
+        """Returns what one client sends.
 
         Args:
-            key: the client's own for this round and part.
-            kept: what it keeps.
-            update: the model that it trained, less the one that it received.
-            message: what it sends besides.
+            key: the client's key for this round and part.
+            kept: the client's state.
+            update: the trained model minus the received model.
+            message: what is sent beside the model.
             client: ``int32[]``, k.
         """
+        return Sent(update, message, kept)
 
+    @property
+    def together(self) -> SendTogether | None:
+        """Changes the updates of all clients of a round, after ``send``; None: no change."""
+        return None
 
-class Hear(Protocol):
-    """What a client keeps of the model that it was sent."""
+    @property
+    def bytes(self) -> Callable[[Variables], int] | None:
+        """Counts the bytes of an update for a receiver that knows w_recv; None: unchanged."""
+        return None
 
-    def __call__(self, kept: PyTree, received: Variables, /) -> PyTree:
-        """What it keeps now, at the end of every visit, before it sends.
+    @property
+    def withholds(self) -> bool:
+        """Whether a client may send nothing."""
+        return False
 
-        Args:
-            kept: what it kept so far.
-            received: the model that it was sent, from which its update is measured.
+    @property
+    def screens(self) -> bool:
+        """Whether a client that sends nothing because of this part has failed.
+
+        It then restores its state from before the visit and is counted as skipped.
         """
+        return False
+
+    @property
+    def hear(self) -> Callable[[PyTree, Variables], PyTree] | None:
+        """Updates the client's state with the received model, before ``send``; None: no change."""
+        return None
+
+    @property
+    def messages(self) -> bool:
+        """Whether it also acts on what is sent beside the model."""
+        return False
+
+    @property
+    def forges(self) -> bool:
+        """Whether it is an attack: honest clients send their true updates."""
+        return False
 
 
 class SendTogether(Protocol):
-    """What clients that know each other send."""
+    """Changes the updates of colluding clients."""
 
     def __call__(self, key: Array, updates: Variables, client: Array, sends: Array, /) -> Variables:
         """``updates [P, *p]``, ``client int32[P]``, ``sends bool[P]`` -> ``[P, *p]``."""
-
-
-class SentBytes(Protocol):
-    """The size of what is sent."""
-
-    def __call__(self, variables: Variables, /) -> int:
-        """Bytes of the update of a model of these shapes."""
-
-
-def _as_it_is(
-    key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array, /
-) -> Sent:
-    return Sent(update, message, kept)
-
-
-class Sending(NamedTuple):
-    """A change of what clients send: a code, a clip, noise, an attack.
-
-    It acts whenever a model is sent: at an upload, in every hop from client to client, to every
-    neighbour of a graph. A model that stays in flight goes on as it was sent.
-
-    Attributes:
-        init: what each client keeps at the start.
-        send: what one client sends.
-        together: what all clients of a round send, after ``send``; None: each for itself.
-        bytes: the size of an update on its way to a receiver that knows the model that the client
-          received; None: as before.
-        withholds: whether a client may send nothing.
-        screens: whether a client that sends nothing for this part's sake has failed: it keeps what
-          it had before its visit, and is counted among the skipped.
-        hear: what each client keeps of the model that it was sent, before ``send``; None: nothing.
-        messages: whether it acts on what is sent beside the model, too.
-        forges: whether it is an attack: honest clients send what they made.
-        needs: of the other parts, see :mod:`fedjax_sim.engine.needs`.
-        origin: the call that made it.
-    """
-
-    init: SendingInit
-    send: Send = _as_it_is
-    together: SendTogether | None = None
-    bytes: SentBytes | None = None
-    withholds: bool = False
-    screens: bool = False
-    hear: Hear | None = None
-    messages: bool = False
-    forges: bool = False
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
-from fedjax_sim.base.client import Aggregator, SetupTrafficOf, StateInit
+from fedjax_sim.base.client import Aggregator, SetupTrafficOf
 from fedjax_sim.base.cohort import Cohort, Gathered
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Variables
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 from fedjax_sim.base.plan import Participation
-
-
-class PartInit(Protocol):
-    """The state of a part before the first round."""
-
-    def __call__(self, variables: Variables, data: ClientData, /) -> PyTree:
-        """() for no state."""
 
 
 class Weighting(Protocol):
@@ -33,27 +25,6 @@ class Weighting(Protocol):
             samples_visited: ``int32[P]``, the samples of all clients that trained the model since
                 it left the server.
         """
-
-
-class PreAggregationApply(Protocol):
-    """Changes the collected updates or their weights."""
-
-    def __call__(
-        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort, /
-    ) -> tuple[Variables, Array, PyTree]:
-        """``updates [P, *p]``, ``weights f32[P]`` -> the new ones, and the new state.
-
-        An update is what a client sent: the change of its model from ``cohort.received``.
-
-        A row of weight 0 is absent, even if it holds NaN.
-        """
-
-
-class RowsLeft(Protocol):
-    """How many rows are left of those that meet."""
-
-    def __call__(self, rows: int, /) -> int:
-        """Of ``rows``, which hold a model each."""
 
 
 class MechanismEpsilon(Protocol):
@@ -72,139 +43,157 @@ class MechanismEpsilon(Protocol):
         """Returns ε; the arguments are those of :func:`fedjax_sim.privacy.epsilon`."""
 
 
-class PreAggregation(NamedTuple):
+class PreAggregation(Part):
     """Changes the collected updates or their weights before they are aggregated.
 
-    Normalisation, staleness, trust: all that needs the whole stack, but reduces nothing. Applied in
-    order. What acts on each message alone is a :class:`Sending`.
-
-    Attributes:
-        init: makes the state.
-        apply: the change.
-        reads: the names of the numbers in a client's report that it needs, see :class:`LocalInfo`:
-          4 bytes each in every visit. n_k is not one of them: it does not change, and the server
-          knows it.
-        setup_traffic: what travels before the first round; None: nothing.
-        mixes: if a row that leaves it is made of several clients' updates: how many rows there are.
-          None: every row stays one client's.
-        epsilon: the ε of its noise, if the plain mean of its rows is all that the server uses;
-          None: it is not a private mechanism.
-        drops: whether it gives some rows the weight 0.
-        weighs: whether it changes the weights alone: every row stays what its client sent.
-        needs: of the other parts.
-        origin: the call that made it.
+    Normalisation, staleness and trust need all updates at once and reduce nothing. Parts are
+    applied in order. A change of each message on its own is a :class:`Sending`.
     """
 
-    init: PartInit
-    apply: PreAggregationApply
-    reads: tuple[str, ...] = ()
-    setup_traffic: SetupTrafficOf | None = None
-    mixes: RowsLeft | None = None
-    epsilon: MechanismEpsilon | None = None
-    drops: bool = False
-    weighs: bool = False
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    HOOKS = ("init", "apply", "reads", "setup_traffic", "mixes", "epsilon", "drops", "weighs")
 
-    def __repr__(self) -> str:
-        return shown(self)
+    def init(self, variables: Variables, data: ClientData, /) -> PyTree:
+        """Returns the state before the first round; () for no state."""
+        return ()
+
+    def apply(
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort, /
+    ) -> tuple[Variables, Array, PyTree]:
+        """Returns the new updates ``[P, *p]``, the new weights ``f32[P]`` and the new state.
+
+        An update is what a client sent: the change of its model from ``cohort.received``. A row of
+        weight 0 is absent, even if it holds NaN.
+        """
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the numbers in a client's report that it reads, see :class:`LocalInfo`.
+
+        Each costs 4 bytes in every visit. n_k is not among them: it is constant and the server
+        knows it.
+        """
+        return ()
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        """Counts the traffic before the first round; None if there is none."""
+        return None
+
+    @property
+    def mixes(self) -> Callable[[int], int] | None:
+        """Maps the number of rows to that after mixing; None if every row stays one client's."""
+        return None
+
+    @property
+    def epsilon(self) -> MechanismEpsilon | None:
+        """Computes ε of its noise if the server uses only the plain mean; None: not private."""
+        return None
+
+    @property
+    def drops(self) -> bool:
+        """Whether it gives some rows the weight 0."""
+        return False
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it changes only the weights."""
+        return False
 
 
-class BroadcastSend(Protocol):
-    """The model that one client is sent."""
+class Broadcast(Part):
+    """Chooses the model that a slot starts from when it leaves the server."""
 
-    def __call__(
+    HOOKS = ("init", "send", "update", "offered", "several", "tags", "reads_updates")
+
+    def init(self, variables: Variables, /) -> PyTree:
+        """Returns the state before the first round; () for no state."""
+        return ()
+
+    def send(
         self, key: Array | None, state: PyTree, server: Variables, client: ClientView, /
     ) -> tuple[Variables, PyTree]:
-        """Returns the model and a tag; ``key`` None asks for the one to evaluate, undrawn."""
+        """Returns the model for one client and a tag; ``key`` None: the model to evaluate."""
+        raise NotImplementedError
 
-
-class BroadcastUpdate(Protocol):
-    """What the server keeps for its next broadcasts."""
-
-    def __call__(
+    def update(
         self, state: PyTree, server: Variables, gathered: Gathered, aggregator: Aggregator, /
     ) -> PyTree:
         """Returns the new state, after the server has moved to ``server``."""
+        return state
+
+    @property
+    def offered(self) -> Callable[[PyTree], Array] | None:
+        """Maps the state to the number of models that a client chooses among, ``int32[]``.
+
+        Each is downloaded uncompressed, and the choice costs 4 bytes up. None: one model is sent.
+        """
+        return None
+
+    @property
+    def several(self) -> bool:
+        """Whether slots that leave together may start from different models.
+
+        The received models are then kept: one more stack of models.
+        """
+        return False
+
+    @property
+    def tags(self) -> str:
+        """The meaning of the tag in one word ("staleness"); "" if there is no tag."""
+        return ""
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether ``update`` reads ``gathered.updates``, see :class:`Server`."""
+        return True
 
 
-class Offered(Protocol):
-    """How many models a client chooses among."""
+class Refresh(Part):
+    """Updates a model that stays in flight with the new server model."""
 
-    def __call__(self, state: PyTree, /) -> Array:
-        """``int32[]``."""
+    HOOKS = ("correct", "downloads")
 
+    @property
+    def correct(self) -> Correct | None:
+        """Returns the model that continues; None: the model in flight, unchanged."""
+        return None
 
-class Broadcast(NamedTuple):
-    """Which model a slot starts from when it leaves the server.
-
-    Attributes:
-        init: makes the state.
-        send: the model for one client.
-        update: the state after the server has moved.
-        offered: if the client chooses among several models: their number. Each is downloaded
-          uncompressed, and the choice costs 4 bytes up. None: the client is sent one model.
-        several: whether slots that leave together may start from different models; what each
-          received is then kept, a stack of models more.
-        tags: what its tag says, in a word ("staleness"); "" if it has none.
-        needs: of the other parts.
-        origin: the call that made it.
-        reads_updates: whether ``update`` reads ``gathered.updates``, see :class:`Server`.
-    """
-
-    init: StateInit
-    send: BroadcastSend
-    update: BroadcastUpdate
-    offered: Offered | None = None
-    several: bool = False
-    tags: str = ""
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
-    reads_updates: bool = True
-
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def downloads(self) -> bool:
+        """Whether it needs the server model, which is counted as traffic."""
+        return False
 
 
-class RefreshCorrect(Protocol):
-    """Brings a model in flight up to date."""
+class Correct(Protocol):
+    """Computes the model that a client continues with."""
 
     def __call__(
         self, server: Variables, server_samples: Array, local: Variables, samples: Array, /
     ) -> Variables:
-        """The model that the client goes on with.
+        """Returns the model that continues.
 
         Args:
             server: the server model w_t.
-            server_samples: ``f32[]``, N_t, the samples behind it.
+            server_samples: ``f32[]``, N_t, the number of samples behind it.
             local: the model in flight w_k.
             samples: ``f32[]``, n_k.
         """
 
 
-class Refresh(NamedTuple):
-    """What a model that stays in flight takes from the new server model.
+class Server(Part):
+    """Moves the server model, given the aggregate of the updates."""
 
-    Attributes:
-        correct: the model that goes on; None: the one in flight, unchanged.
-        downloads: whether it needs the server model (counted as traffic).
-        needs: of the other parts.
-        origin: the call that made it.
-    """
+    HOOKS = (
+        *("init", "update", "download_bytes", "setup_traffic", "reads_updates", "replaces"),
+        "dual",
+    )
 
-    correct: RefreshCorrect | None
-    downloads: bool
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    def init(self, variables: Variables, /) -> PyTree:
+        """Returns the state before the first round; () for no state."""
+        return ()
 
-    def __repr__(self) -> str:
-        return shown(self)
-
-
-class ServerUpdate(Protocol):
-    """Decides how far the server model moves."""
-
-    def __call__(
+    def update(
         self,
         key: Array,
         step: Variables,
@@ -213,89 +202,75 @@ class ServerUpdate(Protocol):
         gathered: Gathered,
         /,
     ) -> tuple[Variables, PyTree]:
-        """Returns the step that is taken, w_{t+1} - w_t, and the new state.
+        """Returns the step w_{t+1} - w_t and the new state.
 
         Leaves that do not travel, see :class:`fedjax_sim.base.Exchange`, are None in all models.
 
         Args:
-            key: of the server in this round.
-            step: the aggregate of the updates, or what an earlier server update made of it.
+            key: the server's key in this round.
+            step: the aggregate of the updates, or the step of an earlier server update.
             server: w_t.
-            state: the one before.
+            state: the previous state.
             gathered: the updates behind the aggregate; ``gathered.cohort.data`` is the population.
         """
+        raise NotImplementedError
+
+    @property
+    def download_bytes(self) -> DownloadBytes | None:
+        """Counts the bytes of the server model on its way down; None: all of it."""
+        return None
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        """Counts the traffic before the first round; None if there is none."""
+        return None
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether ``update`` reads ``gathered.updates``.
+
+        If no part reads the updates and the aggregator is the mean, they are summed as clients
+        finish, and a cohort of any size needs the memory of one update.
+        """
+        return True
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the server model becomes the aggregate."""
+        return False
+
+    @property
+    def dual(self) -> float | Array | None:
+        """α, if its state is the mean of the clients' h_k (:attr:`Correction.dual`); else None."""
+        return None
 
 
 class DownloadBytes(Protocol):
-    """The size of the server model on its way down."""
+    """Counts the bytes of the server model on its way down."""
 
     def __call__(self, variables: Variables, updates: int, /) -> int:
-        """Bytes to a client that has the server model of ``updates`` updates ago."""
+        """Returns the bytes for a client that has the server model of ``updates`` updates ago."""
 
 
-class Server(NamedTuple):
-    """How the server model moves, given the aggregate of the updates.
+class Diagnostic(Part):
+    """Measures a round and changes nothing."""
 
-    Attributes:
-        init: makes the state.
-        update: the move.
-        download_bytes: bytes of the server model on its way down; None: all of it.
-        needs: of the other parts.
-        setup_traffic: what travels before the first round; None: nothing.
-        origin: the call that made it.
-        reads_updates: whether ``update`` reads ``gathered.updates``. If no part reads the updates
-          and the aggregator is the mean, they are summed as the clients finish, and a cohort of any
-          size takes the memory of one update.
-        replaces: whether the server model becomes the aggregate.
-        dual: α, if its state is the mean of the h_k that clients keep for
-          :attr:`fedjax_sim.base.Correction.dual`; None: it is not.
-    """
+    HOOKS = ("init", "measure")
 
-    init: StateInit
-    update: ServerUpdate
-    download_bytes: DownloadBytes | None = None
-    needs: tuple[Need, ...] = ()
-    setup_traffic: SetupTrafficOf | None = None
-    origin: Origin | None = None
-    reads_updates: bool = True
-    replaces: bool = False
-    dual: float | Array | None = None
+    def init(self, variables: Variables, data: ClientData, /) -> PyTree:
+        """Returns the state before the first round; () for no state."""
+        return ()
 
-    def __repr__(self) -> str:
-        return shown(self)
-
-
-class Measure(Protocol):
-    """Measures a round."""
-
-    def __call__(
+    def measure(
         self, key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort, /
     ) -> tuple[Mapping[str, Array], PyTree]:
         """Returns ``f32[]`` by name, and the new state.
 
         Args:
-            key: of the diagnostic in this round.
-            state: of the diagnostic.
+            key: the diagnostic's key in this round.
+            state: the previous state.
             server: the server model after the round.
-            models: ``[P, *p]``, as they were sent, or trained if they were not.
-            cohort: the round; ``cohort.present`` says which rows trained.
+            models: ``[P, *p]``, as they were sent, or as trained if they were not sent.
+            cohort: the round; ``cohort.present`` marks the rows that trained.
         """
-
-
-class Diagnostic(NamedTuple):
-    """Measures a round and changes nothing.
-
-    Attributes:
-        init: makes the state.
-        measure: the numbers of a round.
-        needs: of the other parts.
-        origin: the call that made it.
-    """
-
-    init: PartInit
-    measure: Measure
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
+        raise NotImplementedError

@@ -1,46 +1,50 @@
-"""What clients tell the server beside their models, and what it keeps of that for all of them."""
+"""Statistics that clients share through the server, besides the model."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
 
-from fedjax_sim.base.arrays import PyTree
-from fedjax_sim.base.client import Follow, Reduce, StateInit, Told
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.client import Aggregator, Follow
 from fedjax_sim.base.model import Context, Variables
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 
-class SharedSend(Protocol):
-    """What a client tells the server at the end of a visit."""
+class Shared(Part):
+    """Statistics that clients share besides the model, for their objective, such as class means.
 
-    def __call__(self, trained: Variables, context: Context, /) -> PyTree:
-        """``trained`` is its model; ``context.client`` its samples."""
-
-
-class Shared(NamedTuple):
-    """What clients learn together beside the model, for their objective: class means, say.
-
-    The server keeps it, and sends it along to every client that trains, whose objective finds it in
-    ``Context.shared``. Both ways count as traffic.
-
-    Attributes:
-        init: at the start.
-        send: what a client sends.
-        reduce: makes the next of what the clients sent.
-        follow: what the aggregate makes of it then; None: nothing.
-        told: the part of it that is sent along, and that the objective may read; None: all of it.
-        needs: of the other parts.
-        origin: the call that made it.
+    The server keeps them and sends them to every client that trains, whose objective finds them in
+    ``Context.shared``. Both directions count as traffic.
     """
 
-    init: StateInit
-    send: SharedSend
-    reduce: Reduce
-    follow: Follow | None = None
-    told: Told | None = None
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    HOOKS = ("init", "send", "reduce", "follow", "told")
 
-    def __repr__(self) -> str:
-        return shown(self)
+    def init(self, variables: Variables, /) -> PyTree:
+        """Returns the statistics before the first round."""
+        raise NotImplementedError
+
+    def send(self, trained: Variables, context: Context, /) -> PyTree:
+        """Returns the message of a client with the model ``trained`` at the end of its visit."""
+        raise NotImplementedError
+
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+        /,
+    ) -> PyTree:
+        """Returns the next statistics, see :class:`Reduce`."""
+        raise NotImplementedError
+
+    @property
+    def follow(self) -> Follow | None:
+        """Updates them with the aggregate; None: unchanged."""
+        return None
+
+    @property
+    def told(self) -> Callable[[PyTree], PyTree] | None:
+        """Selects the part that is sent and that the objective reads; None: all."""
+        return None

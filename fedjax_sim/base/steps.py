@@ -1,41 +1,32 @@
-"""How long a visit is, if not E epochs."""
+"""The length of a visit, if it is not E epochs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.model import Context, Variables
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Part
 
 
-class StepsDraw(Protocol):
-    """Draws a number of steps."""
+class DrawnSteps(Part):
+    """A random number of local steps, the same for all clients of a round."""
 
-    def __call__(self, key: Array, shared: PyTree, /) -> Array:
-        """``int32[]``; of 0 steps a client sends back what it received.
+    HOOKS = ("draw", "most")
+
+    def draw(self, key: Array, shared: PyTree, /) -> Array:
+        """Returns ``int32[]``; with 0 steps a client sends back the received model.
 
         Args:
-            key: one that all clients of the round have.
-            shared: what the server keeps of ``local_sgd(shared=...)``, or ().
+            key: a key common to all clients of the round.
+            shared: the statistics of ``local_sgd(shared=...)``, or ().
         """
+        raise NotImplementedError
 
-
-class DrawnSteps(NamedTuple):
-    """The steps of a round, as many for each of its clients, whatever their numbers of samples.
-
-    Attributes:
-        draw: of a round.
-        most: it draws at most this (static).
-        origin: the call that made it.
-    """
-
-    draw: StepsDraw
-    most: int
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
+    @property
+    def most(self) -> int:
+        """The largest number that it draws (static)."""
+        raise NotImplementedError
 
 
 class Until(Protocol):

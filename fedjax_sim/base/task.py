@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.base.model import LossFn
-from fedjax_sim.base.origin import Origin, shown
+from fedjax_sim.base.parts import Origin, shown
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -163,7 +163,7 @@ def local_sgd(
     if steps is not None:
         _check_drawn(steps, last_batch, max_steps)
     terms = _terms(corrections)
-    named = [term.origin.name for term in terms if term.origin is not None]
+    named = [term.origin.name for term in terms]
     kinds = [name.removeprefix("adaptive_") for name in named]  # a fixed and an adaptive mu add up
     if twice := [name for name, kind in zip(named, kinds, strict=True) if kinds.count(kind) > 1]:
         raise ValueError(f"corrections must not correct twice, got {' and '.join(twice)}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, PreAggregationApply, PyTree, Variables
+from fedjax_sim.base import Array, Need, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import (
     APART,
@@ -86,7 +87,7 @@ def noisy_rows(
     return updates._replace(params=params), jnp.ones_like(weights)
 
 
-def private_needs(apply: PreAggregationApply, name: str) -> tuple[Need, ...]:
+def private_needs(apply: Callable[..., Any], name: str) -> tuple[Need, ...]:
     """What would void the guarantee of a mechanism, by its ``apply`` and its name."""
 
     def is_last(parts: Any) -> bool:

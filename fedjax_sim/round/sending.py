@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,6 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     FedState,
-    Hear,
     PyTree,
     Slots,
     Trained,
@@ -184,7 +184,7 @@ def _through(
     return Variables(*tree.filled(update, whole)), message, tuple(kept), sent
 
 
-def _heard(hear: Hear, mine: PyTree, known: Variables) -> PyTree:
+def _heard(hear: Callable[[PyTree, Variables], PyTree], mine: PyTree, known: Variables) -> PyTree:
     """What clients ``[P]`` keep of the models ``known``, one for each or one for all."""
     if jax.tree.leaves(known)[0].shape[0] == 1:
         return jax.vmap(hear, in_axes=(0, None))(mine, jax.tree.map(lambda a: a[0], known))

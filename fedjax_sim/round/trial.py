@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Cohort, Gathered, LocalInfo, PyTree, Variables, concrete, shown
-from fedjax_sim.base.origin import Origin, is_users
+from fedjax_sim.base.parts import Origin, Part, is_users
 from fedjax_sim.engine import tree
 
 WEIGHTS = 3  # of the model in the trial
@@ -118,8 +118,12 @@ def _of_user(part: Any) -> bool:
             waiting.append(value.arguments)
         elif isinstance(value, Mapping):
             waiting += value.values()
-        elif isinstance(value, list | tuple):  # parts are named tuples
+        elif isinstance(value, list | tuple):
             waiting += value
+        elif isinstance(value, Part):
+            if any(is_users(kind.__module__) for kind in type(value).__mro__):
+                return True
+            waiting += [value.origin, getattr(value, "functions", {})]
         elif isinstance(value, types.FunctionType):
             if is_users(value.__module__):
                 return True

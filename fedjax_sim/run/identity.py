@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base.origin import is_users
+from fedjax_sim.base.parts import is_users
 from fedjax_sim.engine.execution import Execution
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -86,6 +86,8 @@ def _inside(value: Any) -> list[Any]:
         return sorted(map(str, value))
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
+    if hasattr(value, "functions"):
+        return [value.functions]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # The parent of a flax module is the scope that it lives in.
         names = [f.name for f in dataclasses.fields(value) if f.name not in ("parent", "origin")]
@@ -126,9 +128,16 @@ def code(value: Any) -> dict[str, str]:
             found.setdefault(name, []).append(digest((_compiled(one.__code__), values)))
             waiting += read.values()
         elif is_users(kind.__module__):
-            waiting += [f for f in vars(kind).values() if isinstance(f, types.FunctionType)]
+            waiting += _methods(kind)
         waiting += _inside(one)
     return {name: digest(sorted(each)) for name, each in sorted(found.items())}
+
+
+def _methods(kind: type) -> list[types.FunctionType]:
+    """Returns the methods and properties of a class and of its bases that are the user's."""
+    found = [f for c in kind.__mro__ if is_users(c.__module__) for f in vars(c).values()]
+    functions = [getattr(f, "fget", getattr(f, "__func__", f)) for f in found]
+    return [f for f in functions if isinstance(f, types.FunctionType)]
 
 
 def _compiled(of: types.CodeType) -> list[Any]:

@@ -15,7 +15,6 @@ from fedjax_sim.base import (
     Need,
     PreAggregation,
     PyTree,
-    RowsLeft,
     Variables,
     part,
 )
@@ -174,7 +173,7 @@ def bucketing(size: int = 2) -> PreAggregation:
     return _mixing(mix, lambda rows: -(-rows // size))
 
 
-def _mixing(mix: Mix, rows: RowsLeft, *needs: Need) -> PreAggregation:
+def _mixing(mix: Mix, rows: Callable[[int], int], *needs: Need) -> PreAggregation:
     """A pre-aggregation that looks at nothing but updates, weights and clients."""
 
     def apply(

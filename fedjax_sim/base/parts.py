@@ -1,0 +1,304 @@
+"""Parts of algorithms: frozen dataclasses that print as the call that makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+)
+
+import optax
+
+if TYPE_CHECKING:
+    from fedjax_sim.base.need import Need
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_EMPTY = inspect.Parameter.empty
+
+
+LARGEST = 2**31 - 1
+"""The largest integer that parts and flags accept."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Part:
+    """A component of an algorithm.
+
+    Every subclass is a frozen dataclass. Its fields are its settings: it prints as the call that
+    makes it, compares and hashes by its settings, and can be pickled and cited. A class that is
+    called like a function has a function's name, so that the text of a part is Python.
+
+    >>> from fedjax_sim.plan import schedule
+    >>> schedule.delayed(10, rounds=5)
+    delayed(10, 5)
+    >>> schedule.delayed(10, rounds=5) == schedule.delayed(10, 5)
+    True
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Makes a frozen dataclass of every subclass."""
+        super().__init_subclass__(**options)
+        dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
+        fields = [(field.name, field.type) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        cls._integers = _integers(fields)
+
+    _integers = types.MappingProxyType[str, int]({})
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Rejects integers above ``LARGEST``."""
+        if "HOOKS" in vars(cls):
+            return _from_functions(cls, args, settings)
+        _check_integers(cls._integers, args, settings)
+        return super().__new__(cls)
+
+    HOOKS: ClassVar[tuple[str, ...]] = ()
+    """The hooks of a role, in the order in which its class takes functions for them."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the part requires of the other parts."""
+        return ()
+
+    @property
+    def origin(self) -> Origin:
+        """The call that makes the part."""
+        return Origin(type(self), {f.name: getattr(self, f.name) for f in _fields(self)})
+
+    def replace(self, **settings: Any) -> Self:
+        """Returns the part with some of its settings replaced."""
+        return dataclasses.replace(self, **settings)  # type: ignore[type-var]
+
+    def _replace(self, **hooks: Any) -> Any:
+        role = next(c for c in type(self).__mro__ if issubclass(c, Part) and "HOOKS" in vars(c))
+        before = {name: getattr(self, name) for name in (*role.HOOKS, "needs")}
+        return role(**(before | {"origin": getattr(self, "origin", None)} | hooks))
+
+    def __repr__(self) -> str:
+        return shown(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(map(_same, _values(self), _values(other)))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *map(_hashable, _values(self))))
+
+
+def _from_functions(role: Any, args: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
+    """Makes a part of a role from functions for its hooks (until all parts are classes)."""
+    given = dict(zip(role.HOOKS, args, strict=False)) | dict(settings)
+    if unknown := given.keys() - {*role.HOOKS, "needs", "origin"}:
+        raise TypeError(f"{role.__name__} has no {min(unknown)}")
+    namespace: dict[str, Any] = {
+        name: staticmethod(value) if callable(value) else value for name, value in given.items()
+    }
+    namespace |= {"functions": given, "__init__": lambda self, *args, **kwargs: None}
+    return object.__new__(type(role.__name__, (role,), namespace))
+
+
+class Origin(NamedTuple):
+    """The call that makes a part.
+
+    Attributes:
+        factory: the class or function that is called.
+        arguments: its arguments by name.
+    """
+
+    factory: Callable[..., Any]
+    arguments: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the class or function, for example ``delayed``."""
+        return self.factory.__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that differ from the defaults."""
+        parameters = inspect.signature(self.factory).parameters
+        return {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in parameters or not _same(value, parameters[name].default)
+        }
+
+
+def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a function that makes a part which is not a :class:`Part`, to record its call.
+
+    A dataclass keeps the call in its field ``origin``, a function in an attribute of that name. A
+    part that is itself a plain function needs no decorator. Integers above ``LARGEST`` are rejected
+    before the function is called.
+    """
+    parameters = inspect.signature(factory).parameters
+    limits = _integers((name, p.annotation) for name, p in parameters.items())
+    order = tuple(parameters)
+
+    @functools.wraps(factory)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        named = dict(zip(order, args, strict=False)) | kwargs
+        _check_integers(limits, (), named)
+        value = factory(*args, **kwargs)  # first: its TypeError names the function, bind's does not
+        bound = inspect.signature(factory).bind(*args, **kwargs)
+        return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))
+
+    return made
+
+
+def plain_sgd(method: _F) -> _F:
+    """Marks a method with a momentum or gradient of its own; put it below ``@part``.
+
+    The command then uses plain SGD at the clients unless a momentum is given.
+    """
+    method.plain_sgd = True  # type: ignore[attr-defined]
+    return method
+
+
+def with_origin(value: Any, origin: Origin) -> Any:
+    """Returns the part with another origin."""
+    if isinstance(value, types.FunctionType):
+        value.origin = origin  # type: ignore[attr-defined]
+        return value
+    if isinstance(value, Part):
+        return value._replace(origin=origin)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, origin=origin)
+    return value._replace(origin=origin)
+
+
+def origin_of(value: Any) -> Origin | None:
+    """Returns the call that makes a part; for a plain function, the function without arguments."""
+    found = getattr(value, "origin", None)
+    if isinstance(found, Origin):
+        return found
+    return Origin(value, {}) if isinstance(value, types.FunctionType) else None
+
+
+def origins(value: Any) -> Iterator[Origin]:
+    """Yields the origins of a part and of the parts in its arguments, the outer one first."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from origins(item)
+    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        for item in value:
+            yield from origins(item)
+    elif (found := origin_of(value)) is not None:
+        yield found
+        yield from origins(dict(found.arguments))
+
+
+def is_users(module: str | None) -> bool:
+    """Whether a module belongs to the user: not to this package, Python or an installed library."""
+    root = (module or "").partition(".")[0]
+    if root == "fedjax_sim" or root in sys.stdlib_module_names:
+        return False
+    if root == "__main__":  # also where a library's program runs the user's code
+        return True
+    place = Path(getattr(sys.modules.get(module or ""), "__file__", None) or "")
+    return not {"site-packages", "dist-packages"} & {*place.parts}
+
+
+def shown(value: Any) -> str:
+    """Returns a part as the call that makes it, in one line; for other values, a short text.
+
+    >>> shown(len), shown([1.0, None])
+    ('len', '[1.0, None]')
+    """
+    found = origin_of(value)
+    if found is not None:
+        if isinstance(value, types.FunctionType) and "origin" not in vars(value):
+            return "<lambda>" if found.name == "<lambda>" else found.name
+        return f"{found.name}({', '.join(written_arguments(found, shown))})"
+    if isinstance(value, optax.GradientTransformation):
+        return "<optax>"
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        inside = ", ".join(map(shown, value))
+        if isinstance(value, list):
+            return f"[{inside}]"
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {shown(v)}" for k, v in value.items()) + "}"
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
+    return f"<{type(value).__name__}>"
+
+
+def written_arguments(origin: Origin, write: Callable[[Any], str]) -> Iterator[str]:
+    """Yields the settings as a caller would write them; those without a default by position."""
+    parameters = inspect.signature(origin.factory).parameters
+    for name, value in origin.settings.items():
+        known = parameters.get(name)
+        if known is not None and known.kind is known.VAR_POSITIONAL:
+            yield from map(write, value)
+        elif known is not None and known.kind is not known.KEYWORD_ONLY and known.default is _EMPTY:
+            yield write(value)
+        else:
+            yield f"{name}={write(value)}"
+
+
+def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Returns arguments by name; ``**settings`` are named like any other."""
+    flat: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            flat |= value
+        else:
+            flat[name] = value
+    return flat
+
+
+def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(value)
+
+
+def _values(value: Any) -> list[Any]:
+    return [getattr(value, field.name) for field in _fields(value)]
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two settings are equal; arrays only if they are the same array."""
+    if value is other or hasattr(value, "shape"):
+        return value is other
+    return type(value) is type(other) and bool(value == other)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return type(value)
+    return value
+
+
+def _integers(annotated: Iterable[tuple[str, Any]]) -> types.MappingProxyType[str, int]:
+    """Returns the positions of integers among annotated names, by name."""
+    return types.MappingProxyType(
+        {name: i for i, (name, of) in enumerate(annotated) if of in ("int", "int | None")}
+    )
+
+
+def _check_integers(
+    known: Mapping[str, int], args: tuple[Any, ...], settings: Mapping[str, Any]
+) -> None:
+    for name, i in known.items():
+        number = args[i] if i < len(args) else settings.get(name)
+        if isinstance(number, int) and abs(number) > LARGEST:
+            raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
