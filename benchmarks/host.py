@@ -52,7 +52,7 @@ def measured(method: str, clients: int) -> dict[str, Any]:
     model = fs.models.logistic((FEATURES,), CLASSES)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
     execution = fs.make_execution(1, samples_mb=1, client_state_mb=1)
-    algorithm = ALGORITHMS[method](local, clients_per_round=10, execution=execution)
+    algorithm = ALGORITHMS[method](local, clients_per_round=10).on(execution)
     sent: list[int] = []
     placed: Any = vars(windows)["placed"]
 

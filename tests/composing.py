@@ -281,7 +281,7 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
         local = change(local)
     if method is not None:
         return method.replace(local=local, **roles)
-    return fs.compose(local, execution=ONE, **roles)
+    return fs.compose(local, **roles).on(ONE)
 
 
 MARKED = (

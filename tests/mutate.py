@@ -780,9 +780,9 @@ MUTANTS = [
         tests("mixtures", "server_methods"),
     ),
     Mutant(
-        "round/algorithm.py",
-        "(sent | came.dropped) & trips.uploads",
-        "trips.uploads",
+        "round/stages.py",
+        "uploaded & transfers.uploads",
+        "transfers.uploads",
         SENDING,
     ),
     Mutant(
@@ -835,31 +835,19 @@ MUTANTS = [
         named("robust"),
     ),
     Mutant(
-        "algorithms/_scaffold.py",
-        "server.optimizer(optax.sgd(server_lr))",
-        "server.replace()",
+        "algorithms/_drift.py",
+        "server=server.optimizer(optax.sgd(server_lr))",
+        "server=server.replace()",
         named("scaffold"),
     ),
     Mutant(
-        "algorithms/_dynamic_clustering.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("dynamic_clustering"),
-    ),
-    Mutant(
-        "algorithms/_stc.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("stc"),
-    ),
-    Mutant(
-        "algorithms/_fedasync.py",
+        "algorithms/_asynchronous.py",
         "schedule.every_round(buffer_size), broadcast",
         "schedule.every_round(1), broadcast",
         named("fedasync"),
     ),
     Mutant(
-        "algorithms/_radfed.py",
+        "algorithms/_delayed.py",
         'Evaluated = "in_flight"',
         'Evaluated = "server"',
         tests("radfed_family"),
@@ -1033,9 +1021,9 @@ MUTANTS = [
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")
     ),
     Mutant(
-        "round/algorithm.py",
-        "shared_state if parts.local.follow is None else new.shared_state",
-        "shared_state",
+        "round/stages.py",
+        "delivery.shared_state if parts.local.follow is None else new.shared_state",
+        "delivery.shared_state",
         tests("drift"),
     ),
     Mutant("round/collecting.py", "turn % len(masks) == number", "number == 0", tests("fragments")),

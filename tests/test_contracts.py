@@ -948,8 +948,7 @@ def test_a_cohort_says_which_rows_are_there() -> None:
         schedule=fs.schedule.delayed(6, 2),
         redistribution=fs.redistribution.permute,
         diagnostics={"rows": base.Diagnostic(lambda variables, data: (), measure)},
-        execution=fs.make_execution(devices=4),
-    )
+    ).on(fs.make_execution(devices=4))
     run = play(algorithm, net(), make_federation().data, 2)
     assert [m.diagnostics for m in run.metrics] == [{"present": 4, "agree": 8}] * 2
     chex.assert_shape(run.states[-1].slots.client, (6,))
@@ -994,7 +993,7 @@ class Rounds:
 
     def __init__(self, name: str, devices: int) -> None:
         execution = fs.make_execution(devices=devices)
-        algorithm = named(name, update(), execution=execution)
+        algorithm = named(name, update()).on(execution)
         data = jax.device_put(make_federation(UNEQUAL).data, execution.replicated)
         self.begin = lambda: algorithm.init(KEY, net().init(KEY), data)
         self.step = jax.jit(
@@ -1076,7 +1075,7 @@ def test_repr_tells_what_differs() -> None:
 
 def test_replace_exchanges_a_part_and_no_other() -> None:
     execution = fs.make_execution(devices=1)
-    plain = fs.algorithms.scaffold(update(), clients_per_round=3, execution=execution)
+    plain = fs.algorithms.scaffold(update(), clients_per_round=3).on(execution)
     clip, median = fs.sending.clip_norm(0.5), fs.aggregators.coordinate_median
     robust = plain.replace(sending=(clip,), aggregator=median)
     before, after = plain.parts.by_role(), robust.parts.by_role()
@@ -1125,9 +1124,8 @@ def composed(**parts: Any) -> fs.Algorithm:
         "local": update(),
         "selection": fs.selection.uniform(),
         "schedule": fs.schedule.every_round(4),
-        "execution": fs.make_execution(1),
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(fs.make_execution(1))
 
 
 def gathering(source: Any) -> Any:
@@ -1228,7 +1226,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got <function simulated",
     ),
-    "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
     "infinite": ({"weighting": weighing(1, np.inf, 1)}, f"{NUMBERS}[1.0, inf, 1.0]"),

@@ -62,9 +62,8 @@ def gaussian(**parts: Any) -> fs.Algorithm:
         "selection": selection.shuffled(),
         "schedule": schedule.every_round(M),
         "preaggregation": (mechanism,),
-        "execution": ONE,
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(ONE)
 
 
 def poisson(slots: int) -> fs.Algorithm:
@@ -234,7 +233,7 @@ OTHER = fs.base.PreAggregation(init=lambda variables, data: (), apply=unread)
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
 REMEMBERS = broadcast.latest()._replace(init=lambda variables: variables)
 CUSTOM = selection.uniform()._replace(participation=None)
-FEDAVG = fs.fedavg(LOCAL, clients_per_round=M, execution=ONE)
+FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
 # What is composed or trained on, and the part that is named.
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {

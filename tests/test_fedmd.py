@@ -36,8 +36,8 @@ def made(model: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm
     given: dict[str, Any] = {
         "classes": 3, "public_samples": 9, "digest_epochs": EPOCHS, "digest_lr": DIGEST, **options,
     }  # fmt: skip
-    return algorithms.fedmd(
-        local_of(model), clients_per_round=clients, model=model, execution=ONE, **given
+    return algorithms.fedmd(local_of(model), clients_per_round=clients, model=model, **given).on(
+        ONE
     )
 
 

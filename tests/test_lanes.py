@@ -154,7 +154,7 @@ def one_and_lanes(
     make: Any, model: fs.Model, data: fs.ClientData, devices: int, lanes: int, rounds: int = 3
 ) -> tuple[Play, Play]:
     one, other = (
-        play(make(execution=execution), model, data, rounds)
+        play(make().on(execution), model, data, rounds)
         for execution in (fs.make_execution(1, 1), fs.make_execution(devices, lanes=lanes))
     )
     assert_trees(one.servers, other.servers, rtol=2e-5, atol=2e-6)
@@ -225,7 +225,7 @@ def test_runs_share_the_lanes(federation: Federation, models: dict[str, fs.Model
 
     def trained(execution: Execution, lr: Any, seed: Any) -> Any:
         local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
-        algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+        algorithm = fs.fedavg(local, clients_per_round=4).on(execution)
         state = algorithm.init(key, model.init(key), data)
         state, metrics = algorithm.step(jax.random.key(seed), state, data)
         return state.server, metrics.steps, metrics.executed
@@ -255,7 +255,7 @@ def test_a_wrapper_that_cannot_stop_trains_all_the_same(
     plain = local.replace(train=lambda *visit: local.train(*visit))
     states = [
         play(
-            fs.fedavg(update, clients_per_round=5, execution=fs.make_execution(1, 1, lanes=lanes)),
+            fs.fedavg(update, clients_per_round=5).on(fs.make_execution(1, 1, lanes=lanes)),
             models["logistic"], federation.data, 1,
         )
         for update, lanes in ((local, 0), (plain, 2))
@@ -268,7 +268,7 @@ def test_the_lanes_fit_the_sizes(federation: Federation, models: dict[str, fs.Mo
     open_ = Execution(tuple(here), None, lanes=None)
 
     def programs(execution: Execution, runs: int) -> Programs:
-        algorithm = fs.fedavg(local_sgd(model), clients_per_round=6, execution=execution)
+        algorithm = fs.fedavg(local_sgd(model), clients_per_round=6).on(execution)
         return experiment(
             algorithm, model, federation.data, federation.test, classes=3, seeds=range(runs),
             execution=execution,

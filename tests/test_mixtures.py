@@ -200,8 +200,7 @@ def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
         server=SERVERS[spec["server"]],
         diagnostics={"ages": ages()} if spec["broadcast"] == "stale" else None,
         evaluated=spec["evaluated"],
-        execution=fs.make_execution(devices=devices),
-    )
+    ).on(fs.make_execution(devices=devices))
 
 
 def population() -> fs.ClientData:

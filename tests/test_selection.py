@@ -29,7 +29,11 @@ UP = fs.clock.tiers(10, 30)
 CLOCK = fs.clock.simulated(
     fs.clock.tiers(1, 2, 10), fs.clock.bandwidth(UP, 40.0), fs.clock.bernoulli(0.7)
 )
-compose = functools.partial(fs.compose, execution=fs.make_execution(devices=1))
+ONE = fs.make_execution(devices=1)
+
+
+def compose(*args: Any, **parts: Any) -> fs.Algorithm:
+    return fs.compose(*args, **parts).on(ONE)
 
 
 @functools.cache

@@ -1,18 +1,19 @@
-"""Astraea: mediators, whose models visit balanced groups of clients one after another."""
+"""Methods that balance skewed labels: groups of clients, mixed samples."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedjax_sim.base import LocalUpdate, part
-from fedjax_sim.engine.execution import Execution
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective
+from fedjax_sim.client import mixup
 from fedjax_sim.plan import schedule
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 
-@part
+@method
 def astraea(
     local: LocalUpdate,
     *,
@@ -20,7 +21,6 @@ def astraea(
     classes: int,
     mediator_size: int = 5,
     mediator_epochs: int = 1,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""Astraea: each model visits a group of clients whose labels together are near uniform.
 
@@ -33,13 +33,11 @@ def astraea(
     the method, :func:`fedjax_sim.data.rebalance`, changes the clients' data.
 
     Args:
-        local: the local update.
         clients_per_round: m, the clients that take part in an aggregation.
         classes: M, the number of classes.
         mediator_size: γ, the clients of a mediator; must divide clients_per_round. 1 is FedAvg.
         mediator_epochs: how often a mediator's model visits each of its clients before it is
           aggregated.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. In a round each mediator's model visits one client, so that γ rounds are
@@ -84,5 +82,49 @@ def astraea(
             group=np.arange(slots, dtype=np.int32), round_factor=float(mediator_size)
         ),
         weighting=weighting.by_samples_visited,
-        execution=execution,
+    )
+
+
+@method
+def fedmix(
+    local: LocalUpdate,
+    *,
+    objective: Objective,
+    clients_per_round: int,
+    mix_ratio: float = 0.05,
+    mix_samples: int = 16,
+) -> Algorithm:
+    r"""FedMix: FedAvg whose clients mix their samples with means that others have sent.
+
+    .. math:: (1 - \lambda)\,\ell\bigl(f((1-\lambda)x), y\bigr)
+              + \lambda\,\ell\bigl(f((1-\lambda)x), \bar y\bigr)
+              + \lambda\,\frac{\partial \ell}{\partial x} \cdot \bar x
+
+    is the loss of a sample (x, y), with the mean :math:`(\bar x, \bar y)` of a block of M_k samples
+    of another client, drawn afresh in every step.
+
+    Args:
+        objective: ℓ of the model, the objective of the local update.
+        mix_ratio: λ of FedMix; 0 is FedAvg.
+        mix_samples: M_k, the samples behind a mean that a client sends; the more they are, the less
+          the mean reveals of one of them.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up; before the first, every client sends
+        its ⌈n_k / M_k⌉ means, each an input and the labels behind it, to all others
+        (:func:`fedjax_sim.mixup.exchange`).
+
+    Raises:
+        ValueError: if mix_ratio or mix_samples is out of range.
+
+    Source: Yoon, Shin, Hwang, Yang, "FedMix: approximation of mixup under mean augmented federated
+    learning", ICLR 2021 <https://arxiv.org/abs/2107.00233>, Algorithm 2.
+    """
+    return compose(
+        local.change(
+            objective=mixup.mixed_objective(objective, mix_ratio),
+            transforms=(mixup.peer_means(mix_samples),),
+            peers=True,
+        ).replace(setup_traffic=mixup.exchange(mix_samples)),
+        clients_per_round,
     )

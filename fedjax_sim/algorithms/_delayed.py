@@ -1,4 +1,4 @@
-"""RADFed: redistribution and delayed aggregation, and the options of RADFed+."""
+"""Delayed aggregation: phase shift, RADFed and its variants."""
 
 from __future__ import annotations
 
@@ -8,18 +8,81 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, Objective, Server, concrete, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective, Server, concrete
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
-from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan import redistribution, schedule, selection
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.round.parts import Evaluated
 from fedjax_sim.server import refresh, weighting
 
+Mode = Literal["communication", "epochs"]
+
+
+@method
+def phase_shift(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    phases: int = 2,
+    mode: Mode = "communication",
+) -> Algorithm:
+    r"""Phase shift: n groups train at once, one uploads per round, the others are corrected.
+
+    .. math:: w_k \leftarrow \frac{N_t}{n_k + N_t} w_t + \frac{n_k}{n_k + N_t} w_k, \qquad
+              w_{t+1} = \sum_{k \in \text{oldest}} \frac{n_k}{N_{t+1}} w_k, \quad
+              N_{t+1} = \sum_{k \in \text{oldest}} n_k
+
+    A group trains for n rounds. When it has uploaded, free clients replace it, which start from the
+    server model. At the end of a run every model in flight is uploaded and averaged.
+
+    Args:
+        local: the local update, with the E of the FedAvg that it is compared with.
+        clients_per_round: n·m, the clients active at once; all of them for full participation.
+        phases: n, the groups; must divide clients_per_round. 1 is FedAvg, bit for bit.
+        mode: "communication" keeps the epochs E of a round and saves traffic; "epochs" keeps the
+          traffic of FedAvg and runs E (n+1)/2n epochs for 2n/(n+1) times as many rounds
+          (``round_factor``), with n phases.
+
+    Returns:
+        The algorithm. Traffic per round: n·m models down, m up, (n+1)/2n of FedAvg's.
+
+    Raises:
+        ValueError: if phases does not divide clients_per_round, or the mode is unknown.
+
+    Source: Cornelis, "Federated learning from non-IID data", thesis, TU Delft 2022
+    <cornelis2022federated>, chapter 4, Algorithms 2 and 3; eq. 4.2 and 4.3 for the two modes.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.phase_shift(local, clients_per_round=10, phases=2)
+        >>> problem.accuracy(algorithm, rounds=4) > 0.8
+        True
+        >>> fs.algorithms.phase_shift(
+        ...     local, clients_per_round=40, phases=4, mode="epochs"
+        ... ).round_factor
+        1.6
+    """
+    if mode not in ("communication", "epochs"):
+        raise ValueError(f"mode must be 'communication' or 'epochs', got {mode!r}")
+    stagger = schedule.staggered(clients_per_round, phases)
+    round_factor = 2 * phases / (phases + 1) if mode == "epochs" else 1.0
+    return compose(
+        local.change(epochs=local.epochs / round_factor),
+        selection=selection.uniform(sticky=True),
+        schedule=stagger._replace(round_factor=round_factor),
+        refresh=refresh.drift_correction(),
+    )
+
+
 ServerOptimizer = Literal["adagrad", "adam", "yogi"]
+
+
 ADAPTIVE: dict[ServerOptimizer, Callable[..., optax.GradientTransformation]] = {
     "adagrad": optimizers.adagrad,
     "adam": optimizers.adam,
@@ -27,7 +90,7 @@ ADAPTIVE: dict[ServerOptimizer, Callable[..., optax.GradientTransformation]] = {
 }
 
 
-@part
+@method
 def radfed(
     local: LocalUpdate,
     *,
@@ -47,7 +110,6 @@ def radfed(
     v0: float | None = None,
     objective: Objective | None = None,
     evaluated: Evaluated = "in_flight",
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFed: m models are passed on among the clients for S rounds, then are averaged once.
 
@@ -67,7 +129,6 @@ def radfed(
     Algorithm 2 of the paper prints the last line without the root, a misprint.
 
     Args:
-        local: the local update.
         clients_per_round: m, the models in flight.
         redistribution_rounds: S, the local rounds from one aggregation to the next.
         active_clients: how many clients train in a round, if fewer than models: the models trained
@@ -88,7 +149,6 @@ def radfed(
         objective: the objective of the local update, whose gradients importance is made of.
         evaluated: the model that is scored: the mean of those "in_flight", as in the authors' code,
           or the "server"'s, which is up to S - 1 rounds old.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; a redistribution_rounds of 1 is FedAvg with equal weights, bit for bit. A
@@ -101,14 +161,6 @@ def radfed(
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithms 1 and 2; section III-A for active_clients.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.radfed(local, clients_per_round=5, redistribution_rounds=2)
-        >>> problem.accuracy(algorithm, rounds=4) > 0.8  # two aggregations
-        True
     """
     if redistribution_rounds < 1:
         raise ValueError(f"redistribution_rounds must be at least 1, got {redistribution_rounds}")
@@ -132,7 +184,6 @@ def radfed(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
         evaluated=evaluated if redistribution_rounds > 1 else "server",
-        execution=execution,
     )
 
 

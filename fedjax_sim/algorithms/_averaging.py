@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: adaptive optimisers on the server."""
+"""Federated averaging and its server optimisers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,152 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, concrete, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, concrete
 from fedjax_sim.engine import optimizers
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import weighting
+
+
+@method
+def fedavg(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FedAvg: every round a uniform cohort trains the server model; the mean replaces it.
+
+    .. math:: w_{t+1} = \sum_{k \in U_t} \frac{n_k}{\sum_{j \in U_t} n_j} w_k
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up.
+
+    Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of
+    deep networks from decentralized data", AISTATS 2017 <https://arxiv.org/abs/1602.05629>,
+    Algorithm 1.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
+    )
+
+
+@method
+def parallel_sgd(local: LocalUpdate, *, clients_per_round: int) -> Algorithm:
+    r"""Parallel SGD: every client takes one step, then the models are averaged.
+
+    .. math:: w_{t+1} = w_t - \eta \sum_{k \in U_t} \frac{n_k}{\sum_{j \in U_t} n_j}
+              \nabla F_b^{(k)}(w_t)
+
+    with one minibatch b of each client.
+
+    Args:
+        local: the local update, of which only the first step is taken.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up (as many bytes as gradients).
+
+    Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of
+    deep networks from decentralized data", AISTATS 2017 <https://arxiv.org/abs/1602.05629>
+    (FedSGD, whose minibatch is all that the client has); Vo, Rakotobe, "How to deal with non-IID
+    data in federated learning", 2020 <vo2020how>, Table 3 (all N clients, E = 1).
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.5))
+        >>> algorithm = fs.algorithms.parallel_sgd(local, clients_per_round=10)
+        >>> problem.accuracy(algorithm, rounds=10) > 0.7
+        True
+    """
+    return compose(
+        local.change(max_steps=1),
+        clients_per_round,
+    )
+
+
+@method
+def mfl(local: LocalUpdate, *, clients_per_round: int) -> Algorithm:
+    r"""MFL: the clients' momenta are averaged and sent on, like their models.
+
+    .. math:: d_k \leftarrow \rho\, d_k + \nabla F_b(w_k), \quad w_k \leftarrow w_k - \eta\, d_k,
+              \qquad (w, d)_{t+1} = \sum_{k \in U_t} \frac{n_k}{\sum_{j \in U_t} n_j} (w_k, d_k)
+
+    Args:
+        local: the local update; its optimiser has momentum (or another state, which is averaged in
+          the same way).
+
+    Returns:
+        The algorithm; without momentum it is FedAvg, bit for bit. Traffic per round: m models and m
+        momenta down, as many up: twice FedAvg's.
+
+    Source: Liu, Chen, Chen, Zhang, "Accelerating federated learning via momentum gradient descent",
+    IEEE TPDS 2020 <https://arxiv.org/abs/1910.03197>, Algorithm 1.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.05, momentum=0.9))
+        >>> algorithm = fs.algorithms.mfl(local, clients_per_round=5)
+        >>> problem.accuracy(algorithm, rounds=3) > 0.8
+        True
+    """
+    return compose(
+        local.change(optimizer_state="average"),
+        clients_per_round,
+    )
+
+
+@method
+def fedavgm(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    server_lr: float = 1.0,
+    server_momentum: float = 0.9,
+) -> Algorithm:
+    r"""FedAvgM: FedAvg with momentum on the server.
+
+    .. math:: v \leftarrow \beta v + \sum_{k \in U_t} \frac{n_k}{\sum_j n_j} (w_k - w), \qquad
+              w \leftarrow w + \eta v
+
+    Args:
+        server_lr: η, the server's learning rate.
+        server_momentum: β, the server's momentum; 0 is none.
+
+    Returns:
+        The algorithm; without momentum and with a server_lr of 1 it is FedAvg. Traffic per round: m
+        models down, m up.
+
+    Raises:
+        ValueError: if server_lr is not positive or server_momentum not in [0, 1).
+
+    Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated
+    visual classification", 2019 <https://arxiv.org/abs/1909.06335>; Ozdayi, Kantarcioglu, Iyer,
+    "Improving accuracy of federated learning in non-IID settings", 2020
+    <https://arxiv.org/abs/2010.15582>, eq. 2 and 3.
+
+    Note:
+        Ozdayi et al. print :math:`w \leftarrow v + \eta w`, a misprint. Momentum is plain, not
+        Nesterov's as in Flower's baseline.
+    """
+    if concrete(server_lr) and not server_lr > 0:
+        raise ValueError(f"server_lr must be positive, got {server_lr}")
+    if concrete(server_momentum) and not 0 <= server_momentum < 1:
+        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
+    return compose(
+        local,
+        clients_per_round,
+        server=server.optimizer(optax.sgd(server_lr, momentum=server_momentum)),
+    )
+
 
 Variant = Literal["reddi", "optax"]
 
 
-@part
+@method
 def fedadagrad(
     local: LocalUpdate,
     *,
@@ -26,7 +162,6 @@ def fedadagrad(
     tau: float = 1e-3,
     v0: float | None = None,
     variant: Variant = "reddi",
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedAdagrad: FedAvg with Adagrad on the server.
 
@@ -36,15 +171,12 @@ def fedadagrad(
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         server_lr: η, the server's learning rate.
         beta1: β1, the decay of the first moment of the server's optimiser.
         tau: τ, added to the root of the second moment of the server's optimiser.
         v0: the second moment of the server's optimiser at the start; None: τ².
         variant: "reddi" for the paper's rule (Reddi et al.), "optax" for optax's own, which takes
           no v0.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -59,14 +191,6 @@ def fedadagrad(
     Note:
         In the paper β1 is 0 for Adagrad. The variant "optax" is ``optax.adagrad``: it has no first
         moment, so that β1 must be 0, and adds τ inside the root.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedadagrad(local, clients_per_round=5, server_lr=0.05)
-        >>> problem.accuracy(algorithm, rounds=5) > 0.8
-        True
     """
     if variant == "optax" and beta1:
         raise ValueError(f"beta1 must be 0 with variant 'optax', got {beta1}")
@@ -77,14 +201,12 @@ def fedadagrad(
     )
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         server=server.optimizer(rule),
-        execution=execution,
     )
 
 
-@part
+@method
 def fedadam(
     local: LocalUpdate,
     *,
@@ -95,7 +217,6 @@ def fedadam(
     tau: float = 1e-3,
     v0: float | None = None,
     variant: Variant = "reddi",
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedAdam: FedAvg with Adam on the server, without bias correction.
 
@@ -105,8 +226,6 @@ def fedadam(
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         server_lr: η, the server's learning rate.
         beta1: β1, the decay of the first moment of the server's optimiser.
         beta2: β2, the decay of the second moment of the server's optimiser.
@@ -114,7 +233,6 @@ def fedadam(
         v0: the second moment of the server's optimiser at the start; None: τ².
         variant: "reddi" for the paper's rule (Reddi et al.), "optax" for optax's own, which takes
           no v0.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -128,14 +246,6 @@ def fedadam(
 
     Note:
         The variant "optax" is ``optax.adam``, as in FedJAX: it corrects the bias of both moments.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedadam(local, clients_per_round=5, server_lr=0.1)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     rule = (
         optax.adam(server_lr, beta1, beta2, tau)
@@ -144,14 +254,12 @@ def fedadam(
     )
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         server=server.optimizer(rule),
-        execution=execution,
     )
 
 
-@part
+@method
 def fedyogi(
     local: LocalUpdate,
     *,
@@ -162,7 +270,6 @@ def fedyogi(
     tau: float = 1e-3,
     v0: float | None = None,
     variant: Variant = "reddi",
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedYogi: FedAvg with Yogi on the server, without bias correction.
 
@@ -172,8 +279,6 @@ def fedyogi(
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         server_lr: η, the server's learning rate.
         beta1: β1, the decay of the first moment of the server's optimiser.
         beta2: β2, the decay of the second moment of the server's optimiser.
@@ -181,7 +286,6 @@ def fedyogi(
         v0: the second moment of the server's optimiser at the start; None: τ².
         variant: "reddi" for the paper's rule (Reddi et al.), "optax" for optax's own, which takes
           no v0.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -195,14 +299,6 @@ def fedyogi(
 
     Note:
         The variant "optax" is ``optax.yogi``: it corrects the bias of both moments.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedyogi(local, clients_per_round=5, server_lr=0.1)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     rule = (
         optax.yogi(server_lr, beta1, beta2, tau)
@@ -211,10 +307,8 @@ def fedyogi(
     )
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         server=server.optimizer(rule),
-        execution=execution,
     )
 
 
