@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
     with quiet_logs():
         _check_kind(name, find_builder(name, data_dir).info)  # before a download that may be large
         builder = prepared_builder(name, data_dir)
+        place = sha256(str(Path(builder.data_path).resolve()).encode()).hexdigest()[:12]
         splits = builder.info.splits
         if "train" not in splits:
             raise ValueError(
@@ -88,7 +90,7 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
             info = splits[split]
             _check_files(builder, info)
             stem = f"{name}-{builder.info.version}-{split}-{info.num_examples}"
-            file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}.npz"
+            file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}-{place}.npz"
             try:
                 arrays[split] = cached_arrays(
                     cache_dir() / "datasets" / file,
