@@ -142,7 +142,7 @@ def check_archive(path: Path) -> None:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             _check_memory_of(path, sum(member.file_size for member in archive.infolist()))
-    elif b"ustar" in begin:
+    elif begin[257:262] == b"ustar":
         with tarfile.open(path) as members:
             _check_memory_of(path, sum(member.size for member in members))
 
