@@ -29,7 +29,7 @@ def measured(evaluations: int, folder: Path) -> dict[str, Any]:
     problem = fs.toy(4)
     local = fs.local_sgd(problem.objective, optax.sgd(0.1))
     execution = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=2, execution=execution)
+    algorithm = fs.fedavg(local, clients_per_round=2)
     saving: list[float] = []
     write: Any = vars(checkpoints)["write"]
 
