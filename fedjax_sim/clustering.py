@@ -94,7 +94,7 @@ def ifca(clusters: int, objective: Objective, batch_size: int = 50) -> Broadcast
     _check_at_least_one(clusters=clusters, batch_size=batch_size)
 
     def init(variables: Variables) -> Models:
-        copies = tree.stack_copies(variables, clusters)
+        copies = tree.stack_copies(variables, clusters, "clusters")
 
         def other(j: Array) -> PyTree:
             leaves, structure = jax.tree.flatten(variables.params)

@@ -1145,7 +1145,7 @@ MUTANTS = [
         "names = [*map",
         FORMS,
     ),
-    Mutant("data/_leaf.py", 'encoding="utf-8-sig"', 'encoding="utf-8"', FORMS),
+    Mutant("data/_leaf.py", '"utf-8-sig"', '"utf-8"', FORMS),
     Mutant("data/_csv.py", "~(np.isin(x, (0, 1)) | np.isnan(x))", "~np.isin(x, (0, 1))", FORMS),
     Mutant("data/categories.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
     Mutant(

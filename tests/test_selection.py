@@ -622,7 +622,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "penalty": (
         lambda: fs.selection.guided(penalty=-1), "penalty must be at least 0, got -1",
     ),
-    "window": (lambda: fs.selection.guided(window=0), "window must be at least 1, got 0"),
+    "window": (lambda: fs.selection.guided(window=0), "window must be in 1..10000000, got 0"),
     "nobody's utility": (
         lambda: play(algorithm(fs.selection.guided(), CLOCK), 1),
         r"selection guided\(\) needs clients that report utility, local is local_sgd",

@@ -34,6 +34,12 @@ _EMPTY = inspect.Parameter.empty
 LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
 
+MOST = 10_000_000
+"""The largest number of those that have records of their own: clients of a round, classes."""
+
+COUNTED = ("clients_per_round", "slots", "at_work", "classes")
+"""The arguments that are such numbers."""
+
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Part:
@@ -60,7 +66,7 @@ class Part:
     _integers = types.MappingProxyType[str, int]({})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Rejects integers above ``LARGEST``."""
+        """Rejects integers above ``LARGEST``, and ``COUNTED`` ones above ``MOST``."""
         if "HOOKS" in vars(cls):
             return _from_functions(cls, args, settings)
         _check_integers(cls._integers, args, settings)
@@ -302,3 +308,5 @@ def _check_integers(
         number = args[i] if i < len(args) else settings.get(name)
         if isinstance(number, int) and abs(number) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
+        if name in COUNTED and isinstance(number, int) and number > MOST:
+            raise ValueError(f"{name} must be at most {MOST}, got {number}")

@@ -120,7 +120,8 @@ def past_models(buffer: int = 5) -> Shared:
         raise ValueError(f"buffer must be at least 1, got {buffer}")
 
     def init(variables: Variables) -> PastModels:
-        return PastModels(variables, tree.stack_copies(variables, buffer), jnp.int32(0))
+        copies = tree.stack_copies(variables, buffer, "buffer")
+        return PastModels(variables, copies, jnp.int32(0))
 
     def follow(state: PastModels, step: Variables, gathered: Gathered) -> PastModels:
         updates = state.updates + 1
