@@ -4,7 +4,28 @@ The patterns are those that make English hard to read: pronouns in place of noun
 people's verbs for programs ("says", "told"). tests/test_house.py holds the limits.
 """
 
-Habits by name, as patterns of lower-case text."""
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PATTERNS = {
+    "those of": r"\bthose (?:of|that|which|who|in|whose)\b",
+    "that of": r"\b(?:is|are|was|than|as|to|by|of|and|or|,) that of\b",
+    "what is": r"\bwhat (?:is|was|are|were|it|they|he|a|the|that|this|has|had|comes|came)\b",
+    "of which": r"\bof (?:which|whom|whose)\b",
+    "people's verbs": r"\b(?:says|tells|told|hears|asks|asked|knows|refuses|refused)\b",
+    "beside": r"\bbeside\b",
+    "none of": r"\b(?:is|are) none\b|\bis no (?!longer|op)",
+}
+"""Habits by name, as patterns of lower-case text."""
 
 VERB = re.compile(r"^(?:Returns|Yields|Whether|Tests|[A-Z][a-z]+(?:s|es)\b)")
 """A docstring's first word that is a verb in the third person."""
