@@ -229,6 +229,11 @@ def looks_for_names(variables: Any) -> Any:
     return variables.params["Dense_0"]
 
 
+class named_leaves(fs.base.Wrapper):
+    def shared_state(self, variables: Any) -> Any:
+        return looks_for_names(variables)
+
+
 OTHER = fs.base.PreAggregation(init=lambda variables, data: (), apply=unread)
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
 REMEMBERS = broadcast.latest()._replace(init=lambda variables: variables)
@@ -308,8 +313,8 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         lambda: gaussian(broadcast=REMEMBERS), "unknown because of broadcast latest()",
     ),
     "a local update that cannot be seen through": (
-        lambda: gaussian(local=LOCAL.replace(shared_state=looks_for_names)),
-        "unknown because of local local_sgd(",
+        lambda: gaussian(local=named_leaves(LOCAL)),
+        "unknown because of local named_leaves(local_sgd(",
     ),
     "a server that cannot be seen through": (
         lambda: gaussian(server=server.replace()._replace(init=looks_for_names)),

@@ -339,17 +339,20 @@ def test_in_turn_is_one_local_update_after_another(net: fs.Model) -> None:
 def test_an_objective_sees_what_was_received_and_remembers(net: fs.Model) -> None:
     """A loss of 0 but for the memory: the number of a client's visits, started at 1."""
     data = make_federation((4, 3)).data
-    seen = fs.base.Memory(
-        init=lambda variables: jnp.float32(1),
-        keep=lambda trained, context: context.memory + 1,
-    )
+
+    class visits(fs.base.Memory):
+        def init(self, variables: Any) -> Any:
+            return jnp.float32(1)
+
+        def keep(self, trained: Any, context: fs.base.Context) -> Any:
+            return context.memory + 1
 
     def objective(params: Any, state: Any, batch: Any, context: fs.base.Context) -> Any:
         moved = jax.tree.map(jnp.subtract, params, context.received.params)
         far = sum(jnp.sum(jnp.abs(a)) for a in jax.tree.leaves(moved))
         return context.memory + far, state
 
-    local = fs.local_sgd(objective, optax.sgd(0.0), batch_size=40, memory=seen)
+    local = fs.local_sgd(objective, optax.sgd(0.0), batch_size=40, memory=visits())
     out = play(fs.fedavg(local, clients_per_round=2).on(ONE), net, data, 3)
     assert [float(m.loss) for m in out.metrics] == [1.0, 2.0, 3.0]
     assert out.states[-1].client_state.memory.tolist() == [4.0, 4.0]

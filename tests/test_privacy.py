@@ -845,7 +845,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "what was exchanged before": (
         lambda: with_noise(
-            flat().replace(setup_traffic=lambda variables, data: fs.base.SetupTraffic(7, 11))
+            flat().change(transforms=(fs.mixup.peer_means(3),))
         ), PEERS,
     ),
     "losses before the draw": (

@@ -526,7 +526,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "redistribution_rounds must be at least 1, got 0",
     ),
     "peers": (
-        lambda local: diagnostics.central_divergence(local.replace(peers=True)),
+        lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
     ),
     "rate": (

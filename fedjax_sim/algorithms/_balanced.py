@@ -112,7 +112,7 @@ def fedmix(
     Returns:
         The algorithm. Traffic per round: m models down, m up; before the first, every client sends
         its ⌈n_k / M_k⌉ means, each an input and the labels behind it, to all others
-        (:func:`fedjax_sim.mixup.exchange`).
+        (:class:`fedjax_sim.mixup.peer_means`).
 
     Raises:
         ValueError: if mix_ratio or mix_samples is out of range.
@@ -125,6 +125,6 @@ def fedmix(
             objective=mixup.mixed_objective(objective, mix_ratio),
             transforms=(mixup.peer_means(mix_samples),),
             peers=True,
-        ).replace(setup_traffic=mixup.exchange(mix_samples)),
+        ),
         clients_per_round,
     )

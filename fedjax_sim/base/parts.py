@@ -180,7 +180,7 @@ def with_origin(value: Any, origin: Origin) -> Any:
         value.origin = origin  # type: ignore[attr-defined]
         return value
     if isinstance(value, Part):
-        return value._replace(origin=origin)
+        return value._replace(origin=origin) if value.HOOKS else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, origin=origin)
     return value._replace(origin=origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from fedjax_sim.base import (
     Objective,
     Personal,
     PyTree,
+    Survey,
     Trained,
     Variables,
+    Wrapper,
     concrete,
     part,
-    wrap,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
@@ -33,12 +35,12 @@ from fedjax_sim.personal._models import keeping, kept_of
 
 
 class Mixed(NamedTuple):
-    """What a client of :func:`adaptive_start` keeps.
+    """A client's state of :class:`adaptive_start`.
 
     Attributes:
-        own: θ_k, the leaves that are mixed as its last visit left them; None for the others.
+        own: θ_k, the mixed leaves at the end of its last visit; None for the other leaves.
         share: W_k, of the same shapes.
-        inner: what the local update inside keeps.
+        inner: its state of the wrapped local update.
     """
 
     own: PyTree
@@ -46,35 +48,24 @@ class Mixed(NamedTuple):
     inner: PyTree
 
 
-@part
-def adaptive_start(
-    local: LocalUpdate,
-    objective: Objective,
-    leaves: Leaves,
-    *,
-    mix_lr: float = 1.0,
-    mix_share: float = 0.8,
-) -> LocalUpdate:
+class adaptive_start(Wrapper):
     r"""A local update that starts between the received leaves and the client's own last ones.
 
     .. math:: \hat w = \theta_k + W_k \odot (w_{recv} - \theta_k), \qquad
               W_k \leftarrow \bigl[\, W_k - \eta_W \nabla_W F_b(\hat w) \,\bigr]_0^1
 
-    At each visit the shares W_k first take an epoch of such steps, on a part of the client's
-    samples that lies together in their stored order and is drawn anew; then the model trains from
-    ŵ. They begin at 1 and stay with the client, as do its last leaves θ_k, at first the initial
-    model's. All other leaves are those received. In a client's first such visit the authors repeat
-    the epoch until the loss hardly changes. To ``local``, the received model is ŵ.
+    At each visit the shares W_k first take an epoch of such steps, on a random contiguous part of
+    the client's samples in their stored order; then the model trains from ŵ. The shares start at 1
+    and stay with the client, as do its last leaves θ_k, which start as the initial model's: it
+    keeps those leaves twice. All other leaves are the received ones. At a client's first visit the
+    authors repeat the epoch until the loss hardly changes. For ``local``, ŵ is the received model.
 
     Args:
-        local: trains the model; the shares take its minibatches' size.
+        local: trains the model; the shares use its batch size.
         objective: F_b of the shares.
-        leaves: those that are mixed, see :mod:`fedjax_sim.leaves`.
+        leaves: the mixed leaves, see :mod:`fedjax_sim.leaves`.
         mix_lr: η_W.
-        mix_share: the part of the samples, at least one.
-
-    Returns:
-        The local update; its client state has those leaves twice for every client.
+        mix_share: the fraction of the samples, at least one sample.
 
     Raises:
         ValueError: if mix_lr is negative, or mix_share not in (0, 1].
@@ -83,34 +74,44 @@ def adaptive_start(
     <https://github.com/TsingZ0/FedALA>, the authors' code.
     """
 
-    def wrapper(local: LocalUpdate) -> LocalUpdate:
-        mixed = _mixing(local, objective, leaves, mix_lr, mix_share)
+    objective: Objective
+    leaves: Leaves
+    _: dataclasses.KW_ONLY
+    mix_lr: float = 1.0
+    mix_share: float = 0.8
 
-        def chosen(variables: Variables) -> PyTree:
-            return tree.only(leaves(variables).params, variables.params)
+    moves_start = True
 
-        def client_state(variables: Variables) -> Mixed:
-            own = chosen(variables)
-            return Mixed(own, jax.tree.map(jnp.ones_like, own), local.client_state(variables))
+    def __post_init__(self) -> None:
+        _ = self._mix  # checks the settings
 
-        def train(
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: Mixed,
-            shared_state: PyTree,
-        ) -> Trained:
-            start, share = mixed(key, variables, client, client_state)
-            trained = local.train(key, start, client, client_state.inner, shared_state)
-            kept = Mixed(chosen(trained.variables), share, trained.client_state)
-            return trained._replace(client_state=kept)
+    @functools.cached_property
+    def _mix(self) -> Callable[[Array, Variables, ClientView, Mixed], tuple[Variables, PyTree]]:
+        return _mixing(self.local, self.objective, self.leaves, self.mix_lr, self.mix_share)
 
-        survey = local.survey and local.survey.inside(lambda kept: kept.inner)
-        return dataclasses.replace(
-            local, client_state=client_state, train=train, moves_start=True, survey=survey
-        )
+    @property
+    def survey(self) -> Survey | None:
+        return self.local.survey and self.local.survey.inside(lambda kept: kept.inner)
 
-    return wrap(wrapper, local)
+    def _chosen(self, variables: Variables) -> PyTree:
+        return tree.only(self.leaves(variables).params, variables.params)
+
+    def client_state(self, variables: Variables) -> Mixed:
+        own = self._chosen(variables)
+        return Mixed(own, jax.tree.map(jnp.ones_like, own), self.local.client_state(variables))
+
+    def train(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: Mixed,
+        shared_state: PyTree,
+    ) -> Trained:
+        start, share = self._mix(key, variables, client, client_state)
+        trained = self.local.train(key, start, client, client_state.inner, shared_state)
+        kept = Mixed(self._chosen(trained.variables), share, trained.client_state)
+        return trained._replace(client_state=kept)
 
 
 @part
