@@ -296,10 +296,22 @@ def marked(part: Part, number: int) -> Any:
     made = part.make()
     if not bears_marks(part):
         return made
-    if not hasattr(made, "_fields"):
+    if not isinstance(made, fs.base.Part):
         return marking(made, number)
-    functions = {name: value for name, value in made._asdict().items() if callable(value)}
-    return made._replace(**{name: marking(value, number) for name, value in functions.items()})
+    kind = type(made)
+    names = {name for of in kind.__mro__ for name in vars(of) if of is not fs.base.Part}
+    hooks = {
+        name: marking(getattr(made, name), number)
+        for name in names
+        if name == "__call__" or (name[0] != "_" and callable(getattr(made, name)))
+    }
+    marks: dict[str, Any] = {
+        name: property(functools.partial(lambda hook, copy: hook, hook))
+        for name, hook in hooks.items()
+    }
+    copy: Any = object.__new__(type(kind.__name__, (kind,), marks))
+    vars(copy).update(vars(made))
+    return copy
 
 
 def marking(function: Callable[..., Any], number: int) -> Callable[..., Any]:

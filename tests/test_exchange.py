@@ -361,10 +361,12 @@ def test_an_objective_sees_what_was_received_and_remembers(net: fs.Model) -> Non
 def test_a_correction_may_take_the_gradients_place(net: fs.Model) -> None:
     """By its sign: signSGD."""
     data = make_federation((17,)).data
-    signs = fs.corrections.proximal(0.0)._replace(
-        direction=lambda gradient, *_: jax.tree.map(jnp.sign, gradient), origin=None
-    )
-    local = whole_batches(net).change(corrections=(signs,))
+
+    class signs(fs.base.Correction):
+        def direction(self, gradient: Any, *given: Any) -> Any:
+            return jax.tree.map(jnp.sign, gradient)
+
+    local = whole_batches(net).change(corrections=(signs(),))
     out = play(fs.fedavg(local, clients_per_round=1).on(ONE), net, data, 1)
     change = jax.tree.map(jnp.subtract, out.servers[0].params, start_of(net).params)
     for leaf in jax.tree.leaves(change):

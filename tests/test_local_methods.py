@@ -751,7 +751,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a correction not called": (
         lambda: on_bowls().change(corrections=(corrections.scaffold,)),
-        "corrections must be a sequence of Correction, such as (scaffold(),), got (<function",
+        "corrections must be a sequence of Correction, such as (scaffold(),), got (<class",
     ),
     "a transform alone": (
         lambda: on_bowls().change(transforms=lambda key, batch, client: batch),

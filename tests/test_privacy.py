@@ -122,12 +122,9 @@ def check_noise(flat: np.ndarray, deviation: float) -> None:
 def test_a_clients_own_noise() -> None:
     """On every parameter alone, fresh for every client; nothing is added to what is not one."""
 
-    def still(key: Any, variables: Any, client: Any, client_state: Any, shared_state: Any) -> Any:
-        return (
-            flat()
-            .train(key, variables, client, client_state, shared_state)
-            ._replace(variables=variables)
-        )
+    class still(fs.base.Wrapper):
+        def train(self, key: Any, variables: Any, *rest: Any) -> Any:
+            return self.local.train(key, variables, *rest)._replace(variables=variables)
 
     model = Variables({"a": jnp.ones(20_000), "b": jnp.ones((100, 200))}, {"mean": jnp.ones(3)})
     part = privacy.noise(0.3)
@@ -142,7 +139,7 @@ def test_a_clients_own_noise() -> None:
     data = fs.client_data(
         np.zeros((2, 1)), np.zeros(2, int), fs.partition.partition_from_lists([[0], [1]])
     )
-    algorithm = fs.fedavg(flat().replace(train=still), clients_per_round=2).on(ONE)
+    algorithm = fs.fedavg(still(flat()), clients_per_round=2).on(ONE)
     wide = fs.Model(lambda key: Variables({"w": jnp.zeros(20_000)}, ()), lambda *_, **__: None)  # type: ignore[arg-type]
     out = play(algorithm.replace(sending=(part,)), wide, data, 2)
     first, second = (np.asarray(v.params["w"]) for v in out.servers)

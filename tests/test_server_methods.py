@@ -980,13 +980,17 @@ def test_parts_that_do_not_fit_are_refused(case: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+class unknown(fs.base.Wrapper):
+    response = None
+
+
 def test_parts_that_fit_are_not_refused() -> None:
     """The same parts, each beside what it needs."""
     heavy = of_sgd(0.1, momentum=0.9)
     qffl(heavy, clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9)
     told = preaggregation.q_fair(1, 0.1)
     # An optimiser that is not known cannot be checked.
-    together(heavy.replace(response=None), preaggregation=(told,))
+    together(unknown(heavy), preaggregation=(told,))
     together(preaggregation=(told, preaggregation.agnostic(0.1)))
     together(of_sgd(optax.constant_schedule(0.1)), preaggregation=(told,))
     together(**STICKY, sending=(fs.sending.clip_norm(1.0),))
