@@ -454,8 +454,8 @@ MUTANTS = [
         "drawn",
         tests("data_side"),
     ),
-    Mutant("client/sending.py", "jnp.minimum(1, limit / norm)", "limit / norm", SENDING),
-    Mutant("attacks/_alone.py", "jnp.asarray(-scale, a.dtype) * a", "-a", SENDING),
+    Mutant("client/sending.py", "jnp.minimum(1, self.limit / norm)", "limit / norm", SENDING),
+    Mutant("attacks/_alone.py", "jnp.asarray(-self.scale, leaf.dtype) * leaf", "-leaf", SENDING),
     Mutant(
         "attacks/_together.py",
         "mu - by.astype(mu.dtype) * sigma",
@@ -465,11 +465,11 @@ MUTANTS = [
     Mutant("attacks/_malicious.py", "classes - 1 - honest", "honest", SENDING),
     Mutant(
         "attacks/_together.py",
-        "hostile = sends & hostile_rows(malicious, client)",
+        "hostile = sends & self.hostile(client)",
         "hostile = sends",
         SENDING,
     ),
-    Mutant("attacks/_together.py", "tree.scale(-epsilon, mean)", "mean", SENDING),
+    Mutant("attacks/_together.py", "tree.scale(-self.epsilon, mean)", "mean", SENDING),
     Mutant(
         "attacks/_together.py",
         "jnp.where(seen.honest, after, clients)",
