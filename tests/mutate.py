@@ -510,7 +510,9 @@ MUTANTS = [
     Mutant("compression/_sketches.py", "(sign * _hadamard(", "(_hadamard(", CODES),
     Mutant("compression/_sketches.py", "if count < n else 0", "", CODES),
     Mutant("compression/_sketches.py", "space @ (space.T @ matrix)", "matrix", CODES),
-    Mutant("compression/_sketches.py", "leaf.shape[:-1]) > rank", "leaf.shape) > rank", CODES),
+    Mutant(
+        "compression/_sketches.py", "leaf.shape[:-1]) > self.rank", "leaf.shape) > self.rank", CODES
+    ),
     Mutant(
         "client/augment.py",
         "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",

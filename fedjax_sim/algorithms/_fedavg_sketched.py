@@ -57,8 +57,8 @@ def fedavg_sketched(
         >>> problem.accuracy(algorithm, rounds=5) > 0.8
         True
     """
-    code = compression.uniform_quantisation(bits)
-    code = compression.random_mask(share, compression.rotated(code) if rotate else code)
+    levels = compression.uniform_quantisation(bits)
+    code = compression.random_mask(share, compression.rotated(levels) if rotate else levels)
     return compose(
         local,
         selection=selection.uniform(),
