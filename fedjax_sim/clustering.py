@@ -28,7 +28,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.groups import first_fit, smallest_groups
-from fedjax_sim.engine.matching import slots_told
+from fedjax_sim.engine.matching import slots_of
 from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER, WHOLE_MODEL
 
 By = Literal["angle", "distance"]
@@ -203,7 +203,7 @@ def dynamic(
         offered=lambda state: state.used,
         several=True,
         tags="cluster",
-        needs=(PLAIN_SERVER, ALL_DUE, WHOLE_MODEL, slots_told(slots, most=True)),
+        needs=(PLAIN_SERVER, ALL_DUE, WHOLE_MODEL, slots_of(slots, most=True)),
     )
 
 

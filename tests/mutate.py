@@ -667,12 +667,17 @@ MUTANTS = [
         "gathered.weights",
         CLUSTERS,
     ),
-    Mutant("privacy/_clipped.py", "jnp.minimum(1, clip / norms)", "clip / norms", tests("privacy")),
+    Mutant(
+        "privacy/_clipped.py",
+        "jnp.minimum(1, clip_now / norms)",
+        "clip_now / norms",
+        tests("privacy"),
+    ),
     Mutant("engine/needs.py", "all(part.mixes is None", "all(part is not None", tests("privacy")),
     Mutant(
-        "privacy/_gaussian.py",
-        "noise_multiplier * clip / clients_per_round if",
-        "noise_multiplier / clients_per_round if",
+        "privacy/_clipped.py",
+        "z * self.clip / self.clients_per_round if",
+        "z / self.clients_per_round if",
         tests("privacy"),
     ),
     Mutant(
@@ -683,14 +688,14 @@ MUTANTS = [
     ),
     Mutant("privacy/_gaussian.py", "- (2 * bits) ** -2", "- bits**-2", tests("privacy")),
     Mutant(
-        "privacy/_tree.py",
+        "privacy/_correlated.py",
         "return tree.subtract(total, node(level, now - 1))",
         "return tree.sum_of(total, node(level, now - 1))",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_tree.py",
-        "now % epoch_rounds(cohort.data.clients, clients_per_round)",
+        "privacy/_correlated.py",
+        "now % length",
         "now",
         tests("privacy"),
     ),
@@ -704,7 +709,7 @@ MUTANTS = [
     Mutant("privacy/_clipped.py", "not parts.server.reads_updates", "True", tests("epsilon")),
     Mutant("privacy/_clipped.py", "not reads_clients(parts.server)", "True", tests("epsilon")),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         'parts.selection.participation == "cyclic"',
         "parts.selection.participation is not None",
         tests("privacy", "epsilon"),
@@ -968,13 +973,13 @@ MUTANTS = [
         tests("mixtures"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "return drawn - jnp.tensordot(",
         "return drawn + jnp.tensordot(",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "jnp.concatenate([new[None], last])",
         "jnp.concatenate([last, new[None]])",
         tests("privacy"),
@@ -1372,7 +1377,7 @@ MUTANTS = [
     ),
     Mutant(
         "privacy/_clipped.py",
-        "len(weights) / clients_per_round",
+        "len(weights) / self.clients_per_round",
         "len(weights) / jnp.sum(weights > 0)",
         CLOCK,
     ),
