@@ -482,8 +482,8 @@ MUTANTS = [
     Mutant("attacks/_optimised.py", "jnp.where(better, found, reached)", "found", tests("robust")),
     Mutant(
         "personal/_models.py",
-        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * (v - w)",
-        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * v",
+        "g + jnp.asarray(self.lam, v.dtype) * (v - w)",
+        "g + jnp.asarray(self.lam, v.dtype) * v",
         tests("personal"),
     ),
     Mutant(

@@ -636,14 +636,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dp_ftrl(flat(), clients_per_round=3, bands=4).init(
             KEY, Variables({"w": jnp.zeros(2)}, ()), make_federation((1,) * 9).data
         ),
-        "bands must be in 1..3, the rounds between two visits of one of 9 clients with 3 per round, "
-        "got 4",
+        "bands must be in 1..3, the rounds between two visits of one of 9 clients with 3 per "
+        "round, got 4",
     ),
     "spent on bands": (
         lambda: privacy.banded_epsilon(
             1.0, bands=4, clients=9, clients_per_round=3, rounds=1, delta=1e-3
         ),
-        "bands must be in 1..3, the rounds in which",
+        "bands must be in 1..3, the rounds between",
     ),
     "spent on trees": (
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
