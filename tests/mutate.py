@@ -455,7 +455,7 @@ MUTANTS = [
         tests("data_side"),
     ),
     Mutant("client/sending.py", "jnp.minimum(1, self.limit / norm)", "self.limit / norm", SENDING),
-    Mutant("attacks/_alone.py", "jnp.asarray(-scale, a.dtype) * a", "-a", SENDING),
+    Mutant("attacks/_alone.py", "jnp.asarray(-self.scale, leaf.dtype) * leaf", "-leaf", SENDING),
     Mutant(
         "attacks/_together.py",
         "mu - by.astype(mu.dtype) * sigma",
@@ -465,11 +465,11 @@ MUTANTS = [
     Mutant("attacks/_malicious.py", "classes - 1 - honest", "honest", SENDING),
     Mutant(
         "attacks/_together.py",
-        "hostile = sends & hostile_rows(malicious, client)",
+        "hostile = sends & self.hostile(client)",
         "hostile = sends",
         SENDING,
     ),
-    Mutant("attacks/_together.py", "tree.scale(-epsilon, mean)", "mean", SENDING),
+    Mutant("attacks/_together.py", "tree.scale(-self.epsilon, mean)", "mean", SENDING),
     Mutant(
         "attacks/_together.py",
         "jnp.where(seen.honest, after, clients)",
@@ -482,8 +482,8 @@ MUTANTS = [
     Mutant("attacks/_optimised.py", "jnp.where(better, found, reached)", "found", tests("robust")),
     Mutant(
         "personal/_models.py",
-        "lambda g, v, w: g + jnp.asarray(self.lam, v.dtype) * (v - w)",
-        "lambda g, v, w: g + jnp.asarray(self.lam, v.dtype) * v",
+        "g + jnp.asarray(self.lam, v.dtype) * (v - w)",
+        "g + jnp.asarray(self.lam, v.dtype) * v",
         tests("personal"),
     ),
     Mutant(
@@ -510,7 +510,9 @@ MUTANTS = [
     Mutant("compression/_sketches.py", "(sign * _hadamard(", "(_hadamard(", CODES),
     Mutant("compression/_sketches.py", "if count < n else 0", "", CODES),
     Mutant("compression/_sketches.py", "space @ (space.T @ matrix)", "matrix", CODES),
-    Mutant("compression/_sketches.py", "leaf.shape[:-1]) > rank", "leaf.shape) > rank", CODES),
+    Mutant(
+        "compression/_sketches.py", "leaf.shape[:-1]) > self.rank", "leaf.shape) > self.rank", CODES
+    ),
     Mutant(
         "client/augment.py",
         "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",
@@ -667,12 +669,17 @@ MUTANTS = [
         "gathered.weights",
         CLUSTERS,
     ),
-    Mutant("privacy/_clipped.py", "jnp.minimum(1, clip / norms)", "clip / norms", tests("privacy")),
+    Mutant(
+        "privacy/_clipped.py",
+        "jnp.minimum(1, clip_now / norms)",
+        "clip_now / norms",
+        tests("privacy"),
+    ),
     Mutant("engine/needs.py", "all(part.mixes is None", "all(part is not None", tests("privacy")),
     Mutant(
-        "privacy/_gaussian.py",
-        "noise_multiplier * clip / clients_per_round if",
-        "noise_multiplier / clients_per_round if",
+        "privacy/_clipped.py",
+        "z * self.clip / self.clients_per_round if",
+        "z / self.clients_per_round if",
         tests("privacy"),
     ),
     Mutant(
@@ -683,14 +690,14 @@ MUTANTS = [
     ),
     Mutant("privacy/_gaussian.py", "- (2 * bits) ** -2", "- bits**-2", tests("privacy")),
     Mutant(
-        "privacy/_tree.py",
+        "privacy/_correlated.py",
         "return tree.subtract(total, node(level, now - 1))",
         "return tree.sum_of(total, node(level, now - 1))",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_tree.py",
-        "now % epoch_rounds(cohort.data.clients, clients_per_round)",
+        "privacy/_correlated.py",
+        "now % length",
         "now",
         tests("privacy"),
     ),
@@ -704,7 +711,7 @@ MUTANTS = [
     Mutant("privacy/_clipped.py", "not parts.server.reads_updates", "True", tests("epsilon")),
     Mutant("privacy/_clipped.py", "not reads_clients(parts.server)", "True", tests("epsilon")),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         'parts.selection.participation == "cyclic"',
         "parts.selection.participation is not None",
         tests("privacy", "epsilon"),
@@ -956,13 +963,13 @@ MUTANTS = [
         tests("mixtures"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "return drawn - jnp.tensordot(",
         "return drawn + jnp.tensordot(",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "jnp.concatenate([new[None], last])",
         "jnp.concatenate([last, new[None]])",
         tests("privacy"),
@@ -1362,7 +1369,7 @@ MUTANTS = [
     ),
     Mutant(
         "privacy/_clipped.py",
-        "len(weights) / clients_per_round",
+        "len(weights) / self.clients_per_round",
         "len(weights) / jnp.sum(weights > 0)",
         CLOCK,
     ),

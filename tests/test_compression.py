@@ -136,12 +136,20 @@ def walsh(size: int) -> np.ndarray:
     return out / math.sqrt(size)
 
 
+class one_entry(compression.Compressor):
+    """A code that keeps entry j."""
+
+    j: int
+
+    def compress(self, key: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x).at[self.j].set(x[self.j])
+
+
 def test_a_rotation_is_undone_and_leaves_the_code_its_entries() -> None:
     """Of a code that keeps entry j, R^T e_j e_j^T R; R is orthogonal, drawn by the key."""
     x, found = jax.random.normal(KEY, (23,)), []
     for j in (0, 5, 31):
-        one = compression.Compressor(lambda key, y, j=j: jnp.zeros_like(y).at[j].set(y[j]), len)  # type: ignore[arg-type, misc]
-        found.append(np.asarray(jax.jit(compression.rotated(one).compress)(KEY, x)))
+        found.append(np.asarray(jax.jit(compression.rotated(one_entry(j)).compress)(KEY, x)))
     signs = np.asarray(jax.random.rademacher(jax.random.split(KEY)[0], (32,), jnp.float32))
     rotation = (walsh(32) * signs)[:, :23]
     np.testing.assert_allclose(walsh(32) @ walsh(32), np.eye(32), atol=1e-12)

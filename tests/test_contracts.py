@@ -1428,11 +1428,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mediators of other slots": (
         {"selection": fs.selection.mediators(3, 2, LABELS)},
-        "selection mediators(3, 2, 3) needs the 3 slots that it is told of, schedule is every_rou",
+        "selection mediators(3, 2, 3) needs exactly 3 slots, schedule is every_round(",
     ),
     "groups of fewer slots": (
         {"broadcast": fs.broadcast.dynamic(90.0, "angle", 3, risk())},
-        "needs at most the 3 slots that it is told of, schedule is every_round(4): use schedule=",
+        "needs at most 3 slots, schedule is every_round(4): use schedule=",
     ),
     "Zeno before others": (
         {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},

@@ -461,7 +461,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "no head": (
         lambda net: fs.leaves.head(fs.Model(net.init, net.apply)),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "a rate": (
         lambda net: whole_batches(net).change(rate_by_round=0.5),

@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "no head": (
         lambda net: finish.calibrated(net._replace(head=None), 3),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "a factory": (
         lambda net: made(net).replace(finish=finish.calibrated),

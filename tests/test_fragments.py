@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "few layers": (
         lambda net: play(streaming(net, fragments=3), net, make_federation().data, 1),
-        "strided(2, 3) needs a model of more layers than 2",
+        "strided(2, 3) needs a model with more layers than 2",
     ),
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
     "nothing collected": (

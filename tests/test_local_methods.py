@@ -712,7 +712,7 @@ def on_the_go(local: Any = None, **parts: Any) -> fs.Algorithm:
     )
 
 
-SGD = "needs the optimiser that it is told of, optax.sgd(0.05"
+SGD = "needs the optimiser that its settings assume, optax.sgd(0.05"
 
 
 def test_fednova_takes_an_optimiser_that_remembers_nothing() -> None:

@@ -358,7 +358,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "gamma": (lambda net: made("fedrod", net, gamma=-1.0), "gamma must be at least 0, got -1.0"),
     "no head": (
         lambda net: made("fedrod", net, model=fs.Model(net.init, net.apply)),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "mix_lr": (lambda net: made("fedala", net, mix_lr=-1.0), "mix_lr must be at least 0, got -1"),
     "mix_share": (

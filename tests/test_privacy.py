@@ -630,14 +630,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dp_ftrl(flat(), clients_per_round=3, bands=4).init(
             KEY, Variables({"w": jnp.zeros(2)}, ()), make_federation((1,) * 9).data
         ),
-        "bands must be in 1..3, the rounds in which none of 9 clients, 3 a round, comes twice, got "
-        "4",
+        "bands must be in 1..3, the rounds between two visits of one of 9 clients with 3 per "
+        "round, got 4",
     ),
     "spent on bands": (
         lambda: privacy.banded_epsilon(
             1.0, bands=4, clients=9, clients_per_round=3, rounds=1, delta=1e-3
         ),
-        "bands must be in 1..3, the rounds in which",
+        "bands must be in 1..3, the rounds between",
     ),
     "spent on trees": (
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
@@ -790,7 +790,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         f"{LAST}agnostic(0.1), gaussian_mechanism(1.0, 0.5, 6))",
     ),
     "a change of the noisy rows": (
-        lambda: with_noise(preaggregation=(mechanism(), _scaled())),
+        lambda: with_noise(preaggregation=(mechanism(), _Unchanged())),
         f"{LAST}gaussian_mechanism(1.0, 0.5, 6), ",
     ),
     "a median of rows of an adaptive clip": (
@@ -802,26 +802,26 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "clients that come twice in an epoch": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(selection=selection.uniform()),
-        "preaggregation tree_mechanism(1.0, 1.0, 6) needs clients that come once in an epoch, "
-        "selection is uniform(): use selection=shuffled()",
+        "preaggregation tree_mechanism(1.0, 1.0, 6) needs clients that take part at most once in "
+        "an epoch, selection is uniform(): use selection=shuffled()",
     ),
     "clients that come before their bands end": (
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
             selection=selection.shuffled()
         ),
-        "preaggregation banded_mechanism(1.0, 1.0, 6, 1) needs clients that come again after as "
+        "preaggregation banded_mechanism(1.0, 1.0, 6, 1) needs clients that wait at least as "
         "many rounds as it has bands, selection is shuffled(): use selection=cyclic()",
     ),
     "bands of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
             schedule=schedule.every_round(5)
         ),
-        "needs cohorts of the 6 clients that it is told of, schedule is every_round(5)",
+        "needs exactly 6 slots, schedule is every_round(5)",
     ),
     "a tree of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.every_round(5)),
-        "preaggregation tree_mechanism(1.0, 1.0, 6) needs cohorts of the 6 clients that it is told "
-        "of, schedule is every_round(5): use schedule=every_round(6)",
+        "preaggregation tree_mechanism(1.0, 1.0, 6) needs exactly 6 slots, schedule is "
+        "every_round(5): use schedule=every_round(6)",
     ),
     "a tree of models in flight": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.delayed(6, 2)),
@@ -853,7 +853,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: with_noise(
             finish=fs.base.Finish(tell=lambda *_: (), move=lambda key, w, total: w)
         ),
-        f"{DP}clients that send nothing after the last round, finish is <Finish>",
+        f"{DP}clients that send nothing after the last round, finish is Finish()",
     ),
     "a server that was given samples": (
         lambda: with_noise(server=fs.server.chain(fs.server.train_beside(flat()))),
@@ -867,13 +867,11 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
-def _scaled() -> fs.base.PreAggregation:
+class _Unchanged(fs.base.PreAggregation):
     """A pre-aggregation that reads nothing."""
 
-    def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+    def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
         return updates, weights, state
-
-    return fs.base.PreAggregation(init=lambda variables, data: (), apply=apply)
 
 
 @pytest.mark.parametrize("case", VOID)
@@ -893,7 +891,7 @@ def test_what_keeps_it_is_not_refused(federation: Federation) -> None:
             sending.clip_norm(2.0), sending.noise(0.1), sending.compressed(compression.top_k(0.5))
         ),
         server=fs.server.optimizer(optax.adam(0.1)),
-        preaggregation=(_scaled(), mechanism()),
+        preaggregation=(_Unchanged(), mechanism()),
     )  # fmt: skip
     state = algorithm.init(KEY, WEIGHTS, federation.data)
     assert jax.tree.leaves(state.client_state)

@@ -1017,7 +1017,7 @@ def test_attackers_know_what_they_are_told(
     variables = models["logistic"].init(jax.random.key(0))
     for before, message in (
         (FAIR, "must be without state, got agnostic(0.1)"),
-        (preaggregation.normalise(0.1), "normalise(0.1) looks at cohort.info"),
+        (preaggregation.normalise(0.1), "normalise(0.1) reads cohort.info"),
     ):
         attack = attacks.optimised(MALICIOUS, aggregators.mean, (before,))
         algorithm = fs.fedavg(local, clients_per_round=4).replace(sending=(attack,))

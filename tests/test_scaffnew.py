@@ -193,7 +193,7 @@ FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
     ),
     "another rate": (
         lambda a: a.replace(local=a.parts.local.change(optimizer=optax.sgd(0.3))),
-        "needs the optimiser that it is told of, optax.sgd(0.1)",
+        "needs the optimiser that its settings assume, optax.sgd(0.1)",
     ),
     "steps": (lambda a: a.parts.local.change(steps=5), "steps must be drawn, such as by geo"),
     "two lengths": (

@@ -523,7 +523,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels twice": (
         lambda: attacks.label_flip(attacks.label_flip(DATA, MALICIOUS, 2), MALICIOUS, 2),
-        "data must have their own labels, got some that were changed before",
+        "data must have its original labels, got labels that were changed before",
     ),
     "parts": (
         lambda: fedavg().replace(sending=attacks.sign_flip(MALICIOUS)),

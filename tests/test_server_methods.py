@@ -920,19 +920,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "q-FFL told of another rate": (
         lambda: qffl(of_sgd(0.2), clients_per_round=6, objective=NONE, lr=0.1),
-        "preaggregation q_fair(1.0, 0.1) needs the optimiser that it is told of, optax.sgd(0.1), "
-        "local is with_initial_loss(local_sgd(empirical_risk(<Model>), <optax>)",
+        "preaggregation q_fair(1.0, 0.1) needs the optimiser that its settings assume, "
+        "optax.sgd(0.1), local is with_initial_loss(local_sgd(empirical_risk(<Model>), <optax>)",
     ),
     "q-FFL not told of the momentum": (
         lambda: qffl(of_sgd(0.1, momentum=0.9), clients_per_round=6, objective=NONE, lr=0.1),
-        "needs the optimiser that it is told of, optax.sgd(0.1), local is ",
+        "needs the optimiser that its settings assume, optax.sgd(0.1), local is ",
     ),
     "q-FFL with Nesterov's momentum": (
         lambda: qffl(
             of_sgd(0.1, momentum=0.9, nesterov=True),
             clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9,
         ),
-        "needs the optimiser that it is told of, optax.sgd(0.1, momentum=0.9), local is ",
+        "needs the optimiser that its settings assume, optax.sgd(0.1, momentum=0.9), local is ",
     ),
     "variates that no server holds": (
         lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),

@@ -227,8 +227,8 @@ def fedavg_sketched(
     Note:
         The entries of all layers are one vector here, and there is one pair of ends for them.
     """
-    code = compression.uniform_quantisation(bits)
-    code = compression.random_mask(share, compression.rotated(code) if rotate else code)
+    levels = compression.uniform_quantisation(bits)
+    code = compression.random_mask(share, compression.rotated(levels) if rotate else levels)
     return compose(
         local,
         clients_per_round,

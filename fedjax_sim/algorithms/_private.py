@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import optax
 
 from fedjax_sim import privacy, server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate
+from fedjax_sim.base import LocalUpdate, PreAggregation
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
@@ -155,16 +153,14 @@ def dp_ftrl(
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     if not 0 <= server_momentum < 1:
         raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
-    if bands is None:
-        turns, noise = selection.shuffled(), privacy.tree_mechanism
-    else:
-        turns = selection.cyclic()
-        noise = functools.partial(privacy.banded_mechanism, bands=bands)
+    noise: PreAggregation = privacy.tree_mechanism(clip, noise_multiplier, clients_per_round)
+    if bands is not None:
+        noise = privacy.banded_mechanism(clip, noise_multiplier, clients_per_round, bands)
     return compose(
         local,
         clients_per_round,
-        selection=turns,
+        selection=selection.shuffled() if bands is None else selection.cyclic(),
         weighting=weighting.equal,
-        preaggregation=(noise(clip, noise_multiplier, clients_per_round),),
+        preaggregation=(noise,),
         server=server.optimizer(optax.sgd(server_lr, momentum=server_momentum)),
     )

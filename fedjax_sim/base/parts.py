@@ -59,7 +59,17 @@ class Part:
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes a frozen dataclass of every subclass."""
         super().__init_subclass__(**options)
+        # A setting may have the name of a role's property, which must not become its default.
+        hidden = [
+            name
+            for name in inspect.get_annotations(cls)
+            if name not in vars(cls) and isinstance(getattr(cls, name, None), property)
+        ]
+        for name in hidden:
+            setattr(cls, name, dataclasses.field())
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
+        for name in hidden:
+            setattr(cls, name, _Setting(name))
         fields = [(field.name, field.type) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         cls._integers = _integers(fields)
 
@@ -102,6 +112,16 @@ class Part:
 
     def __hash__(self) -> int:
         return hash((type(self), *map(_hashable, _values(self))))
+
+
+class _Setting:
+    """The class attribute of a setting without a default; its value is in the instance."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, part: Any, kind: type) -> Any:
+        raise AttributeError(f"{kind.__name__} has no {self._name}")
 
 
 def _from_functions(role: Any, args: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:

@@ -87,7 +87,7 @@ def optimised(error: Exception, training: Training) -> ValueError:
     message = str(error)
     if "rate_by_round needs" in message:
         return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
-    if matching.TOLD in message and training.optimizer != "sgd":
+    if matching.ASSUMED in message and training.optimizer != "sgd":
         return ValueError(f"--optimizer {training.optimizer}: {message}")
     return ValueError(message)
 

@@ -1,8 +1,10 @@
-"""The model that a client itself uses: the one it is sent, a fine-tuned one, one of its own."""
+"""Personal models: the received model, a fine-tuned one, or a model that the client keeps."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,48 +22,42 @@ from fedjax_sim.base import (
     LocalUpdate,
     Need,
     Objective,
-    Personal,
+    Part,
     PyTree,
     Survey,
     Trained,
     Variables,
     Wrapper,
     concrete,
-    part,
 )
 from fedjax_sim.engine import tree
 
 
-@part
-def as_received() -> Personal:
-    """The model that the client would start from; if the server has several, the client's choice.
+class as_received(Part):
+    """The model that the client would start from; with several at the server, its choice."""
 
-    Returns:
-        The personal model.
-    """
-    return lambda key, received, client, client_state: received
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
+    ) -> Variables:
+        return received
 
 
-@part
-def fine_tuned(local: LocalUpdate) -> Personal:
+class fine_tuned(Part):
     """The model that the client would start from, trained on the client's own samples.
 
     Args:
-        local: trains it, as at a client's first visit; nothing of that is kept.
-
-    Returns:
-        The personal model.
+        local: trains it, as at a client's first visit; no state is kept.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1910.10252>.
     """
 
-    def tune(
-        key: Array, received: Variables, client: ClientView, client_state: PyTree
-    ) -> Variables:
-        start = local.client_state(received), local.shared_state(received)
-        return local.train(key, received, client, *start).variables
+    local: LocalUpdate
 
-    return tune
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
+    ) -> Variables:
+        start = self.local.client_state(received), self.local.shared_state(received)
+        return self.local.train(key, received, client, *start).variables
 
 
 class Stored(NamedTuple):
@@ -155,28 +151,25 @@ class ditto(Wrapper):
         return trained._replace(client_state=Stored(moved, trained.client_state))
 
 
-@part
-def stored() -> Personal:
-    """The client's own model of :func:`ditto`, as its last visit left it.
+class stored(Part):
+    """The personal model of :func:`ditto`, as the client's last visit left it."""
 
-    Returns:
-        The personal model.
-    """
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (keeping(Stored, "a model of each client's own", "ditto(local, lam)"),)
 
-    def own(key: Array, received: Variables, client: ClientView, client_state: PyTree) -> Variables:
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
+    ) -> Variables:
         found = kept_of(Stored, client_state)
         if not found:
             raise ValueError("stored() needs a local update with a personal model; see ditto")
-        mine: Variables = found[0].own
-        return mine
-
-    needs = (keeping(Stored, "a model of each client's own", "ditto(local, lam)"),)
-    own.needs = needs  # type: ignore[attr-defined]
-    return own
+        own: Variables = found[0].own
+        return own
 
 
 class Interpolation(NamedTuple):
-    """The weights of an :func:`interpolated` model beside the shared one's.
+    """The weights of the companion of :func:`interpolated`.
 
     Attributes:
         v: v_k.
@@ -187,28 +180,24 @@ class Interpolation(NamedTuple):
     alpha: Array | None
 
 
-@part
-def interpolated(objective: Objective, alpha: float = 0.5, *, learned: bool = False) -> Companion:
-    r"""Weights between the shared model's and the client's own: APFL.
+class interpolated(Companion):
+    r"""A personal model interpolated between shared weights and the client's own (APFL).
 
     .. math:: \bar v_k = \alpha_k v_k + (1 - \alpha_k) w_k, \qquad
               v_k \leftarrow v_k - \eta \alpha_k \nabla F_b(\bar v_k)
 
-    v_k starts as the initial model and stays with the client; statistics of BatchNorm are those of
-    v̄_k. If α_k is learned, every step takes the optimiser's step on it too, and cuts it to [0, 1]:
+    v_k starts as the initial model and stays with the client; BatchNorm statistics belong to v̄_k.
+    If α_k is learned, every step also takes the optimiser's step on it and clips it to [0, 1]:
 
     .. math:: \alpha_k \leftarrow \alpha_k - \eta \langle v_k - w_k, \nabla F_b(\bar v_k) \rangle
 
-    The authors' code takes that step once a visit, by a mean of the gradients at v_k and at w_k, to
-    which it adds 0.02 α_k.
+    The authors' code takes this step once per visit, with the mean of the gradients at v_k and at
+    w_k plus 0.02 α_k.
 
     Args:
         objective: F_b.
-        alpha: α, in [0, 1], or the first α_k; 0 is the shared model, 1 a model of the client alone.
+        alpha: α, in [0, 1], or the first α_k; 0 is the shared model, 1 the client's own model.
         learned: whether every client learns its α_k.
-
-    Returns:
-        A companion, as large as the model.
 
     Raises:
         ValueError: if alpha is out of range.
@@ -216,66 +205,76 @@ def interpolated(objective: Objective, alpha: float = 0.5, *, learned: bool = Fa
     Source: Deng et al. 2020 <https://arxiv.org/abs/2003.13461>, Algorithm 1; Haddadpour et al. 2020
     <https://github.com/MLOPTPSU/FedTorch>, the authors' code.
     """
-    if concrete(alpha) and not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
 
-    def init(variables: Variables) -> Variables:
-        first = jnp.asarray(alpha, jnp.float32) if learned else None
+    objective: Objective
+    alpha: float = 0.5
+    _: dataclasses.KW_ONLY
+    learned: bool = False
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
+
+    def init(self, variables: Variables) -> Variables:
+        first = jnp.asarray(self.alpha, jnp.float32) if self.learned else None
         return variables._replace(params=Interpolation(variables.params, first))
 
-    def used(own: Variables, model: Variables) -> Variables:
-        share = own.params.alpha if learned else alpha
+    def used(self, own: Variables, model: Variables) -> Variables:
+        share = own.params.alpha if self.learned else self.alpha
         return Variables(tree.interpolate(model.params, own.params.v, share), own.state)
 
-    def project(params: Interpolation) -> Interpolation:
-        return params._replace(alpha=jnp.clip(params.alpha, 0, 1))
+    @property
+    def project(self) -> Callable[[PyTree], PyTree] | None:
+        return _clip_alpha if self.learned else None
 
-    return Companion(init, used, objective, project if learned else None)
+
+def _clip_alpha(params: Interpolation) -> Interpolation:
+    return params._replace(alpha=jnp.clip(params.alpha, 0, 1))
 
 
-@part
-def added(objective: Objective, leaves: Leaves) -> Companion:
-    r"""Weights that a client adds to some of the shared model's: the personal head of FedRoD.
+class added(Companion):
+    r"""Weights that a client adds to some weights of the shared model (FedRoD's personal head).
 
     .. math:: h_k \leftarrow h_k - \eta \nabla F_b(w_k + h_k)
 
-    Of a last dense layer this is the sum of the logits of two heads. h_k starts at 0, so that a
-    client that never trained uses the shared model; statistics of BatchNorm are the shared model's.
+    For a last dense layer this is the sum of the logits of two heads. h_k starts at 0, so that a
+    client that never trained uses the shared model; BatchNorm statistics belong to the shared
+    model.
 
     Args:
         objective: F_b.
         leaves: the weights to which it adds, see :mod:`fedjax_sim.leaves`.
 
-    Returns:
-        A companion, as large as those leaves.
-
     Source: Chen and Chao 2022 <https://arxiv.org/abs/2107.00778>, section 4.
     """
 
-    def init(variables: Variables) -> Variables:
-        zeros = jax.tree.map(jnp.zeros_like, variables.params)
-        return variables._replace(params=tree.only(leaves(variables).params, zeros))
+    objective: Objective
+    leaves: Leaves
 
-    def used(own: Variables, model: Variables) -> Variables:
+    def init(self, variables: Variables) -> Variables:
+        zeros = jax.tree.map(jnp.zeros_like, variables.params)
+        return variables._replace(params=tree.only(self.leaves(variables).params, zeros))
+
+    def used(self, own: Variables, model: Variables) -> Variables:
         zeros = jax.tree.map(jnp.zeros_like, model.params)
         return model._replace(params=tree.sum_of(model.params, tree.filled(own.params, zeros)))
 
-    return Companion(init, used, objective)
 
-
-@part
-def accompanied(companion: Companion) -> Personal:
-    """The model that a client with a companion uses, made of the model that it is sent.
+class accompanied(Part):
+    """The model that a client with a companion uses, made with the model that it is sent.
 
     Args:
-        companion: as ``local.change(companion=...)`` was given it.
-
-    Returns:
-        The personal model.
+        companion: the companion given to ``local.change(companion=...)``.
     """
 
-    def used(
-        key: Array, received: Variables, client: ClientView, client_state: PyTree
+    companion: Companion
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (keeping(Accompanied, "one companion", "local.change(companion=...)"),)
+
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
         found = kept_of(Accompanied, client_state)
         if len(found) != 1:
@@ -283,21 +282,17 @@ def accompanied(companion: Companion) -> Personal:
                 f"accompanied() needs a local update with one companion, got {len(found)}: see "
                 "local.change(companion=...)"
             )
-        return companion.used(found[0].own, received)
-
-    needs = (keeping(Accompanied, "one companion", "local.change(companion=...)"),)
-    used.needs = needs  # type: ignore[attr-defined]
-    return used
+        return self.companion.used(found[0].own, received)
 
 
 def keeping(kind: type, what: str, instead: str) -> Need:
-    """A local update whose clients keep one of a kind, seen on a model of one weight."""
+    """Returns the need of a local update whose clients keep exactly one state of a kind."""
 
     def met(parts: Any) -> bool:
         one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
         try:
             kept = jax.eval_shape(parts.local.client_state, one)
-        except Exception:  # it looks for names of leaves: what is kept is known when it is read
+        except Exception:  # it looks for names of leaves: the state is checked when it is read
             return True
         return len(kept_of(kind, kept)) == 1
 
@@ -305,7 +300,7 @@ def keeping(kind: type, what: str, instead: str) -> Need:
 
 
 def kept_of(kind: type, client_state: PyTree) -> list[Any]:
-    """What of this kind a client keeps; wrappers may have nested it deeper."""
+    """Returns the states of a kind in a client's state; wrappers may have nested them."""
 
     def is_kept(part: PyTree) -> bool:
         return isinstance(part, kind)

@@ -1,10 +1,9 @@
-"""Where a local update starts: between the model that a client receives and its own last one."""
+"""Local updates that start between the received model and the client's last one (FedALA)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,20 +17,26 @@ from fedjax_sim.base import (
     Context,
     Leaves,
     LocalUpdate,
+    Need,
     Objective,
-    Personal,
+    Part,
     PyTree,
     Survey,
     Trained,
     Variables,
     Wrapper,
     concrete,
-    part,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
 from fedjax_sim.engine.streams import Client, stream
 from fedjax_sim.personal._models import keeping, kept_of
+
+NO_SETTINGS = dict.fromkeys(
+    ("max_steps", "corrections", "memory", "companion", "trained", "inexactness", "until",
+     "rate_by_round", "shared")
+)  # fmt: skip
+"""Settings of the local update that do not apply to the shares."""
 
 
 class Mixed(NamedTuple):
@@ -68,7 +73,7 @@ class adaptive_start(Wrapper):
         mix_share: the fraction of the samples, at least one sample.
 
     Raises:
-        ValueError: if mix_lr is negative, or mix_share not in (0, 1].
+        ValueError: if mix_lr is negative or mix_share is not in (0, 1].
 
     Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1; Zhang 2023
     <https://github.com/TsingZ0/FedALA>, the authors' code.
@@ -86,8 +91,14 @@ class adaptive_start(Wrapper):
         _ = self._mix  # checks the settings
 
     @functools.cached_property
-    def _mix(self) -> Callable[[Array, Variables, ClientView, Mixed], tuple[Variables, PyTree]]:
-        return _mixing(self.local, self.objective, self.leaves, self.mix_lr, self.mix_share)
+    def _mix(self) -> adaptively_mixed:
+        return adaptively_mixed(
+            self.local,
+            self.objective,
+            self.leaves,
+            mix_lr=self.mix_lr,
+            mix_share=self.mix_share,
+        )
 
     @property
     def survey(self) -> Survey | None:
@@ -108,82 +119,61 @@ class adaptive_start(Wrapper):
         client_state: Mixed,
         shared_state: PyTree,
     ) -> Trained:
-        start, share = self._mix(key, variables, client, client_state)
+        start, share = self._mix.mixed(key, variables, client, client_state)
         trained = self.local.train(key, start, client, client_state.inner, shared_state)
         kept = Mixed(self._chosen(trained.variables), share, trained.client_state)
         return trained._replace(client_state=kept)
 
 
-@part
-def adaptively_mixed(
-    local: LocalUpdate,
-    objective: Objective,
-    leaves: Leaves,
-    *,
-    mix_lr: float = 1.0,
-    mix_share: float = 0.8,
-) -> Personal:
-    """Where a client of :func:`adaptive_start` would start now; nothing of it is kept.
+class adaptively_mixed(Part):
+    """The model from which a client of :func:`adaptive_start` would start now; no state is kept.
 
-    Needs the whole model to travel.
+    The whole model must travel.
 
     Args:
-        local: as :func:`adaptive_start` was given it, like all others.
+        local: the local update given to :func:`adaptive_start`, as are the other arguments.
         objective: F_b of the shares.
-        leaves: those that are mixed.
+        leaves: the leaves that are mixed.
         mix_lr: η_W.
-        mix_share: the part of the samples.
+        mix_share: the fraction of the samples that is used.
 
-    Returns:
-        The personal model.
-
-    Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1.
+    Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>.
     """
-    mixed = _mixing(local, objective, leaves, mix_lr, mix_share)
 
-    def start(
-        key: Array, received: Variables, client: ClientView, client_state: PyTree
+    local: LocalUpdate
+    objective: Objective
+    leaves: Leaves
+    _: dataclasses.KW_ONLY
+    mix_lr: float = 1.0
+    mix_share: float = 0.8
+
+    def __post_init__(self) -> None:
+        if concrete(self.mix_lr) and not self.mix_lr >= 0:
+            raise ValueError(f"mix_lr must be at least 0, got {self.mix_lr}")
+        if not 0 < self.mix_share <= 1:
+            raise ValueError(f"mix_share must be in (0, 1], got {self.mix_share}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        # A leaf that stays with its client would be mixed with itself.
+        mixing = keeping(Mixed, "one adaptive start", "adaptive_start(local, ...)")
+        return (WHOLE_MODEL, mixing)
+
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
         found = kept_of(Mixed, client_state)
         if len(found) != 1:
             raise ValueError(
                 f"adaptively_mixed() needs a local update with one adaptive_start, got {len(found)}"
             )
-        return mixed(key, received, client, found[0])[0]
-
-    # A leaf that stays with its client would be mixed with itself.
-    mixing = keeping(Mixed, "one adaptive start", "adaptive_start(local, ...)")
-    start.needs = (WHOLE_MODEL, mixing)  # type: ignore[attr-defined]
-    return start
-
-
-def _mixing(
-    local: LocalUpdate, objective: Objective, leaves: Leaves, mix_lr: float, mix_share: float
-) -> Callable[[Array, Variables, ClientView, Mixed], tuple[Variables, PyTree]]:
-    """``(key, received, client, kept) -> (ŵ, W_k)``."""
-    if concrete(mix_lr) and not mix_lr >= 0:
-        raise ValueError(f"mix_lr must be at least 0, got {mix_lr}")
-    if not 0 < mix_share <= 1:
-        raise ValueError(f"mix_share must be in (0, 1], got {mix_share}")
-    learner = local.change(
-        optimizer=_boxed(mix_lr),
-        epochs=1.0,
-        max_steps=None,
-        optimizer_state="reset",
-        corrections=None,
-        memory=None,
-        companion=None,
-        trained=None,
-        inexactness=None,
-        until=None,
-        rate_by_round=None,
-        shared=None,
-    )
+        return self.mixed(key, received, client, found[0])[0]
 
     def mixed(
-        key: Array, received: Variables, client: ClientView, kept: Mixed
+        self, key: Array, received: Variables, client: ClientView, kept: Mixed
     ) -> tuple[Variables, PyTree]:
-        theirs = tree.only(leaves(received).params, received.params)
+        """Returns ŵ and the new W_k."""
+        theirs = tree.only(self.leaves(received).params, received.params)
 
         def between(share: PyTree) -> PyTree:
             some = jax.tree.map(lambda o, w, s: o + s * (w - o), kept.own, theirs, share)
@@ -193,21 +183,25 @@ def _mixing(
             share: PyTree, state: PyTree, batch: Batch, context: Context
         ) -> tuple[Array, PyTree]:
             context = context._replace(received=received)
-            return objective(between(share), state, batch, context)
+            return self.objective(between(share), state, batch, context)
 
         own_key = stream(key, Client.MIXING)
-        some = _stretch(own_key, client, mix_share)
+        some = _stretch(own_key, client, self.mix_share)
         start = Variables(kept.share, received.state)
-        update = learner.change(objective=risk)
+        update = self.local.change(
+            objective=risk,
+            optimizer=_boxed(self.mix_lr),
+            epochs=1.0,
+            optimizer_state="reset",
+            **NO_SETTINGS,
+        )
         states = update.client_state(start), update.shared_state(start)
         share = update.train(own_key, start, some, *states).variables.params
         return received._replace(params=between(share)), share
 
-    return mixed
-
 
 def _stretch(key: Array, client: ClientView, share: float) -> ClientView:
-    """A part of a client's samples that lies together in their stored order."""
+    """Draws a contiguous block of a client's samples in their stored order."""
     wanted = jnp.floor(share * client.size.astype(jnp.float32)).astype(jnp.int32)
     count = jnp.minimum(jnp.maximum(wanted, 1), client.size)
     first = jax.random.randint(key, (), 0, client.size - count + 1, jnp.int32)
@@ -215,7 +209,7 @@ def _stretch(key: Array, client: ClientView, share: float) -> ClientView:
 
 
 def _boxed(rate: float) -> optax.GradientTransformation:
-    """SGD whose weights stay in [0, 1]."""
+    """Returns SGD that keeps the weights in [0, 1]."""
 
     def update(grads: PyTree, state: Any, params: Any = None) -> tuple[PyTree, Any]:
         steps = tree.scale(rate, grads)

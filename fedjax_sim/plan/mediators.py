@@ -17,7 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine.clients import label_counts
 from fedjax_sim.engine.draws import permutation
-from fedjax_sim.engine.matching import slots_told
+from fedjax_sim.engine.matching import slots_of
 
 
 @part
@@ -83,7 +83,7 @@ def mediators(slots: int, clients_each: int, classes: int) -> Selection:
         draw=draw,
         sticky=False,
         setup_traffic=setup_traffic,
-        needs=(slots_told(slots),),
+        needs=(slots_of(slots),),
     )
 
 

@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     LocalUpdate,
     Need,
     Now,
+    Part,
     PreAggregation,
     Refresh,
     Schedule,
@@ -100,12 +101,13 @@ def _check_kinds(parts: Any) -> None:
         part = getattr(parts, role)
         if role == "redistribution" and parts.learned is not None:
             continue
-        if not callable(part) or isinstance(part, type):
-            raise ValueError(f"{role} must be a function, got {part!r}")
-        if getattr(part, "__annotations__", {}).get("return") in MADE:
+        made = getattr(part, "__annotations__", {}).get("return") in MADE
+        if made or (isinstance(part, type) and issubclass(part, Part)):
             raise ValueError(
                 f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
             )
+        if not callable(part) or isinstance(part, type):
+            raise ValueError(f"{role} must be a function, got {part!r}")
     if parts.evaluated not in ("server", "in_flight"):
         raise ValueError(f"evaluated must be 'server' or 'in_flight', got {parts.evaluated!r}")
 
