@@ -371,9 +371,13 @@ def test_bands_need_a_promise_and_no_name() -> None:
     assert spent == pytest.approx(normal(BANDS), rel=1e-3)
 
 
-def report(key: Any, step: Any, old: Any, state: Any, gathered: Any) -> Any:
+class by_loss(Server):
     """Moves by the loss that one client reports."""
-    return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
+
+    reads_updates = False
+
+    def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
+        return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
 
 
 SERVERS: dict[str, Callable[[], Server]] = {
@@ -390,7 +394,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     "participation": server.participation,
     "train_beside": lambda: server.train_beside(LOCAL),
     "a chain of one that reads": lambda: server.chain(server.replace(), server.extrapolated()),
-    "a user's": lambda: Server(lambda variables: (), report, reads_updates=False),
+    "a user's": by_loss,
 }
 BLIND = ("replace", "mix", "optimizer", "chain", "compress_server", "train_on_root")
 WIDE, NARROW = (8.0, -8.0, 0.0, 1.0) * 3, (2.0, -2.0, 1.0, 0.0) * 3

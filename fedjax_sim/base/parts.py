@@ -53,7 +53,16 @@ class Part:
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes a frozen dataclass of every subclass."""
         super().__init_subclass__(**options)
+        required = [  # settings that replace a property of the role
+            name
+            for name in inspect.get_annotations(cls)
+            if name not in vars(cls) and isinstance(getattr(cls, name, None), property)
+        ]
+        for name in required:
+            setattr(cls, name, dataclasses.field())
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
+        for name in required:
+            setattr(cls, name, None)  # hides the property, so that instances can set the name
         fields = [(field.name, field.type) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         cls._integers = _integers(fields)
 

@@ -100,7 +100,9 @@ def _check_kinds(parts: Any) -> None:
         part = getattr(parts, role)
         if role == "redistribution" and parts.learned is not None:
             continue
-        if not callable(part) or isinstance(part, type):
+        if isinstance(part, type):
+            raise ValueError(f"{role} must be a function, got {_uncalled(part)}")
+        if not callable(part):
             raise ValueError(f"{role} must be a function, got {part!r}")
         if getattr(part, "__annotations__", {}).get("return") in MADE:
             raise ValueError(
@@ -111,9 +113,14 @@ def _check_kinds(parts: Any) -> None:
 
 
 def _check(wanted: str, kind: type, part: Any) -> None:
-    """Refuses what is not of its kind: the function that makes a part, say."""
+    """Rejects a part of another kind, such as a class that was not called."""
     if not isinstance(part, kind):
-        raise ValueError(f"{wanted} {kind.__name__}, got {part!r}")
+        got = _uncalled(part) if isinstance(part, type) else f"{part!r}"
+        raise ValueError(f"{wanted} {kind.__name__}, got {got}")
+
+
+def _uncalled(part: type) -> str:
+    return f"the class {part.__name__}: use {part.__name__}(...)"
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
