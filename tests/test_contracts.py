@@ -939,23 +939,24 @@ def test_diagnostic(make: Make, run: Any, crowd: ClientData, start: Variables) -
 def test_a_cohort_says_which_rows_are_there() -> None:
     """Of six slots four train, on four devices: four of eight rows have no client."""
 
-    def measure(key: Any, state: Any, server: Any, models: Any, cohort: Cohort) -> Any:
-        chex.assert_shape([cohort.client, cohort.present, cohort.samples], (8,))
-        chex.assert_type([cohort.client, cohort.present, cohort.samples], [int, bool, int])
-        chex.assert_trees_all_equal_shapes_and_dtypes(
-            jax.tree.map(lambda a: a[0], models), cohort.server
-        )
-        known = (cohort.client < cohort.data.clients) == cohort.present
-        sized = (cohort.samples > 0) == cohort.present
-        told = {"present": jnp.sum(cohort.present), "agree": jnp.sum(known & sized)}
-        return {name: number.astype(jnp.float32) for name, number in told.items()}, state
+    class Rows(base.Diagnostic):
+        def measure(self, key: Any, state: Any, server: Any, models: Any, cohort: Cohort) -> Any:
+            chex.assert_shape([cohort.client, cohort.present, cohort.samples], (8,))
+            chex.assert_type([cohort.client, cohort.present, cohort.samples], [int, bool, int])
+            chex.assert_trees_all_equal_shapes_and_dtypes(
+                jax.tree.map(lambda a: a[0], models), cohort.server
+            )
+            known = (cohort.client < cohort.data.clients) == cohort.present
+            sized = (cohort.samples > 0) == cohort.present
+            found = {"present": jnp.sum(cohort.present), "agree": jnp.sum(known & sized)}
+            return {name: number.astype(jnp.float32) for name, number in found.items()}, state
 
     algorithm = fs.compose(
         update(),
         selection=fs.selection.uniform(active=4),
         schedule=fs.schedule.delayed(6, 2),
         redistribution=fs.redistribution.permute,
-        diagnostics={"rows": base.Diagnostic(lambda variables, data: (), measure)},
+        diagnostics={"rows": Rows()},
     ).on(fs.make_execution(devices=4))
     run = play(algorithm, net(), make_federation().data, 2)
     assert [m.diagnostics for m in run.metrics] == [{"present": 4, "agree": 8}] * 2
@@ -1112,7 +1113,7 @@ def test_replace_refuses_what_is_no_part() -> None:
         TypeError, match="aggregation is no part of an algorithm: one of local, sel"
     ):
         plain.replace(aggregation=fs.aggregators.mean)
-    with pytest.raises(ValueError, match="server must be a Server, got <function replace"):
+    with pytest.raises(ValueError, match="server must be a Server, got the class replace"):
         plain.replace(server=fs.server.replace)
 
 
@@ -1145,11 +1146,26 @@ def weighing(*weights: float) -> Any:
     return lambda samples, visited: jnp.array(weights, jnp.float32)
 
 
-def reporter(name: str) -> Any:
-    def measure(key: Any, state: Any, server: Any, models: Any, cohort: Any) -> Any:
-        return {name: jnp.float32(1)}, state
+class reporter(base.Diagnostic):
+    name: str
 
-    return base.Diagnostic(lambda variables, data: (), measure)
+    def measure(self, key: Any, state: Any, server: Any, models: Any, cohort: Any) -> Any:
+        return {self.name: jnp.float32(1)}, state
+
+
+class loudest(base.PreAggregation):
+    def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+        return updates, weights * abs(updates.params["w"]).max(), state
+
+
+class summing(base.Server):
+    def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
+        return jax.tree.map(lambda a: a.sum(0), gathered.updates), state
+
+
+class mean_loss(base.Diagnostic):
+    def measure(self, key: Any, state: Any, server: Any, models: Any, cohort: Any) -> Any:
+        return {"loss": cohort.info.loss.mean()}, state
 
 
 def corrected(*terms: base.Correction, **settings: Any) -> LocalUpdate:
@@ -1188,12 +1204,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "schedule": ({"schedule": 4}, "schedule must be a Schedule, got 4"),
     "broadcast": (
-        {"broadcast": fs.broadcast.latest}, "broadcast must be a Broadcast, got <function latest",
+        {"broadcast": fs.broadcast.latest}, "broadcast must be a Broadcast, got the class latest",
     ),
     "redistribution": (
         {"redistribution": "permute"}, "redistribution must be a function, got 'permute'",
     ),
-    "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got <function nothi"),
+    "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got the class no"),
     "exchange": (
         {"exchange": fs.exchange.everything},
         "exchange must be an Exchange, got <function everything",
@@ -1215,17 +1231,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "preaggregation must be a sequence of PreAggregation, got clip_norm(1.0)",
     ),
     "aggregator": ({"aggregator": "mean"}, "aggregator must be a function, got 'mean'"),
-    "server": ({"server": fs.server.replace}, "server must be a Server, got <function replace"),
+    "server": ({"server": fs.server.replace}, "server must be a Server, got the class replace"),
     "diagnostics": (
         {"diagnostics": [fs.diagnostics.model_divergence()]},
         "diagnostics must be a dict of parts by name, got [model_divergence()]",
     ),
     "of diagnostics": (
         {"diagnostics": {"DL": fs.diagnostics.model_divergence}},
-        "diagnostics['DL'] must be a Diagnostic, got <function model_divergence",
+        "diagnostics['DL'] must be a Diagnostic, got the class model_divergence",
     ),
     "finish": (
-        {"finish": fs.finish.calibrated}, "finish must be a Finish, got <function calibrated"
+        {"finish": fs.finish.calibrated}, "finish must be a Finish, got the class calibrated"
     ),
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
     "evaluated": (
@@ -1246,25 +1262,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         f"aggregator {ABSENT} what <lambda> returns",
     ),
     "absent rows, weighed": (
-        {"preaggregation": (base.PreAggregation(
-            lambda variables, data: (),
-            lambda key, state, rows, weights, cohort: (rows, weights * abs(rows.params["w"]).max(),
-                                                       state),
-        ),)}, f"preaggregation {ABSENT} what PreAggregation() returns",
+        {"preaggregation": (loudest(),)}, f"preaggregation {ABSENT} what loudest() returns",
     ),
     "absent rows, moved by": (
-        {"server": fs.server.chain(fs.server.replace(), base.Server(
-            lambda variables: (),
-            lambda key, step, old, state, gathered: (
-                jax.tree.map(lambda a: a.sum(0), gathered.updates), state,
-            ),
-        ))}, f"server {ABSENT} what chain(replace(), ",
+        {"server": fs.server.chain(fs.server.replace(), summing())},
+        f"server {ABSENT} what chain(replace(), summing()) returns",
     ),
     "absent rows, measured": (
-        {"diagnostics": {"mine": base.Diagnostic(
-            lambda variables, data: (),
-            lambda key, state, old, models, cohort: ({"loss": cohort.info.loss.mean()}, state),
-        )}}, f"diagnostics['mine'] {ABSENT} what Diagnostic() returns",
+        {"diagnostics": {"mine": mean_loss()}},
+        f"diagnostics['mine'] {ABSENT} what mean_loss() returns",
     ),
     # Slots that there are not: indexing would clamp them.
     "slot 99": (
@@ -1455,13 +1461,17 @@ def test_compose_refuses_in_one_line(case: str) -> None:
 
 
 def test_a_part_is_what_it_promises_whatever_its_name() -> None:
-    def replace() -> base.Server:
-        return fs.server.mix(0.5)
+    class replace(fs.server.mix):
+        pass
 
-    ours = base.part(replace)()
-    with pytest.raises(ValueError, match=r"needs a server model that is replaced .* replace\(\)"):
-        composed(broadcast=IFCA, server=ours)
-    composed(broadcast=IFCA, server=ours._replace(replaces=True))
+    class promising(replace):
+        replaces = True
+
+    with pytest.raises(
+        ValueError, match=r"needs a server model that is replaced .* replace\(0.5\)"
+    ):
+        composed(broadcast=IFCA, server=replace(0.5))
+    composed(broadcast=IFCA, server=promising(0.5))
 
 
 def test_halves_of_a_method_may_be_traced() -> None:

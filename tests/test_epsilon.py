@@ -408,11 +408,10 @@ def test_bands_need_a_promise_and_no_name() -> None:
     assert spent == pytest.approx(normal(BANDS), rel=1e-3)
 
 
-class by_loss(looks):
+class by_loss(Server):
     """Moves by the loss that one client reports."""
 
-    def init(self, variables: Any) -> Any:
-        return ()
+    reads_updates = False
 
     def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
         return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state

@@ -287,15 +287,17 @@ def test_a_part_that_moves_what_does_not_travel_is_refused(net: fs.Model, role: 
         trunk = jax.tree.map(lambda w: jnp.ones((*rows, *w.shape), w.dtype), trunk)
         return model._replace(params={**model.params, "Dense_0": trunk})
 
-    def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
-        return moved(updates, len(weights)), weights, state
+    class Added(fs.base.PreAggregation):
+        def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+            return moved(updates, len(weights)), weights, state
 
-    def update(key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
-        return moved(step), state
+    class Moving(fs.base.Server):
+        def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
+            return moved(step), state
 
     parts: dict[str, Any] = {
-        "preaggregation": [fs.base.PreAggregation(lambda variables, data: (), apply)],
-        "server": fs.base.Server(lambda variables: (), update),
+        "preaggregation": [Added()],
+        "server": Moving(),
     }
     frozen = fs.exchange.split(frozen=fs.leaves.named("Dense_0"))
     algorithm = (

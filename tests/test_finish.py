@@ -17,7 +17,7 @@ from oracle import Layers, average, layers_of, loss_and_gradient, plus
 import fedjax_sim as fs
 from fedjax_sim import algorithms, finish
 from fedjax_sim.engine import streams
-from fedjax_sim.server.finish import Moments, drawn
+from fedjax_sim.server.finish import Moments, draw_features
 
 LR, ROUNDS, COHORT, STEPS = 0.2, 3, 3, 2
 ONE = fs.make_execution(devices=1)
@@ -139,7 +139,7 @@ def test_features_have_the_moments_of_their_class() -> None:
         jnp.array([r.sum(axis=0) for r in rows], jnp.float32),
         jnp.array([r.T @ r for r in rows], jnp.float32),
     )
-    found = np.asarray(jax.jit(drawn, static_argnums=2)(jax.random.key(0), moments, 20_000))
+    found = np.asarray(jax.jit(draw_features, static_argnums=2)(jax.random.key(0), moments, 20_000))
     np.testing.assert_allclose(found[0].mean(axis=0), z.mean(axis=0), atol=0.06)
     np.testing.assert_allclose(np.cov(found[0].T), np.cov(z.T), atol=0.15)
     np.testing.assert_allclose(found[1], np.broadcast_to(z[0], found[1].shape), atol=0.01)
@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "a factory": (
         lambda net: made(net).replace(finish=finish.calibrated),
-        "finish must be a Finish, got <function calibrated",
+        "finish must be a Finish, got the class calibrated",
     ),
     "an attack": (
         lambda net: made(net).replace(

@@ -50,18 +50,16 @@ def objective(
     return 0.5 * jnp.sum(jnp.where(batch.mask, square, 0)) / count, moved
 
 
-def ages() -> Diagnostic:
+class ages(Diagnostic):
     """The staleness of each client's model, by client."""
 
     def measure(
-        key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
+        self, key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
     ) -> tuple[dict[str, Array], PyTree]:
         def of(k: int) -> Array:
             return jnp.sum(jnp.where(cohort.client == k, cohort.tag, 0)).astype(jnp.float32)
 
         return {f"age {k}": of(k) for k in range(mixture.N)}, state
-
-    return Diagnostic(init=lambda variables, data: (), measure=measure)
 
 
 SCHEDULES: dict[str, Any] = {

@@ -850,9 +850,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         f"{DP}clients that report no numbers, selection is power_of_choice(7, score=risk)",
     ),
     "statistics after the last round": (
-        lambda: with_noise(
-            finish=fs.base.Finish(tell=lambda *_: (), move=lambda key, w, total: w)
-        ),
+        lambda: with_noise(finish=fs.base.Finish()),
         f"{DP}clients that send nothing after the last round, finish is Finish()",
     ),
     "a server that was given samples": (

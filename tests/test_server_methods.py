@@ -376,7 +376,8 @@ def test_the_ring_holds_the_last_models() -> None:
         share = 2000 / len(allowed)
         assert len(counts) == len(allowed)
         assert (np.abs(counts - share) < 5 * np.sqrt(share)).all()
-        assert part.send(None, state, now, nothing) == (now, 0)
+        latest, no_age = part.send(None, state, now, nothing)
+        assert (latest, int(no_age)) == (now, 0)
         versions.append(t + 1.5)
         state = update(state, Variables(jnp.float32(versions[-1]), ()))
 

@@ -15,20 +15,38 @@ from conftest import Federation, Play, assert_trees, known, make_federation, pla
 
 import fedjax_sim as fs
 from fedjax_sim import broadcast, preaggregation, schedule, selection, server
-from fedjax_sim.base import Diagnostic, Gathered, Sending, Sent, Server, Variables
+from fedjax_sim.base import Cohort, Diagnostic, Gathered, Sending, Sent, Server, Variables
 from fedjax_sim.engine.chunks import Addend, run_in_chunks
 from fedjax_sim.models import layers
 from fedjax_sim.server.aggregators import coordinate_median
 
-reading = Diagnostic(
-    init=lambda variables, data: (), measure=lambda key, state, server, models, cohort: ({}, state)
-)
+
+class reading(Diagnostic):
+    def measure(
+        self, key: Any, state: Any, server: Variables, models: Variables, cohort: Cohort
+    ) -> tuple[dict[str, Any], Any]:
+        return {}, state
+
+
+class users_own(Server):
+    def update(
+        self, key: Any, step: Variables, server: Variables, state: Any, gathered: Gathered
+    ) -> tuple[Variables, Any]:
+        return step, state
+
+
+class says_not(Server):
+    reads_updates = False
+
+    def update(
+        self, key: Any, step: Variables, server: Variables, state: Any, gathered: Gathered
+    ) -> tuple[Variables, Any]:
+        return jax.tree.map(lambda a: a[0], gathered.updates.params), state
+
+
 sent_as_it_is = Sending(
     init=lambda variables, data: (),
     send=lambda key, kept, update, message, client: Sent(update, message, kept),
-)
-users_own = Server(
-    init=lambda variables: (), update=lambda key, step, w, state, gathered: (step, state)
 )
 heavy = server.optimizer(optax.sgd(1.0, momentum=0.9))
 
@@ -78,14 +96,14 @@ def test_sums_are_those_of_numpy(chunk: int | None) -> None:
         ({}, False),
         ({"server": heavy}, False),
         ({"server": server.chain(heavy, server.mix(0.5))}, False),
-        ({"server": server.chain(heavy, users_own)}, True),
-        ({"server": users_own}, True),
+        ({"server": server.chain(heavy, users_own())}, True),
+        ({"server": users_own()}, True),
         ({"server": server.sign_agreement(2, heavy)}, True),
         ({"server": server.extrapolated()}, True),
         ({"broadcast": broadcast.stale(2)}, True),
         ({"aggregator": coordinate_median}, True),
         ({"preaggregation": (preaggregation.normalise(0.05),)}, True),
-        ({"diagnostics": {"all": reading}}, True),
+        ({"diagnostics": {"all": reading()}}, True),
         ({"sending": (sent_as_it_is,)}, True),
         ({"schedule": schedule.delayed(5, 2)}, True),
     ],
@@ -102,7 +120,7 @@ def normed(devices: int, chunk: int, held: bool) -> Play:
     algorithm = composed(
         NORMED,
         server=heavy,
-        diagnostics={"all": reading} if held else {},
+        diagnostics={"all": reading()} if held else {},
     ).on(fs.make_execution(devices=devices, chunk=chunk))
     return play(algorithm, NORMED, make_federation().data, 3)
 
@@ -164,18 +182,12 @@ def test_memory_does_not_grow_with_the_cohort() -> None:
     federation = make_federation(sizes=(2,) * 60, shape=(2000,), tests=1)
     model, size = fs.models.logistic((2000,), 3), 4 * (2000 * 3 + 3)
     assert temporaries(federation, model, 60) < 10 * size
-    assert temporaries(federation, model, 60, diagnostics={"all": reading}) > 55 * size
+    assert temporaries(federation, model, 60, diagnostics={"all": reading()}) > 55 * size
 
 
 def test_what_is_not_held_cannot_be_read(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    def update(
-        key: Any, step: Variables, w: Variables, state: Any, gathered: Gathered
-    ) -> tuple[Variables, Any]:
-        return jax.tree.map(lambda a: a[0], gathered.updates.params), state
-
-    says_not = Server(init=lambda variables: (), update=update, reads_updates=False)
     with pytest.raises(AttributeError, match="params"):
-        play(composed(models["logistic"], server=says_not), models["logistic"],
+        play(composed(models["logistic"], server=says_not()), models["logistic"],
              federation.data, 1)  # fmt: skip

@@ -106,6 +106,7 @@ def arriving(
         )
     if max_staleness is not None and max_staleness < 0:
         raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
+    sent: Broadcast
     if clock is None:
         drawn = DRAWN if max_staleness is None else max_staleness
         when, sent = schedule.every_round(buffer_size), broadcast.stale(drawn)

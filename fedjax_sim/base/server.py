@@ -155,30 +155,18 @@ class Refresh(Part):
     HOOKS = ("correct", "downloads")
 
     @property
-    def correct(self) -> Correct | None:
-        """Returns the model that continues; None: the model in flight, unchanged."""
+    def correct(self) -> Callable[[Variables, Array, Variables, Array], Variables] | None:
+        """Maps ``(server, server_samples, local, samples)`` to the model that continues.
+
+        These are the server model w_t, the number of samples behind it N_t ``f32[]``, the model in
+        flight w_k and n_k ``f32[]``. None: the model in flight is unchanged.
+        """
         return None
 
     @property
     def downloads(self) -> bool:
         """Whether it needs the server model, which is counted as traffic."""
         return False
-
-
-class Correct(Protocol):
-    """Computes the model that a client continues with."""
-
-    def __call__(
-        self, server: Variables, server_samples: Array, local: Variables, samples: Array, /
-    ) -> Variables:
-        """Returns the model that continues.
-
-        Args:
-            server: the server model w_t.
-            server_samples: ``f32[]``, N_t, the number of samples behind it.
-            local: the model in flight w_k.
-            samples: ``f32[]``, n_k.
-        """
 
 
 class Server(Part):

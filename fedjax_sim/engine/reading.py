@@ -45,9 +45,10 @@ def reads_clients(server: Server) -> bool | None:
         True if it reads updates, weights, reports or samples of single clients; None if it cannot
         be traced: it looks for the names of leaves, say.
 
-    >>> def move(key, step, server, state, gathered):
-    ...     return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
-    >>> reads_clients(Server(lambda variables: (), move, reads_updates=False))
+    >>> class by_loss(Server):
+    ...     def update(self, key, step, server, state, gathered):
+    ...         return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
+    >>> reads_clients(by_loss())
     True
     """
     one, rows, ids = Variables({"w": jnp.zeros(1)}, {}), jnp.zeros(2), jnp.arange(2)

@@ -18,7 +18,6 @@ from fedjax_sim.base import (
     LocalUpdate,
     Need,
     Now,
-    Part,
     PreAggregation,
     Refresh,
     Schedule,
@@ -101,21 +100,27 @@ def _check_kinds(parts: Any) -> None:
         part = getattr(parts, role)
         if role == "redistribution" and parts.learned is not None:
             continue
-        made = getattr(part, "__annotations__", {}).get("return") in MADE
-        if made or (isinstance(part, type) and issubclass(part, Part)):
+        if isinstance(part, type):
+            raise ValueError(f"{role} must be a function, got {_uncalled(part)}")
+        if not callable(part):
+            raise ValueError(f"{role} must be a function, got {part!r}")
+        if getattr(part, "__annotations__", {}).get("return") in MADE:
             raise ValueError(
                 f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
             )
-        if not callable(part) or isinstance(part, type):
-            raise ValueError(f"{role} must be a function, got {part!r}")
     if parts.evaluated not in ("server", "in_flight"):
         raise ValueError(f"evaluated must be 'server' or 'in_flight', got {parts.evaluated!r}")
 
 
 def _check(wanted: str, kind: type, part: Any) -> None:
-    """Refuses what is not of its kind: the function that makes a part, say."""
+    """Rejects a part of another kind, such as a class that was not called."""
     if not isinstance(part, kind):
-        raise ValueError(f"{wanted} {kind.__name__}, got {part!r}")
+        got = _uncalled(part) if isinstance(part, type) else f"{part!r}"
+        raise ValueError(f"{wanted} {kind.__name__}, got {got}")
+
+
+def _uncalled(part: type) -> str:
+    return f"the class {part.__name__}: use {part.__name__}(...)"
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:

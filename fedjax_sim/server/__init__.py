@@ -1,12 +1,9 @@
-"""What the server does with the models it collects, and how its own model moves.
-
-The functions here fit ``compose(server=...)``; the other roles of the server are its modules.
-"""
+"""Server updates, for ``compose(server=...)``; the server's other roles are its modules."""
 
 from __future__ import annotations
 
 from fedjax_sim.compression import compress_server
-from fedjax_sim.server.distillation import distilled
+from fedjax_sim.server.root import distilled, train_beside, train_on_root
 from fedjax_sim.server.steps import dynamic, extrapolated, participation
 from fedjax_sim.server.update import (
     chain,
@@ -14,8 +11,6 @@ from fedjax_sim.server.update import (
     optimizer,
     replace,
     sign_agreement,
-    train_beside,
-    train_on_root,
 )
 
 __all__ = [

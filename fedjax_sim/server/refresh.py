@@ -1,26 +1,20 @@
-"""What a model that stays in flight takes from the new server model."""
+"""Updates of models in flight with the new server model."""
 
 from __future__ import annotations
 
-from fedjax_sim.base import Array, PyTree, Refresh, part
+from fedjax_sim.base import Array, Refresh, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ONE_MODEL, STICKY
 
 
-@part
-def nothing() -> Refresh:
-    """The local model goes on unchanged (RADFed)."""
-    return Refresh(correct=None, downloads=False)
+class nothing(Refresh):
+    """Leaves the local model unchanged (RADFed)."""
 
 
-@part
-def drift_correction() -> Refresh:
-    r"""A pull towards the server model, weighed by the samples behind each of the two.
+class drift_correction(Refresh):
+    r"""Pulls the local model towards the server model, weighted by the samples behind each.
 
     .. math:: w_k \leftarrow \frac{N_t}{n_k + N_t} w_t + \frac{n_k}{n_k + N_t} w_k
-
-    Returns:
-        A refresh that downloads the server model.
 
     Source: Cornelis 2022 <cornelis2022federated>, Algorithm 3 line 8.
 
@@ -30,8 +24,10 @@ def drift_correction() -> Refresh:
     1.0
     """
 
-    def correct(server: PyTree, server_samples: Array, local: PyTree, samples: Array) -> PyTree:
-        pull = server_samples / (samples + server_samples)
-        return tree.interpolate(local, server, pull)
+    downloads = True
+    needs = (ONE_MODEL, STICKY)
 
-    return Refresh(correct=correct, downloads=True, needs=(ONE_MODEL, STICKY))
+    def correct(
+        self, server: Variables, server_samples: Array, local: Variables, samples: Array
+    ) -> Variables:
+        return tree.interpolate(local, server, server_samples / (samples + server_samples))

@@ -1,91 +1,90 @@
-"""Server steps that look at the updates behind the aggregate, or remember earlier ones."""
+"""Server updates that read the clients' updates, or remember earlier ones."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Gathered, PyTree, Server, Variables, concrete, part
+from fedjax_sim.base import Array, Gathered, Need, PyTree, Server, Variables, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import dual_clients
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN
 
 
-@part
-def dynamic(alpha: float) -> Server:
-    r"""FedDyn's server: the mean model, less what the clients' regularisers add up to.
+class dynamic(Server):
+    r"""FedDyn's server: the mean model minus the sum of the clients' regularisers.
 
     .. math:: h \leftarrow h - \alpha\, \frac{m}{N} \bar\Delta, \qquad
               w \leftarrow w + \bar\Delta - \frac{h}{\alpha}
 
-    :math:`\bar\Delta` is the aggregate of the m updates, a plain mean in the paper; h starts at 0.
-    The state (BatchNorm statistics) takes the aggregate's step. The clients' side is
-    :func:`fedjax_sim.corrections.dynamic` with the same α.
+    :math:`\bar\Delta` is the aggregate of the m updates, a plain mean in the paper; h starts at 0
+    and is as large as the parameters. The state (BatchNorm statistics) takes the aggregate's step.
+    The clients' side is :func:`fedjax_sim.corrections.dynamic` with the same α.
 
     Args:
         alpha: α.
-
-    Returns:
-        A server with h, as large as the parameters.
 
     Raises:
         ValueError: if alpha is not positive.
 
     Source: Acar et al. 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
     """
-    if concrete(alpha) and not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+
+    alpha: float
+
+    reads_updates = False
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not self.alpha > 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (dual_clients(self.alpha),)
+
+    @property
+    def dual(self) -> float | Array:
+        return self.alpha
+
+    def init(self, variables: Variables) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, variables.params)
 
     def update(
-        key: Array, step: Variables, server: Variables, h: PyTree, gathered: Gathered
+        self, key: Array, step: Variables, server: Variables, h: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
-        del key, server
-        h = tree.subtract(h, tree.scale(alpha * _share(gathered), step.params))
-        return step._replace(params=tree.subtract(step.params, tree.scale(1 / alpha, h))), h
-
-    return Server(
-        init=lambda variables: jax.tree.map(jnp.zeros_like, variables.params),
-        update=update,
-        needs=(dual_clients(alpha),),
-        reads_updates=False,
-        dual=alpha,
-    )
+        h = tree.subtract(h, tree.scale(self.alpha * _participating(gathered), step.params))
+        return step._replace(params=tree.subtract(step.params, tree.scale(1 / self.alpha, h))), h
 
 
-@part
-def participation() -> Server:
-    r"""The mean over all clients, of which those that did not take part send nothing.
+class participation(Server):
+    r"""Averages over all clients, as if those that did not take part had sent zero updates.
 
     .. math:: w_{t+1} = w_t + \frac{m}{N} \bar\Delta
 
-    Here m updates meet, and :math:`\bar\Delta` is their aggregate. The state (BatchNorm statistics)
-    takes the aggregate's step.
-
-    Returns:
-        A server; if all clients take part it is :func:`fedjax_sim.server.replace`.
+    :math:`\bar\Delta` is the aggregate of the m updates. The state (BatchNorm statistics) takes the
+    aggregate's step. If all clients take part it is :func:`fedjax_sim.server.replace`.
 
     Source: Gong et al. 2022 <https://arxiv.org/abs/2204.03529>, its
     :math:`\eta = \lvert S_t \rvert / m`.
     """
 
+    reads_updates = False
+    needs = (OWN_ROWS,)
+
     def update(
-        key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
+        self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
-        del key, server
-        return step._replace(params=tree.scale(_share(gathered), step.params)), state
-
-    return Server(init=lambda variables: (), update=update, needs=(OWN_ROWS,), reads_updates=False)
+        return step._replace(params=tree.scale(_participating(gathered), step.params)), state
 
 
-def _share(gathered: Gathered) -> Array:
-    """The part of the clients that sent, m / N."""
+def _participating(gathered: Gathered) -> Array:
+    """Returns the fraction of clients that sent an update, m / N."""
     m = jnp.sum(gathered.weights > 0, dtype=jnp.int32)
     return m.astype(jnp.float32) / gathered.cohort.data.clients
 
 
-@part
-def extrapolated(eps: float = 1e-3) -> Server:
-    r"""FedExP's server: the more the updates differ, the longer its step.
+class extrapolated(Server):
+    r"""FedExP's server: a longer step the more the updates differ.
 
     .. math:: w \leftarrow w + \eta_g \bar\Delta, \qquad \eta_g = \max\left(1,
               \frac{\sum_k p_k \lVert \Delta_k \rVert^2}{2\,(\lVert \bar\Delta \rVert^2 +
@@ -97,9 +96,6 @@ def extrapolated(eps: float = 1e-3) -> Server:
 
     Args:
         eps: ε.
-
-    Returns:
-        A server.
 
     Raises:
         ValueError: if eps is negative.
@@ -114,17 +110,20 @@ def extrapolated(eps: float = 1e-3) -> Server:
         >>> [round(float(s), 3) for s in step.params]
         [1.5, 1.5]
     """
-    if concrete(eps) and not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+
+    eps: float = 1e-3
+
+    needs = (ONE_MODEL, PLAIN_MEAN)
+
+    def __post_init__(self) -> None:
+        if concrete(self.eps) and not self.eps >= 0:
+            raise ValueError(f"eps must be at least 0, got {self.eps}")
 
     def update(
-        key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
+        self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
-        del key, server
         weights = gathered.weights
         squares = tree.norms(gathered.updates.params) ** 2.0
         mean = tree.row_sum(jnp.where(weights > 0, weights * squares, 0)) / tree.row_sum(weights)
-        rate = jnp.maximum(1, mean / (2 * (tree.norm(step.params) ** 2.0 + eps)))
+        rate = jnp.maximum(1, mean / (2 * (tree.norm(step.params) ** 2.0 + self.eps)))
         return step._replace(params=tree.scale(rate, step.params)), state
-
-    return Server(init=lambda variables: (), update=update, needs=(ONE_MODEL, PLAIN_MEAN))

@@ -1,6 +1,6 @@
-"""Reductions of a stack of models to one: ``([P, *p], weights f32[P]) -> [*p]``.
+"""Aggregators, which reduce a stack of models to one: ``([P, *p], weights f32[P]) -> [*p]``.
 
-All but the mean withstand a minority of arbitrary rows, NaN and infinity included.
+All but the mean withstand a minority of arbitrary rows, including NaN and infinity.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from types import MappingProxyType
 
 from fedjax_sim.base import Aggregator
 from fedjax_sim.engine.tree import mean
-from fedjax_sim.server.aggregators._filter import caf
-from fedjax_sim.server.aggregators._geometric import geometric_median
-from fedjax_sim.server.aggregators._krum import krum, multi_krum
+from fedjax_sim.server.aggregators._distances import caf, geometric_median, krum, multi_krum
 from fedjax_sim.server.aggregators._order import coordinate_median, trimmed_mean
 
 AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType(
@@ -26,7 +24,7 @@ AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType(
         "caf": caf(),
     }
 )
-"""The rules by name, with their defaults."""
+"""The aggregators by name, with default settings."""
 
 __all__ = [
     "AGGREGATORS",

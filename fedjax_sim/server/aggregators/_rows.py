@@ -1,4 +1,4 @@
-"""What the robust aggregators share: rows as floats, distances, a share of the present rows."""
+"""Common code of the robust aggregators: dtypes, distances, shares of the present rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Aggregator, Array, Need, PyTree, Variables
+from fedjax_sim.base.parts import Part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import awaited, collected, meeting
 
 
 def in_floats(reduce: Aggregator) -> Aggregator:
-    """The same reduction, computed in float32 (or float64) alone; the dtypes are restored."""
+    """Returns the aggregator that computes in float32 or float64 and restores the dtypes."""
 
     def wide(rows: Array) -> Array:
         return rows if rows.dtype in (jnp.float32, jnp.float64) else rows.astype(jnp.float32)
@@ -29,21 +30,26 @@ def in_floats(reduce: Aggregator) -> Aggregator:
     return aggregate
 
 
-def needing(aggregate: Aggregator, *needs: Need) -> Aggregator:
-    """The same aggregator, which ``compose`` refuses where its needs are not met."""
-    aggregate.needs = needs  # type: ignore[attr-defined]
-    return aggregate
+class Rule(Part):
+    """An aggregator with settings, which computes in float32 or float64."""
+
+    def __call__(self, stacked: PyTree, weights: Array, /) -> PyTree:
+        """Reduces the rows, and restores their dtypes."""
+        return in_floats(self._reduce)(stacked, weights)
+
+    def _reduce(self, stacked: PyTree, weights: Array, /) -> PyTree:
+        raise NotImplementedError
 
 
 def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple[Need, ...]:
-    """What a rule that withstands a ``share`` of the models needs: enough of them.
+    """Returns the needs of a rule that withstands a ``share`` of the models: enough models.
 
-    Clients that sleep, are lost or come late are not foreseen.
+    Clients that sleep, are lost or arrive late are not accounted for.
 
     Args:
-        name: of the share.
-        share: in [0, 0.5); 0 asks for nothing, and of a traced one nothing is known.
-        rows: ``f -> n``, the fewest rows for f malicious ones.
+        name: name of the share.
+        share: a number in [0, 0.5); 0 and a traced one need nothing.
+        rows: maps f to the minimum number of rows for f malicious ones.
     """
     if isinstance(share, Array):
         return ()
@@ -75,13 +81,13 @@ def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple
     return (larger, all_awaited, unmixed)
 
 
-def measured(model: PyTree) -> PyTree:
-    """What distances are taken over: the trainable parameters, if the model tells them apart."""
+def trainable(model: PyTree) -> PyTree:
+    """Returns the part that distances are over: the trainable parameters of ``Variables``."""
     return model.params if isinstance(model, Variables) else model
 
 
 def check_share(name: str, share: float | Array) -> None:
-    """Refuses a share of malicious rows that no rule withstands.
+    """Rejects a share of malicious rows that no rule withstands.
 
     Raises:
         ValueError: if it is not in [0, 0.5).
@@ -90,20 +96,19 @@ def check_share(name: str, share: float | Array) -> None:
         raise ValueError(f"{name} must be in [0, 0.5), got {share}")
 
 
-def counted(share: float | Array, rows: int) -> Callable[[Array], Array]:
-    """``n int32[] -> int32[]``, a share of n present rows as a number of rows, rounded down.
+def share_of(present: Array, share: float | Array, rows: int) -> Array:
+    """Returns a share of the present rows as a number of rows, rounded down: ``int32[]``.
 
     Args:
-        share: in [0, 1], or traced.
-        rows: the most that may be present.
+        present: ``int32[]``, the number of present rows.
+        share: a number in [0, 1], or traced.
+        rows: the maximum of ``present``.
 
-    >>> counted(0.29, 100)(jnp.int32(100)).tolist()  # 0.29 * 100 is 28.999999999999996
+    >>> share_of(jnp.int32(100), 0.29, 100).tolist()  # 0.29 * 100 is 28.999999999999996
     29
     """
     if isinstance(share, Array):
         # 1e-4 of a row is more than float32 loses, and less than a share may miss a row by.
-        return lambda present: jnp.floor(share * present.astype(jnp.float32) + 1e-4).astype(
-            jnp.int32
-        )
+        return jnp.floor(share * present.astype(jnp.float32) + 1e-4).astype(jnp.int32)
     table = np.floor(share * np.arange(rows + 1) + 1e-9).astype(np.int32)
-    return lambda present: jnp.asarray(table)[present]
+    return jnp.asarray(table)[present]

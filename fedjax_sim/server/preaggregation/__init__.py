@@ -12,9 +12,8 @@ from fedjax_sim.server.preaggregation._discrepancy import Discrepancy, discrepan
 from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
 from fedjax_sim.server.preaggregation._nova import normalise
+from fedjax_sim.server.preaggregation._root import suspicion, trust
 from fedjax_sim.server.preaggregation._staleness import discounted, staleness
-from fedjax_sim.server.preaggregation._suspicion import suspicion
-from fedjax_sim.server.preaggregation._trust import trust
 
 __all__ = [
     "Discrepancy",

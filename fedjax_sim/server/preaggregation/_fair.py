@@ -9,11 +9,11 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
+    Need,
     PreAggregation,
     PyTree,
     Variables,
     concrete,
-    part,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
@@ -23,27 +23,23 @@ from fedjax_sim.engine.order import whole
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
 
 
-@part
-def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
-    r"""q-FFL: a step on :math:`\sum_k \frac{p_k}{q+1} F_k^{q+1}`, over a bound of its curvature.
+class q_fair(PreAggregation):
+    r"""q-FFL: a step on :math:`\sum_k \frac{p_k}{q+1} F_k^{q+1}`, divided by a curvature bound.
 
     .. math:: w \leftarrow w - \frac{\sum_k a_k F_k^q(w)\, \Delta_k}
               {\sum_k a_k \bigl( q F_k^{q-1}(w) \lVert \Delta_k \rVert^2
               + \frac{1}{\eta} F_k^q(w) \bigr)}, \qquad \Delta_k = \frac{w - w_k}{\eta}
 
-    where a_k are the weights that arrive here, 1 in the paper. With momentum ρ a client goes
+    where a_k are the input weights, 1 in the paper. With momentum ρ a client moves
     :math:`1 / (1 - \rho)` times as far for the same gradients, so that its η is
-    :math:`\eta / (1 - \rho)`. The updates are scaled so that their mean is this. The clients must
-    report :math:`F_k(w)` (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10 counts
-    as 1e-10. The state (BatchNorm statistics) is averaged as it is.
+    :math:`\eta / (1 - \rho)`. The updates are scaled so that their mean is this step. The clients
+    must report :math:`F_k(w)` (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10
+    counts as 1e-10. The state (BatchNorm statistics) is averaged unscaled.
 
     Args:
-        q: the power; 0 changes nothing; the larger it is, the more the worst clients count.
+        q: the exponent; 0 changes nothing; larger values put more weight on the worst clients.
         lr: η of the clients' SGD; 1/η stands for the Lipschitz constant.
         momentum: ρ of the clients' SGD.
-
-    Returns:
-        A pre-aggregation without state.
 
     Raises:
         ValueError: if a setting is out of range; in the first round, if the loss is not reported.
@@ -61,19 +57,29 @@ def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
         >>> round(float(tree.mean(updates, weights).params[0]), 4)  # (3 - 1) / (1 + 1 + 1 + 3)
         0.3333
     """
-    if concrete(q) and not q >= 0:
-        raise ValueError(f"q must be at least 0, got {q}")
-    if concrete(lr) and not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    rate = lr / (1 - momentum)
+
+    q: float
+    lr: float
+    momentum: float = 0.0
+
+    reads = ("initial_loss",)
+
+    def __post_init__(self) -> None:
+        if concrete(self.q) and not self.q >= 0:
+            raise ValueError(f"q must be at least 0, got {self.q}")
+        if concrete(self.lr) and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum))
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del key
-        present = weights > 0
+        q, rate, present = self.q, self.lr / (1 - self.momentum), weights > 0
         loss = jnp.where(present, jnp.maximum(_initial_loss(cohort), SMALLEST), SMALLEST)
         # Both sums are divided by the largest F^q: powers of the loss can leave the range of f32.
         largest = jnp.max(loss)
@@ -87,17 +93,9 @@ def q_fair(q: float, lr: float, momentum: float = 0.0) -> PreAggregation:
         params = jax.vmap(tree.scale)(factor, updates.params)
         return Variables(params, updates.state), weights, state
 
-    return PreAggregation(
-        init=lambda variables, data: (),
-        apply=apply,
-        reads=("initial_loss",),
-        needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum)),
-    )
 
-
-@part
-def agnostic(step: float) -> PreAggregation:
-    r"""AFL: the clients' weights are trained too, for the worst mixture of clients.
+class agnostic(PreAggregation):
+    r"""AFL: trains the clients' weights too, for the worst mixture of clients.
 
     .. math:: w \leftarrow \frac{\sum_k \lambda_k w_k}{\sum_k \lambda_k}, \qquad
               \lambda \leftarrow \Pi_\Delta \bigl( \lambda + \gamma \nabla_\lambda
@@ -105,57 +103,51 @@ def agnostic(step: float) -> PreAggregation:
 
     over the cohort; λ lies on the simplex of all N clients and starts at 1/N. Π is the Euclidean
     projection; the gradient is :math:`F_k(w)` for the clients that trained and 0 for the others. A
-    round weighs by the λ before it, as in the paper. If no client of a cohort has weight, the model
-    stays as it is. The clients must report :math:`F_k(w)`
-    (:func:`fedjax_sim.reports.with_initial_loss`).
+    round uses the λ from before it, as in the paper. If λ is 0 for the whole cohort, the model is
+    unchanged. The clients must report :math:`F_k(w)`
+    (:func:`fedjax_sim.reports.with_initial_loss`). The state is λ, ``f32[N]``.
 
     Args:
-        step: γ, the step of λ, the clients' weights, per unit of loss; 0 weighs clients equally.
-
-    Returns:
-        A pre-aggregation; its state is λ, ``f32[N]``.
+        step: γ, the step size of λ per unit of loss; 0 weights clients equally.
 
     Raises:
         ValueError: if step is negative; in the first round, if the loss is not reported.
 
     Source: Mohri et al. 2019 <https://arxiv.org/abs/1902.00146>, section 4 (stochastic AFL).
     """
-    if concrete(step) and not step >= 0:
-        raise ValueError(f"step must be at least 0, got {step}")
 
-    def init(variables: Variables, data: ClientData) -> Array:
-        del variables
-        clients = data.clients
-        return jnp.full(clients, 1 / clients, jnp.float32)
+    step: float
+
+    reads = ("initial_loss",)
+    weighs = True
+    needs = (ONE_MODEL, NO_FLIGHT)
+
+    def __post_init__(self) -> None:
+        if concrete(self.step) and not self.step >= 0:
+            raise ValueError(f"step must be at least 0, got {self.step}")
+
+    def init(self, variables: Variables, data: ClientData) -> Array:
+        return jnp.full(data.clients, 1 / data.clients, jnp.float32)
 
     def apply(
-        key: Array, mixture: Array, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, mixture: Array, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, Array]:
-        del key
         present = weights > 0
-        own = jnp.where(present, mixture[cohort.client], 0)
-        weighed = own > 0
-        # If none has weight, no update counts.
-        rows = tree.select_rows(weighed, updates, jax.tree.map(jnp.zeros_like, updates))
-        ascent = jnp.where(present, step * _initial_loss(cohort), 0)
+        new = jnp.where(present, mixture[cohort.client], 0)
+        counts = new > 0
+        # If λ is 0 for all, no update counts.
+        rows = tree.select_rows(counts, updates, jax.tree.map(jnp.zeros_like, updates))
+        ascent = jnp.where(present, self.step * _initial_loss(cohort), 0)
         client, ascent = whole((cohort.client, ascent))
         moved = mixture.at[client].add(ascent, mode="drop")
         after = _onto_simplex(moved)
-        return rows, jnp.where(jnp.any(weighed), own, weights), after
-
-    return PreAggregation(
-        init=init,
-        apply=apply,
-        reads=("initial_loss",),
-        weighs=True,
-        needs=(ONE_MODEL, NO_FLIGHT),
-    )
+        return rows, jnp.where(jnp.any(counts), new, weights), after
 
 
 def _onto_simplex(v: Array) -> Array:
-    """The nearest point whose entries are at least 0 and sum to 1: all less a shift, cut at 0.
+    """Projects a vector onto the simplex.
 
-    (optax's promotes dtypes implicitly, which strict JAX refuses.)
+    optax's projection promotes dtypes implicitly, which strict JAX rejects.
     """
     falling = jnp.sort(v, descending=True)
     excess = jnp.cumsum(falling) - 1
@@ -165,7 +157,7 @@ def _onto_simplex(v: Array) -> Array:
 
 
 def _initial_loss(cohort: Cohort) -> Array:
-    """F_k at the models received, ``f32[P]``."""
+    """Returns F_k at the received models, ``f32[P]``."""
     extra = cohort.info.extra
     if "initial_loss" not in extra:
         raise ValueError(

@@ -1,39 +1,21 @@
-"""Rows that are mixed with others before they are aggregated, so that honest ones lie nearer."""
+"""Mixing of rows before they are aggregated, which brings honest rows closer together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import (
-    Array,
-    ClientData,
-    Cohort,
-    Need,
-    PreAggregation,
-    PyTree,
-    Variables,
-    part,
-)
+from fedjax_sim.base import Array, Cohort, Need, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
-from fedjax_sim.server.aggregators._rows import (
-    check_share,
-    counted,
-    enough,
-    measured,
-)
-
-Mix = Callable[[Array, Variables, Array, Array], tuple[Variables, Array]]
-"""``(key, updates [P, *p], weights f32[P], client int32[P])`` -> the new rows and weights."""
+from fedjax_sim.server.aggregators._rows import check_share, enough, share_of, trainable
 
 
 def _read_before(parts: Any) -> bool:
-    """Whether no part reads clients' reports of rows that a part before it has mixed."""
+    """Returns whether no part reads clients' reports of rows that a part before it has mixed."""
     mixed = False
     for one in parts.preaggregation:
         if mixed and (one.reads or one.setup_traffic):
@@ -48,30 +30,29 @@ READ_BEFORE = Need(
     _read_before,
     "that part before it",
 )
+# Only updates of one model are measured from the same point.
+MIXED = (ONE_MODEL, ALL_DUE, WHOLE_MODEL, READ_BEFORE)
 
 
-@part
-def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
-    r"""NNM: every row becomes the mean of the rows nearest to it.
+class nearest_neighbour_mixing(PreAggregation):
+    r"""NNM: replaces every row by the mean of the rows nearest to it.
 
     .. math:: \Delta_k \leftarrow \frac{1}{n - f} \sum_{j \in N_k} \Delta_j
 
-    with :math:`N_k` the n - f rows nearest to row k, itself among them, n the present rows,
+    with :math:`N_k` the n - f rows nearest to row k, including itself, n the present rows,
     :math:`f = \lfloor \text{byzantine} \cdot n \rfloor`. Distances are over the trainable
-    parameters; BatchNorm statistics are mixed alike. Every present row counts once, however large
-    its weight, and keeps it. Rows that tie for the last place share it, so that their order cannot
-    decide. A row without a finite norm is nobody's neighbour and stays as it is.
+    parameters; BatchNorm statistics are mixed in the same way. Every present row counts once,
+    whatever its weight, which is unchanged. Rows that tie for the last place share it, so that the
+    result does not depend on their order. A row without a finite norm is not a neighbour of any
+    other and is unchanged.
 
     Args:
-        byzantine: f/n, the share of the present rows that may be malicious; what the aggregator
-            after it is told as well.
-
-    Returns:
-        A pre-aggregation without state, for models that left the server together.
+        byzantine: f/n, the share of the present rows that may be malicious; pass the same to the
+            aggregator.
 
     Raises:
-        ValueError: if byzantine is not in [0, 0.5); by ``compose``, if byzantine of the models that
-            meet is no model.
+        ValueError: if byzantine is not in [0, 0.5); by ``compose``, if byzantine of the models is
+            less than one model.
 
     Source: Allouah et al. 2023 <https://arxiv.org/abs/2302.01772>, Algorithm 2.
 
@@ -84,17 +65,27 @@ def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
         >>> rows.params[:, 0].tolist()
         [1.0, 1.0, 1.0, 31.0]
     """
-    check_share("byzantine", byzantine)
 
-    def mix(
-        key: Array, updates: Variables, weights: Array, client: Array
-    ) -> tuple[Variables, Array]:
-        del key, client
+    byzantine: float | Array = 0.2
+
+    def __post_init__(self) -> None:
+        check_share("byzantine", self.byzantine)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*MIXED, *enough("byzantine", self.byzantine, lambda f: 2 * f + 1))
+
+    def mixes(self, rows: int) -> int:
+        return rows
+
+    def apply(
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
         present = weights > 0
         finite = present & jnp.isfinite(tree.norms(updates.params))
         count = jnp.sum(present, dtype=jnp.int32)
-        neighbours = count - counted(byzantine, len(weights))(count)
-        distance = jnp.where(finite[None], squared_between(measured(updates)), jnp.inf)
+        neighbours = count - share_of(count, self.byzantine, len(weights))
+        distance = jnp.where(finite[None], squared_between(trainable(updates)), jnp.inf)
         last = jnp.sort(distance, axis=1)[:, neighbours - 1, None]
         nearer, level = distance < last, (distance == last) & finite[None]
         left = neighbours - jnp.sum(nearer, axis=1, dtype=jnp.int32)
@@ -103,30 +94,23 @@ def nearest_neighbour_mixing(byzantine: float | Array = 0.2) -> PreAggregation:
         matrix = matrix / jnp.maximum(jnp.sum(matrix, axis=1, keepdims=True), 1)
         # 0 times infinity is NaN.
         rows = tree.select_rows(finite, updates, jax.tree.map(jnp.zeros_like, updates))
-        return tree.select_rows(finite, tree.mix(matrix, rows), updates), weights
-
-    needs = enough("byzantine", byzantine, lambda f: 2 * f + 1)
-    return _mixing(mix, lambda rows: rows, *needs)
+        return tree.select_rows(finite, tree.mix(matrix, rows), updates), weights, state
 
 
-@part
-def bucketing(size: int = 2) -> PreAggregation:
-    r"""The rows fall into buckets by chance, and each bucket becomes one row, its mean.
+class bucketing(PreAggregation):
+    r"""Assigns rows to random buckets, and replaces each bucket by its mean.
 
     .. math:: y_i = \frac{\sum_{k \in B_i} a_k \Delta_k}{\sum_{k \in B_i} a_k}, \qquad
               a_i = \sum_{k \in B_i} a_k
 
     for the :math:`\lceil n/s \rceil` buckets :math:`B_i` of a random order of the n present rows, s
-    of them in each but the last. Honest buckets spread :math:`1/\sqrt{s}` as much; but f malicious
-    rows spoil as many as f buckets, so that the aggregator must withstand s times the share. The
-    plain mean is what it was. A malicious row cannot do more by a large weight than spoil the
-    bucket, which it does anyhow.
+    of them in each but the last. The deviation of honest buckets is :math:`1/\sqrt{s}` of the
+    rows'; but f malicious rows can spoil f buckets, so that the aggregator must withstand s times
+    the share. The plain mean is unchanged. A malicious row with a large weight cannot do more than
+    spoil its bucket, which it does anyway.
 
     Args:
         size: s.
-
-    Returns:
-        A pre-aggregation without state, for models that left the server together.
 
     Raises:
         ValueError: if size is less than 1.
@@ -145,19 +129,28 @@ def bucketing(size: int = 2) -> PreAggregation:
         >>> float(tree.mean(rows, weights).params)
         2.0
     """
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}")
 
-    def mix(
-        key: Array, updates: Variables, weights: Array, client: Array
-    ) -> tuple[Variables, Array]:
+    size: int = 2
+
+    needs = MIXED
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+
+    def mixes(self, rows: int) -> int:
+        return -(-rows // self.size)
+
+    def apply(
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
         present, count = weights > 0, len(weights)
-        # By client: what is drawn must not depend on the rows, which devices share out.
-        keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(client)
-        drawn = jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
-        order = jnp.argsort(jnp.where(present, drawn, jnp.inf))
+        # By client: the draws must not depend on the rows, which devices share out.
+        keys = jax.vmap(lambda k: jax.random.fold_in(key, k))(cohort.client)
+        tickets = jax.vmap(lambda k: jax.random.uniform(k, (), jnp.float32))(keys)
+        order = jnp.argsort(jnp.where(present, tickets, jnp.inf))
         position = jnp.arange(count, dtype=jnp.int32)
-        bucket = jnp.zeros(count, jnp.int32).at[order].set(position // size)
+        bucket = jnp.zeros(count, jnp.int32).at[order].set(position // self.size)
         total = jnp.zeros_like(weights).at[bucket].add(jnp.where(present, weights, 0))
         share = jnp.where(present, weights / jnp.where(total > 0, total, 1)[bucket], 0)
 
@@ -168,24 +161,4 @@ def bucketing(size: int = 2) -> PreAggregation:
             part = jnp.where(tree.expand(present, wide), part, 0)
             return tree.in_dtype(jnp.zeros_like(wide).at[bucket].add(part), rows.dtype)
 
-        return jax.tree.map(leaf, updates), total
-
-    return _mixing(mix, lambda rows: -(-rows // size))
-
-
-def _mixing(mix: Mix, rows: Callable[[int], int], *needs: Need) -> PreAggregation:
-    """A pre-aggregation that looks at nothing but updates, weights and clients."""
-
-    def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
-    ) -> tuple[Variables, Array, PyTree]:
-        return *mix(key, updates, weights, cohort.client), state
-
-    def init(variables: Variables, data: ClientData) -> PyTree:
-        del variables, data
-        return ()
-
-    # Updates of one model alone are measured from the same point.
-    return PreAggregation(
-        init, apply, mixes=rows, needs=(ONE_MODEL, ALL_DUE, WHOLE_MODEL, READ_BEFORE, *needs)
-    )
+        return jax.tree.map(leaf, updates), total, state

@@ -9,47 +9,39 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import (
     Array,
-    ClientData,
     Cohort,
     Need,
     PreAggregation,
     PyTree,
     Variables,
     concrete,
-    part,
 )
 from fedjax_sim.engine import reach, tree
 from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL
 
 
-@part
-def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregation:
-    r"""Normalises every client's update by the local gradients that it has added up.
+class normalise(PreAggregation):
+    r"""Normalises every client's update by its accumulated local gradients.
 
     .. math:: \Delta_k \leftarrow \frac{\tau_{eff}}{a_k} \Delta_k, \qquad
               \tau_{eff} = \sum_k p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
 
     so that their mean is :math:`-\tau_{eff} \sum_k p_k d_k` with :math:`d_k = -\Delta_k / a_k`.
-    After T_k local steps the gradients have been added up with the total weight
+    After T_k local steps the gradients have accumulated with the total weight
 
     .. math:: a_k = T_k, \qquad
               a_k = \frac{T_k - \rho\,(1 - \rho^{T_k}) / (1 - \rho)}{1 - \rho}, \qquad
               a_k = \frac{1 - (1 - \eta\mu)^{T_k}}{\eta\mu}
 
     for plain SGD, for momentum ρ that starts from 0 at every visit, and for a proximal term. p_k
-    are the shares of the weights that arrive here. The state (BatchNorm statistics) is averaged as
-    it is. A model whose last client took no step is left as it is. FedLab fixes p_k to 1/m and a_k
-    to T_k.
+    are the relative input weights. The state (BatchNorm statistics) is averaged unscaled. A model
+    whose client took no step is unchanged. FedLab fixes p_k to 1/m and a_k to T_k.
 
     Args:
         lr: η of the clients' SGD.
         momentum: ρ of the clients' SGD.
-        mu: μ of the proximal term; 0 is none.
-
-    Returns:
-        A pre-aggregation without state, for models that trained on one client since they left the
-        server.
+        mu: μ of the proximal term; 0 for no proximal term.
 
     Raises:
         ValueError: if a setting is out of range, or momentum and mu are both positive.
@@ -67,45 +59,54 @@ def normalise(lr: float, momentum: float = 0.0, mu: float = 0.0) -> PreAggregati
         >>> updates.params.tolist()  # 1 and 3 a step, two steps each
         [[2.0], [6.0]]
     """
-    if concrete(lr) and not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    if concrete(mu, lr) and not 0 <= mu * lr < 1:
-        raise ValueError(f"mu must be at least 0 and below 1 / lr = {1 / lr:g}, got {mu}")
-    if momentum > 0 and mu > 0:
-        raise ValueError(
-            f"mu must be 0 with momentum: FedNova's a_k is known for either alone, got mu {mu} and "
-            f"momentum {momentum}"
-        )
 
-    def accumulated(steps: Array) -> Array:
-        """a_k."""
-        if mu > 0:
-            # 1 - (1 - ημ)^T cancels if ημ is small.
-            return -jnp.expm1(steps.astype(jnp.float32) * math.log1p(-lr * mu)) / (lr * mu)
-        return reach.accumulated(steps, momentum)
+    lr: float
+    momentum: float = 0.0
+    mu: float = 0.0
+
+    reads = ("steps",)
+
+    def __post_init__(self) -> None:
+        if concrete(self.lr) and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if concrete(self.mu, self.lr) and not 0 <= self.mu * self.lr < 1:
+            raise ValueError(
+                f"mu must be at least 0 and below 1 / lr = {1 / self.lr:g}, got {self.mu}"
+            )
+        if self.momentum > 0 and self.mu > 0:
+            raise ValueError(
+                f"mu must be 0 with momentum: FedNova's a_k is known for either alone, got mu "
+                f"{self.mu} and momentum {self.momentum}"
+            )
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        mu = self.mu
+        known = Need(
+            "local",
+            "the correction for which FedNova's a_k is known, "
+            + (f"proximal({mu})" if mu else "none"),
+            lambda parts: [term.pull for term in parts.local.corrections] == ([mu] if mu else []),
+            "fednova(mu=...) on a local update without corrections",
+        )
+        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum), FRESH, known)
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del key
-        a = accumulated(cohort.info.steps)
+        a = self._accumulated(cohort.info.steps)
         share = weights / tree.row_sum(weights)
         effective = tree.row_sum(share * a)
         ratio = jnp.where(a > 0, effective / jnp.where(a > 0, a, 1), 1)
         params = jax.vmap(tree.scale)(ratio, updates.params)
         return Variables(params, updates.state), weights, state
 
-    def init(variables: Variables, data: ClientData) -> PyTree:
-        del variables, data
-        return ()
-
-    known = Need(
-        "local",
-        f"the correction for which FedNova's a_k is known, {f'proximal({mu})' if mu else 'none'}",
-        lambda parts: [term.pull for term in parts.local.corrections] == ([mu] if mu else []),
-        "fednova(mu=...) on a local update without corrections",
-    )
-    needs = (ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH, known)
-    return PreAggregation(init=init, apply=apply, reads=("steps",), needs=needs)
+    def _accumulated(self, steps: Array) -> Array:
+        """Returns a_k after T_k steps."""
+        if self.mu > 0:
+            # 1 - (1 - ημ)^T cancels if ημ is small.
+            rate = self.lr * self.mu
+            return -jnp.expm1(steps.astype(jnp.float32) * math.log1p(-rate)) / rate
+        return reach.accumulated(steps, self.momentum)

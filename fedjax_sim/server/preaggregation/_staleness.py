@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, concrete, part
+from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, STALENESS
 
@@ -16,36 +16,30 @@ Decay = Literal["constant", "polynomial", "hinge"]
 SLOPES: dict[Decay, float] = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}
 
 
-@part
-def staleness(
-    alpha: float, decay: Decay = "constant", slope: float | None = None, grace: float = 4
-) -> PreAggregation:
-    r"""Shrinks each model's update by a factor that falls with its staleness.
+class staleness(PreAggregation):
+    r"""Shrinks each model's update by a factor that decreases with its staleness.
 
     .. math:: w + \Delta_k' = (1 - \alpha s(d_k))\, w + \alpha s(d_k)\, w_k
 
-    with w the server's newest model and :math:`\Delta_k'` the update that goes on, and
+    with w the server's newest model and :math:`\Delta_k'` the new update, and
 
     .. math:: s(d) = 1, \qquad s(d) = (d+1)^{-a}, \qquad
               s(d) = \begin{cases} 1 & d \le b \\ \frac{1}{a (d-b) + 1} & d > b \end{cases}
 
     for the constant, polynomial and hinge decays. d is drawn (:func:`fedjax_sim.broadcast.stale`)
-    or what it is on a clock (:func:`fedjax_sim.schedule.buffered`). The state (BatchNorm
-    statistics) takes the same step. Several models are averaged afterwards by weights without
-    staleness: in weights it would cancel if all were equally old.
+    or follows from a clock (:func:`fedjax_sim.schedule.buffered`). The state (BatchNorm statistics)
+    takes the same step. Several models are averaged afterwards with weights that ignore staleness:
+    a factor in the weights would cancel if all were equally old.
 
-    Three simulators have three other hinges: FedLab :math:`1/(a(d-b+1))`, FLGo
-    :math:`1/(a(d-b))`, and FedML's is always :math:`1/(1+d)`.
+    Three simulators use other hinges: FedLab :math:`1/(a(d-b+1))`, FLGo :math:`1/(a(d-b))`, and
+    FedML always :math:`1/(1+d)`.
 
     Args:
         alpha: α, in (0, 1]; with the constant decay 1 changes nothing, bit for bit.
         decay: s: "constant", "polynomial" or "hinge".
-        slope: a of the decay; None: 0.5 for the polynomial, 10 for the hinge. The constant has
-          none.
-        grace: b of the hinge, the staleness that is forgiven.
-
-    Returns:
-        A pre-aggregation without state.
+        slope: a of the decay; None: 0.5 for the polynomial, 10 for the hinge. The constant
+            ignores it.
+        grace: b of the hinge, the largest staleness without decay.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -62,33 +56,41 @@ def staleness(
         >>> updates.params[:, 0].tolist()  # of the last 1 / (3 · 1 + 1) of a half
         [0.5, 0.5, 0.125]
     """
-    if concrete(alpha) and not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
 
-    def moved(part: Array, update: Array, behind: Array) -> Array:
-        return alpha * part * (update + behind)
+    alpha: float
+    decay: Decay = "constant"
+    slope: float | None = None
+    grace: float = 4
 
-    return _by_age(_decay(decay, slope, grace), moved)
+    needs = (STALENESS, NO_FLIGHT)
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], got {self.alpha}")
+        _check_decay(self.decay, self.slope, self.grace)
+
+    def apply(
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+    ) -> tuple[Variables, Array, PyTree]:
+        def change(factor: Array, update: Array, behind: Array) -> Array:
+            return self.alpha * factor * (update + behind)
+
+        factors = _factors(cohort, self.decay, self.slope, self.grace)
+        return _scaled(updates, factors, cohort, change), weights, state
 
 
-@part
-def discounted(
-    decay: Decay = "polynomial", slope: float | None = None, grace: float = 4
-) -> PreAggregation:
-    r"""Adds each client's own update to the server's newest model, less of it if it is stale.
+class discounted(PreAggregation):
+    r"""Adds each client's update to the server's newest model, scaled down if it is stale.
 
     .. math:: w + \Delta_k' = w + s(d_k)\, (w_k - w_{t-d_k})
 
-    with s as in :func:`staleness`, which moves towards the client's model instead: here nothing is
-    taken back of the way that the server has gone meanwhile.
+    with s as in :func:`staleness`, which moves towards the client's model instead: here the
+    server's own progress in the meantime is kept.
 
     Args:
         decay: s: "constant", "polynomial" or "hinge".
         slope: see :func:`staleness`.
         grace: see :func:`staleness`.
-
-    Returns:
-        A pre-aggregation without state.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -105,51 +107,61 @@ def discounted(
         >>> (updates.params + received.params)[:, 0].tolist()
         [1.0, 0.5]
     """
-    return _by_age(_decay(decay, slope, grace), lambda part, update, behind: part * update)
 
+    decay: Decay = "polynomial"
+    slope: float | None = None
+    grace: float = 4
 
-def _by_age(
-    decayed: Callable[[Array], Array], moved: Callable[[Array, Array, Array], Array]
-) -> PreAggregation:
-    """Changes each update by its staleness.
+    needs = (STALENESS, NO_FLIGHT)
 
-    Args:
-        decayed: s, ``f32[P] -> f32[P]``.
-        moved: what the server is to be moved by, ``(s, update, behind) -> [P, *p]``: ``behind`` is
-            how far the model that was received is from the server's.
-    """
+    def __post_init__(self) -> None:
+        _check_decay(self.decay, self.slope, self.grace)
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del key
-        by = decayed(cohort.tag.astype(jnp.float32))
-
-        def change(update: Array, received: Array, server: Array) -> Array:
-            behind = received - server[None]
-            part = tree.expand(by, update).astype(update.dtype)
-            return moved(part, update, behind) - behind  # measured from what was received
-
-        after = jax.tree.map(change, updates, cohort.received, cohort.server)
-        return after, weights, state
-
-    return PreAggregation(
-        init=lambda variables, data: (), apply=apply, needs=(STALENESS, NO_FLIGHT)
-    )
+        factors = _factors(cohort, self.decay, self.slope, self.grace)
+        new = _scaled(updates, factors, cohort, lambda factor, update, behind: factor * update)
+        return new, weights, state
 
 
-def _decay(decay: Decay, slope: float | None, grace: float) -> Callable[[Array], Array]:
-    """s(d) of a staleness ``f32[P]``."""
+def _scaled(
+    updates: Variables,
+    factors: Array,
+    cohort: Cohort,
+    change: Callable[[Array, Array, Array], Array],
+) -> Variables:
+    """Returns the updates that change the server's newest model as given.
+
+    Args:
+        updates: ``[P, *p]``.
+        factors: s, ``f32[P]``.
+        cohort: the rows.
+        change: maps ``(s, update, behind)`` to the change of the newest model, ``[P, *p]``;
+            ``behind`` is the received model minus the newest.
+    """
+
+    def leaf(update: Array, received: Array, server: Array) -> Array:
+        behind = received - server[None]
+        factor = tree.expand(factors, update).astype(update.dtype)
+        return change(factor, update, behind) - behind  # measured from the received model
+
+    scaled: Variables = jax.tree.map(leaf, updates, cohort.received, cohort.server)
+    return scaled
+
+
+def _factors(cohort: Cohort, decay: Decay, slope: float | None, grace: float) -> Array:
+    """Returns s(d) of each row, ``f32[P]``."""
+    d, a = cohort.tag.astype(jnp.float32), SLOPES[decay] if slope is None else slope
+    if decay == "constant":
+        return jnp.ones_like(d)
+    return (d + 1) ** -a if decay == "polynomial" else 1 / (a * jnp.maximum(d - grace, 0) + 1)
+
+
+def _check_decay(decay: Decay, slope: float | None, grace: float) -> None:
     if decay not in SLOPES:
         raise ValueError(f"decay must be one of {', '.join(SLOPES)}, got {decay!r}")
-    a = SLOPES[decay] if slope is None else slope
-    if concrete(a) and not a >= 0:
+    if slope is not None and concrete(slope) and not slope >= 0:
         raise ValueError(f"slope must be at least 0, got {slope}")
     if not grace >= 0:
         raise ValueError(f"grace must be at least 0, got {grace}")
-    kinds: dict[Decay, Callable[[Array], Array]] = {
-        "constant": jnp.ones_like,
-        "polynomial": lambda d: (d + 1) ** -a,
-        "hinge": lambda d: 1 / (a * jnp.maximum(d - grace, 0) + 1),
-    }
-    return kinds[decay]
