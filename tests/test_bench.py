@@ -317,7 +317,7 @@ def test_help_is_of_the_methods_that_run(capsys: pytest.CaptureFixture[str]) -> 
     text = told(capsys)
     assert text.startswith("usage: python -m fedjax_sim.bench [--algo NAME] [--compare NAME ...] [")
     assert "flags of phase_shift, fedavg, and their defaults there:" in text
-    assert "--phases N n, the groups; must divide clients_per_round." in text
+    assert "--phases N n: number of groups; must divide clients_per_round." in text
     assert "--redistribution-rounds" not in text  # of a method that does not run
     assert "learning rate; the defaults are for SGD (default: digits 0.02, mnist 0.001" in text
 
