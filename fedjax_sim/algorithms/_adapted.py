@@ -1,4 +1,4 @@
-"""Methods whose server model is trained for adaptation by each client."""
+"""Methods that train the server model for adaptation at each client."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import optax
 
 from fedjax_sim import personal, server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
 from fedjax_sim.client import adaptation, corrections
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -56,14 +56,14 @@ def per_fedavg(
     if fine_tuning_steps < 1:
         raise ValueError(f"fine_tuning_steps must be at least 1, got {fine_tuning_steps}")
     changed = adaptation.after_a_step(objective, alpha, hessian=hessian)
-    steps = _own_steps(local, objective, alpha).change(
-        epochs=float(fine_tuning_steps),  # of one minibatch at least
+    steps = _plain_steps(local, objective, alpha).change(
+        epochs=float(fine_tuning_steps),  # an epoch has at least one minibatch
         max_steps=fine_tuning_steps,
     )
     return compose(
         local.change(objective=changed),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.fine_tuned(steps),
     )
 
@@ -125,20 +125,20 @@ def pfedme(
     if concrete(beta) and not beta > 0:
         raise ValueError(f"beta must be positive, got {beta}")
     changed = adaptation.moreau_envelope(objective, lam, inner_steps=inner_steps, inner_lr=inner_lr)
-    near = _own_steps(local, objective, inner_lr).change(
+    near = _plain_steps(local, objective, inner_lr).change(
         corrections=(corrections.proximal(lam),), epochs=fine_tuning_epochs
     )
     return compose(
         local.change(objective=changed),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         server=server.optimizer(optax.sgd(beta)),
         personal=personal.fine_tuned(near),
     )
 
 
-def _own_steps(local: LocalUpdate, objective: Objective, rate: float) -> LocalUpdate:
-    """Plain steps of a client's own rate, on the minibatches of the local update."""
+def _plain_steps(local: LocalUpdate, objective: Objective, rate: float) -> LocalUpdate:
+    """Returns plain SGD steps with a learning rate, on the local update's minibatches."""
     return local.change(
         objective=objective,
         optimizer=optax.sgd(rate),

@@ -1,4 +1,4 @@
-"""Methods that choose the number of local steps during the run."""
+"""Methods that adapt the number of local steps during the run."""
 
 from __future__ import annotations
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Model, concrete
+from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.base import LocalUpdate, Model
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import finish, weighting
+from fedjax_sim.server import finish
 
 
 @method
@@ -105,7 +104,7 @@ def ccvr(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         finish=finish.calibrated(
             model, classes, samples=virtual_samples, steps=calibration_steps, lr=calibration_lr
         ),
@@ -162,13 +161,9 @@ def ozdayi(
     Kantarcioglu, Gel, "Defending against backdoors in federated learning with robust learning
     rate", AAAI 2021 <https://arxiv.org/abs/2007.03767>, eq. 3 (backwards).
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    if concrete(server_momentum) and not 0 <= server_momentum < 1:
-        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
     if not server_epochs >= 0:
         raise ValueError(f"server_epochs must be at least 0, got {server_epochs}")
-    momentum = server.optimizer(optax.sgd(server_lr, momentum=server_momentum))
+    momentum = server_sgd(server_lr, server_momentum)
     signs = {"literal": literal_signs, "backwards": backwards}
     trained = [server.train_on_root(local.change(epochs=server_epochs))] if server_epochs else []
     return compose(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import optax
-
-from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Schedule, concrete
+from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Schedule
 from fedjax_sim.client import corrections
 from fedjax_sim.plan import schedule
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
 from fedjax_sim.server.preaggregation._staleness import Decay
 
-DRAWN = 16
-
-
-"""The most updates by which a model is drawn to be old."""
+MAX_STALENESS = 16
+"""Default bound on the sampled staleness."""
 
 
 @method
@@ -65,7 +61,7 @@ def fedasync(
     "Aggregation delayed federated learning", 2021 <https://arxiv.org/abs/2108.07433>, section IV-E,
     which uses 18 to 31 for as many parallel clients as in FedAvg (max_staleness).
     """
-    when, sent = arriving(clients_per_round, buffer_size, max_staleness, clock)
+    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local.change(corrections=(corrections.proximal(mu),)),
         schedule=when,
@@ -76,14 +72,16 @@ def fedasync(
     )
 
 
-def arriving(
+def _arrivals(
     clients_per_round: int, buffer_size: int, max_staleness: int | None, clock: Clock | None
 ) -> tuple[Schedule, Broadcast]:
-    """When models arrive, and which they are: by the clock, or drawn without one.
+    """Returns when models arrive and which model clients start from.
+
+    A clock determines the staleness; without one it is sampled.
 
     Raises:
-        ValueError: if buffer_size is not in 1 .. clients_per_round, or there is a max_staleness
-            beside a clock.
+        ValueError: if buffer_size is not in 1 .. clients_per_round, or both max_staleness
+            and a clock are given.
     """
     if not 1 <= buffer_size <= clients_per_round:
         raise ValueError(
@@ -92,14 +90,14 @@ def arriving(
         )
     if clock is not None and max_staleness is not None:
         raise ValueError(
-            f"max_staleness must be None on a clock, by which models are as old as they are, got "
+            f"max_staleness must be None with a clock, which determines the staleness, got "
             f"{max_staleness}"
         )
     if max_staleness is not None and max_staleness < 0:
         raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
     if clock is None:
-        drawn = DRAWN if max_staleness is None else max_staleness
-        when, sent = schedule.every_round(buffer_size), broadcast.stale(drawn)
+        oldest = MAX_STALENESS if max_staleness is None else max_staleness
+        when, sent = schedule.every_round(buffer_size), broadcast.stale(oldest)
     else:
         when, sent = schedule.buffered(buffer_size, at_work=clients_per_round), broadcast.latest()
     return when._replace(round_factor=clients_per_round / buffer_size), sent
@@ -155,15 +153,13 @@ def fedbuff(
         >>> problem.accuracy(algorithm, rounds=10) > 0.8
         True
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    when, sent = arriving(clients_per_round, buffer_size, max_staleness, clock)
+    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local,
         schedule=when,
         broadcast=sent,
         weighting=weighting.equal,
         preaggregation=(preaggregation.discounted(decay, slope, grace),),
-        server=server.optimizer(optax.sgd(server_lr)),
+        server=server_sgd(server_lr),
         clock=clock,
     )

@@ -8,10 +8,10 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, concrete
+from fedjax_sim.algorithms._options import check_server_lr, client_weights, server_sgd
+from fedjax_sim.base import LocalUpdate
 from fedjax_sim.engine import optimizers
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -35,7 +35,7 @@ def fedavg(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
     )
 
 
@@ -134,14 +134,10 @@ def fedavgm(
         Ozdayi et al. print :math:`w \leftarrow v + \eta w`, a misprint. The momentum is plain;
         Flower's baseline uses Nesterov momentum.
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    if concrete(server_momentum) and not 0 <= server_momentum < 1:
-        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
     return compose(
         local,
         clients_per_round,
-        server=server.optimizer(optax.sgd(server_lr, momentum=server_momentum)),
+        server=server_sgd(server_lr, server_momentum),
     )
 
 
@@ -184,7 +180,7 @@ def fedadagrad(
         raise ValueError(f"beta1 must be 0 with variant 'optax', got {beta1}")
     rule = (
         optax.adagrad(server_lr, eps=tau)
-        if _of_optax(variant, server_lr, v0)
+        if _is_optax(variant, server_lr, v0)
         else optimizers.adagrad(server_lr, beta1=beta1, tau=tau, v0=v0)
     )
     return compose(
@@ -228,7 +224,7 @@ def fedadam(
     """
     rule = (
         optax.adam(server_lr, beta1, beta2, tau)
-        if _of_optax(variant, server_lr, v0)
+        if _is_optax(variant, server_lr, v0)
         else optimizers.adam(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
     )
     return compose(
@@ -272,7 +268,7 @@ def fedyogi(
     """
     rule = (
         optax.yogi(server_lr, beta1, beta2, tau)
-        if _of_optax(variant, server_lr, v0)
+        if _is_optax(variant, server_lr, v0)
         else optimizers.yogi(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
     )
     return compose(
@@ -282,11 +278,11 @@ def fedyogi(
     )
 
 
-def _of_optax(variant: Variant, server_lr: float, v0: float | None) -> bool:
+def _is_optax(variant: Variant, server_lr: float, v0: float | None) -> bool:
+    """Checks the settings of an adaptive server optimiser; returns whether it is optax's own."""
     if variant not in ("reddi", "optax"):
         raise ValueError(f"variant must be 'reddi' or 'optax', got {variant!r}")
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
+    check_server_lr(server_lr)
     if variant == "optax" and v0 is not None:
-        raise ValueError(f"v0 must be left out with variant 'optax', got {v0}")
+        raise ValueError(f"v0 must be None with variant 'optax', got {v0}")
     return variant == "optax"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedjax_sim import clustering, personal
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import LocalUpdate, Objective
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -40,7 +40,7 @@ def ifca(
         local,
         clients_per_round,
         broadcast=clustering.ifca(clusters, objective),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         diagnostics={"models_taken": clustering.models_taken()},
         personal=personal.as_received(),
     )
@@ -88,7 +88,7 @@ def dynamic_clustering(
         local,
         clients_per_round,
         broadcast=clustering.dynamic(cluster_limit, cluster_by, clients_per_round, objective),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         diagnostics={"models_taken": clustering.models_taken()},
         personal=personal.as_received(),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fedjax_sim import compression, server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -50,7 +50,7 @@ def cmfl(
         local,
         clients_per_round,
         sending=(sending.relevant_only(relevance),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
     )
 
 
@@ -100,7 +100,7 @@ def stc(
         local,
         clients_per_round,
         sending=(compression.compressed(code),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         server=compression.compress_server(server.replace(), code),
     )
 

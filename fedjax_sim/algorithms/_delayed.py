@@ -9,6 +9,7 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import check_server_lr
 from fedjax_sim.base import LocalUpdate, Objective, Server, concrete
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
@@ -167,24 +168,24 @@ def radfed(
         redistribution=redistribution.permute,
         refresh=refresh.nothing(),
         weighting=weighting.equal,
-        server=_server(
+        server=_server_step(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
         evaluated=evaluated if redistribution_rounds > 1 else "server",
     )
 
 
-def _server(
+def _server_step(
     alpha: float, name: ServerOptimizer | None, server_lr: float, **settings: float | None
 ) -> Server:
+    """Returns a step of length alpha, or an adaptive optimiser on it."""
     if name is None:
         return server.mix(alpha)
     if name not in ADAPTIVE:
         raise ValueError(f"server_optimizer must be one of {', '.join(ADAPTIVE)}, got {name!r}")
     if concrete(alpha) and not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
+    check_server_lr(server_lr)
     if name == "adagrad":
         del settings["beta2"]
     return server.optimizer(optax.chain(optax.scale(alpha), ADAPTIVE[name](server_lr, **settings)))

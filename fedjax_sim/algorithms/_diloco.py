@@ -1,21 +1,17 @@
-"""DiLoCo: long local training, and Nesterov steps of the server; at once, or by fragments."""
+"""DiLoCo: long local training with Nesterov steps of the server, of all or of fragments."""
 
 from __future__ import annotations
 
-import optax
-
-from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Server, concrete
+from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.base import LocalUpdate
 from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange, schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 MOST_FRAGMENTS = 1000
-
-
-"""No model has so many layers, and each is a choice of its own."""
+"""Limit on fragments, as each is a part of its own; no model has so many layers."""
 
 
 @method
@@ -61,7 +57,7 @@ def diloco(
         local.change(optimizer_state="keep"),
         clients_per_round,
         weighting=weighting.equal,
-        server=_nesterov(server_lr, server_momentum),
+        server=server_sgd(server_lr, server_momentum, nesterov=True),
     )
 
 
@@ -124,14 +120,5 @@ def streaming_diloco(
         schedule=schedule.permanent(clients_per_round),
         exchange=exchange.fragments(*(leaves.strided(p, fragments) for p in range(fragments))),
         weighting=weighting.equal,
-        server=_nesterov(server_lr, server_momentum),
+        server=server_sgd(server_lr, server_momentum, nesterov=True),
     )
-
-
-def _nesterov(server_lr: float, server_momentum: float) -> Server:
-    """The outer optimiser."""
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    if concrete(server_momentum) and not 0 <= server_momentum < 1:
-        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
-    return server.optimizer(optax.sgd(server_lr, server_momentum, nesterov=True))

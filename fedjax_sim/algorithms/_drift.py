@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import server_sgd
 from fedjax_sim.base import LocalUpdate, concrete, plain_sgd
 from fedjax_sim.client import corrections
 from fedjax_sim.client.length import geometric
@@ -89,13 +88,11 @@ def scaffold(
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
     averaging for federated learning", ICML 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
     return compose(
         local.change(corrections=(corrections.scaffold(option),)),
         clients_per_round,
         weighting=weighting.equal,
-        server=server.optimizer(optax.sgd(server_lr)),
+        server=server_sgd(server_lr),
     )
 
 
@@ -281,9 +278,7 @@ def fedadmm(
     """
     if concrete(rho) and not rho > 0:
         raise ValueError(f"rho must be positive, got {rho}")
-    if server_lr is not None and concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    moves = server.participation() if server_lr is None else server.optimizer(optax.sgd(server_lr))
+    moves = server.participation() if server_lr is None else server_sgd(server_lr)
     return compose(
         reflected(local.change(corrections=(corrections.dynamic(rho),))),
         clients_per_round,

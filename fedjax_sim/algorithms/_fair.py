@@ -1,4 +1,4 @@
-"""Methods that weigh clients by their losses."""
+"""Methods that weight clients by their losses."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Methods whose clients keep some layers for themselves."""
+"""Methods whose clients keep some layers personal."""
 
 from __future__ import annotations
 
 from fedjax_sim import personal
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import Leaves, LocalUpdate, Model
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -45,7 +45,7 @@ def fedper(
         >>> algorithm.parts.exchange
         split(own=head(<Model>))
     """
-    return _keeping(leaves.head(model), local, clients_per_round, equal_weights)
+    return _with_personal_leaves(leaves.head(model), local, clients_per_round, equal_weights)
 
 
 @method
@@ -83,7 +83,7 @@ def lg_fedavg(
         split(own=all_but(head(<Model>)))
     """
     body = leaves.all_but(leaves.head(model))
-    return _keeping(body, local, clients_per_round, equal_weights)
+    return _with_personal_leaves(body, local, clients_per_round, equal_weights)
 
 
 @method
@@ -119,7 +119,7 @@ def fedbn(
         >>> fs.algorithms.fedbn(local, clients_per_round=5).parts.exchange
         split(own=named('*BatchNorm*'))
     """
-    return _keeping(leaves.named(norms), local, clients_per_round, equal_weights)
+    return _with_personal_leaves(leaves.named(norms), local, clients_per_round, equal_weights)
 
 
 @method
@@ -167,7 +167,7 @@ def fedrep(
         local.change(trained=head, epochs=head_epochs),
         local.change(trained=leaves.all_but(head)),
     )
-    return _keeping(head, both, clients_per_round, equal_weights)
+    return _with_personal_leaves(head, both, clients_per_round, equal_weights)
 
 
 @method
@@ -212,21 +212,21 @@ def fedbabu(
         local.change(trained=leaves.all_but(head)),
         clients_per_round,
         exchange=exchange.split(frozen=head),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
     )
 
 
-def _keeping(
+def _with_personal_leaves(
     own: Leaves,
     local: LocalUpdate,
     clients_per_round: int,
     equal_weights: bool,
 ) -> Algorithm:
-    """FedAvg of all leaves but ``own``."""
+    """Returns FedAvg of all leaves except ``own``, which clients keep."""
     return compose(
         local,
         clients_per_round,
         exchange=exchange.split(own=own),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
     )

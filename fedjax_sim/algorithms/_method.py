@@ -68,10 +68,10 @@ GIVEN = {
 
 
 def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
-    """Decorates a method: completes its docstring, and records calls of it.
+    """Completes the docstring of a method, and records its calls.
 
-    Arguments that its docstring leaves out are described by ``ARGUMENTS``; a method without an
-    example gets the common one.
+    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without an example
+    gets the common one.
     """
     factory.__doc__ = _completed(factory)
     return part(factory)
@@ -93,7 +93,7 @@ def _completed(factory: Callable[..., Algorithm]) -> str:
 
 
 def _split(doc: str) -> tuple[str, dict[str, str], str]:
-    """Returns what precedes a docstring's arguments, these by name, and what follows them."""
+    """Splits a docstring into the text before Args, the arguments by name, and the text after."""
     head, _, rest = doc.partition("\nArgs:\n")
     if not rest:
         head, mark, rest = doc.partition("\nReturns:")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fedjax_sim import personal
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import Companion, LocalUpdate, Model, Objective
 from fedjax_sim.client import terms
 from fedjax_sim.models import leaves
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -42,7 +42,7 @@ def ditto(
     return compose(
         personal.ditto(local, lam),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.stored(),
     )
 
@@ -79,7 +79,7 @@ def fine_tuned(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
     )
 
@@ -119,7 +119,7 @@ def apfl(
     <https://arxiv.org/abs/2003.13461>, Algorithm 1.
     """
     companion = personal.interpolated(objective, alpha, learned=learned)
-    return _beside(companion, local, clients_per_round, equal_weights)
+    return _with_companion(companion, local, clients_per_round, equal_weights)
 
 
 @method
@@ -159,20 +159,20 @@ def fedrod(
     changed = terms.remade(objective, adjust=terms.balanced(gamma))
     companion = personal.added(objective, leaves.head(model))
     local = local.change(objective=changed)
-    return _beside(companion, local, clients_per_round, equal_weights)
+    return _with_companion(companion, local, clients_per_round, equal_weights)
 
 
-def _beside(
+def _with_companion(
     companion: Companion,
     local: LocalUpdate,
     clients_per_round: int,
     equal_weights: bool,
 ) -> Algorithm:
-    """FedAvg whose clients have a companion."""
+    """Returns FedAvg whose clients also train a companion, from which their model is made."""
     return compose(
         local.change(companion=companion),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.accompanied(companion),
     )
 
@@ -215,6 +215,6 @@ def fedala(
     return compose(
         personal.adaptive_start(local, objective, head, **options),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.adaptively_mixed(local, objective, head, **options),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import optax
-
-from fedjax_sim import privacy, server
+from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import server_sgd
 from fedjax_sim.base import LocalUpdate, PreAggregation
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
@@ -144,10 +143,6 @@ def dp_ftrl(
     Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu, "(Amplified) banded matrix
     factorization", NeurIPS 2023 <https://arxiv.org/abs/2306.08153>, for bands.
     """
-    if not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    if not 0 <= server_momentum < 1:
-        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
     noise: PreAggregation = privacy.tree_mechanism(clip, noise_multiplier, clients_per_round)
     if bands is not None:
         noise = privacy.banded_mechanism(clip, noise_multiplier, clients_per_round, bands)
@@ -157,5 +152,5 @@ def dp_ftrl(
         selection=selection.shuffled() if bands is None else selection.cyclic(),
         weighting=weighting.equal,
         preaggregation=(noise,),
-        server=server.optimizer(optax.sgd(server_lr, momentum=server_momentum)),
+        server=server_sgd(server_lr, server_momentum),
     )

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import Aggregator, LocalUpdate, Objective, PreAggregation
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import aggregators, preaggregation, weighting
+from fedjax_sim.server import aggregators, preaggregation
 
 Rule = Literal[
     "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "caf"
@@ -20,9 +21,7 @@ Mixing = Literal["nearest", "buckets"]
 
 
 SHARES = ("trimmed_mean", "krum", "multi_krum", "caf")
-
-
-"""The rules that are told the share of the malicious."""
+"""Rules that need a bound on the fraction of malicious clients."""
 
 
 @method
@@ -96,10 +95,10 @@ def robust(
         raise ValueError(f"byzantine must be in [0, 0.5), got {byzantine}")
     if mixing not in (None, "nearest", "buckets"):
         raise ValueError(f"mixing must be 'nearest', 'buckets' or None, got {mixing!r}")
-    spoilt = byzantine
+    malicious = byzantine
     if mixing == "buckets":
-        spoilt = byzantine * bucket_size  # of the buckets
-        if aggregator in SHARES and not spoilt < 0.5:
+        malicious = byzantine * bucket_size  # of the buckets
+        if aggregator in SHARES and not malicious < 0.5:
             raise ValueError(
                 f"bucket_size must be less than 0.5 / byzantine = {0.5 / byzantine:g} for "
                 f"{aggregator}, got {bucket_size}"
@@ -107,11 +106,11 @@ def robust(
     rules: dict[str, Callable[[], Aggregator]] = {
         "mean": lambda: aggregators.mean,
         "coordinate_median": lambda: aggregators.coordinate_median,
-        "trimmed_mean": lambda: aggregators.trimmed_mean(spoilt),
+        "trimmed_mean": lambda: aggregators.trimmed_mean(malicious),
         "geometric_median": aggregators.geometric_median,
-        "krum": lambda: aggregators.krum(spoilt),
-        "multi_krum": lambda: aggregators.multi_krum(spoilt),
-        "caf": lambda: aggregators.caf(spoilt),
+        "krum": lambda: aggregators.krum(malicious),
+        "multi_krum": lambda: aggregators.multi_krum(malicious),
+        "caf": lambda: aggregators.caf(malicious),
     }
     if aggregator not in rules:
         raise ValueError(f"aggregator must be one of {', '.join(rules)}, got {aggregator!r}")
@@ -124,7 +123,7 @@ def robust(
         local,
         clients_per_round,
         sending=() if clip is None else (sending.clip_norm(clip),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         preaggregation=mixed,
         aggregator=rules[aggregator](),
     )
@@ -212,6 +211,6 @@ def zeno(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         preaggregation=(screen,),
     )

@@ -1,4 +1,4 @@
-"""Methods that choose the clients of a round."""
+"""Methods that select the clients of a round."""
 
 from __future__ import annotations
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
 from fedjax_sim.algorithms._averaging import fedavg
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
+from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.base import LocalUpdate, Objective, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -116,7 +114,7 @@ def fedexp(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         server=server.extrapolated(eps),
     )
 
@@ -160,14 +158,12 @@ def fedcm(
     Source: Xu, Wang, Wang, Yao, "FedCM: federated learning with client-level momentum", 2021
     <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
     term = corrections.client_momentum(alpha, lr, momentum)
     return compose(
         local.change(corrections=(term,), optimizer_state="reset"),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
-        server=server.optimizer(optax.sgd(server_lr)),
+        weighting=client_weights(equal_weights),
+        server=server_sgd(server_lr),
     )
 
 
