@@ -449,7 +449,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no places": (lambda: fs.schedule.periodic(1, at_work=0), "at_work must be at least 1, got 0"),
     "an age that is drawn": (
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
-        "max_staleness must be None on a clock, by which models are as old as they are, got 4",
+        "max_staleness must be None with a clock, which determines the staleness, got 4",
     ),
     "no clock": (
         lambda: composed(fs.schedule.buffered(2, at_work=4)),

@@ -317,7 +317,7 @@ def test_help_is_of_the_methods_that_run(capsys: pytest.CaptureFixture[str]) -> 
     text = told(capsys)
     assert text.startswith("usage: python -m fedjax_sim.bench [--algo NAME] [--compare NAME ...] [")
     assert "flags of phase_shift, fedavg, and their defaults there:" in text
-    assert "--phases N n, the groups; must divide clients_per_round." in text
+    assert "--phases N n: number of groups; must divide clients_per_round." in text
     assert "--redistribution-rounds" not in text  # of a method that does not run
     assert "learning rate; the defaults are for SGD (default: digits 0.02, mnist 0.001" in text
 
@@ -336,8 +336,8 @@ def test_help_is_true_for_every_method_that_has_the_flag(
 def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "--algo", "dp_fedavg", "--compare", "robust")
     assert "flags of dp_fedavg, robust, and their defaults there:" in text
-    assert "(dp_fedavg 1.0) C, the" in text  # the clip of either
-    assert "None: no limit (robust None)" in text
+    assert "(dp_fedavg 1.0) C: clipping norm" in text  # the clip of either
+    assert "None: no clipping (robust None)" in text
     assert "--phases N" not in text
     assert "--rounds N" in text
     assert "--mu" not in told(capsys, "--algo", "scaffold")

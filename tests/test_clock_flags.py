@@ -51,7 +51,7 @@ BASE += ["--devices", "1"]
         ),
         (
             "--algo fedasync --max-staleness 4 --clock tiers(1)",
-            "fedasync: --max-staleness must be None on a clock, by which models are as old as they",
+            "fedasync: --max-staleness must be None with a clock, which determines the staleness",
         ),
     ],
 )

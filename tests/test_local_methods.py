@@ -865,7 +865,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "v0 of optax": (
         lambda: fedyogi(on_bowls(), clients_per_round=1, variant="optax", v0=0.1),
-        "v0 must be left out with variant 'optax', got 0.1",
+        "v0 must be None with variant 'optax', got 0.1",
     ),
     "beta1 of optax": (
         lambda: fedadagrad(on_bowls(), clients_per_round=1, variant="optax", beta1=0.5),

@@ -1,4 +1,4 @@
-"""Named methods; each is one composition. Their keyword parameters are the command's flags."""
+"""Named methods, each one composition; their keyword parameters are flags of the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedjax_sim.base.registry import Registry
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.round import Algorithm
 
-# A method is named by its line here and nowhere else; the order is that of every list.
+# Methods are named here only; every list has this order.
 # isort: off
 from fedjax_sim.algorithms._averaging import fedavg as fedavg
 from fedjax_sim.algorithms._delayed import phase_shift as phase_shift
@@ -116,4 +116,4 @@ COMMON = (
     "momentum",
     "clock",
 )
-"""Parameters that mean the same in every method; the command gives them to those that have them."""
+"""Parameters that the command fills in for every method that has them."""

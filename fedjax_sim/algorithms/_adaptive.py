@@ -1,4 +1,4 @@
-"""Methods that choose the number of local steps during the run."""
+"""Methods that adapt the number of local steps during the run."""
 
 from __future__ import annotations
 
@@ -24,38 +24,35 @@ def adaptive_steps(
     phi: float = 0.025,
     most_steps: int = 100,
 ) -> Algorithm:
-    r"""Adaptive federated learning: the server chooses the local steps τ of each round.
+    r"""Adaptive federated learning: the server sets the number of local steps τ of each round.
 
     .. math:: \tau^* = \arg\min_\tau \frac{1 + \sqrt{1 + 4 T^2 \varphi\rho\eta h(\tau) / \tau}}
               {2 T \eta \varphi} + \rho\,h(\tau), \qquad
               T = \frac{(R - b - c)\,\tau}{c\,\tau + b}
 
-    Many steps save averages, whose cost is b; few keep the clients together, by h, which grows with
-    the divergence of their gradients; see :func:`fedjax_sim.local.budgeted`. In the paper all
-    clients take part, the costs are measured in every round, of several resources the scarcest
-    counts, and the result is the model of least loss; here one resource has costs that are given,
-    and the result is the last model. Once the budget is spent clients train no more, though models
-    travel until the run ends.
+    More local steps save aggregations, which cost b each; fewer keep the clients' models close. h
+    bounds how far they drift apart and grows with the divergence of their gradients; see
+    :func:`fedjax_sim.local.budgeted`. In the paper, all clients participate, costs are measured in
+    every round, the scarcest of several resources counts, and the result is the model with the
+    least loss. Here, one resource has given costs, and the result is the last model. Once the
+    budget is spent, clients stop training, although models are still exchanged until the run ends.
 
     Args:
         local: the local update; its epochs are overridden.
-        clients_per_round: m, the cohort drawn without replacement; the paper's is all.
-        lr: η, the rate of the clients' SGD; that of local's optimiser.
-        objective: F, what local minimises.
-        resource_budget: R, of any one resource.
-        step_cost: c, of the resource for a local step.
-        round_cost: b, of the resource for an average.
-        phi: φ, the control parameter; 0.025 for a linear SVM in the authors' code, 0.00005 for a
-            CNN.
-        most_steps: τ_max.
+        clients_per_round: m: clients per round, sampled without replacement; the paper uses all.
+        resource_budget: R: budget of the resource, in any unit.
+        step_cost: c: cost of a local step.
+        round_cost: b: cost of an aggregation.
+        phi: φ: control parameter; in the authors' code 0.025 for a linear SVM, 0.00005 for a CNN.
 
     Returns:
-        The algorithm; with most_steps of 1 it is parallel SGD while the budget lasts. Memory: a
-        model for every client. Traffic per round: m models and 8 bytes each down; m models, as many
+        The algorithm; with ``most_steps=1`` it is parallel SGD while the budget lasts. Memory: one
+        model per client. Traffic per round: m models and 8 bytes each down; m models, as many
         gradients and 8 bytes each up.
 
     Raises:
-        ValueError: if a setting is out of range, or the budget does not pay for a round of a step.
+        ValueError: if a setting is out of range, or the budget does not cover a round with one
+            step.
 
     Source: Wang, Tuor, Salonidis, Leung, Makaya, He, Chan, "Adaptive federated learning in resource
     constrained edge computing systems", IEEE JSAC 2019 <https://arxiv.org/abs/1804.05271>,
@@ -80,29 +77,28 @@ def skewscout(
     allowed_loss: float = 0.05,
     traffic_weight: float = 1.0,
 ) -> Algorithm:
-    r"""SkewScout on FedAvg: local steps τ by the accuracy that models lose at other clients.
+    r"""SkewScout: FedAvg whose local steps τ depend on the accuracy that models lose elsewhere.
 
     .. math:: \min_\tau\; \lambda_{AL} \max(0, AL(\tau) - \sigma_{AL}) +
               \lambda_C \frac{C(\tau)}{CM}, \qquad \frac{C(\tau)}{CM} = \frac{1}{\tau}
 
-    A client's model travels to the next cohort, which tells how much less accurate it is there: AL.
-    Hill climbing doubles or halves τ, see :func:`fedjax_sim.local.scouted`. Rounds of many steps
-    count as one round, as in all methods: compare by the steps, or by seconds of a clock.
+    Clients' models travel to the next cohort, which measures AL, the accuracy that they lose on its
+    data. Hill climbing doubles or halves τ; see :func:`fedjax_sim.local.scouted`. As in all
+    methods, a round counts as one however many steps it has: compare by steps, or by simulated
+    seconds.
 
     Args:
         local: the local update; its epochs are overridden.
-        clients_per_round: m, the cohort drawn without replacement; the paper's is all.
-        model: tells the accuracy of the clients' own samples.
-        fewest_steps: τ at the start, and at least.
-        most_steps: τ at most.
-        travel_rounds: that measure AL before each change of τ.
-        loss_weight: λ_AL.
-        allowed_loss: σ_AL, the accuracy that models may lose.
-        traffic_weight: λ_C.
+        clients_per_round: m: clients per round, sampled without replacement; the paper uses all.
+        fewest_steps: initial value and lower bound of τ.
+        travel_rounds: rounds that measure AL before each change of τ.
+        loss_weight: λ_AL: weight of the accuracy loss.
+        allowed_loss: σ_AL: accuracy loss that is tolerated.
+        traffic_weight: λ_C: weight of the traffic.
 
     Returns:
-        The algorithm; with most_steps of 1 it is parallel SGD. Traffic per round: 2 m models and 4
-        bytes each down, of which m are the traveller; m models and 16 bytes each up.
+        The algorithm; with ``most_steps=1`` it is parallel SGD. Traffic per round: 2m models (m of
+        them travelling) and 4 bytes each down; m models and 16 bytes each up.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -132,23 +128,22 @@ def loadaboost(
     clients_per_round: int,
     objective: Objective,
 ) -> Algorithm:
-    r"""LoAdaBoost: FedAvg of clients that train on while their loss is above the last median.
+    r"""LoAdaBoost: FedAvg whose clients train longer while their loss exceeds the last median.
 
     .. math:: E_k \in [E/2,\, 3E/2], \qquad
               F_k(w_k) \le \operatorname{med}_{j \in U_{t-1}} F_j(w_j) \text{ or } E_k = 3E/2
 
-    see :func:`fedjax_sim.local.boosted`. With one epoch it is FedAvg. The paper adds samples that
-    all clients share, a hundredth of their number: ``--share-beta 0.01``.
+    See :func:`fedjax_sim.local.boosted`. With one epoch it is FedAvg. The paper adds samples that
+    all clients share, a hundredth of the total: ``--share-beta 0.01``.
 
     Args:
-        local: the local update, of E whole epochs.
-        objective: F, the loss that is compared.
+        local: the local update, with a whole number of epochs E.
 
     Returns:
         The algorithm. Traffic per round: m models and medians down, m models and losses up.
 
     Raises:
-        ValueError: if local's epochs are no whole number.
+        ValueError: if the local update's number of epochs is not whole.
 
     Source: Huang, Yin, Fu, Zhang, Deng, Liu, "LoAdaBoost: loss-based AdaBoost federated machine
     learning with reduced computational complexity on IID and non-IID intensive care data", PLOS ONE

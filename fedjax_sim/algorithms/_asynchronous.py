@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import optax
-
-from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Schedule, concrete
+from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Schedule
 from fedjax_sim.client import corrections
 from fedjax_sim.plan import schedule
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
 from fedjax_sim.server.preaggregation._staleness import Decay
 
-DRAWN = 16
-
-
-"""The most updates by which a model is drawn to be old."""
+MAX_STALENESS = 16
+"""Default bound on the sampled staleness."""
 
 
 @method
@@ -33,7 +29,7 @@ def fedasync(
     mu: float = 0.005,
     clock: Clock | None = None,
 ) -> Algorithm:
-    r"""FedAsync: the server mixes in models that clients trained from its model of d updates ago.
+    r"""FedAsync: the server mixes in client models trained from a server model d updates old.
 
     .. math:: w_{t+1} = (1 - \alpha s(d))\, w_t + \alpha s(d)\, \mathrm{train}(w_{t-d}), \qquad
               d \sim U\{0, \dots, \min(d_{max}, t)\}
@@ -41,40 +37,31 @@ def fedasync(
     .. math:: s(d) = 1, \quad (d+1)^{-a}, \quad \text{or}\quad
               1 \text{ if } d \le b \text{ else } \frac{1}{a (d-b) + 1}
 
-    The client minimises :math:`F_k(w) + \frac{\mu}{2} \lVert w - w_{t-d} \rVert^2` (the paper
-    writes ρ for μ). In the paper a round is one arrival: m = 1. With more, each arrival has its own
-    staleness, and the server moves once, by the mean of the moves that each alone would cause. On a
-    clock nothing is drawn: m clients are at work at once, the server moves when buffer_size of them
-    have come back, and d is the moves since a client was sent its model.
+    Clients minimise :math:`F_k(w) + \frac{\mu}{2} \lVert w - w_{t-d} \rVert^2` (the paper writes ρ
+    for μ). In the paper, each arrival updates the server. If several arrive together, each has its
+    own staleness, and the server moves once, by the mean of their individual moves. With a clock,
+    the staleness is not sampled: m clients train concurrently, the server updates when buffer_size
+    of them have returned, and d counts the server updates since a client received its model.
 
     Args:
-        clients_per_round: m, how many clients FedAvg would visit in a round: so many arrive for
-          each round that the user budgets, and so many are at work at once on a clock.
-        buffer_size: how many arrivals move the server together, by their mean; 1 in the paper.
-        alpha: α, how far the server moves towards the clients' models; 1 is all the way.
-        max_staleness: the oldest that a drawn model can be, in updates; the server keeps so many.
-          None: 16, without a clock.
-        decay: how the move shrinks with the staleness d: "constant", not at all; "polynomial", as
-          (d + 1)^-a; "hinge", 1 up to b and 1 / (a (d - b) + 1) from there.
-        slope: a of the decay; None: 0.5 for the polynomial, 10 for the hinge. The constant has
-          none.
-        grace: b of the hinge, the staleness that is forgiven.
-        mu: μ of the proximal term; 0 is none.
-        clock: by which clients come back; None: their staleness is drawn.
+        clients_per_round: m: arrivals per round of FedAvg's budget; with a clock, also the clients
+          that train concurrently.
+        buffer_size: arrivals whose mean makes one server update; 1 in the paper.
+        clock: the simulated clock that decides who returns first; None: the staleness is sampled.
 
     Returns:
-        The algorithm; one of its rounds is one move of the server, so that its ``round_factor`` is
-        m / buffer_size. Traffic per round: buffer_size models down, as many up.
+        The algorithm; a round is one server update, so its ``round_factor`` is m / buffer_size.
+        Traffic per round: buffer_size models down, as many up.
 
     Raises:
-        ValueError: if a setting is out of range, or there is a max_staleness beside a clock.
+        ValueError: if a setting is out of range, or both max_staleness and a clock are given.
 
     Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019
     <https://arxiv.org/abs/1903.03934>, Algorithm 1 and sections 5.2 and 6; Xue, Klabjan, Luo,
     "Aggregation delayed federated learning", 2021 <https://arxiv.org/abs/2108.07433>, section IV-E,
-    which takes 18 to 31 to have as many clients in parallel as FedAvg (max_staleness).
+    which uses 18 to 31 for as many parallel clients as in FedAvg (max_staleness).
     """
-    when, sent = arriving(clients_per_round, buffer_size, max_staleness, clock)
+    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local.change(corrections=(corrections.proximal(mu),)),
         schedule=when,
@@ -85,14 +72,16 @@ def fedasync(
     )
 
 
-def arriving(
+def _arrivals(
     clients_per_round: int, buffer_size: int, max_staleness: int | None, clock: Clock | None
 ) -> tuple[Schedule, Broadcast]:
-    """When models arrive, and which they are: by the clock, or drawn without one.
+    """Returns when models arrive and which model clients start from.
+
+    A clock determines the staleness; without one it is sampled.
 
     Raises:
-        ValueError: if buffer_size is not in 1 .. clients_per_round, or there is a max_staleness
-            beside a clock.
+        ValueError: if buffer_size is not in 1 .. clients_per_round, or both max_staleness
+            and a clock are given.
     """
     if not 1 <= buffer_size <= clients_per_round:
         raise ValueError(
@@ -101,15 +90,15 @@ def arriving(
         )
     if clock is not None and max_staleness is not None:
         raise ValueError(
-            f"max_staleness must be None on a clock, by which models are as old as they are, got "
+            f"max_staleness must be None with a clock, which determines the staleness, got "
             f"{max_staleness}"
         )
     if max_staleness is not None and max_staleness < 0:
         raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
     sent: Broadcast
     if clock is None:
-        drawn = DRAWN if max_staleness is None else max_staleness
-        when, sent = schedule.every_round(buffer_size), broadcast.stale(drawn)
+        oldest = MAX_STALENESS if max_staleness is None else max_staleness
+        when, sent = schedule.every_round(buffer_size), broadcast.stale(oldest)
     else:
         when, sent = schedule.buffered(buffer_size, at_work=clients_per_round), broadcast.latest()
     return when._replace(round_factor=clients_per_round / buffer_size), sent
@@ -128,38 +117,31 @@ def fedbuff(
     max_staleness: int | None = None,
     clock: Clock | None = None,
 ) -> Algorithm:
-    r"""FedBuff: the server waits for the first K of m clients, and adds their updates.
+    r"""FedBuff: the server updates as soon as K of m concurrent clients have returned.
 
     .. math:: w_{t+1} = w_t + \frac{\eta}{K} \sum_{k} s(d_k)
               \left(\mathrm{train}(w_{t-d_k}) - w_{t-d_k}\right)
 
-    A client that comes back is replaced at once, so that m are always at work; d is the server's
-    moves since it was sent its model. Without a clock d is drawn, as FedAsync's is.
+    A client that returns is replaced at once, so m clients are always training; d counts the server
+    updates since it received its model. Without a clock, d is sampled as in FedAsync. The paper's s
+    is the polynomial with a = 0.5.
 
     Args:
-        clients_per_round: m, the concurrency: clients at work at once on a clock. So many arrive
-          for each round that the user budgets.
-        buffer_size: K, the updates that move the server together, at most m; 10 in the paper.
-        server_lr: η.
-        decay: s, how an update shrinks with its staleness: "constant", not at all; "polynomial", as
-          (d + 1)^-a; "hinge", 1 up to b and 1 / (a (d - b) + 1) from there.
-        slope: a of the decay; None: 0.5 for the polynomial, the paper's; 10 for the hinge. The
-          constant has none.
-        grace: b of the hinge, the staleness that is forgiven.
-        max_staleness: the oldest that a drawn model can be, in updates; the server keeps so many.
-          None: 16, without a clock.
-        clock: by which clients come back; None: their staleness is drawn.
+        clients_per_round: m: arrivals per round of FedAvg's budget; with a clock, also the clients
+          that train concurrently.
+        buffer_size: K: updates per server step, at most m; 10 in the paper.
+        clock: the simulated clock that decides who returns first; None: the staleness is sampled.
 
     Returns:
-        The algorithm; one of its rounds is one move of the server, so that its ``round_factor`` is
-        m / K. With K = m and clients that are equally fast it is FedAvg with equal weights. Traffic
-        per round: K models down, K up.
+        The algorithm; a round is one server update, so its ``round_factor`` is m / K. With K = m
+        and equally fast clients it is FedAvg with equal weights. Traffic per round: K models down,
+        K up.
 
     Raises:
-        ValueError: if a setting is out of range, or there is a max_staleness beside a clock.
+        ValueError: if a setting is out of range, or both max_staleness and a clock are given.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022
-    <https://arxiv.org/abs/2106.06639>, Algorithm 1; its secure aggregation is not simulated.
+    <https://arxiv.org/abs/2106.06639>, Algorithm 1, without its secure aggregation.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -172,15 +154,13 @@ def fedbuff(
         >>> problem.accuracy(algorithm, rounds=10) > 0.8
         True
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    when, sent = arriving(clients_per_round, buffer_size, max_staleness, clock)
+    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local,
         schedule=when,
         broadcast=sent,
         weighting=weighting.equal,
         preaggregation=(preaggregation.discounted(decay, slope, grace),),
-        server=server.optimizer(optax.sgd(server_lr)),
+        server=server_sgd(server_lr),
         clock=clock,
     )

@@ -22,31 +22,29 @@ def astraea(
     mediator_size: int = 5,
     mediator_epochs: int = 1,
 ) -> Algorithm:
-    r"""Astraea: each model visits a group of clients whose labels together are near uniform.
+    r"""Astraea: trains each model sequentially on a group of clients with balanced joint labels.
 
     .. math:: w_{t+1} = \sum_i \frac{n_i}{\sum_j n_j} w_i, \qquad
               w_i = \mathrm{train}_{k_\gamma} \circ \dots \circ \mathrm{train}_{k_1}(w_t), \quad
               n_i = \sum_{k \in \text{mediator } i} n_k
 
-    For every aggregation the groups are formed afresh from a uniform cohort, greedily by the
-    Kullback-Leibler divergence of their labels from the uniform distribution. The other half of
-    the method, :func:`fedjax_sim.data.rebalance`, changes the clients' data.
+    Each aggregation regroups a uniform cohort, greedily, by the Kullback-Leibler divergence of a
+    group's labels from the uniform distribution. The other half of the method,
+    :func:`fedjax_sim.data.rebalance`, changes the clients' data.
 
     Args:
-        clients_per_round: m, the clients that take part in an aggregation.
-        classes: M, the number of classes.
-        mediator_size: γ, the clients of a mediator; must divide clients_per_round. 1 is FedAvg.
-        mediator_epochs: how often a mediator's model visits each of its clients before it is
-          aggregated.
+        clients_per_round: m: clients per aggregation.
+        mediator_size: γ: clients per mediator (group); must divide clients_per_round. 1 is FedAvg.
+        mediator_epochs: passes of a mediator's model over its clients before each aggregation.
 
     Returns:
-        The algorithm. In a round each mediator's model visits one client, so that γ rounds are
-        worth one of FedAvg's (``round_factor``). Traffic per round: m/γ models down, m/γ up (a
-        mediator is on the server's side); before the first, all clients' M counts of labels.
+        The algorithm. In a round, each mediator's model trains at one client, so γ rounds count as
+        one of FedAvg (``round_factor``). Traffic per round: m/γ models down, m/γ up (mediators are
+        part of the server); before the first round, M label counts from every client.
 
     Raises:
         ValueError: if mediator_size does not divide clients_per_round, or mediator_epochs is not
-          positive.
+            positive.
 
     Source: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
     improving classification accuracy of mobile deep learning applications", ICCD 2019
@@ -94,24 +92,23 @@ def fedmix(
     mix_ratio: float = 0.05,
     mix_samples: int = 16,
 ) -> Algorithm:
-    r"""FedMix: FedAvg whose clients mix their samples with means that others have sent.
+    r"""FedMix: FedAvg with approximate mixup of local samples and other clients' averages.
 
     .. math:: (1 - \lambda)\,\ell\bigl(f((1-\lambda)x), y\bigr)
               + \lambda\,\ell\bigl(f((1-\lambda)x), \bar y\bigr)
               + \lambda\,\frac{\partial \ell}{\partial x} \cdot \bar x
 
-    is the loss of a sample (x, y), with the mean :math:`(\bar x, \bar y)` of a block of M_k samples
-    of another client, drawn afresh in every step.
+    is the loss of a sample (x, y), where :math:`(\bar x, \bar y)` is the mean of a block of M_k
+    samples of another client, resampled in each step.
 
     Args:
-        objective: ℓ of the model, the objective of the local update.
-        mix_ratio: λ of FedMix; 0 is FedAvg.
-        mix_samples: M_k, the samples behind a mean that a client sends; the more they are, the less
-          the mean reveals of one of them.
+        objective: ℓ, the objective of the local update.
+        mix_ratio: λ: weight of the other clients' averages; 0 is FedAvg.
+        mix_samples: M_k: samples per average; the more, the less an average reveals of each.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up; before the first, every client sends
-        its ⌈n_k / M_k⌉ means, each an input and the labels behind it, to all others
+        The algorithm. Traffic per round: m models down, m up; before the first round, every client
+        sends its ⌈n_k / M_k⌉ averages, each an input with its labels, to all others
         (:class:`fedjax_sim.mixup.peer_means`).
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fedjax_sim import compression, server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -18,22 +18,23 @@ def cmfl(
     relevance: float = 0.5,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""CMFL: FedAvg of the updates whose signs agree enough with the server's last step.
+    r"""CMFL: FedAvg of the updates whose signs sufficiently agree with the server's last step.
 
     .. math:: w \leftarrow w + \sum_{k \in R} p_k \Delta_k, \qquad
               R = \Bigl\{ k \in U : \frac1n \sum_{i=1}^n \bigl[ \operatorname{sgn}(\Delta_{k,i}) =
               \operatorname{sgn}(\bar u_i) \bigr] \ge v \Bigr\}
 
-    with :math:`\bar u` the server's last step, or what a client that has not come since can know of
-    it: see :func:`fedjax_sim.sending.relevant_only`. If nobody sends, w stays.
+    where :math:`\bar u` is the server's last step; a client that missed rounds uses the change
+    since it last received the model: see :func:`fedjax_sim.sending.relevant_only`. If no client
+    sends, w stays.
 
     Args:
-        clients_per_round: m, the cohort drawn without replacement; in the paper all clients.
-        relevance: v, the share of an update's signs that must agree; 0 is FedAvg. Of updates along
-            random directions one half agree.
+        clients_per_round: m: clients per round, sampled without replacement; the paper uses all.
+        relevance: v: fraction of an update's signs that must agree; 0 is FedAvg. Random directions
+          agree in one half.
 
     Returns:
-        The algorithm. Memory: a model and the signs of one for every client. Traffic per round: m
+        The algorithm. Memory: one model and the signs of one per client. Traffic per round: m
         models down, at most m up.
 
     Raises:
@@ -49,7 +50,7 @@ def cmfl(
         local,
         clients_per_round,
         sending=(sending.relevant_only(relevance),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
     )
 
 
@@ -61,7 +62,7 @@ def stc(
     sparsity: float = 1 / 400,
     equal_weights: bool = True,
 ) -> Algorithm:
-    r"""STC: sparse ternary updates in both directions, with error feedback on both sides.
+    r"""STC: sparse ternary compression in both directions, with error feedback on both sides.
 
     .. math:: \tilde\Delta_k = \mathrm{STC}(\Delta_k + r_k), \quad
               r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k, \qquad
@@ -69,16 +70,12 @@ def stc(
               \quad r \leftarrow r + \frac1m \sum_k \tilde\Delta_k - \tilde\Delta, \qquad
               w_{t+1} = w_t + \tilde\Delta
 
-    The paper weighs clients equally and takes one minibatch between two messages: ``max_steps=1``
-    of the local update.
-
-    Args:
-        sparsity: p, the share of an update's entries that is sent.
-        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
+    The paper weights clients equally and communicates after each minibatch: ``max_steps=1`` of the
+    local update.
 
     Returns:
-        The algorithm. Traffic per round: m messages up; m times ⌈N/m⌉ messages down, or m models
-        if that is less. Non-trainable variables go whole.
+        The algorithm. Traffic per round: m messages up; m times ⌈N/m⌉ messages down, or m models if
+        that is less. Non-trainable variables are sent whole.
 
     Raises:
         ValueError: if sparsity is out of range.
@@ -103,7 +100,7 @@ def stc(
         local,
         clients_per_round,
         sending=(compression.compressed(code),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         server=compression.compress_server(server.replace(), code),
     )
 
@@ -116,24 +113,23 @@ def fedavg_top_k(
     sparsity: float = 1 / 100,
     feedback: bool = True,
 ) -> Algorithm:
-    r"""FedAvg with uploads of the k largest entries, and error feedback.
+    r"""FedAvg with top-k uploads: the largest entries of each update, with error feedback.
 
     .. math:: w_{t+1} = w_t + \sum_{k \in U_t} \frac{n_k}{\sum_j n_j} C(\Delta_k + r_k), \qquad
               r_k \leftarrow \Delta_k + r_k - C(\Delta_k + r_k)
 
     Args:
-        sparsity: p, the share of an update's entries that is sent.
-        feedback: keep what was not sent for the client's next visit, rather than lose it.
+        feedback: add what was not sent to the client's next update instead of losing it.
 
     Returns:
-        The algorithm; a sparsity of 1 is FedAvg, to rounding. Traffic per round: m models down, m
-        messages up (32 bits and a position for each entry that is sent).
+        The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding. Traffic per round: m models
+        down; m messages up, with 32 bits and a position for each entry sent.
 
     Raises:
         ValueError: if sparsity is out of range.
 
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
-    <https://arxiv.org/abs/1704.05021>, which sends gradients, not updates.
+    <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates.
     """
     return compose(
         local,
@@ -149,17 +145,17 @@ def fedavg_qsgd(
     clients_per_round: int,
     levels: int = 127,
 ) -> Algorithm:
-    r"""FedAvg with uploads rounded at random, without bias, to s levels (QSGD, FedPAQ).
+    r"""FedAvg with QSGD (FedPAQ): uploads are rounded stochastically to s levels, without bias.
 
     .. math:: w_{t+1} = w_t + \sum_{k \in U_t} \frac{n_k}{\sum_j n_j} Q_s(\Delta_k), \qquad
               \mathbb{E}\,Q_s(\Delta_k) = \Delta_k
 
     Args:
-        levels: s, the levels between 0 and the norm of an update; 127 take 8 bits with the sign.
+        levels: s: levels between 0 and an update's norm; 127 take 8 bits with the sign.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m messages up of ⌈log2(2s + 1)⌉ bits for
-        each entry.
+        The algorithm. Traffic per round: m models down; m messages up, with ⌈log2(2s + 1)⌉ bits per
+        entry.
 
     Raises:
         ValueError: if levels is out of range.
@@ -200,32 +196,32 @@ def fedavg_sketched(
     bits: int = 2,
     rotate: bool = True,
 ) -> Algorithm:
-    r"""FedAvg with uploads of a random share of the entries, rotated and quantised.
+    r"""FedAvg with sketched uploads: a random subset of the entries, rotated and quantised.
 
     .. math:: w_{t+1} = w_t + \sum_{k \in U_t} \frac{n_k}{\sum_j n_j} C(\Delta_k), \qquad
               \mathbb{E}\,C(\Delta_k) = \Delta_k
 
-    where C keeps a share s of the entries, scaled by 1/s, and of these, after a random rotation,
-    b bits for each: see :func:`fedjax_sim.compression.random_mask`,
+    where C keeps a fraction s of the entries, scaled by 1/s, rotates them at random and quantises
+    them to b bits each: see :func:`fedjax_sim.compression.random_mask`,
     :func:`fedjax_sim.compression.rotated` and :func:`fedjax_sim.compression.uniform_quantisation`.
 
     Args:
-        share: s, the share of an update's entries that is sent; 1 is all.
-        bits: b, for each of them.
-        rotate: whether they are rotated before they are quantised, at random.
+        share: s: fraction of an update's entries that is sent; 1 sends all.
+        bits: b: bits per entry.
+        rotate: apply a random rotation before quantisation.
 
     Returns:
-        The algorithm. Traffic per round: m models down; m messages up of b bits for each of s n
-        entries, of which a rotation makes a power of two.
+        The algorithm. Traffic per round: m models down; m messages up, with b bits for each of s n
+        entries, which the rotation pads to a power of two.
 
     Raises:
-        ValueError: if share is not in (0, 1] or bits not in 1..16.
+        ValueError: if share is not in (0, 1] or bits is not in 1..16.
 
     Source: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon, "Federated learning: strategies for
     improving communication efficiency", 2016 <https://arxiv.org/abs/1610.05492>, section 3.
 
     Note:
-        The entries of all layers are one vector here, and there is one pair of ends for them.
+        Here, the entries of all layers form a single vector, quantised over one range.
     """
     levels = compression.uniform_quantisation(bits)
     code = compression.random_mask(share, compression.rotated(levels) if rotate else levels)

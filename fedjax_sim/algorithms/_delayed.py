@@ -9,6 +9,7 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import check_server_lr
 from fedjax_sim.base import LocalUpdate, Objective, Server, concrete
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
@@ -30,25 +31,24 @@ def phase_shift(
     phases: int = 2,
     mode: Mode = "communication",
 ) -> Algorithm:
-    r"""Phase shift: n groups train at once, one uploads per round, the others are corrected.
+    r"""Phase shift: n groups train concurrently; one uploads per round, the others are corrected.
 
     .. math:: w_k \leftarrow \frac{N_t}{n_k + N_t} w_t + \frac{n_k}{n_k + N_t} w_k, \qquad
               w_{t+1} = \sum_{k \in \text{oldest}} \frac{n_k}{N_{t+1}} w_k, \quad
               N_{t+1} = \sum_{k \in \text{oldest}} n_k
 
-    A group trains for n rounds. When it has uploaded, free clients replace it, which start from the
-    server model. At the end of a run every model in flight is uploaded and averaged.
+    A group trains for n rounds. After its upload it is replaced by free clients, which start from
+    the server model. At the end of a run, all models in flight are uploaded and averaged.
 
     Args:
         local: the local update, with the E of the FedAvg that it is compared with.
-        clients_per_round: n·m, the clients active at once; all of them for full participation.
-        phases: n, the groups; must divide clients_per_round. 1 is FedAvg, bit for bit.
-        mode: "communication" keeps the epochs E of a round and saves traffic; "epochs" keeps the
-          traffic of FedAvg and runs E (n+1)/2n epochs for 2n/(n+1) times as many rounds
-          (``round_factor``), with n phases.
+        clients_per_round: n·m: clients active at once; all clients for full participation.
+        phases: n: number of groups; must divide clients_per_round. 1 is FedAvg, bit for bit.
+        mode: "communication" trains E epochs per round and saves traffic; "epochs" keeps FedAvg's
+          traffic and trains E (n+1)/2n epochs in 2n/(n+1) times as many rounds (``round_factor``).
 
     Returns:
-        The algorithm. Traffic per round: n·m models down, m up, (n+1)/2n of FedAvg's.
+        The algorithm. Traffic per round: n·m models down, m up: (n+1)/2n of FedAvg's.
 
     Raises:
         ValueError: if phases does not divide clients_per_round, or the mode is unknown.
@@ -111,53 +111,41 @@ def radfed(
     objective: Objective | None = None,
     evaluated: Evaluated = "in_flight",
 ) -> Algorithm:
-    r"""RADFed: m models are passed on among the clients for S rounds, then are averaged once.
+    r"""RADFed: redistributes m models among the clients for S rounds, then averages them once.
 
     .. math:: w_{t+1} = \frac1m \sum_{i=1}^m w_i^{(S)}, \qquad
               w_i^{(s+1)} = \mathrm{train}\bigl(w_{\pi_s(i)}^{(s)},\, U_i^{(s)}\bigr)
 
     with a random permutation :math:`\pi_s` and a new uniform cohort :math:`U^{(s)}` in each round.
-    The options of RADFed+ are off by default and combine freely: importance draws the cohorts
-    (RADFedi); a proximal term holds a model near the one that the client received, which is mostly
-    another client's (RADFedp); the server moves only a part of the way (RADFedm), or by an
-    optimiser (RADFeda):
+    The options of RADFed+ are off by default and combine freely: sampling by importance (RADFedi);
+    a proximal term that keeps a model near the one the client received, usually another client's
+    (RADFedp); a server that moves only part of the way (RADFedm) or uses an optimiser (RADFeda):
 
     .. math:: w_{t+1} = (1-\alpha)\, w_t + \frac{\alpha}{m} \sum_i w_i^{(S)}
               \quad\text{or}\quad w_{t+1} = w_t + \eta\,\frac{m_t}{\sqrt{v_t} + \tau}
               \text{ on } \Delta_t = \frac{\alpha}{m} \sum_i \bigl(w_i^{(S)} - w_t\bigr)
 
-    Algorithm 2 of the paper prints the last line without the root, a misprint.
+    Algorithm 2 of the paper omits the root in the last expression, a misprint.
 
     Args:
-        clients_per_round: m, the models in flight.
-        redistribution_rounds: S, the local rounds from one aggregation to the next.
-        active_clients: how many clients train in a round, if fewer than models: the models trained
-          least since the last aggregation go first, the others are idle. None: as many as models.
-        importance: draw clients in proportion to the mean squared norm of their gradients, over
-          every "minibatch" or every "sample". None: draw uniformly.
-        gamma: γ, the weight of a client's newest importance in its running mean.
-        initial_scores: a client's importance at the start: "gradient", that of the initial weights
-          (a pass over all samples), or "ones".
-        mu: μ of the proximal term; 0 is none.
-        alpha: α, how far the server moves towards the clients' models; 1 is all the way.
-        server_optimizer: the server's adaptive optimiser; adagrad has no beta2. None: none.
-        server_lr: η, the server's learning rate.
-        beta1: β1, the decay of the first moment of the server's optimiser.
-        beta2: β2, the decay of the second moment of the server's optimiser.
-        tau: τ, added to the root of the second moment of the server's optimiser.
-        v0: the second moment of the server's optimiser at the start; None: τ².
-        objective: the objective of the local update, whose gradients importance is made of.
-        evaluated: the model that is scored: the mean of those "in_flight", as in the authors' code,
-          or the "server"'s, which is up to S - 1 rounds old.
+        clients_per_round: m: models in flight.
+        active_clients: clients that train per round, if fewer than models: the models trained least
+          since the last aggregation go first. None: as many as models.
+        importance: sample clients in proportion to the mean squared norm of their gradients, over
+          every "minibatch" or every "sample". None: uniformly.
+        server_optimizer: adaptive server optimiser; adagrad has no beta2. None: no optimiser.
+        objective: F, the objective of the local update; required by importance.
+        evaluated: model to score: the mean of the models "in_flight", as in the authors' code, or
+          the "server" model, up to S - 1 rounds old.
 
     Returns:
-        The algorithm; a redistribution_rounds of 1 is FedAvg with equal weights, bit for bit. A
-        round is a local (inner) one. Traffic per round: m models down, m up (a redistributed model
-        travels as the server model would), with active_clients as many; with importance also a
-        number up with each, and the first scores as in ``radfedi``.
+        The algorithm; with ``redistribution_rounds=1`` it is FedAvg with equal weights, bit for
+        bit. Each round is a local (inner) round. Traffic per round: m models down, m up (a
+        redistributed model counts as the server model would), with active_clients in place of m;
+        with importance, also one number up with each, and initial scores as in ``radfedi``.
 
     Raises:
-        ValueError: if a setting is out of range, or importance has no objective.
+        ValueError: if a setting is out of range, or importance is given without an objective.
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithms 1 and 2; section III-A for active_clients.
@@ -180,24 +168,24 @@ def radfed(
         redistribution=redistribution.permute,
         refresh=refresh.nothing(),
         weighting=weighting.equal,
-        server=_server(
+        server=_server_step(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
         evaluated=evaluated if redistribution_rounds > 1 else "server",
     )
 
 
-def _server(
+def _server_step(
     alpha: float, name: ServerOptimizer | None, server_lr: float, **settings: float | None
 ) -> Server:
+    """Returns a step of length alpha, or an adaptive optimiser on it."""
     if name is None:
         return server.mix(alpha)
     if name not in ADAPTIVE:
         raise ValueError(f"server_optimizer must be one of {', '.join(ADAPTIVE)}, got {name!r}")
     if concrete(alpha) and not 0 < alpha <= 1:
         raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
+    check_server_lr(server_lr)
     if name == "adagrad":
         del settings["beta2"]
     return server.optimizer(optax.chain(optax.scale(alpha), ADAPTIVE[name](server_lr, **settings)))

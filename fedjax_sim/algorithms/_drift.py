@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import server_sgd
 from fedjax_sim.base import LocalUpdate, concrete, plain_sgd
 from fedjax_sim.client import corrections
 from fedjax_sim.client.length import geometric
@@ -29,12 +28,12 @@ def fedprox(
     .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_t \rVert^2
 
     Args:
-        mu: μ of the proximal term; if adaptive, that of the first round. None: 0.01, or 0 if
+        mu: μ: weight of the proximal term, in the first round if adaptive. None: 0.01, or 0 if
           adaptive.
-        adaptive: let μ rise by 0.1 when the training loss rises, and fall by 0.1 after the loss has
-          fallen 5 times in a row, see :func:`fedjax_sim.corrections.adaptive_proximal`.
-        inexactness: γ; a client stops after the epoch that brings the norm of the gradient of h_k
-          down to γ times what it was at the start. None: as the local update has it.
+        adaptive: raise μ by 0.1 when the training loss rises, and lower it by 0.1 after five
+          decreases in a row; see :func:`fedjax_sim.corrections.adaptive_proximal`.
+        inexactness: γ: a client stops after the epoch that reduces the gradient norm of h_k to γ
+          times its initial value. None: as the local update has it.
 
     Returns:
         The algorithm; with μ = 0 it is FedAvg, bit for bit. Traffic per round: m models down, m up;
@@ -65,37 +64,35 @@ def scaffold(
     option: corrections.Option = 2,
     server_lr: float = 1.0,
 ) -> Algorithm:
-    r"""SCAFFOLD: every local step is corrected by what the clients do on average.
+    r"""SCAFFOLD: control variates correct every local step for client drift.
 
     .. math:: w_k \leftarrow w_k - \eta\,(\nabla F_b(w_k) - c_k + c), \qquad
               w \leftarrow w + \frac{\eta_g}{m} \sum_{k \in U} (w_k - w), \qquad
               c \leftarrow c + \frac1N \sum_{k \in U} (c_k^+ - c_k)
 
-    All clients count equally, as in the paper: since c is a plain mean, the method minimises the
-    plain mean of the clients' losses under any weights.
+    All clients are weighted equally, as in the paper: since c is an unweighted mean, the method
+    minimises the unweighted mean of the clients' losses under any weights.
 
     Args:
-        option: what a client's new control variate is: 1, its whole gradient at the model that it
-          received; 2, the mean of the gradients along its steps (see
-          :func:`fedjax_sim.corrections.scaffold`).
-        server_lr: η_g, the server's learning rate.
+        option: a client's new control variate: 1, its full gradient at the received model; 2, the
+          mean gradient along its steps (see :func:`fedjax_sim.corrections.scaffold`).
+        server_lr: η_g: server learning rate.
 
     Returns:
-        The algorithm. Traffic per round: m models and m variates down, as many up: twice FedAvg's.
+        The algorithm. Traffic per round: m models and m control variates down, as many up: twice as
+        much as FedAvg.
 
     Raises:
-        ValueError: if the option is neither, or server_lr is not positive.
+        ValueError: if option is not 1 or 2, or server_lr is not positive.
 
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
     averaging for federated learning", ICML 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
     return compose(
         local.change(corrections=(corrections.scaffold(option),)),
         clients_per_round,
         weighting=weighting.equal,
-        server=server.optimizer(optax.sgd(server_lr)),
+        server=server_sgd(server_lr),
     )
 
 
@@ -108,34 +105,34 @@ def scaffnew(
     momentum: float,
     coin: float = 0.2,
 ) -> Algorithm:
-    r"""Scaffnew (ProxSkip): after every local step, a coin that all share says whether to average.
+    r"""Scaffnew (ProxSkip): averages after a local step only with probability p, by a shared coin.
 
     .. math:: \hat x_{k,t+1} = x_{k,t} - \gamma\,(\nabla F_b(x_{k,t}) - h_{k,t}), \qquad
               x_{k,t+1} = \begin{cases} \frac1N \sum_j \hat x_{j,t+1} & \text{with probability } p
               \\ \hat x_{k,t+1} & \text{otherwise} \end{cases}, \qquad
               h_{k,t+1} = h_{k,t} + \frac p\gamma\,(x_{k,t+1} - \hat x_{k,t+1})
 
-    A round is the steps from one average to the next, T of them for all clients, with
-    :math:`P(T = t) = p (1 - p)^{t-1}`; only the average moves h_k. All N clients take part and
-    count equally. If p is 1, it is parallel SGD. With whole gradients, strongly convex losses of
-    condition number κ and :math:`p = 1/\sqrt\kappa`, a precision takes of the order of
+    A round consists of the steps between two averages, T steps at all clients, with :math:`P(T = t)
+    = p (1 - p)^{t-1}`; only averaging changes h_k. All N clients participate with equal weights.
+    With p = 1 it is parallel SGD. With full gradients, strongly convex losses of condition number κ
+    and :math:`p = 1/\sqrt\kappa`, reaching a given precision takes on the order of
     :math:`\sqrt\kappa` rounds, where gradient descent takes κ.
 
     Args:
-        local: the local update, by SGD; its epochs and optimizer_state are overridden, so that its
+        local: the local update, by SGD; its epochs and optimizer_state are overridden, so its
           momentum restarts in every round.
-        clients_per_round: N: all take part.
-        lr: γ, the rate of the clients' SGD; that of local's optimiser.
-        momentum: of the clients' SGD; likewise. The paper's have none; see
+        clients_per_round: N: all clients participate.
+        lr: γ: learning rate of the clients' SGD, as set in the local update.
+        momentum: momentum of the clients' SGD, as set in the local update; 0 in the paper, see
           :func:`fedjax_sim.corrections.scaffnew`.
-        coin: p, the probability of an average after a step; a round has 1/p steps on average.
+        coin: p: probability of averaging after a step; a round has 1/p steps on average.
 
     Returns:
-        The algorithm. Memory: two models for every client. Traffic per round: N models down, N up.
+        The algorithm. Memory: two models per client. Traffic per round: N models down, N up.
 
     Raises:
-        ValueError: if coin or momentum is out of range; if local's optimiser is another one; if
-            clients_per_round is not N.
+        ValueError: if coin or momentum is out of range, the local update's optimiser is not SGD
+            with lr and momentum, or clients_per_round is not N.
 
     Source: Mishchenko, Malinovsky, Stich, Richtárik, "ProxSkip: yes! Local gradient steps provably
     lead to communication acceleration! Finally!", ICML 2022 <https://arxiv.org/abs/2202.09357>,
@@ -162,27 +159,24 @@ def fednova(
     momentum: float,
     mu: float = 0.0,
 ) -> Algorithm:
-    r"""FedNova: FedAvg with every client's update normalised by its accumulated steps.
+    r"""FedNova: FedAvg with each client's update normalised by its accumulated local steps.
 
     .. math:: w_{t+1} = w_t - \tau_{eff} \sum_{k \in U_t} p_k \frac{w_t - w_k}{a_k}, \qquad
               \tau_{eff} = \sum_{k \in U_t} p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
 
-    with a_k after T_k local steps as in :func:`fedjax_sim.preaggregation.normalise`: T_k for plain
-    SGD. It is known for momentum or for a proximal term, not for both together.
+    where a_k after T_k local steps is defined in :func:`fedjax_sim.preaggregation.normalise`: T_k
+    for plain SGD. It is known for momentum or for a proximal term, but not for both together.
 
     Args:
-        local: the local update, by SGD; its optimizer_state is overridden, so that its momentum
-          restarts in every round, as a_k assumes.
-        lr: η of the clients' SGD; that of local's optimiser.
-        momentum: ρ of the clients' SGD; likewise.
-        mu: μ of the proximal term; 0 is none.
+        local: the local update, by SGD; its optimizer_state is overridden, so its momentum restarts
+          in every round, as a_k assumes.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, and T_k with each.
 
     Raises:
-        ValueError: if momentum or mu is out of range, or both are positive; if local's optimiser is
-          another one, or it has corrections.
+        ValueError: if momentum or mu is out of range or both are positive, the local update's
+            optimiser is not SGD with lr and momentum, or it has corrections.
 
     Source: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
     heterogeneous federated optimization", NeurIPS 2020 <https://arxiv.org/abs/2007.07481>, sections
@@ -213,7 +207,7 @@ def feddyn(
     clients_per_round: int,
     alpha: float = 0.1,
 ) -> Algorithm:
-    r"""FedDyn: every client's loss is changed so that all agree on the server's optimum.
+    r"""FedDyn: dynamic regularisation aligns the clients' optima with the server's.
 
     .. math:: \min_w F_k(w) - \langle h_k, w \rangle + \frac{\alpha}{2} \lVert w - w_t \rVert^2,
               \qquad h_k \leftarrow h_k - \alpha (w_k - w_t)
@@ -221,13 +215,13 @@ def feddyn(
     .. math:: h \leftarrow h - \frac{\alpha}{N} \sum_{k \in U} (w_k - w_t), \qquad
               w_{t+1} = \frac1m \sum_{k \in U} w_k - \frac{h}{\alpha}
 
-    All clients count equally.
+    All clients are weighted equally.
 
     Args:
-        alpha: α; the authors take 0.1, 0.01 or 0.001.
+        alpha: α: strength of the regularisation; the authors use 0.1, 0.01 or 0.001.
 
     Returns:
-        The algorithm. Memory: h_k on every client, as large as the model. Traffic per round: m
+        The algorithm. Memory: h_k at every client, as large as the model. Traffic per round: m
         models down, m up.
 
     Raises:
@@ -253,7 +247,7 @@ def fedadmm(
     rho: float = 0.01,
     server_lr: float | None = None,
 ) -> Algorithm:
-    r"""FedADMM: primal and dual steps of the clients, and a server that follows both.
+    r"""FedADMM: clients take primal and dual ADMM steps; the server adds the changes of both.
 
     .. math:: w_k^+ \approx \arg\min_w F_k(w) + \langle y_k, w - w_t \rangle + \frac{\rho}{2}
               \lVert w - w_t \rVert^2, \qquad y_k^+ = y_k + \rho\,(w_k^+ - w_t)
@@ -261,19 +255,19 @@ def fedadmm(
     .. math:: w_{t+1} = w_t + \frac{\eta_g}{m} \sum_{k \in U} \Bigl( w_k^+ - w_k + \frac1\rho
               (y_k^+ - y_k) \Bigr)
 
-    All clients count equally. If all take part and :math:`\eta_g = 1`, it is FedDyn. A client's
-    steps start from w_t, as in the authors' code; in that code w_k is w_t as well, so that clients
-    send :math:`2 (w_k^+ - w_t)`. The paper's analysis is of :math:`\eta_g = m / N`, with which
-    w_t is the mean of all clients' :math:`w_k + y_k / \rho`; its code takes a constant, and a
-    smaller one later on.
+    All clients are weighted equally. With full participation and :math:`\eta_g = 1` it is FedDyn. A
+    client's steps start from w_t, as in the authors' code; in that code, w_k is w_t as well, so
+    clients send :math:`2 (w_k^+ - w_t)`. The paper analyses :math:`\eta_g = m / N`, for which w_t
+    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant, and a
+    smaller one later in the run. With few clients per round, 1 may diverge: it did with 10 of 40 on
+    skewed digits, where m / N did not.
 
     Args:
-        rho: ρ.
-        server_lr: η_g, the server's learning rate; None: m / N. If few clients take part, 1 may
-          diverge: it did with 10 of 40 on skewed digits, where m / N did not.
+        rho: ρ: weight of the proximal term.
+        server_lr: η_g: server learning rate; None: m / N.
 
     Returns:
-        The algorithm. Memory: w_k and y_k on every client, each as large as the model. Traffic per
+        The algorithm. Memory: w_k and y_k at every client, each as large as the model. Traffic per
         round: m models down, m up.
 
     Raises:
@@ -284,9 +278,7 @@ def fedadmm(
     """
     if concrete(rho) and not rho > 0:
         raise ValueError(f"rho must be positive, got {rho}")
-    if server_lr is not None and concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    moves = server.participation() if server_lr is None else server.optimizer(optax.sgd(server_lr))
+    moves = server.participation() if server_lr is None else server_sgd(server_lr)
     return compose(
         reflected(local.change(corrections=(corrections.dynamic(rho),))),
         clients_per_round,

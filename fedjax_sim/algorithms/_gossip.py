@@ -26,24 +26,24 @@ def gossip(
     topology: Topology = "ring",
     activity: float = 1.0,
 ) -> Algorithm:
-    r"""Gossip: every client trains a model of its own and averages it with its neighbours'.
+    r"""Gossip: clients train their own models and average them with their neighbours' models.
 
     .. math:: w_i \leftarrow \mathrm{train}\Bigl( \sum_j W_{ij} w_j,\, i \Bigr), \qquad
               W_{ij} = \frac{1}{1 + \max(\deg_i, \deg_j)} \text{ for neighbours}
 
-    W is symmetric and its rows sum to 1, so that only training moves the mean of the models, which
-    is the model that is evaluated. With an activity below 1 the edges are switched on at random,
-    one matching at a time, as in MATCHA; see :func:`fedjax_sim.redistribution.matchings`.
+    W is symmetric and its rows sum to 1, so only training moves the mean of the models, which is
+    evaluated. With activity below 1, edges are switched on at random, one matching at a time, as in
+    MATCHA; see :func:`fedjax_sim.redistribution.matchings`.
 
     Args:
-        clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
-        topology: the graph: "ring" gives every node two neighbours, "complete" all others.
-        activity: the probability with which the edges of a matching are on in a round.
+        clients_per_round: m: nodes, one client each, sampled once; usually all clients.
+        topology: communication graph: "ring" gives each node two neighbours, "complete" all others.
+        activity: probability that the edges of a matching are on in a round.
 
     Returns:
         The algorithm; the complete graph with all edges on is FedAvg with equal weights. A model
-        between clients counts both as sent up and as sent down. Traffic per round: 2m models
-        between clients on the ring, m (m - 1) on the complete graph, times activity.
+        sent between clients counts as upload and as download. Traffic per round: 2m models between
+        clients on the ring, m (m - 1) on the complete graph, times activity.
 
     Raises:
         ValueError: if topology or activity is out of range.
@@ -74,29 +74,30 @@ def push_sum(
     links: int = 2,
     graph_seed: int = 0,
 ) -> Algorithm:
-    r"""Push-sum: gossip in which a client may send to one that does not send back.
+    r"""Push-sum: gossip on a directed graph, where links need not be reciprocal.
 
     .. math:: x_i \leftarrow \sum_j W_{ij} x_j, \qquad \omega_i \leftarrow \sum_j W_{ij} \omega_j,
               \qquad z_i = x_i / \omega_i, \qquad
               x_i \leftarrow x_i + \mathrm{train}(z_i, i) - z_i
 
-    A client sends equal shares of its model and of its weight to those that it trusts, and keeps
-    one. Who receives from many has a weight above 1, by which its model is divided before it
-    trains. The mean of the models by their weights, which is the model that is evaluated, is moved
-    by training alone; see :func:`fedjax_sim.redistribution.push`.
+    A client sends equal shares of its model and of its weight to the clients that it trusts, and
+    keeps one share. A client that receives from many has a weight above 1, by which its model is
+    divided before it trains. The weighted mean of the models, which is evaluated, is moved by
+    training alone; see :func:`fedjax_sim.redistribution.push`.
 
-    The graph is drawn once: every client sends to the next one, so that all hear of all, and to
-    others at random. He et al. take one gradient of one new sample between two exchanges.
+    The graph is drawn once: every client sends to the next one, which makes the graph strongly
+    connected, and to others at random. He et al. take one gradient of one new sample between two
+    exchanges.
 
     Args:
-        clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
-        links: the clients to which each sends.
-        graph_seed: of the graph, the same for all runs.
+        clients_per_round: m: nodes, one client each, sampled once; usually all clients.
+        links: clients that each client sends to.
+        graph_seed: seed of the graph, which is the same for all runs.
 
     Returns:
-        The algorithm; with one link, or m - 1, all weights are 1. A model between clients counts
-        both as sent up and as sent down, with 4 bytes of its weight. Traffic per round: m times
-        links models between clients.
+        The algorithm; with 1 or m - 1 links, all weights are 1. A model sent between clients counts
+        as upload and as download, with 4 bytes for its weight. Traffic per round: m times links
+        models between clients.
 
     Raises:
         ValueError: if links is not in 1 .. m - 1.
@@ -127,42 +128,42 @@ def dada(
     peers: int = 5,
     mixing_lr: float = 0.5,
 ) -> Algorithm:
-    r"""Dada: every client has a model of its own, and learns which others to draw it towards.
+    r"""Dada: clients train personal models and learn the graph of whom to collaborate with.
 
     .. math:: \min_{w \ge 0,\, \theta} \sum_k d_k c_k L_k(\theta_k)
               + \frac{\mu_1}{2} \sum_{k<l} w_{kl} \lVert \theta_k - \theta_l \rVert^2
               + \mu_2 \Bigl( \lambda \sum_{k<l} w_{kl}^2 - \sum_k \log(d_k + \delta) \Bigr)
 
-    A round trains the models apart; between two rounds clients meet in pairs, which set the weight
-    :math:`w_{kl}` of their edge, and everyone moves towards its neighbours; see
+    Models train independently within a round; between two rounds, clients meet in pairs, which set
+    the weight :math:`w_{kl}` of their edge, and every client moves towards its neighbours; see
     :func:`fedjax_sim.redistribution.learned`. The paper's models are weights of given classifiers,
-    which it boosts one by one; here they are those of any network and trained by the local update,
-    as the linear ones are that the paper compares with. What is evaluated for all is the mean of
-    the models: look at the personal scores.
+    which it boosts one by one; here, they are networks of any kind trained by the local update,
+    like the linear models that the paper compares with. Pooled scores evaluate the mean of the
+    models: use the personal scores.
 
     Args:
-        clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
-        objective: the objective of the local update, whose value is L.
-        mu_1: μ₁, how much distances between models count.
-        mu_2: μ₂, how much the graph's own shape counts.
-        penalty: λ, how much large weights cost; with a smaller one the graph is sparser.
-        peers: κ, the clients that each meets between two rounds.
-        mixing_lr: η of the step towards the neighbours; 0 leaves every client alone.
+        clients_per_round: m: nodes, one client each, sampled once; usually all clients.
+        objective: L, the objective of the local update.
+        mu_1: μ₁: weight of the distances between models.
+        mu_2: μ₂: weight of the graph regulariser.
+        penalty: λ: cost of large edge weights; a smaller λ gives a sparser graph.
+        peers: κ: clients that each client meets between two rounds.
+        mixing_lr: η: step towards the neighbours; 0 trains every client alone.
 
     Returns:
-        The algorithm; :func:`fedjax_sim.simulate` returns the graph, in
-        ``state.redistribution``. A visit costs one forward pass more. A model between clients
-        counts both as sent up and as sent down, with 12 bytes of losses, degrees and weights.
-        Traffic per round: a model for each of the m clients from each of its neighbours, and at
-        most m κ / 2 from others that are met.
+        The algorithm; :func:`fedjax_sim.simulate` returns the graph, in ``state.redistribution``. A
+        local update costs one more forward pass. A model sent between clients counts as upload and
+        as download, with 12 bytes of losses, degrees and weights. Traffic per round: one model for
+        each of the m clients from each of its neighbours, and at most m κ / 2 from other clients
+        that it meets.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: if a setting is out of range.
 
     Source: Zantedeschi, Bellet, Tommasi, "Fully decentralized joint learning of personalized models
     and collaboration graphs", AISTATS 2020 <https://arxiv.org/abs/1901.08460>; its authors' code
-    2020 <https://github.com/vzantedeschi/Dada>, for the linear models and for the defaults of
-    μ₁, μ₂ and κ.
+    2020 <https://github.com/vzantedeschi/Dada>, for the linear models and for the defaults of μ₁,
+    μ₂ and κ.
 
     Example:
         >>> import optax, fedjax_sim as fs

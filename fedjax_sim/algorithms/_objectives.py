@@ -21,24 +21,23 @@ def moon(
     temperature: float = 0.5,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""MOON: a client's features stay near the server model's, and leave its own last model's.
+    r"""MOON: a contrastive loss pulls a client's features towards the server model's features.
 
     .. math:: F_b(w) - \mu \log \frac{e^{\cos(z, z_{recv}) / \tau}}
               {e^{\cos(z, z_{recv}) / \tau} + e^{\cos(z, z_{prev}) / \tau}}
 
-    The features z are the inputs of the model's last dense layer; see
-    :func:`fedjax_sim.terms.model_contrast`.
+    It also pushes them away from the features of the client's previous model. The features z are
+    the inputs of the model's last dense layer; see :func:`fedjax_sim.terms.model_contrast`.
 
     Args:
-        mu: μ, the weight of the term; the authors take 0.1, 1, 5 or 10.
-        temperature: τ.
+        mu: μ: weight of the contrastive term; the authors use 0.1, 1, 5 or 10.
 
     Returns:
-        The algorithm. Memory: a model for every client. Traffic per round: m models down, m up.
+        The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if the model has no features, the objective is no ``empirical_risk``, mu is
-            negative or the temperature not positive.
+        ValueError: if the model has no features, the objective is not an ``empirical_risk``, mu is
+            negative or temperature is not positive.
 
     Source: Li, He, Song, "Model-contrastive federated learning", CVPR 2021
     <https://arxiv.org/abs/2103.16257>, Algorithm 1.
@@ -63,23 +62,21 @@ def fedntd(
     temperature: float = 1.0,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""FedNTD: a client keeps what the server model says of the classes that are not the label's.
+    r"""FedNTD: distils the server model's predictions on all classes but the true one.
 
     .. math:: F_b(w) + \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_w\bigr)
 
-    The distributions leave out the true class; see
-    :func:`fedjax_sim.terms.not_true_distillation`.
+    Both distributions leave out the true class; see :func:`fedjax_sim.terms.not_true_distillation`.
 
     Args:
-        beta: β, the weight of the term.
-        temperature: τ.
+        beta: β: weight of the distillation term.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if the objective is no ``empirical_risk``, beta is negative or the temperature
-            not positive.
+        ValueError: if the objective is not an ``empirical_risk``, beta is negative or temperature
+            is not positive.
 
     Source: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
     distillation in federated learning", NeurIPS 2022 <https://arxiv.org/abs/2106.03097>.
@@ -101,18 +98,18 @@ def fedlc(
     tau: float = 1.0,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""FedLC: in training, each client's logits are calibrated by its own label counts.
+    r"""FedLC: calibrates each client's training logits by its own label counts.
 
     .. math:: f_{k,y}(x) - \tau\, n_{k,y}^{-1/4}
 
     Args:
-        tau: τ; 0 is FedAvg.
+        tau: τ: strength of the calibration; 0 is FedAvg.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
 
     Raises:
-        ValueError: if the objective is no ``empirical_risk``, or tau is negative.
+        ValueError: if the objective is not an ``empirical_risk``, or tau is negative.
 
     Source: Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated learning with label distribution skew via
     logits calibration", ICML 2022 <https://arxiv.org/abs/2209.00189>.
@@ -137,34 +134,33 @@ def fedgkd(
     temperature: float = 1.0,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""FedGKD: a client's answers stay near those of the mean of the last server models.
+    r"""FedGKD: distils the average of the last server models into the clients' models.
 
     .. math:: F_b(w) + \gamma \tau^2\, \mathrm{KL}\Bigl(\sigma\bigl(f(\bar w_t, x) / \tau\bigr)
               \,\Big\|\, \sigma\bigl(f(w, x) / \tau\bigr)\Bigr), \qquad
               \bar w_t = \frac1M \sum_{i=0}^{M-1} w_{t-i}
 
-    with the logits f and the softmax σ; see :func:`fedjax_sim.terms.teacher_distillation`.
+    where f are the logits and σ is the softmax; see :func:`fedjax_sim.terms.teacher_distillation`.
 
     Args:
-        gamma: γ, the weight of the term; 0 is FedAvg.
-        buffer: M, the server models behind the teacher; 1 is the received model alone.
-        temperature: τ.
+        gamma: γ: weight of the distillation term; 0 is FedAvg.
+        buffer: M: server models averaged into the teacher; 1 uses the received model alone.
 
     Returns:
         The algorithm. Memory: M + 1 models at the server. Traffic per round: 2m models down, or m
         if M is 1; m up.
 
     Raises:
-        ValueError: if the objective is no ``empirical_risk``, gamma is negative, or buffer or the
-            temperature not positive.
+        ValueError: if the objective is not an ``empirical_risk``, gamma is negative, or buffer or
+            temperature is not positive.
 
     Source: Yao, Pan, Dai, Wan, Ding, Jin, Xu, Sun, "Local-global knowledge distillation in
     heterogeneous federated learning with non-IID data", 2021 <https://arxiv.org/abs/2107.00051>.
 
     Note:
-        γ, M and τ² are those of the authors' code, which leaves the term out in the first round.
-        FedGKD-VOTE, by which every past model teaches alone, as far as its loss on validation
-        samples is low, is not here.
+        γ, M and τ² follow the authors' code, which omits the term in the first round. FedGKD-VOTE,
+        in which each past model is a teacher, weighted by its loss on validation samples, is not
+        included.
     """
     term = terms.teacher_distillation(model, gamma, temperature)
     shared = None if buffer == 1 else terms.past_models(buffer)
@@ -185,24 +181,23 @@ def feddisco(
     disco_b: float = 0.1,
     discrepancy: preaggregation.Discrepancy = "kl",
 ) -> Algorithm:
-    r"""FedDisco: clients count by their samples, less if their labels are far from uniform.
+    r"""FedDisco: weights clients by their samples, and less if their labels are far from uniform.
 
     .. math:: w \leftarrow w + \sum_{k \in U} p_k (w_k - w), \qquad
               p_k \propto \max(n_k - a\, d_k + b,\, 0)
 
-    with n_k the client's share of the cohort's samples, and d_k as in
-    :func:`fedjax_sim.preaggregation.discrepancy`. The authors take the distribution of the test
-    labels in place of the uniform one if they make that unequal.
+    where n_k is the client's share of the cohort's samples, and d_k is defined in
+    :func:`fedjax_sim.preaggregation.discrepancy`. If the authors make the test labels imbalanced,
+    they use the test distribution instead of the uniform one.
 
     Args:
-        classes: M, the number of classes.
-        disco_a: a; 0 with b = 0 is FedAvg.
-        disco_b: b.
+        disco_a: a: weight of the label discrepancy; with b = 0, 0 is FedAvg.
+        disco_b: b: constant added to each weight.
         discrepancy: d_k: "kl", the divergence from uniform as a share of the cohort's, or "l2".
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up; a number of every client before the
-        first.
+        The algorithm. Traffic per round: m models down, m up; before the first round, one number
+        from every client.
 
     Raises:
         ValueError: if a or b is negative.

@@ -21,7 +21,7 @@ def radfedi(
     gamma: float = 0.9,
     initial_scores: InitialScores = "gradient",
 ) -> Algorithm:
-    r"""RADFedi: RADFed that draws clients in proportion to their squared gradient norms.
+    r"""RADFedi: RADFed with clients sampled in proportion to their squared gradient norms.
 
     .. math:: U \sim p \text{ without replacement}, \qquad
               p_k \leftarrow (1-\gamma)\, p_k + \gamma\, q_k, \qquad
@@ -31,18 +31,13 @@ def radfedi(
     over samples instead of minibatches; the first version and the authors' code use minibatches.
 
     Args:
-        clients_per_round: m, the models in flight.
-        objective: the objective of the local update, whose gradients importance is made of.
-        redistribution_rounds: S, the local rounds from one aggregation to the next.
-        importance: draw clients in proportion to the mean squared norm of their gradients, over
-          every "minibatch" or every "sample".
-        gamma: γ, the weight of a client's newest importance in its running mean.
-        initial_scores: a client's importance at the start: "gradient", that of the initial weights
-          (a pass over all samples), or "ones".
+        clients_per_round: m: models in flight.
+        importance: take the mean squared gradient norm over every "minibatch" or every "sample".
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up, and a number with each; before the
-        first, for initial scores of the gradient, a model to each of the N clients and a number up.
+        The algorithm. Traffic per round: m models down, m up, and one number with each; before the
+        first round, with initial scores "gradient", one model to each of the N clients and one
+        number up.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -74,13 +69,11 @@ def radfedp(
 
     .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_{recv} \rVert^2
 
-    where w_recv is the model that the client received in this round: the server's in the first
+    where w_recv is the model that the client received in this round: the server model in the first
     round after an aggregation, then another client's local model.
 
     Args:
-        clients_per_round: m, the models in flight.
-        redistribution_rounds: S, the local rounds from one aggregation to the next.
-        mu: μ of the proximal term; 0 is none.
+        clients_per_round: m: models in flight.
 
     Returns:
         The algorithm; with μ = 0 it is RADFed. Traffic per round: m models down, m up.
@@ -107,14 +100,12 @@ def radfedm(
     redistribution_rounds: int = 5,
     alpha: float = 0.9,
 ) -> Algorithm:
-    r"""RADFedm: RADFed whose server keeps a part of its old model.
+    r"""RADFedm: RADFed whose server keeps part of its previous model.
 
     .. math:: w_{t+1} = (1-\alpha)\, w_t + \frac{\alpha}{m} \sum_{i=1}^m w_i^{(S)}
 
     Args:
-        clients_per_round: m, the models in flight.
-        redistribution_rounds: S, the local rounds from one aggregation to the next.
-        alpha: α, how far the server moves towards the clients' models; 1 is all the way.
+        clients_per_round: m: models in flight.
 
     Returns:
         The algorithm; with α = 1 it is RADFed. Traffic per round: m models down, m up.
@@ -146,23 +137,17 @@ def radfeda(
     tau: float = 1e-3,
     v0: float | None = None,
 ) -> Algorithm:
-    r"""RADFeda: RADFed with an adaptive optimiser on the server.
+    r"""RADFeda: RADFed with an adaptive server optimiser.
 
     .. math:: \Delta_t = \frac1m \sum_{i=1}^m w_i^{(S)} - w_t, \qquad
               w_{t+1} = w_t + \eta\,\frac{m_t}{\sqrt{v_t} + \tau}
 
-    with the moments of :mod:`fedjax_sim.optimizers`. Algorithm 2 of the paper prints the quotient
-    without the root, a misprint. For Adagrad, Reddi et al. take β1 = 0.
+    with the moments of :mod:`fedjax_sim.optimizers`. Algorithm 2 of the paper omits the root in the
+    quotient, a misprint. For Adagrad, Reddi et al. set β1 = 0.
 
     Args:
-        clients_per_round: m, the models in flight.
-        redistribution_rounds: S, the local rounds from one aggregation to the next.
-        server_optimizer: the server's adaptive optimiser; adagrad has no beta2.
-        server_lr: η, the server's learning rate.
-        beta1: β1, the decay of the first moment of the server's optimiser.
-        beta2: β2, the decay of the second moment of the server's optimiser.
-        tau: τ, added to the root of the second moment of the server's optimiser.
-        v0: the second moment of the server's optimiser at the start; None: τ².
+        clients_per_round: m: models in flight.
+        server_optimizer: adaptive server optimiser; adagrad has no beta2.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.

@@ -1,4 +1,4 @@
-"""Methods that choose the clients of a round."""
+"""Methods that select the clients of a round."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ def power_of_choice(
     candidates: int | None = None,
     known_losses: bool = False,
 ) -> Algorithm:
-    r"""Power of choice: of d clients drawn by their samples, the m with the largest losses train.
+    r"""Power of choice: of d candidates sampled by data size, the m with the largest losses train.
 
     .. math:: w \leftarrow \frac{1}{m} \sum_{k \in U} w_k, \qquad
               U = \text{the } m \text{ of } A \text{ with the largest } F_k(w), \quad |A| = d
 
     Args:
-        clients_per_round: m.
-        objective: F.
-        candidates: d; None for 2m; all clients if there are fewer.
-        known_losses: choose by the losses of the clients' last visits, and ask nobody (π_rpow-d).
+        candidates: d: candidates; None: 2m. All clients if there are fewer.
+        known_losses: use the losses of the clients' last rounds instead of polling candidates
+          (π_rpow-d).
 
     Returns:
         The algorithm. Traffic per round: d models down, m up, and d losses; with known losses m
@@ -43,8 +42,8 @@ def power_of_choice(
     Raises:
         ValueError: if candidates is below m.
 
-    Source: Cho, Wang, Joshi, "Towards understanding biased client selection in federated
-    learning", AISTATS 2022 <https://arxiv.org/abs/2010.01243>, section 4.
+    Source: Cho, Wang, Joshi, "Towards understanding biased client selection in federated learning",
+    AISTATS 2022 <https://arxiv.org/abs/2010.01243>, section 4.
     """
     among = 2 * clients_per_round if candidates is None else candidates
     if among < clients_per_round:
@@ -67,20 +66,20 @@ def fedcs(
     clients_per_round: int,
     clock: Clock | None,
 ) -> Algorithm:
-    r"""FedCS: of m random clients those train that the clock says will meet its deadline.
+    r"""FedCS: of m random candidates, only clients that can meet the deadline train.
 
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k, \qquad
               U = \{k \in A : s_k \le \text{deadline}\}, \quad |A| = m
 
-    with s_k the seconds of a visit, see :func:`fedjax_sim.selection.within_deadline`.
+    where s_k is the duration of the client's local update and transfers; see
+    :func:`fedjax_sim.selection.within_deadline`.
 
     Args:
-        clients_per_round: m, the candidates; the others are not asked.
-        clock: gives the seconds; it needs a deadline.
+        clients_per_round: m: random candidates per round; only these are polled.
 
     Returns:
-        The algorithm. Traffic per round: a model down and one up for each client that is chosen,
-        and three numbers of each candidate.
+        The algorithm. Traffic per round: one model down and one up for each selected client, and
+        three numbers from each candidate.
 
     Raises:
         ValueError: if the clock has no deadline.
@@ -103,34 +102,33 @@ def hybrid_fl(
     clients_per_round: int,
     clock: Clock | None,
 ) -> Algorithm:
-    r"""Hybrid-FL: FedCS, with a model of the server's own among those of the clients.
+    r"""Hybrid-FL: FedCS, plus a model that the server trains on its own samples.
 
     .. math:: w \leftarrow \frac{n_0 w_0 + \sum_{k \in U} n_k w_k}{n_0 + \sum_{k \in U} n_k}, \qquad
               w_0 = \mathrm{train}(w, D_0), \qquad
               U = \{k \in A : s_k \le \text{deadline}\}, \quad |A| = m
 
-    with s_k the seconds of a visit, see :func:`fedjax_sim.selection.within_deadline`, and D_0 the
-    data's ``root``: samples that clients agreed to give away, all classes alike if
-    :func:`fedjax_sim.data.take_root` took them. Here they are with the server from the start. In
-    the paper they come in over the rounds, of volunteers that a heuristic chooses by their classes
-    and by the link's free seconds. The server trains while the clients do, and is never late.
+    where s_k is the duration of the client's local update and transfers, see
+    :func:`fedjax_sim.selection.within_deadline`, and D_0 is the data's ``root``: samples that
+    clients agreed to share, balanced over the classes if :func:`fedjax_sim.data.take_root` took
+    them. Here, the server has them from the start; in the paper, they arrive over the rounds, from
+    volunteers that a heuristic chooses by their classes and by the idle seconds of the link. The
+    server trains while the clients do, and is never late.
 
     Args:
-        local: the local update, of the clients and of the server.
-        clients_per_round: m, the candidates; the others are not asked.
-        clock: gives the seconds; it needs a deadline.
+        local: the local update of the clients and of the server.
+        clients_per_round: m: random candidates per round; only these are polled.
 
     Returns:
-        The algorithm, for data with ``root`` samples. Traffic per round: a model down and one up
-        for each client that is chosen, and three numbers of each candidate; n_0 samples up before
-        the first.
+        The algorithm, for data with ``root`` samples. Traffic per round: one model down and one up
+        for each selected client, and three numbers from each candidate; n_0 samples up before the
+        first round.
 
     Raises:
-        ValueError: if the clock has no deadline, or local keeps something between its visits.
+        ValueError: if the clock has no deadline, or the local update keeps state between rounds.
 
     Source: Yoshida, Nishio, Morikura, Yamamoto, Yonetani, "Hybrid-FL for wireless networks:
-    cooperative learning mechanism using non-IID data", ICC 2020
-    <https://arxiv.org/abs/1905.07210>.
+    cooperative learning mechanism using non-IID data", ICC 2020 <https://arxiv.org/abs/1905.07210>.
     """
     return compose(
         local,
@@ -153,28 +151,27 @@ def tifl(
     credit: int | None = None,
     evaluated: int | None = None,
 ) -> Algorithm:
-    r"""TiFL: a round's clients are equally fast, and the worst tier comes most often.
+    r"""TiFL: samples each cohort from one tier of equally fast clients, mostly the least accurate.
 
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k, \qquad
               U \subset \text{tier } t \sim P
 
-    with P by the rank of the tiers' accuracies, see :func:`fedjax_sim.selection.tiers`.
+    where P depends on the ranks of the tiers' accuracies, see :func:`fedjax_sim.selection.tiers`.
 
     Args:
-        clients_per_round: m, drawn uniformly from a tier; fewer if it has fewer.
-        model: tells the accuracy of the clients' own samples.
-        clock: gives the seconds.
-        tiers: T, of equal size.
-        interval: the rounds from one evaluation to the next; None for T.
-        credit: the rounds of each tier at most; None for any number.
-        evaluated: the clients that are evaluated; None for all.
+        clients_per_round: m: clients per round, sampled uniformly from a tier; all of a smaller
+          one.
+        tiers: T: tiers, of equal size.
+        interval: rounds between two evaluations of the tiers; None: T.
+        credit: maximum number of rounds per tier; None: no limit.
 
     Returns:
-        The algorithm. Traffic per round: m models down, m up; in each that evaluates a model to
-        each client that is, and a number back; before the first a model to all and back.
+        The algorithm. Traffic per round: m models down, m up; in rounds with an evaluation, also
+        one model down and one number up for each evaluated client; before the first round, one
+        model to all clients and back.
 
     Raises:
-        ValueError: if there is no clock, or a number is out of range.
+        ValueError: if there is no clock, or a setting is out of range.
 
     Source: Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng, "TiFL: a tier-based
     federated learning system", HPDC 2020 <https://arxiv.org/abs/2001.09249>, Algorithm 2.
@@ -205,29 +202,27 @@ def oort(
     pace_step: float = 0.05,
     pace_rounds: int = 20,
 ) -> Algorithm:
-    r"""Oort: clients with large losses that are fast enough train, and some that never did.
+    r"""Oort: prefers fast clients with large losses, and explores clients that never trained.
 
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k
 
-    with U by utility and seconds, see :func:`fedjax_sim.selection.guided`.
+    where U is sampled by utility and duration, see :func:`fedjax_sim.selection.guided`.
 
     Args:
-        clients_per_round: m.
-        objective: its loss of a sample makes the utility.
-        clock: gives the seconds.
-        explore: ε, the share of clients that have not trained yet.
-        explore_decay: δ, by which ε shrinks in every round.
-        explore_least: the least ε.
-        penalty: α; 0 for clients of any speed.
-        pace: the share of the clients known that are not too slow, at the start.
-        pace_step: Δ, by which it grows if the utility shrinks.
-        pace_rounds: W, the rounds whose utility is compared.
+        objective: the objective of the local update; its sample losses define the utility.
+        explore: ε: initial fraction of the cohort for clients that have not trained yet.
+        explore_decay: δ: factor of ε per round.
+        explore_least: ε_min: smallest value of ε.
+        penalty: α: exponent of the penalty on slow clients; 0 ignores speed.
+        pace: initial fraction of the known clients that counts as fast enough.
+        pace_step: Δ: increase of this fraction when the utility declines.
+        pace_rounds: W: rounds over which the utility is compared.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, and m numbers.
 
     Raises:
-        ValueError: if there is no clock, or a number is out of range.
+        ValueError: if there is no clock, or a setting is out of range.
 
     Source: Lai, Zhu, Madhyastha, Chowdhury, "Oort: efficient federated learning via guided
     participant selection", OSDI 2021 <https://arxiv.org/abs/2010.06081>, Algorithm 1.
@@ -263,37 +258,33 @@ def favor(
     sketch_size: int = 100,
     evaluated: int | None = None,
 ) -> Algorithm:
-    r"""FAVOR: a double deep Q-network sees the models of all clients and chooses the cohort.
+    r"""FAVOR: a double deep Q-network selects the cohort from sketches of all clients' models.
 
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k, \qquad
               U = \text{the } m \text{ largest of } Q(s, \cdot; \theta), \qquad
               r = \Xi^{A - \Omega} - 1
 
-    with a state s of sketches of the server model and of each client's last, and a reward r by the
-    accuracy A of the next server model, see :func:`fedjax_sim.selection.deep_q`. The authors train
-    Q in many federated runs before the one in which it chooses; here it learns in the run itself,
-    from one round to the next. To choose by what other runs have learnt, give
-    ``selection.deep_q`` their ``network``.
+    The state s consists of sketches of the server model and of each client's last model; the reward
+    r depends on the accuracy A of the next server model; see :func:`fedjax_sim.selection.deep_q`.
+    The authors train Q in many federated runs before they use it; here, it learns during the run
+    itself. To use what other runs have learned, pass their ``network`` to ``selection.deep_q``.
 
     Args:
-        clients_per_round: m.
-        model: tells the accuracy of the clients' own samples.
-        target_accuracy: Ω, the accuracy that is aimed at; its reward is 0.
-        reward_base: Ξ.
-        explore: the chance of a slot to go to a client drawn uniformly, in the first round.
-        explore_decay: by which that is multiplied in every round.
-        agent_lr: of the agent's RMSprop.
-        agent_steps: of the agent in a round.
-        sketch_size: the numbers in which the agent sees a model; the authors' 100.
-        evaluated: the clients that tell the accuracy in each round; None for all.
+        target_accuracy: Ω: target accuracy, at which the reward is 0.
+        reward_base: Ξ: base of the reward.
+        explore: initial probability that a slot goes to a client drawn uniformly.
+        explore_decay: factor of this probability per round.
+        agent_lr: learning rate of the agent's RMSprop.
+        agent_steps: training steps of the agent per round.
+        sketch_size: numbers per sketch of a model; 100 in the paper.
 
     Returns:
-        The algorithm; with explore and explore_decay of 1 its cohorts are uniform. Traffic per
-        round: a model to each client that is evaluated, and a number back; m models up. Before the
-        first a model to all and back.
+        The algorithm; with explore and explore_decay of 1, its cohorts are uniform. Traffic per
+        round: one model down and one number up for each evaluated client; m models up; before the
+        first round, one model to all clients and back.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: if a setting is out of range.
 
     Source: Wang, Kaplan, Niu, Li, "Optimizing federated learning on non-IID data with reinforcement
     learning", INFOCOM 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>.

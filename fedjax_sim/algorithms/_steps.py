@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
 from fedjax_sim.algorithms._averaging import fedavg
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
+from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.base import LocalUpdate, Objective, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
 @method
@@ -23,18 +21,14 @@ def fedsam(
     rho: float = 0.05,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""FedSAM: clients descend by the gradient at the worst point nearby, towards flat minima.
+    r"""FedSAM: clients use sharpness-aware minimisation, which favours flat minima.
 
     .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b\Bigl(w_k + \rho\,
               \frac{\nabla F_b(w_k)}{\lVert \nabla F_b(w_k) \rVert}\Bigr)
 
-    Args:
-        objective: F.
-        rho: ρ, the distance; 0 is FedAvg.
-
     Returns:
-        The algorithm, which reports the losses at those points. Traffic per round: m models down, m
-        up.
+        The algorithm, which reports the losses at the perturbed weights. Traffic per round: m
+        models down, m up.
 
     Raises:
         ValueError: if rho is negative.
@@ -60,23 +54,19 @@ def fedlesam(
     rho: float = 0.1,
     equal_weights: bool = True,
 ) -> Algorithm:
-    r"""FedLESAM: FedSAM whose clients look back along the server's steps, at no cost.
+    r"""FedLESAM: FedSAM with perturbations along the server's past steps, at no extra cost.
 
     .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b\Bigl(w_k + \rho\,
               \frac{w_{last} - w_t}{\lVert w_{last} - w_t \rVert}\Bigr)
 
-    where w_last is the model that the client received at its last visit, the initial one before the
-    first. The authors' code lets the server send its last step instead, to all, and divides by the
-    sum of the norms of the layers.
-
-    Args:
-        objective: F.
-        rho: ρ, the distance; 0 is FedAvg.
-        equal_weights: weigh clients equally, as the authors do, not by n_k.
+    where w_last is the model that the client received in its previous round, the initial model
+    before the first. In the authors' code, the server instead sends its last step to all clients,
+    and the perturbation is divided by the sum of the layers' norms. Clients are weighted equally by
+    default, as in the authors' code.
 
     Returns:
-        The algorithm, which reports the losses at those points. Memory: a model for every client.
-        Traffic per round: m models down, m up.
+        The algorithm, which reports the losses at the perturbed weights. Memory: one model per
+        client. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if rho is negative.
@@ -101,15 +91,16 @@ def fedexp(
     eps: float = 1e-3,
     equal_weights: bool = True,
 ) -> Algorithm:
-    r"""FedExP: the server's step is longer, the more the clients' updates differ.
+    r"""FedExP: extrapolates the server step, the further the more the clients' updates differ.
 
     .. math:: \eta_g = \max\left(1, \frac{\sum_k p_k \lVert \Delta_k \rVert^2}
               {2\,(\lVert \bar\Delta \rVert^2 + \varepsilon)}\right), \qquad
               w \leftarrow w + \eta_g \bar\Delta
 
+    Clients are weighted equally by default, as in the authors' code.
+
     Args:
-        eps: ε.
-        equal_weights: weigh clients equally, as the authors do, not by n_k.
+        eps: ε: constant in the denominator.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -123,7 +114,7 @@ def fedexp(
     return compose(
         local,
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         server=server.extrapolated(eps),
     )
 
@@ -140,42 +131,39 @@ def fedcm(
     server_lr: float = 1.0,
     equal_weights: bool = True,
 ) -> Algorithm:
-    r"""FedCM: every local step goes on in the direction of the cohort before.
+    r"""FedCM: client-level momentum; local steps follow the previous cohort's mean update.
 
     .. math:: w_k \leftarrow w_k - \eta \bigl(\alpha \nabla F_b(w_k) + (1 - \alpha) \Delta_t\bigr),
               \qquad \Delta_{t+1} = -\frac{1}{\eta K} \sum_k p_k (w_k - w_t), \qquad
               w_{t+1} = w_t + \eta_g \sum_k p_k (w_k - w_t)
 
-    K is the cohort's mean of the local steps T_k, which are all K in the paper; see
-    :func:`fedjax_sim.corrections.client_momentum`. The paper's server rate is K η η_g.
+    K is the cohort's mean number of local steps T_k, which all equal K in the paper; see
+    :func:`fedjax_sim.corrections.client_momentum`. The paper's server learning rate is K η η_g.
+    Clients are weighted equally by default, as in the paper.
 
     Args:
-        local: the local update, by SGD; its optimizer_state is overridden, so that its momentum
-          restarts in every round.
-        lr: η of the clients' SGD; that of local's optimiser.
-        momentum: of the clients' SGD; likewise. The paper's have none.
-        alpha: α, the share of the client's own gradient; 1 is FedAvg.
-        server_lr: η_g, the server's learning rate.
-        equal_weights: weigh clients equally, as in the paper, not by n_k.
+        local: the local update, by SGD; its optimizer_state is overridden, so its momentum restarts
+          in every round.
+        momentum: momentum of the clients' SGD, as set in the local update; 0 in the paper.
+        alpha: α: weight of the client's own gradient; 1 is FedAvg.
+        server_lr: η_g: server learning rate.
 
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models up.
 
     Raises:
-        ValueError: if alpha, momentum or server_lr is out of range; if local's optimiser is another
-          one.
+        ValueError: if alpha, momentum or server_lr is out of range, or the local update's optimiser
+            is not SGD with lr and momentum.
 
     Source: Xu, Wang, Wang, Yao, "FedCM: federated learning with client-level momentum", 2021
     <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
     term = corrections.client_momentum(alpha, lr, momentum)
     return compose(
         local.change(corrections=(term,), optimizer_state="reset"),
         clients_per_round,
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
-        server=server.optimizer(optax.sgd(server_lr)),
+        weighting=client_weights(equal_weights),
+        server=server_sgd(server_lr),
     )
 
 
@@ -188,19 +176,18 @@ def mime(
     beta: float = 0.9,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""Mime: MimeLite whose local gradients are anchored at the mean gradient of the cohort.
+    r"""Mime: MimeLite with SVRG-style gradient corrections towards the cohort's mean gradient.
 
     .. math:: w_k \leftarrow w_k - \eta \Bigl(\beta m + (1 - \beta) \bigl(\nabla F_b(w_k)
               - \nabla F_b(w_t) + c\bigr)\Bigr), \qquad
               c = \sum_k p_k \nabla F_k(w_t), \qquad m \leftarrow \beta m + (1 - \beta)\, c
 
-    A round has two exchanges: the cohort's clients send their whole gradients at w_t, all of them
-    are sent the mean c, and then they train.
+    A round has two exchanges: the clients of the cohort send their full gradients at w_t, all
+    receive the mean c, and then they train. The paper weights clients equally.
 
     Args:
         local: the local update; its own optimiser should be plain SGD.
-        beta: β; 0 is SVRG on every client, around the cohort's gradient.
-        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
+        beta: β: momentum; 0 is SVRG at every client, around the cohort's gradient.
 
     Returns:
         The algorithm. Traffic per round: m models, m momenta and m gradients down, m gradients and
@@ -210,8 +197,8 @@ def mime(
         ValueError: if beta is out of range.
 
     Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
-    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>,
-    Algorithm 1.
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm
+    1.
     """
     return fedavg(
         local.change(corrections=(corrections.mime(beta),)),
@@ -229,17 +216,17 @@ def mimelite(
     beta: float = 0.9,
     equal_weights: bool = False,
 ) -> Algorithm:
-    r"""MimeLite: all local steps follow one momentum, which the server alone moves.
+    r"""MimeLite: all local steps use one momentum, which only the server updates.
 
     .. math:: w_k \leftarrow w_k - \eta \bigl(\beta m + (1 - \beta) \nabla F_b(w_k)\bigr), \qquad
               m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_t)
 
-    with the same weights :math:`p_k` for the momentum as for the models.
+    with the same weights :math:`p_k` for the momentum as for the models. The paper weights clients
+    equally.
 
     Args:
         local: the local update; its own optimiser should be plain SGD.
-        beta: β; 0 is FedAvg.
-        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
+        beta: β: momentum; 0 is FedAvg.
 
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models and m gradients up.
@@ -248,8 +235,8 @@ def mimelite(
         ValueError: if beta is out of range.
 
     Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
-    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>,
-    Algorithm 1.
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm
+    1.
     """
     changed = local.change(corrections=(corrections.global_momentum(beta),))
     return fedavg(
