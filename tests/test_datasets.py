@@ -144,8 +144,11 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "broken labels": ({"y": Y + 0.5, "task": "classification"}, r"y must be integers \[4\]"),
     "no flags": ({"y": Y, "task": "multi_label"}, r"y must be 0 and 1, \[4, L\], .* int64 \[4\]"),
     "unknown name": ({"y": ["a", "b"] * 2, "class_names": ("a", "c")}, "y must be names .*, got b"),
-    "names of other classes": ({"y": ["a", "b"] * 2, "classes": 3}, "classes must be 2, as many"),
-    "close y": ({"y": 1e9 + Y + 0.5}, "y must have values that float32 .* such as 1000000001"),
+    "names of other classes": ({"y": ["a", "b"] * 2, "classes": 3}, "classes must be 2, as y has"),
+    "close y": (
+        {"y": 1e9 + Y + 0.5},
+        "y must have .* distinct in float32.* such as 1000000001",
+    ),
     "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
     "complex y": ({"y": Y + 1j}, "y must be .* got complex128"),
     "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),

@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory, open_text
 from fedjax_sim.base.words import shortened
-from fedjax_sim.data import categories
-from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
+from fedjax_sim.data.cells import (
+    GAPS,
+    check_labels,
+    fill_means,
+    integers_or_texts,
+    is_number,
+    one_hot,
+    read_number,
+    read_numbers,
+)
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.options import EVERY_TEXT, FIFTH, check_parts, in_test, split_options
@@ -83,18 +91,13 @@ class _Read(NamedTuple):
 
 
 def parse_table(text: str) -> Table:
-    """Returns what ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...`` means.
+    """Parses ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...``.
 
     ``target=COLUMN``, or ``label=COLUMN,task=regression``, is a column of numbers: regression.
-
-    Args:
-        text: as above; a file or column with a comma in its name cannot be given.
-
-    Returns:
-        The file and its columns; the test set is a fifth of each class unless ``test`` is given.
+    Names of files and columns cannot contain commas.
 
     Raises:
-        ValueError: if the text is none of this form.
+        ValueError: if the text does not have this form.
 
     Example:
         >>> parse_table("iris.csv,label=species,test=0.5")[1:5]
@@ -117,7 +120,7 @@ def parse_table(text: str) -> Table:
     made = Table(Path(file).expanduser(), label or target, numbers, **given)
     named = [*made.roles, *(c for c in made.categorical if c != EVERY_TEXT)]
     if len({*named}) < len(named):
-        raise ValueError(f"csv: must have another column for each of its roles, got {text!r}")
+        raise ValueError(f"csv: each role must have its own column, got {text!r}")
     return made
 
 
@@ -146,11 +149,11 @@ def table(name: str, of: Table) -> Dataset:
     if of.numbers or of.classes is not None:
         y = _targets(of, texts[of.y], lines)
     else:
-        labels, y = np.unique(categories.numbers_or_texts(texts[of.y]), return_inverse=True)
+        labels, y = np.unique(integers_or_texts(texts[of.y]), return_inverse=True)
         names = [str(label) for label in labels]
         if len(names) < 2:
             raise ValueError(f"column {of.y!r} must have two classes or more, got {names[0]} alone")
-        categories.check_labels(of.y, names, len(y))
+        check_labels(of.y, names, len(y))
     if not of.numbers:
         strata = y.astype(np.int32)
     if isinstance(of.test, str):
@@ -161,13 +164,13 @@ def table(name: str, of: Table) -> Dataset:
         words = f"a fixed random {100 * of.test:g} %" + " of each class" * (not of.numbers)
     check_parts(test, of.test, f"; column {of.y!r} has {len(names)} classes" if names else "")
     numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-    x, filled = categories.fill_means(x, ~test, columns)
+    x, filled = fill_means(x, ~test, columns)
     return from_arrays(
         name,
         x,
         y,
         test=test,
-        client=None if of.client is None else categories.numbers_or_texts(texts[of.client]),
+        client=None if of.client is None else integers_or_texts(texts[of.client]),
         numeric=numeric,
         classes=of.classes,
         class_names=names,
@@ -255,7 +258,7 @@ def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
         check_memory(4 * len(cells) * max(map(len, cells)))  # NumPy keeps texts as long as one
     arrays = {column: np.array(cells) for column, cells in texts.items()}
     if categorical:
-        block, more, made = categories.one_hot({column: arrays[column] for column in categorical})
+        block, more, made = one_hot({column: arrays[column] for column in categorical})
         x, names, notes = np.concatenate([x, block], axis=1), names + more, notes + made
     return _Read(x, names, {role: arrays[role] for role in of.roles}, lines, notes)
 

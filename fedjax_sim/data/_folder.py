@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_sim.base.files import check_regular
-from fedjax_sim.data.categories import numbers_or_texts
+from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.options import FIFTH, check_parts
@@ -76,7 +76,7 @@ def image_folder(
 
 def _classes(folder: Path) -> list[str]:
     found = [p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")]
-    return [str(c) for c in np.unique(numbers_or_texts(np.array(found, np.str_)))]
+    return [str(c) for c in np.unique(integers_or_texts(np.array(found, np.str_)))]
 
 
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, str]]:

@@ -13,7 +13,7 @@ from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
 from fedjax_sim.data.parts import Part, from_parts
-from fedjax_sim.data.scaling import statistics
+from fedjax_sim.data.standardise import statistics
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 """FEMNIST's classes in LEAF's order."""

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory
-from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.download import (
     find_builder,
@@ -21,8 +20,8 @@ from fedjax_sim.data.download import (
     quiet_logs,
     tfds_not_ready,
 )
-from fedjax_sim.data.folder import DataDir
-from fedjax_sim.data.scaling import channel_statistics
+from fedjax_sim.data.folder import DataDir, cache_dir, cached_arrays
+from fedjax_sim.data.standardise import channel_statistics
 from fedjax_sim.tasks import classification
 
 

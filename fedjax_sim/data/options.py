@@ -1,4 +1,4 @@
-"""The text forms ``KIND:PLACE,option=value`` of a user's data, and what their options mean."""
+"""Parsing of the texts ``KIND:PLACE,option=value`` that name a user's data."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ EVERY_TEXT = "all"
 
 
 def share_or_name(text: str) -> float | str:
-    """Returns a share if the text is a number, else the text: the name of a column or split.
+    """Returns a share if the text is a number, else the text as the name of a column or split.
 
     >>> share_or_name("0.5"), share_or_name("held_out")
     (0.5, 'held_out')
@@ -33,12 +33,12 @@ def share_or_name(text: str) -> float | str:
 
 def _classes(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
-        raise ValueError(f"classes must be a whole number from 2, got {text!r}")
+        raise ValueError(f"classes must be an integer of at least 2, got {text!r}")
     return int(text)
 
 
 def one_of(option: str, known: Sequence[str]) -> Callable[[str], str]:
-    """Returns the parser of an option that has few values.
+    """Returns a parser for an option with a fixed set of values.
 
     >>> one_of("missing", MISSING)("skip")
     Traceback (most recent call last):
@@ -97,25 +97,25 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "missing": one_of("missing", MISSING),
     "size": size_of,
 }
-"""What each option's text means; an option has the same meaning in every kind of data."""
+"""Parser of each option, which is the same for every kind of data."""
 
 
 def split_options(
     kind: str, text: str, known: Sequence[str], form: str
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the place and the options of ``PLACE,option=value``.
+    """Splits ``PLACE,option=value`` into the place and the options.
 
     Args:
-        kind: what stands before the colon.
-        text: what stands behind it; a place or value with a comma in it cannot be given.
-        known: the options, of ``PARSERS``.
-        form: the whole form, for the message.
+        kind: the text before the colon.
+        text: the text after the colon; places and values cannot contain commas.
+        known: the allowed options, from ``PARSERS``.
+        form: the complete form, for the message.
 
     Returns:
-        The place, and the value of each option that is given.
+        The place, and the value of each given option.
 
     Raises:
-        ValueError: if an option is unknown, empty, given twice, or has another value than it may.
+        ValueError: if an option is unknown, empty, repeated or has an invalid value.
 
     >>> split_options("csv", "a.csv,label=b", ("label", "test"), "csv:FILE,label=COLUMN")
     ('a.csv', {'label': 'b'})
@@ -137,15 +137,15 @@ def split_options(
 
 
 def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns ``bool[n]``, which rows are of the test set.
+    """Returns which rows belong to the test set, ``bool[n]``.
 
     Args:
         column: the name of the column.
-        texts: what it says of every row.
-        rows: the name of each, for the message.
+        texts: the column's value in each row.
+        rows: name of each row, for the message.
 
     Raises:
-        ValueError: if it says something else; names row, column and what is allowed.
+        ValueError: if a value is not a key of ``IN_TEST``; names row and column.
     """
     for text, row in zip(texts, rows, strict=True):
         if text.lower() not in IN_TEST:
@@ -155,10 +155,10 @@ def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArra
     return np.array([IN_TEST[text.lower()] for text in texts])
 
 
-def check_parts(test: NDArray[np.bool_], asked: float | str, classes: str) -> None:
-    """Raises ValueError if the test set has no row or all."""
+def check_parts(test: NDArray[np.bool_], value: float | str, hint: str) -> None:
+    """Raises ValueError if the test set has no rows or all rows."""
     if test.all() or not test.any():
         raise ValueError(
-            f"test={asked} must leave training and test rows, got {test.sum()} of {len(test)} rows "
-            f"for the test{classes}"
+            f"test={value} must leave training and test rows, got {test.sum()} of {len(test)} rows "
+            f"for the test{hint}"
         )

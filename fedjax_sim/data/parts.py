@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.data.dataset import Dataset, coded, from_arrays
+from fedjax_sim.data.arrays import encode
+from fedjax_sim.data.dataset import Dataset, from_arrays
 
 KINDS = {"f": "float", "U": "text"}
 
@@ -84,5 +85,5 @@ def from_parts(
         raise ValueError("there must be at least two classes, got one")
     if train.client is None or client is not None:
         return dataset
-    owner, names = coded("client", train.client, n)
+    owner, names = encode("client", train.client, n)
     return dataset._replace(train_client=owner, client_names=names)
