@@ -271,7 +271,7 @@ def _partition(index: list[int], start: list[int]) -> Partition:
         (_partition([0, 1], [0, 2, 1, 2]), "must not decrease"),
         (_partition([0, 5], [0, 1, 2]), "partition.index must be in 0 to 2, got 5"),
         (_partition([0, -1], [0, 1, 2]), "partition.index must be in 0 to 2, got -1"),
-        (_partition([1, 1], [0, 1, 2]), "must have a sample once, got 1 more than once"),
+        (_partition([1, 1], [0, 1, 2]), "must have each sample once, got 1 more than once"),
         (_partition([0, 1], [0, 2, 2, 2]), "clients 1, 2 have no samples; use fewer clients"),
     ],
 )
@@ -303,7 +303,7 @@ def test_copies_and_shared_samples_are_checked_client_by_client() -> None:
         validate_partition(Partition(made.index, made.start, repeats=True), samples=3)
 
     check([0, 1, 3, 3], [1, 0])  # copies of 0, and samples that two clients have
-    with pytest.raises(ValueError, match="must have a sample once, got 1, 2 more than once"):
+    with pytest.raises(ValueError, match="must have each sample once, got 1, 2 more than once"):
         check([0, 1, 1], [0, 2, 2], [1, 1])
 
 
@@ -368,7 +368,7 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),
-            r"emd must be at most 1.5 for these labels and 4 clients, that of ll\(1, 1\), got 1.6",
+            r"emd must be at most 1.5 for these labels and 4 clients, by ll\(1, 1\), got 1.6",
         ),
         (lambda y: limit_label_emd(y, 4, emd=0, seed=0), "emd must be above 0 .* got 0"),
         (lambda y: limit_label_emd(y, 4, emd=np.nan, seed=0), "emd must be above 0 .* got nan"),

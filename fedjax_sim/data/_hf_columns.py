@@ -66,11 +66,7 @@ class Split(NamedTuple):
 
 
 def find_splits(dataset: Any, test: float | str | None) -> tuple[Split, Split | None]:
-    """Returns the training split, and the test split if the test set is a split.
-
-    Raises:
-        ValueError: if the data set has no rows, or lacks such a split.
-    """
+    """Returns the training split, and the test split if the test set is a split."""
     import datasets
 
     if isinstance(dataset, datasets.IterableDataset | datasets.IterableDatasetDict):
@@ -212,15 +208,9 @@ def only_label(train: Split, without: Collection[str | None]) -> str:
 
 
 def label_values(parts: Sequence[Split], column: str, numbered: bool) -> tuple[Array, list[str]]:
-    """Reads class labels.
+    """Reads class labels ``int[n]`` and their names, or multi-labels ``[n, L]`` without names.
 
-    Args:
-        parts: the splits, whose class labels are matched by name.
-        column: the label column.
-        numbered: whether numbers are class numbers, which are returned as they are.
-
-    Returns:
-        Classes ``int[n]`` and their names; several labels a sample as ``[n, L]``, without names.
+    Class labels of several splits are matched by name. If ``numbered``, numbers are kept.
     """
     values = join_values(parts, column)
     if values.ndim == 2 and values.dtype.kind in "biu" and np.isin(values, (0, 1)).all():

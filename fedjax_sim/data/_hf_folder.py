@@ -15,13 +15,9 @@ SAVED = ("dataset_dict.json", "state.json")
 
 
 def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> Any:
-    """Reads a folder or a file.
+    """Reads a folder written by ``save_to_disk``, another folder, or a .parquet or .arrow file.
 
-    Args:
-        datasets: the library.
-        place: a folder written by ``save_to_disk``, another folder, or a .parquet or .arrow file.
-        config: configuration of another folder; None for the only one.
-        scratch: a folder for files that the library writes.
+    ``config`` selects a configuration of another folder; the library writes into ``scratch``.
 
     Raises:
         ValueError: if the data cannot be read, refer to files outside the folder, or do not match

@@ -47,15 +47,10 @@ def read_inputs(
     fill: bool,
     size: Size,
 ) -> Inputs:
-    """Reads the inputs.
+    """Reads the inputs from the columns; if exactly one has images, the others are ignored.
 
-    Args:
-        parts: the splits.
-        columns: input columns; if exactly one has images, the others are ignored.
-        categorical: columns to one-hot encode, as class labels always are; ("all",) for all text
-            columns.
-        fill: whether missing cells of a table are left to be filled with the training mean.
-        size: width and height of images.
+    ``categorical`` columns, or ("all",) for all text columns, are one-hot encoded, as class labels
+    always are. With ``fill``, missing cells of a table stay NaN.
     """
     images = images_of(parts[0], columns)
     if len(images) == 1:

@@ -11,19 +11,7 @@ OFFSET = 8.0
 
 
 def plain_array(name: str, values: Any) -> NDArray[Any]:
-    """Converts values to an array and rejects masked values, whose mask ``np.asarray`` drops.
-
-    Args:
-        name: name of the argument, for the message.
-        values: the values to convert.
-
-    Raises:
-        ValueError: if a value is masked.
-
-    >>> plain_array("y", np.ma.masked_equal([0, 1, 9], 9))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: y must have no masked values, got 1: drop those rows, or fill them in with ...
-    """
+    """Returns ``np.asarray(values)``; raises ValueError for masked values, as it drops the mask."""
     masked = np.sum(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
         raise ValueError(

@@ -19,10 +19,7 @@ MAX_CATEGORIES = 1000
 
 
 def read_numbers(row: Sequence[str], places: Sequence[int], booleans: set[int]) -> list[float]:
-    """Reads numbers from a row, NaN for missing ones; adds the places of booleans to ``booleans``.
-
-    Raises:
-        ValueError: if a cell is not a number, a boolean or a marker of a missing number.
+    """Reads numbers from a row by :func:`read_number`; adds places of booleans to ``booleans``.
 
     >>> places = set[int]()
     >>> read_numbers(["1.5", "cat", "?", "True"], (0, 2, 3), places), places
@@ -39,10 +36,7 @@ def read_numbers(row: Sequence[str], places: Sequence[int], booleans: set[int]) 
 
 
 def read_number(cell: str) -> float:
-    """Reads a number or a boolean; NaN if it is missing.
-
-    Raises:
-        ValueError: if the cell cannot be read.
+    """Reads a number or a boolean, NaN if it is missing; raises ValueError for anything else.
 
     >>> read_number(" NA "), read_number("false")
     (nan, 0.0)
@@ -56,11 +50,7 @@ def read_number(cell: str) -> float:
 
 
 def is_number(cell: str) -> bool:
-    """Returns whether :func:`read_number` can read the cell.
-
-    >>> is_number("1e3"), is_number("1_0")
-    (True, False)
-    """
+    """Returns whether :func:`read_number` can read the cell."""
     try:
         read_number(cell)
     except ValueError:
@@ -84,16 +74,10 @@ def integers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
 def one_hot(
     columns: Mapping[str, NDArray[np.str_]],
 ) -> tuple[NDArray[np.float64], list[str], list[str]]:
-    """Encodes categorical columns as columns of 0 and 1, one for each category.
-
-    Args:
-        columns: the text of each row, by column name; "" if missing.
+    """Encodes columns of texts ("" if missing) as columns of 0 and 1, one for each category.
 
     Returns:
         ``f64[n, K]``, NaN for missing categories; the K column names; a note on each given column.
-
-    Raises:
-        ValueError: if a column has more than 1,000 categories.
 
     >>> one_hot({"zone": np.array(["10", "2", ""])})[:2]
     (array([[ 0.,  1.],
@@ -119,15 +103,7 @@ def one_hot(
 def fill_means(
     x: NDArray[np.float64], train: NDArray[np.bool_], names: list[str]
 ) -> tuple[NDArray[np.float64], list[str]]:
-    """Replaces NaN by the column's mean over the training rows, and returns a note about it.
-
-    Args:
-        x: ``f64[n, F]``.
-        train: ``bool[n]``, the training rows.
-        names: the F column names.
-
-    Raises:
-        ValueError: if a column has no value in the training rows.
+    """Replaces NaN in ``f64[n, F]`` by the column's mean over the training rows, with a note.
 
     >>> fill_means(np.array([[1.0], [3.0], [np.nan]]), np.array([True, True, False]), ["age"])
     (array([[1.],

@@ -102,19 +102,11 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
 
 
 def find_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns TFDS's builder of a data set, whose files may be missing.
-
-    Args:
-        name: a TFDS name, such as "mnist" or "emnist/balanced".
-        data_dir: a TFDS folder, or a folder that contains it as ``tfds/``; defaults to
-            FEDJAX_SIM_DATA_DIR, and without it to TFDS's own folder.
-
-    Returns:
-        A ``tensorflow_datasets.core.DatasetBuilder``.
+    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist" or "emnist/balanced".
 
     Raises:
         ValueError: if TFDS has no such data set.
-        DataNotFoundError: if the files that describe it are damaged.
+        DataNotFoundError: if the files that describe it are damaged; others may be missing.
     """
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
@@ -138,11 +130,7 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def prepared_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns TFDS's builder of a data set, after downloading the files if no folder is given.
-
-    Args:
-        name: as for :func:`find_builder`.
-        data_dir: as for :func:`find_builder`; a given folder is never written to.
+    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given.
 
     Raises:
         ValueError: if TFDS has no such data set.

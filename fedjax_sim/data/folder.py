@@ -38,32 +38,13 @@ class DataNotFoundError(FileNotFoundError):
 
 
 def given_folder(data_dir: DataDir) -> Path | None:
-    """Returns the data folder of the argument, else of FEDJAX_SIM_DATA_DIR, else None.
-
-    >>> given_folder("data").as_posix()
-    'data'
-    """
+    """Returns the data folder of the argument, else of FEDJAX_SIM_DATA_DIR, else None."""
     folder = data_dir or os.environ.get("FEDJAX_SIM_DATA_DIR")
     return Path(folder).expanduser() if folder else None
 
 
 def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
-    """Returns the path of an existing file in the data folder.
-
-    Args:
-        name: the data set that needs the file.
-        data_dir: as for :func:`given_folder`.
-        relative: path of the file within the folder.
-        advice: what to do if the file is missing.
-
-    Raises:
-        DataNotFoundError: if no folder is given, or the file is not in it.
-
-    Example:
-        >>> find_file("tides", "nowhere", "sea.csv", "put it there")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        fedjax_sim.data.folder.DataNotFoundError: data set 'tides' is not ready in nowhere (no ...
-    """
+    """Returns the path of a file in the data folder; raises DataNotFoundError if it is missing."""
     folder = given_folder(data_dir)
     if folder is None:
         raise DataNotFoundError(
@@ -89,15 +70,7 @@ def check_inside(folder: Path) -> None:
 
 
 def existing(name: str, path: Path, *, folder: bool = False) -> Path:
-    """Returns the path of a user's own file, or folder if ``folder``, that must exist.
-
-    Raises:
-        DataNotFoundError: if it does not exist.
-
-    >>> existing("mine.npz", Path("mine.npz"))
-    Traceback (most recent call last):
-    fedjax_sim.data.folder.DataNotFoundError: data set 'mine.npz': there is no file mine.npz
-    """
+    """Returns the path of a user's file or folder; raises DataNotFoundError if it is missing."""
     if not (path.is_dir() if folder else path.is_file()):
         kind = "folder" if folder else "file"
         raise DataNotFoundError(f"data set {name!r}: there is no {kind} {path}")

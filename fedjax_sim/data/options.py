@@ -103,19 +103,10 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
 def split_options(
     kind: str, text: str, known: Sequence[str], form: str
 ) -> tuple[str, dict[str, Any]]:
-    """Splits ``PLACE,option=value`` into the place and the options.
+    """Splits ``PLACE,option=value`` into the place and the values of the options.
 
-    Args:
-        kind: the text before the colon.
-        text: the text after the colon; places and values cannot contain commas.
-        known: the allowed options, from ``PARSERS``.
-        form: the complete form, for the message.
-
-    Returns:
-        The place, and the value of each given option.
-
-    Raises:
-        ValueError: if an option is unknown, empty, repeated or has an invalid value.
+    ``known`` are the allowed options, from ``PARSERS``; ``kind`` and ``form`` are for messages.
+    Raises ValueError if an option is unknown, empty, repeated or invalid.
 
     >>> split_options("csv", "a.csv,label=b", ("label", "test"), "csv:FILE,label=COLUMN")
     ('a.csv', {'label': 'b'})
@@ -137,15 +128,9 @@ def split_options(
 
 
 def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns which rows belong to the test set, ``bool[n]``.
+    """Returns which rows belong to the test set, ``bool[n]``, by the texts of a column.
 
-    Args:
-        column: the name of the column.
-        texts: the column's value in each row.
-        rows: name of each row, for the message.
-
-    Raises:
-        ValueError: if a value is not a key of ``IN_TEST``; names row and column.
+    ``rows`` are the names of the rows for the ValueError about a text that is not in ``IN_TEST``.
     """
     for text, row in zip(texts, rows, strict=True):
         if text.lower() not in IN_TEST:

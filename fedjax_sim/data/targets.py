@@ -36,18 +36,7 @@ def read_targets(
     task: Task | str | None,
     names: tuple[str, ...] = (),
 ) -> Targets:
-    """Converts targets to the dtype of their task, and infers the task unless it is given.
-
-    Args:
-        y: the targets; texts are class names.
-        samples: the expected number of targets.
-        classes: M; None if unknown.
-        task: the task or its kind, one of ``KINDS``; None to infer it from y.
-        names: class names; () if unknown.
-
-    Raises:
-        ValueError: if y does not fit the task, or is ambiguous between two tasks.
-    """
+    """Converts targets to the dtype of their task, see :func:`fedjax_sim.data.from_arrays`."""
     classes = len(names) or None if classes is None else classes
     if isinstance(task, Task):
         if classes not in (None, task.classes):
@@ -93,14 +82,7 @@ def read_targets(
 
 
 def class_codes(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the position of each text among the class names.
-
-    Raises:
-        ValueError: if a text is not a class name.
-
-    >>> class_codes(np.array(["cat", "ant"]), ("ant", "bee", "cat")).tolist()
-    [2, 0]
-    """
+    """Returns the position of each text among the class names; raises ValueError if unknown."""
     position = {name: i for i, name in enumerate(names)}
     unique, inverse = np.unique(y, return_inverse=True)
     unknown = [str(value) for value in unique if value not in position]
@@ -129,9 +111,6 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     Raises:
         ValueError: if y is not numeric with one row for each sample, integers ``[n]`` are not class
             labels, or distinct floats become equal in float32.
-
-    >>> as_targets(np.array([[1.0], [2.5]]), 2).dtype, as_targets(np.array([3, 1]), 2).dtype
-    (dtype('float32'), dtype('int32'))
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name)
@@ -153,16 +132,9 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
 def class_labels(
     y: NDArray[Any], samples: int, classes: int | None, name: str = "y"
 ) -> NDArray[np.int32]:
-    """Returns labels as int32, after checking that there is one in 0 … M - 1 for each sample.
+    """Returns labels as int32; raises ValueError unless they are ``[samples]`` in 0 … M - 1.
 
-    Args:
-        y: the labels.
-        samples: the expected number of labels.
-        classes: M; None to allow any non-negative int32.
-        name: name of the argument, for the message.
-
-    Raises:
-        ValueError: if the labels are not integers ``[samples]``, or are out of range.
+    Without ``classes``, M, any non-negative int32 is allowed.
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
         raise ValueError(f"{name} must be integers [{samples}], got {y.dtype} {list(y.shape)}")
@@ -187,10 +159,5 @@ def _number_of_classes(labels: NDArray[np.int32]) -> int:
 
 
 def strata(y: NDArray[Any], task: Task) -> NDArray[np.int32]:
-    """Returns the class of each sample, ``int32[n]``; all 0 for a task without classes.
-
-    >>> from fedjax_sim import tasks
-    >>> strata(np.array([0.5, 2.0]), tasks.regression()).tolist()
-    [0, 0]
-    """
+    """Returns the class of each sample, ``int32[n]``; all 0 for a task without classes."""
     return np.zeros(len(y), np.int32) if task.classes is None else y
