@@ -1165,7 +1165,7 @@ MUTANTS = [
         "(texts[texts",
         "fedjax_sim/data/cells.py",
     ),
-    Mutant("data/_folder.py", "integers_or_texts(np.array(found, np.str_))", "found", FORMS),
+    Mutant("data/_folder.py", "integers_or_texts(np.array(names, np.str_))", "names", FORMS),
     Mutant("data/pixels.py", 'layers.size, "white"', 'layers.size, "black"', FORMS),
     Mutant("data/standardise.py", "(rounding * mean[c]) ** 2", "0", tests("splits")),
     Mutant("data/arrays.py", "return round(float(mean)", "return 0 * round(float(mean)", FORMS),

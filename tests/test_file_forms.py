@@ -164,7 +164,7 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
         (
             [[50, 7, 0, 0, 1], [60, 5, 0, 0, 1], [41, 8, 1, 1, 0]],
             (
-                "3 of 6 rows lack a cell and are left out.",
+                "3 of 6 rows lack a cell and were dropped.",
                 "True and false are read as 1 and 0: native.",
                 "Column 'work' is one-hot encoded: Local-gov, Private.",
             ),
@@ -248,8 +248,8 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         "leaf:users",
         "3 different whole numbers, .* give task=classification or task=regression",
     ),
-    "LEAF's texts": (sent140, "leaf:users", "user 'a': x must be .*: give tokens, equally many"),
-    "LEAF's names of files": (celeba, "leaf:users", "user 'a': x must be .* by folder:DIR"),
+    "LEAF's texts": (sent140, "leaf:users", "user 'a': x must be .*: give tokens, the same number"),
+    "LEAF's names of files": (celeba, "leaf:users", "user 'a': x must be .* use folder:DIR"),
     "categories": (
         adult,
         "csv:mine.csv,label=income",
@@ -258,13 +258,13 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
     "a gap": (
         adult,
         "csv:mine.csv,label=income,categorical=all",
-        r"line 2, column 'education' must have a value, got '\?': missing=drop .*missing=mean",
+        r"line 2, column 'education' must have a value, got '\?': use missing=drop .*missing=mean",
     ),
-    "a semicolon": (lambda: table("a;b", "1;2"), "csv:mine.csv,label=b", "give sep=;"),
+    "a semicolon": (lambda: table("a;b", "1;2"), "csv:mine.csv,label=b", "use sep=;"),
     "another encoding": (
         lambda: table("a,b", "1,é", encoding="latin-1"),
         "csv:mine.csv,label=b",
-        "must be a text in UTF-8.*encoding=latin-1",
+        "must be text in UTF-8.*encoding=latin-1",
     ),
     "labels that never match": (
         lambda: table("a,b,test", "1,<=50K,0", "2,>50K,0", "3,<=50K.,1", "4,>50K.,1"),
@@ -281,7 +281,7 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         "csv:mine.csv,target=time,categorical=kind",
         r"distinct in float32, .*subtract a constant, such as 1700000009\.5",
     ),
-    "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* give size=4x4"),
+    "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* use size=4x4"),
 }
 
 

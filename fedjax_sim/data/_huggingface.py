@@ -27,14 +27,14 @@ from fedjax_sim.data._hf_columns import (
 from fedjax_sim.data._hf_folder import check_images, one_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, read_inputs
 from fedjax_sim.data.cells import fill_means
-from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
+from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataNotFoundError, may_download
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
     MISSING,
     check_parts,
-    in_test,
+    choose_test,
     one_of,
     share_or_name,
     split_options,
@@ -267,29 +267,26 @@ def from_huggingface(
     strata = np.zeros(len(y), np.int32)
     if target is None and y.ndim == 1:
         strata = np.unique(y, return_inverse=True)[1].astype(np.int32)
-    if held_out is not None:
-        in_test_set = np.repeat([False, True], [len(part.rows) for part in parts])
-        words = f"its split {held_out.name!r}"
-    elif flags is not None:
-        in_test_set = in_test(flags, key_values(parts, flags).astype(np.str_), parts[0].names)
-        words = f"the test rows of {flags!r}"
-    else:
-        share = share_or_name(str(FIFTH if test is None else test))
-        in_test_set = random_share(strata, float(share))
-        words = f"a fixed random {100 * float(share):g} %" + " of each class" * bool(strata.any())
     hint = f"; column {label!r} has {len(names)} classes" if names else ""
-    check_parts(in_test_set, test or FIFTH, hint)
+    if held_out is not None:
+        in_test = np.repeat([False, True], [len(part.rows) for part in parts])
+        check_parts(in_test, held_out.name, hint)
+        words = f"its split {held_out.name!r}"
+    else:
+        column = None if flags is None else key_values(parts, flags).astype(np.str_)
+        option = flags or share_or_name(str(FIFTH if test is None else test))
+        in_test, words = choose_test(option, strata, column, parts[0].names, hint)
     x, numeric = inputs.x, None
     if inputs.names:
         numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-        x, fill_notes = fill_means(x, ~in_test_set, list(inputs.names))
+        x, fill_notes = fill_means(x, ~in_test, list(inputs.names))
         notes += fill_notes
     width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(
         name,
         x,
         y,
-        test=in_test_set,
+        test=in_test,
         client=None if client is None else key_values(parts, client),
         numeric=numeric,
         scale=not inputs.tokens,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.data.dataset import random_share
 from fedjax_sim.data.targets import KINDS
 
 IN_TEST = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}
@@ -127,17 +128,41 @@ def split_options(
     return place, given
 
 
-def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns which rows belong to the test set, ``bool[n]``, by the texts of a column.
+def choose_test(
+    test: float | str,
+    strata: NDArray[np.int32],
+    flags: NDArray[np.str_] | None,
+    rows: Sequence[str],
+    hint: str,
+) -> tuple[NDArray[np.bool_], str]:
+    """Chooses the test rows by a column of flags, or draws a share of each class.
 
-    ``rows`` are the names of the rows for the ValueError about a text that is not in ``IN_TEST``.
+    Args:
+        test: the option: a share, or the name of the column.
+        strata: ``int[n]``, class of each row; all 0 without classes.
+        flags: texts of the column; None for a share.
+        rows: names of the rows, for the message.
+        hint: end of the message.
+
+    Returns:
+        ``bool[n]``, and a description of the test set.
+
+    Raises:
+        ValueError: if a flag is not in ``IN_TEST``, or the test set has no rows or all rows.
     """
-    for text, row in zip(texts, rows, strict=True):
-        if text.lower() not in IN_TEST:
-            raise ValueError(
-                f"{row}, column {column!r} must be one of {', '.join(IN_TEST)}, got {str(text)!r}"
-            )
-    return np.array([IN_TEST[text.lower()] for text in texts])
+    if flags is None:
+        in_test = random_share(strata, float(test))
+        words = f"a fixed random {100 * float(test):g} %" + " of each class" * bool(strata.any())
+    else:
+        for text, row in zip(flags, rows, strict=True):
+            if text.lower() not in IN_TEST:
+                raise ValueError(
+                    f"{row}, column {test!r} must be one of {', '.join(IN_TEST)}, got {str(text)!r}"
+                )
+        in_test = np.array([IN_TEST[text.lower()] for text in flags])
+        words = f"the test rows of {test!r}"
+    check_parts(in_test, test, hint)
+    return in_test, words
 
 
 def check_parts(test: NDArray[np.bool_], value: float | str, hint: str) -> None:

@@ -189,7 +189,7 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
         kind, rest = "npz", text
     if kind == "csv":
         request = _csv.parse_table(rest)
-        return "csv", lambda name: _csv.table(name, request)
+        return "csv", lambda name: _csv.load_table(name, request)
     if kind == "hf":
         wanted = _huggingface.parse_request(rest)
         return "hf", lambda name: _huggingface.huggingface(name, wanted)
