@@ -351,7 +351,7 @@ def test_folder_refuses(tmp_path: Path) -> None:
     Image.new("L", (5, 4)).save(bad)
     check_refused(r"z\.png must be 6 x 4 pixels, as \S+c\.png is, got 5 x 4: use size=6x4", name)
     Image.new("I;16", (6, 4)).save(bad)
-    check_refused(r"z\.png must be of 8 bits a channel, got mode I;16", name)
+    check_refused(r"z\.png must have 8 bits a channel, got mode I;16", name)
     for content in (b"no image", good[:60]):
         bad.write_bytes(content)
         check_refused(r"z\.png must be an image that Pillow reads", name)

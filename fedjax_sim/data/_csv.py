@@ -72,22 +72,10 @@ class Table(NamedTuple):
         return [c for c in (self.y, self.client, self.test) if isinstance(c, str)]
 
 
-class _Rows(NamedTuple):
-    """The rows of a file.
-
-    Attributes:
-        x: ``f64[n, F]``, NaN if missing.
-        names: names of the F columns of x.
-        roles: texts of the columns that are not inputs.
-        lines: line at which each row ended.
-        notes: sentences on what was converted or dropped.
-    """
-
-    x: NDArray[np.float64]
-    names: list[str]
-    roles: Mapping[str, NDArray[np.str_]]
-    lines: Sequence[int]
-    notes: list[str]
+_Rows = tuple[
+    NDArray[np.float64], list[str], Mapping[str, NDArray[np.str_]], Sequence[int], list[str]
+]
+"""Inputs ``f64[n, F]`` and their names; texts by role; the line of each row; notes."""
 
 
 def parse_table(text: str) -> Table:
@@ -256,7 +244,7 @@ def _read_columns(rows: Any, table: Table, categorical: Sequence[str]) -> _Rows:
         )
         x, names = np.concatenate([x, block], axis=1), names + block_names
         notes += block_notes
-    return _Rows(x, names, {role: arrays[role] for role in table.roles}, lines, notes)
+    return x, names, {role: arrays[role] for role in table.roles}, lines, notes
 
 
 def _check_gaps(

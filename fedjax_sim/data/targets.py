@@ -1,7 +1,7 @@
 """Targets of a data set: dtype, task and class names."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,35 +15,21 @@ from fedjax_sim.tasks import classification, multi_label, regression, task_of
 KINDS = ("classification", "regression", "multi_label")
 
 
-class Targets(NamedTuple):
-    """Targets in the dtype of their task.
-
-    Attributes:
-        y: the targets.
-        task: the learning task.
-        class_names: names of the M classes; () if unnamed.
-    """
-
-    y: NDArray[Any]
-    task: Task
-    class_names: tuple[str, ...]
-
-
 def read_targets(
     y: NDArray[Any],
     samples: int,
     classes: int | None,
     task: Task | str | None,
     names: tuple[str, ...] = (),
-) -> Targets:
-    """Converts targets to the dtype of their task, see :func:`fedjax_sim.data.from_arrays`."""
+) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    """Returns targets in the dtype of their task, the task and class names, see ``from_arrays``."""
     classes = len(names) or None if classes is None else classes
     if isinstance(task, Task):
         if classes not in (None, task.classes):
             raise ValueError(f"classes must match the task, {task!r}, got {classes}")
         converted = as_targets(y, samples)
         task.check("y", converted)
-        return Targets(converted, task, names)
+        return converted, task, names
     if task is not None and task not in KINDS:
         raise ValueError(f"task must be a Task or one of {', '.join(KINDS)}, got {task!r}")
     if task in ("regression", "multi_label") and classes is not None:
@@ -59,7 +45,7 @@ def read_targets(
         inferred = task_of(y)
         if inferred is None:
             inferred = classification(_number_of_classes(_labels(y, samples, None)))
-        return Targets(as_targets(y, samples), inferred, names)
+        return as_targets(y, samples), inferred, names
     if task == "regression":
         converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
         inferred = regression(1 if y.ndim == 1 else y.shape[1])
@@ -78,7 +64,7 @@ def read_targets(
         converted = _labels(_column(y), samples, classes)
         inferred = classification(_number_of_classes(converted) if classes is None else classes)
     inferred.check("y", converted)
-    return Targets(converted, inferred, names)
+    return converted, inferred, names
 
 
 def class_codes(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:

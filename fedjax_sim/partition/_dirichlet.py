@@ -119,14 +119,14 @@ def dirichlet_classes(labels: ArrayLike, clients: int, *, alpha: float, seed: in
         # one. So all clients draw at once, up to the first that empties a class; the others draw
         # again without it. At most M passes visit a client again.
         mixes[first:] = _renormalise(mixes[first:], stock > 0, alpha, rng)
-        drawn = rng.multinomial(need[first:], mixes[first:])
-        short = (np.cumsum(drawn, axis=0) > stock).any(axis=1)
+        samples = rng.multinomial(need[first:], mixes[first:])
+        short = (np.cumsum(samples, axis=0) > stock).any(axis=1)
         served = int(short.argmax()) if short.any() else short.size
-        drawn = drawn[: served + 1]
-        drawn[served:] = np.minimum(drawn[served:], stock - drawn[:served].sum(axis=0))
-        table[first : first + len(drawn)] += drawn
-        need[first : first + len(drawn)] -= drawn.sum(axis=1)
-        stock -= drawn.sum(axis=0)
+        samples = samples[: served + 1]
+        samples[served:] = np.minimum(samples[served:], stock - samples[:served].sum(axis=0))
+        table[first : first + len(samples)] += samples
+        need[first : first + len(samples)] -= samples.sum(axis=1)
+        stock -= samples.sum(axis=0)
         first += served
     return deal(y, rng.permutation(table), rng, f"dirichlet_classes({alpha:g})")
 

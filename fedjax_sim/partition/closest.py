@@ -72,49 +72,31 @@ def closest_table(
         misfit = table @ member.T - goal
         slope = misfit @ member - rows[:, None] - free - price
         gap = float((table * price).sum())
-        off = _Sums(table.sum(axis=1) - sizes / unit, table.sum(axis=0) - counts / unit)
+        excess = table.sum(axis=1) - sizes / unit, table.sum(axis=0) - counts / unit
+        worst = max(np.abs(excess[0]).max(), np.abs(excess[1]).max())
         wanted = TOLERANCE * max(1.0, 0.5 * float(np.square(misfit).sum()))
-        if gap < wanted and np.abs(slope).max() < 1e-7 and off.worst < 1e-9 * columns:
+        if gap < wanted and np.abs(slope).max() < 1e-7 and worst < 1e-9 * columns:
             return np.maximum(table, 0.0) * unit
         system = _factor(1 / (price / table + diagonal), coupling)
         # Predictor: the step to the optimum of the linearised problem, from which the centring and
         # the second-order correction follow.
-        predictor = system.solve(-slope - price, off)
-        predictor_price = -price - price / table * predictor.table
-        length = min(_longest(table, predictor.table), _longest(price, predictor_price))
-        ahead = (table + length * predictor.table) * (price + length * predictor_price)
+        predictor, *_ = system.solve(-slope - price, excess)
+        predictor_price = -price - price / table * predictor
+        length = min(_longest(table, predictor), _longest(price, predictor_price))
+        ahead = (table + length * predictor) * (price + length * predictor_price)
         after = ahead.sum() / gap
         centre = after**3 * gap / table.size
-        correction = (centre - predictor.table * predictor_price) / table
-        step = system.solve(-slope - price + correction, off)
-        step_price = -price - price / table * step.table + correction
-        length = 0.995 * min(_longest(table, step.table), _longest(price, step_price))
-        table = table + length * step.table
-        rows, free = rows + length * step.rows, free + length * step.free
+        correction = (centre - predictor * predictor_price) / table
+        step, row_step, free_step = system.solve(-slope - price + correction, excess)
+        step_price = -price - price / table * step + correction
+        length = 0.995 * min(_longest(table, step), _longest(price, step_price))
+        table = table + length * step
+        rows, free = rows + length * row_step, free + length * free_step
         price = price + length * step_price
     raise RuntimeError(
         f"no closest table for {clients} clients and {columns} columns: the gap is {gap:.1e} after "
         f"{STEPS} steps, wanted {wanted:.1e}"
     )
-
-
-class _Sums(NamedTuple):
-    """Excess of the sums of rows, ``f64[K]``, and of columns, ``f64[U]``."""
-
-    rows: Array
-    columns: Array
-
-    @property
-    def worst(self) -> float:
-        return float(max(np.abs(self.rows).max(), np.abs(self.columns).max()))
-
-
-class _Step(NamedTuple):
-    """Changes of the table and of the multipliers of its sums."""
-
-    table: Array
-    rows: Array
-    free: Array
 
 
 class _System(NamedTuple):
@@ -134,15 +116,15 @@ class _System(NamedTuple):
     ones: Array
     schur: Array
 
-    def solve(self, right: Array, off: _Sums) -> _Step:
+    def solve(self, right: Array, excess: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         """Solves H_t Δ_t - Δrows_t - Δfree = right_t for the step that removes the excess."""
         factors = self.scale, self.member, self.inner
         plain, total = _inverse(*factors, right), self.ones.sum(axis=1)
-        rows = (-off.rows - plain.sum(axis=1)) / total
-        lacking = -off.columns - (plain + self.ones * rows[:, None]).sum(axis=0)
+        rows = (-excess[0] - plain.sum(axis=1)) / total
+        lacking = -excess[1] - (plain + self.ones * rows[:, None]).sum(axis=0)
         free = np.append(np.linalg.solve(self.schur, lacking[:-1]), 0.0)
         rows = rows - self.ones @ free / total
-        return _Step(plain + _inverse(*factors, rows[:, None] + free), rows, free)
+        return plain + _inverse(*factors, rows[:, None] + free), rows, free
 
 
 def _factor(scale: Array, member: Array) -> _System:

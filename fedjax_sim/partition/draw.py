@@ -140,9 +140,7 @@ def _draw_heat(
     panels = figure.subplots(
         1, 2 * len(counts), squeeze=False, sharey=True, width_ratios=[4, 1] * len(counts)
     )[0].reshape(-1, 2)
-    for (heat, beside), (share, sizes), table, head in zip(
-        panels, lines, counts, heads, strict=True
-    ):
+    for (heat, bars), (share, sizes), table, head in zip(panels, lines, counts, heads, strict=True):
         image = heat.imshow(
             share,
             aspect="auto",
@@ -160,11 +158,11 @@ def _draw_heat(
         heat.set_title(head)
         heat.set_xlabel("class")
         edges = np.linspace(0, len(table), len(sizes) + 1)
-        beside.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
-        beside.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
-        beside.set_xlim(0, 1.02 * longest)
-        beside.xaxis.set_major_locator(MaxNLocator(1, integer=True))
-        beside.tick_params(left=False)
+        bars.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
+        bars.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
+        bars.set_xlim(0, 1.02 * longest)
+        bars.xaxis.set_major_locator(MaxNLocator(1, integer=True))
+        bars.tick_params(left=False)
     panels[0, 0].set_ylim(clients, 0)
     panels[0, 0].set_ylabel("clients, by their largest class")
     panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -120,17 +120,7 @@ def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[
     """Returns all settings (t, q) of the limit-label-q sampler for a given EMD on balanced labels.
 
     They solve :math:`EMD = 2q - 2t/M`, i.e. :math:`q = EMD/2 + t/M`, for every t < M with q ≤ 1.
-
-    Args:
-        emd: the target, in 0 < EMD ≤ 2 - 2/M.
-        classes: M, at least 2.
-        clients: K; if given, only t with Kt divisible by M.
-
-    Returns:
-        At least one setting, in ascending order of t.
-
-    Raises:
-        ValueError: if no setting reaches the EMD; the message has the largest EMD.
+    Arguments, order and errors are as for :func:`fedjax_sim.partition.ll_settings`.
 
     Source: Cornelis 2022 <cornelis2022federated>, section 3.3.
 
@@ -145,15 +135,7 @@ def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[
 def q_setting(emd: float, classes: int) -> float:
     """Returns q of the q-sampler for a given EMD on balanced labels, :math:`q = EMD/2 + 1/M`.
 
-    Args:
-        emd: the target, in 0 < EMD ≤ 2 - 2/M.
-        classes: M, at least 2.
-
-    Returns:
-        q, in 1/M … 1.
-
-    Raises:
-        ValueError: if no q reaches the EMD; the message has the largest EMD.
+    Arguments and errors are as for :func:`fedjax_sim.partition.ll_settings`.
 
     Example:
         >>> round(q_setting(1.4, 10), 4)

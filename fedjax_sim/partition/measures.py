@@ -34,14 +34,7 @@ def client_kls(table: ArrayLike) -> NDArray[np.float64]:
 
     .. math:: KL_k = \sum_y p_k(y) \ln \frac{p_k(y)}{p(y)}
 
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        KL_k in nats, ``f64[N]``, at least 0 and finite.
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in nats, ``f64[N]``, at least 0 and finite; for a table as in :func:`client_emds`.
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.2, which prints the fraction inverted and
     thus the opposite sign.
@@ -59,14 +52,7 @@ def client_jsds(table: ArrayLike) -> NDArray[np.float64]:
     .. math:: JSD_k = \tfrac12 KL(p_k \Vert m_k) + \tfrac12 KL(p \Vert m_k), \qquad
               m_k = \tfrac12 (p_k + p)
 
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        JSD_k in nats, ``f64[N]``, in 0 … ln 2.
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in nats, ``f64[N]``, in 0 … ln 2; for a table as in :func:`client_emds`.
 
     Example:
         >>> client_jsds([[1, 1], [3, 3]]).tolist()
@@ -82,14 +68,7 @@ def emd(table: ArrayLike) -> float:
 
     .. math:: EMD = \sum_k \frac{n_k}{\sum_l n_l} \sum_y \lvert p_k(y) - p(y) \rvert
 
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        EMD, in 0 … 2.
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in 0 … 2; for a table as in :func:`client_emds`.
 
     Source: Zhao, Li, Lai, Suda, Civin, Chandra 2018 <https://arxiv.org/abs/1806.00582>; Cornelis
     2022 <cornelis2022federated>, eq. 3.3.
@@ -106,16 +85,7 @@ def kl(table: ArrayLike) -> float:
 
     .. math:: KL = \sum_k \frac{n_k}{\sum_l n_l} \sum_y p_k(y) \ln \frac{p_k(y)}{p(y)}
 
-    It is the mutual information of a sample's client and label.
-
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        KL in nats, in 0 … ln min(N, M).
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in nats, in 0 … ln min(N, M). It is the mutual information of a sample's client and label.
 
     Source: Cornelis 2022 <cornelis2022federated>, section 3.1.
 
@@ -131,14 +101,7 @@ def jsd(table: ArrayLike) -> float:
 
     .. math:: JSD = \sum_k \frac{n_k}{\sum_l n_l} JSD_k
 
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        JSD in nats, in 0 … ln 2.
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in nats, in 0 … ln 2.
 
     Example:
         >>> jsd([[1, 1], [3, 3]])
@@ -152,14 +115,7 @@ def c_score(table: ArrayLike) -> float:
 
     .. math:: C = \frac1N \sum_k \sum_y \lvert p_k(y) - p(y) \rvert
 
-    Args:
-        table: as for :func:`client_emds`.
-
-    Returns:
-        The C-score, in 0 … 2.
-
-    Raises:
-        ValueError: as for :func:`client_emds`.
+    in 0 … 2.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section V-C (5.1 in its first
     version), with values in Table I.

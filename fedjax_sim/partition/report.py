@@ -92,7 +92,7 @@ class SkewReport:
         return f"{self.table.sum():,} samples{of_classes} at {clients:,} clients"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all numbers, ready for ``json.dumps``; with one class, those of sizes only."""
+        """Returns all numbers, ready for ``json.dumps``; only of sizes if there is one class."""
         clients, classes = self.table.shape
         numbers: dict[str, Any] = {
             "name": self.name,
