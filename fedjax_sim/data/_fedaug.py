@@ -159,17 +159,10 @@ def _add_copies(
     samples: int,
     name: str,
 ) -> tuple[Partition, NDArray[np.bool_]]:
-    """Adds copies of samples, each at the client that has the sample.
+    """Copies ``lacking[c]`` samples in each cell c, at the clients that have them.
 
-    Args:
-        partition: the clients.
-        cell: ``int64[nnz]``, the cell (class, or class and client) of each entry of the index.
-        lacking: ``int64[cells]``, number of copies to add in each cell.
-        samples: n.
-        name: name of the new partition.
-
-    Returns:
-        The partition; and ``bool[cells]``, the cells that lack samples but have none to copy.
+    ``cell`` is the cell (a class, or a class of a client) of each entry of the index. Also returns
+    ``bool[cells]``, the cells that lack samples but have none to copy.
     """
     real = np.flatnonzero(partition.index < samples)
     real = real[np.argsort(cell[real], kind="stable")]

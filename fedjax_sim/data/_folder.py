@@ -19,17 +19,9 @@ def image_folder(
 ) -> Dataset:
     """Loads images from ``train/CLASS`` and ``test/CLASS`` in a folder, or from ``CLASS``.
 
-    Args:
-        name: name of the data set.
-        folder: the folder. Classes are the folders in ``train``, or in ``folder`` if it has no
-            ``train``, in the order of their names, or of their numbers.
-        test: name of the folder of test images, or the share of each class for the test set; None
-            for ``test``, or a fifth if there is no such folder.
-        size: width and height to which images are resized; None if all have the same size.
-
-    Returns:
-        Inputs ``uint8[n, H, W, 1]``, or ``uint8[n, H, W, 3]`` if any image has colours, sorted by
-        class and file name.
+    ``test`` is another folder of test images, or the share of each class; None for ``test``, or a
+    fifth if there is no such folder. Classes are in the order of their names, or of their numbers;
+    inputs are ``uint8[n, H, W, 1 or 3]``, sorted by class and file name.
 
     Raises:
         DataNotFoundError: if a folder is missing.

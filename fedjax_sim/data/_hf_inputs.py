@@ -58,7 +58,7 @@ def read_inputs(
         return Inputs(x, notes=notes)
     if not columns:
         known = ", ".join(parts[0].rows.features)
-        raise ValueError(f"must have a column of inputs too, got only {known}")
+        raise ValueError(f"must have an input column too, got only {known}")
     if len(columns) == 1 and not images:
         x = join_values(parts, columns[0])
         if x.ndim > 1 or not is_plain(x):
@@ -91,7 +91,7 @@ def _table(
             pairs = zip(absent, every, strict=True)
             encoded[column] = np.array(["" if gap else str(value) for gap, value in pairs])
         elif True in texts:
-            raise _not_numeric(parts, column, f"use categorical={column} to encode it; ")
+            raise _not_numeric(parts, column, f"use categorical={column} to encode it, or ")
         else:
             plain[column] = every.astype(np.float64)
     x = np.stack([*plain.values()], axis=1) if plain else np.zeros((len(every), 0))
@@ -106,11 +106,11 @@ def images_of(part: Split, columns: Sequence[str]) -> list[str]:
     return [c for c in columns if type(part.rows.features[c]).__name__ == "Image"]
 
 
-def _not_numeric(parts: Sequence[Split], column: str, advice: str = "") -> ValueError:
+def _not_numeric(parts: Sequence[Split], column: str, advice: str = "use ") -> ValueError:
     return ValueError(
         f"column {column!r} must be a number, as all columns without a role are inputs, got "
-        f"{parts[0].rows.features[column]}: {advice}use input=COLUMN to select one column "
-        "of images or numbers"
+        f"{parts[0].rows.features[column]}: {advice}input=COLUMN to select one column of "
+        "images or numbers"
     )
 
 

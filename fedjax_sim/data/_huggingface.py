@@ -52,13 +52,7 @@ OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size"
 
 
 class Request(NamedTuple):
-    """A parsed ``hf:`` text.
-
-    Attributes:
-        place: a folder, a file, or a name on the Hub.
-        config: configuration of the data set; None for the only one.
-        columns: arguments of :func:`from_huggingface`.
-    """
+    """A parsed ``hf:`` text: place, configuration, and arguments of :func:`from_huggingface`."""
 
     place: str
     config: str | None
@@ -84,13 +78,9 @@ def parse_request(text: str) -> Request:
 
 
 def huggingface(name: str, of: Request) -> Dataset:
-    """Loads a data set by Hugging Face ``datasets``, see :func:`from_huggingface`.
+    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub.
 
-    Args:
-        name: name of the data set.
-        of: the request, for a folder written by ``save_to_disk``; another folder, .parquet or
-            .arrow file, which is read again every time; or a name on the Hub, which is downloaded
-            into the cache of ``datasets`` if necessary.
+    Files are read again every time; data of the Hub are downloaded into the cache of ``datasets``.
 
     Raises:
         DataNotFoundError: if the data are missing, or ``datasets`` is not installed.

@@ -22,21 +22,13 @@ CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowerca
 def leaf(
     name: str, folder: Path, *, classes: int | None = None, task: str | None = None
 ) -> Dataset:
-    """Loads the users of ``train/*.json`` and ``test/*.json`` in a folder, as LEAF writes them.
+    """Loads LEAF's ``train/*.json`` and ``test/*.json``, see :func:`fedjax_sim.data.load_dataset`.
 
-    Args:
-        name: name of the data set.
-        folder: the folder. Each file has "users", their names, and "user_data" with "x" and "y" of
-            each user. Inputs are numbers of one shape, with integer labels from 0, texts, or the
-            targets of ``task``; or inputs are texts of one length, each with the following
-            character as label, as in LEAF's Shakespeare. "num_samples", if given, must agree.
-        classes: as for :func:`fedjax_sim.data.from_arrays`.
-        task: as for :func:`fedjax_sim.data.from_arrays`.
-
-    Returns:
-        The data set; users are the natural clients, in the order of their names, with their own
-        test samples. Users without samples are dropped. Texts are tokens ``[n, T]``, numbered in
-        the order of all characters, which are the classes.
+    Each file has "users", their names, and "user_data" with "x" and "y" of each user. Inputs are
+    numbers of one shape, with integer labels from 0, texts, or the targets of ``task``; or texts of
+    one length, each with the following character as label, as in LEAF's Shakespeare. Texts become
+    tokens ``[n, T]``, numbered in the order of all characters, which are the classes. Users are
+    natural clients in the order of their names; users without samples are dropped.
 
     Raises:
         DataNotFoundError: if a folder is missing, or has no .json.

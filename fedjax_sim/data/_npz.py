@@ -33,20 +33,14 @@ class Part(NamedTuple):
 
 
 def npz(name: str, file: Path, *, classes: int | None = None, task: str | None = None) -> Dataset:
-    """Loads the arrays x_train, y_train, x_test and y_test of a .npz file, such as Keras'.
+    """Loads x_train, y_train, x_test and y_test, see :func:`fedjax_sim.data.load_dataset`.
 
-    Args:
-        name: name of the data set.
-        file: a file with these arrays, and possibly ``client_train``, or both ``client_train`` and
-            ``client_test``: the natural client of each sample, numbers or texts. uint8
-            ``[n, H, W]`` are grey images and get a channel axis.
-        classes: as for :func:`fedjax_sim.data.from_arrays`.
-        task: as for :func:`fedjax_sim.data.from_arrays`.
+    ``client_train``, or both ``client_train`` and ``client_test``, may be the natural client of
+    each sample, numbers or texts. uint8 ``[n, H, W]`` are grey images and get a channel axis.
 
     Raises:
         DataNotFoundError: if there is no such file.
-        ValueError: if the file is not .npz, or an array is missing or malformed; the message names
-            the array.
+        ValueError: if an array is missing or malformed; the message names the array.
     """
     arrays = read_npz(existing(name, file), (*ARRAYS, *CLIENTS))
     missing = [key for key in ARRAYS if key not in arrays]

@@ -55,15 +55,9 @@ def _digits_table() -> NDArray[Any]:
 def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = None) -> Dataset:
     """Loads an image classification data set of TFDS, decoded once into the cache.
 
-    Args:
-        name: a TFDS name with its configuration, such as "mnist" or "emnist/balanced". Its examples
-            must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``.
-        data_dir: as for :func:`fedjax_sim.data.load_dataset`.
-        called: name of the data set; None for its TFDS name.
-
-    Returns:
-        The official training split. The test set is the official test split; without one the
-        validation split, and without that a fixed random fifth of each class.
+    Examples must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``. The training
+    set is the official training split; the test set is the official test split, else the validation
+    split, else a fixed random fifth of each class. ``called`` replaces the TFDS name.
 
     Raises:
         ValueError: if TFDS has no such data set, or its examples have another form.

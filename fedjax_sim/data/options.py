@@ -135,20 +135,11 @@ def choose_test(
     rows: Sequence[str],
     hint: str,
 ) -> tuple[NDArray[np.bool_], str]:
-    """Chooses the test rows by a column of flags, or draws a share of each class.
+    """Chooses test rows by a column of flags, or draws a share ``test`` of each class.
 
-    Args:
-        test: the option: a share, or the name of the column.
-        strata: ``int[n]``, class of each row; all 0 without classes.
-        flags: texts of the column; None for a share.
-        rows: names of the rows, for the message.
-        hint: end of the message.
-
-    Returns:
-        ``bool[n]``, and a description of the test set.
-
-    Raises:
-        ValueError: if a flag is not in ``IN_TEST``, or the test set has no rows or all rows.
+    ``flags`` are the texts of the column ``test``, None for a share; ``strata`` the class of each
+    row, all 0 without classes; ``rows`` and ``hint`` are for messages. Returns ``bool[n]``, and a
+    description of the test set; raises ValueError for other flags, or if a set would be empty.
     """
     if flags is None:
         in_test = random_share(strata, float(test))

@@ -21,16 +21,10 @@ def read_images(
     open_source: Callable[[Any], Any],
     size: Size = None,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads images as one array, with notes on what was converted.
+    """Reads images, given as names and sources, as one array, with notes on what was converted.
 
-    Args:
-        images: name of each image, for messages, and its source.
-        open_source: opens a source as a Pillow image.
-        size: width and height to which images are resized; None if all have the same size.
-
-    Returns:
-        ``uint8[n, H, W, 1 or 3]``: grey images get three channels if others have three, and
-        transparent images are drawn on white.
+    Grey images get three channels if others have three, transparent images are drawn on white, and
+    all are resized to ``size``, width and height, if given.
 
     Raises:
         ValueError: if an image cannot be read, has more than 8 bits a channel, or differs in size

@@ -197,24 +197,17 @@ def by_role(
     roles: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Makes a data set of the roles' texts, except texts of 80 characters or fewer.
+    """Makes a data set of the texts of roles, except texts of 80 characters or fewer.
 
-    Args:
-        name: name of the data set.
-        texts: text of each role.
-        cut: cuts tokens into training and test samples, :func:`next_character` or
-            :func:`every_character`.
-        task: makes the task for a number of characters.
-        roles: number of roles, drawn at random and kept in order; None for all.
-        seed: random seed.
+    ``cut`` cuts tokens into training and test samples; ``task`` makes the task for a number of
+    characters; ``roles`` are drawn at random and kept in order, None for all.
 
-    Example:
-        >>> texts = {"A": "ab" * 45, "B": "too short"}
-        >>> data = by_role("abc", texts, next_character, classification)
-        >>> data.train_x.shape, data.test_x.shape, data.client_names
-        ((8, 80), (2, 80), ('A',))
-        >>> "".join(data.class_names[t] for t in data.train_x[0, :4])
-        'abab'
+    >>> texts = {"A": "ab" * 45, "B": "too short"}
+    >>> data = by_role("abc", texts, next_character, classification)
+    >>> data.train_x.shape, data.test_x.shape, data.client_names
+    ((8, 80), (2, 80), ('A',))
+    >>> "".join(data.class_names[t] for t in data.train_x[0, :4])
+    'abab'
     """
     alphabet = np.unique(_codes("".join(texts.values())))
     names = [role for role, text in texts.items() if len(text) > LENGTH]

@@ -72,19 +72,11 @@ def check_multiple(clients: int, classes: int) -> None:
 def deal(
     y: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator, name: str
 ) -> Partition:
-    """Deals random samples of each class to the clients by a table of counts.
+    """Deals random samples of each class to clients by a table of counts, ``int64[K, M]``.
 
-    Args:
-        y: ``int64[n]``, class of each sample.
-        table: ``int64[K, M]``, number of samples of each class for each client; the columns sum to
-            the class sizes.
-        rng: random generator that selects the samples.
-        name: name of the partition.
-
-    Example:
-        >>> y = np.array([0, 0, 1, 1, 1])
-        >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
-        [3, 2]
+    >>> y = np.array([0, 0, 1, 1, 1])
+    >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
+    [3, 2]
     """
     clients = np.arange(len(table))
     owner = np.empty(y.size, np.int64)

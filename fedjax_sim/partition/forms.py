@@ -79,14 +79,8 @@ def read_options(
 ) -> dict[str, Any]:
     """Reads keyword arguments from words, given by position or as ``name=value``.
 
-    Args:
-        arguments: reader of each argument by name.
-        words: one for each given argument.
-        required: number of required arguments, the first ones.
-
-    Raises:
-        ValueError: if an argument is missing, repeated or malformed.
-        LookupError: if an argument is unknown, or there are too many.
+    ``required`` is the number of required arguments, the first ones. Raises ValueError if one is
+    missing, repeated or malformed, and LookupError if one is unknown or there are too many.
     """
     order, options = list(arguments), dict[str, Any]()
     for i, word in enumerate(words):
