@@ -673,7 +673,7 @@ def test_only_a_new_run_downloads(
     else:
         flags = [*flags, "--dataset", name]
     err = line_of(lambda _: bench.main(flags), here, capsys)
-    assert "is not ready" in err or "cannot be had" in err
+    assert "is not ready" in err or "cannot be loaded" in err
 
 
 def test_a_text_of_a_table_is_no_formula() -> None:
