@@ -34,6 +34,7 @@ from fedjax_sim.cli.local import (
     scheduled,
 )
 from fedjax_sim.cli.machine import ON_HOST, execution_of
+from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
@@ -163,14 +164,7 @@ def build(config: Config) -> Setup:
         raise ValueError(
             f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
         )
-    common = {
-        "model": model,
-        "objective": objective,
-        "classes": task.classes,
-        "clients_per_round": per_round,
-        "execution": execution,
-        "clock": timing.made(config.timing),
-    }
+    clock = timing.made(config.timing)
 
     def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
         mine, local = training, common_local
@@ -180,7 +174,6 @@ def build(config: Config) -> Setup:
                 local = local_of(mine, check=check)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
 
         def fits(made: Algorithm) -> None:
             if check:
@@ -188,11 +181,15 @@ def build(config: Config) -> Setup:
                 what = made, model, problem.data, problem.test
                 simulation.experiment(*what, **how).programs.check()
 
-        def make(local: LocalUpdate) -> Algorithm:
-            return make_algorithm(name, config, local, given, trained, fits)
+        def made_of(local: LocalUpdate) -> Algorithm:
+            rates = mine.lr, mine.momentum or 0.0
+            common = Common(
+                local, model, objective, task.classes, per_round, *rates, clock, execution
+            )
+            return make_algorithm(name, config, common, trained, fits)
 
         try:
-            return scheduled(mine, local, experiment.rounds, make)
+            return scheduled(mine, local, experiment.rounds, made_of)
         except ValueError as error:
             raise optimised(error, mine) from error
 
@@ -240,8 +237,7 @@ def _active(config: Config, clients: int) -> int:
 def make_algorithm(
     name: str,
     config: Config,
-    local: LocalUpdate,
-    common: dict[str, Any],
+    common: Common,
     clients: int,
     fits: Callable[[Algorithm], None],
 ) -> Algorithm:
@@ -250,8 +246,7 @@ def make_algorithm(
     Args:
         name: what ``ALGORITHMS`` has or imports, with settings of its own.
         config: its options, and the flag that named it.
-        local: the local update.
-        common: what it gets of the parameters that mean the same in every method.
+        common: the arguments that mean the same in every method.
         clients: N.
         fits: raises ValueError if the algorithm does not fit model and data.
 
@@ -263,13 +258,13 @@ def make_algorithm(
     method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
     named = f"{config.flag_of(name)} {name}" if foreign else name
-    wanted = {key: common[key] for key in common if key in own}
     try:
-        made = method(local, **given, **wanted)
+        clock = {"clock": common.clock} if "clock" in own else {}
+        made = make(method, common, **given, **clock)
         if not isinstance(made, Algorithm):
             raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
         if "execution" not in own:
-            made = made.replace(execution=common["execution"])
+            made = made.replace(execution=common.execution)
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)
