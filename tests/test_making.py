@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("name", sorted(fs.ALGORITHMS.own))
 def test_every_method_is_made_by_its_name(name: str) -> None:
-    algorithm = make(name, clients_per_round=4)
+    algorithm = make(name)
     assert isinstance(algorithm, fs.Algorithm)
     assert repr(algorithm).startswith(f"{name}(")
 
