@@ -729,7 +729,7 @@ def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("algo", "flags", "why"),
     [
-        ("dp_fedavg", ["--clock", "constant(1)", "--first", "1"], "clock simulated("),
+        ("dp_fedavg", ["--clock", "simulated(constant(1), first=1)"], "clock simulated("),
         ("dp_ftrl", ["--share-beta", "0.2"], "samples that all clients are sent (--share-beta)"),
         ("dp_ftrl", ["--server-fraction", "0.1"], "the server's own samples"),
     ],

@@ -97,7 +97,6 @@ def test_every_choice_of_the_command_is_read() -> None:
     """The settings that are one of some words."""
     beside = {"standardise": ["--split", "clients"], "lora_variant": ["--lora", "2"]}
     beside["optimizer"] = ["--weight-decay", "0.1"]  # without it AdamW is Adam
-    beside["late"] = ["--clock", "tiers(1)", "--deadline", "3"]
     seen = 0
     for group, settings in GROUPS.items():
         hints = typing.get_type_hints(settings)

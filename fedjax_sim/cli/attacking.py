@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ import jax.numpy as jnp
 from fedjax_sim import attacks
 from fedjax_sim.attacks import Malicious
 from fedjax_sim.attacks._together import hidden_shift
-from fedjax_sim.base import ClientData, Sending, Task
+from fedjax_sim.base import ClientData, Sending, Task, calls
+from fedjax_sim.base.binding import arguments, finder
 from fedjax_sim.cli.settings import Group, setting
-from fedjax_sim.partition.forms import read_options, reader
+from fedjax_sim.partition.forms import reader
 from fedjax_sim.round import Algorithm
 
 SENT: Mapping[str, Callable[..., Sending]] = {
@@ -39,14 +39,16 @@ class Form(NamedTuple):
     """How an attack is written.
 
     Attributes:
+        name: its name.
         text: its text form, optional arguments with their defaults.
         arguments: their names in the order of the text, and what reads each one.
-        required: how many of them must be given.
+        required: those that must be given.
     """
 
+    name: str
     text: str
     arguments: Mapping[str, Callable[[str], Any]]
-    required: int
+    required: Collection[str]
 
 
 def forms() -> dict[str, Form]:
@@ -62,8 +64,8 @@ def forms() -> dict[str, Form]:
         needed = [p.name for p in own if p.default is p.empty]
         words = [*needed, *(f"{p.name}={p.default}" for p in own[len(needed) :])]
         readers = {p.name: reader(hints[p.name]) for p in own}
-        found[name] = Form(f"{name}({', '.join(words)})", readers, len(needed))
-    return found | {LABEL_FLIP: Form(LABEL_FLIP, {}, 0)}
+        found[name] = Form(name, f"{name}({', '.join(words)})", readers, needed)
+    return found | {LABEL_FLIP: Form(LABEL_FLIP, LABEL_FLIP, {}, ())}
 
 
 def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
@@ -78,17 +80,18 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     >>> parse_attack("optimised(mean, evaluations=8)")
     ('optimised', {'along': 'mean', 'evaluations': 8})
     """
-    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
     known = forms()
     try:
-        if match is None:
-            raise ValueError
-        form, inside = known[match[1]], (match[2] or "").strip()
-        words = inside.split(",") if inside else []
-        return match[1], read_options(form.arguments, words, form.required)
-    except (ValueError, LookupError, ZeroDivisionError) as error:
+        call = calls.as_call(calls.parse(text), text)
+        form = finder("attack", known)(call.name)
+        given = arguments(call, {key: key in form.required for key in form.arguments})
+        read = {key: form.arguments[key](calls.word(node)) for key, node in given.items()}
+        return form.name, read
+    except (ValueError, LookupError) as error:
         allowed = ", ".join(form.text for form in known.values())
-        raise argparse.ArgumentTypeError(f"must be one of {allowed}, got {text!r}") from error
+        raise argparse.ArgumentTypeError(
+            f"must be one of {allowed}, got {text!r}: {error}"
+        ) from error
 
 
 def _checked(text: str) -> str:

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking, dealing, timing
+from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
@@ -38,6 +38,7 @@ from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
+from fedjax_sim.cli.written import read
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
@@ -265,6 +266,7 @@ def make_algorithm(
             raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
         if "execution" not in own:
             made = made.replace(execution=common.execution)
+        made = parts.replaced(made, config.parts.texts | read(name).parts, common)
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)
