@@ -57,6 +57,11 @@ def test_names_have_dashes_dots_and_modules() -> None:
     assert calls.word(tree.args[1].named["x"]) == "-0.25"
 
 
+def test_a_choice_of_a_parameter_needs_no_quotes() -> None:
+    text = "simulated(1, deadline=3, late=partial)"
+    assert shown(made("clock", text, {})) == "simulated(1, deadline=3, late='partial')"
+
+
 def test_alternatives_stand_at_any_depth() -> None:
     found = [write(tree) for tree in alternatives("f(g(1|2), x=(a|b, 1e-3)) | h")]
     assert found == [

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from fedjax_sim.base import calls
@@ -57,7 +57,7 @@ GIVEN = Common._fields
 @functools.cache
 def registry(role: str) -> Registry[Any]:
     """Returns what names mean in a part of a role: parts of that role first, then all others."""
-    first = "aggregators" if role == "aggregator" else role
+    first = _module_of(role)
     own: dict[str, Any] = {}
     # Seconds are functions, as other parts are, so that only the names of its own tell a clock.
     for module in dict.fromkeys([first, *MODULES] if role != "clock" else [role]):
@@ -73,8 +73,14 @@ def registry(role: str) -> Registry[Any]:
 
 
 def known(role: str) -> list[str]:
-    """Returns the names of the parts of a role."""
-    return [name for name, _ in _parts_in("aggregators" if role == "aggregator" else role)]
+    """Returns the names of the parts of a role.
+
+    >>> known("finish"), known("clock")
+    (['calibrated'], ['simulated', 'traced'])
+    """
+    classes, functions = _kinds(role)
+    found = {name: _made(value) for name, value in _parts_in(_module_of(role))}
+    return [name for name, made in found.items() if functions or issubclass(made, classes)]
 
 
 def checked(role: str, text: str) -> str:
@@ -126,12 +132,12 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     >>> made("selection", "uniform", {}), made("schedule", "every_round(3)", {})
     (uniform(), every_round(3))
     """
-    kinds = tuple(_members(typing.get_type_hints(compose)[role]))
+    classes, functions = _kinds(role)
     node = calls.parse(text)
     each = node if isinstance(node, tuple | list) else (node,)
     found = [value(role, one, given) for one in each]
     for one, part in zip(each, found, strict=True):
-        if not _fits(part, kinds):
+        if not isinstance(part, classes) and not (functions and callable(part)):
             raise ValueError(
                 f"{calls.write(one)} is not one of its parts: {', '.join(known(role))}"
             )
@@ -155,12 +161,27 @@ def _parts_in(module: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _module_of(role: str) -> str:
+    return "aggregators" if role == "aggregator" else role
+
+
+def _made(value: Any) -> type:
+    """Returns a class itself, or what a function declares that it returns."""
+    made = value if isinstance(value, type) else returned(value)
+    return made if isinstance(made, type) else object
+
+
 def _declares(value: Any) -> bool:
     """Returns whether a value is a class of parts, or declares that it returns one."""
-    made = value if isinstance(value, type) else returned(value)
-    return isinstance(made, type) and any(
-        one.__module__.startswith("fedjax_sim.") for one in made.__mro__
-    )
+    return any(one.__module__.startswith("fedjax_sim.") for one in _made(value).__mro__)
+
+
+@functools.cache
+def _kinds(role: str) -> tuple[tuple[type, ...], bool]:
+    """Returns the classes of a role's parts, and whether functions are parts, by a protocol."""
+    members = [*_members(typing.get_type_hints(compose)[role])]
+    classes = [member for member in members if not getattr(member, "_is_protocol", False)]
+    return tuple(classes), len(classes) < len(members)
 
 
 def _members(hint: Any) -> Iterator[type]:
@@ -170,13 +191,6 @@ def _members(hint: Any) -> Iterator[type]:
         yield from _members(member)
     if not members and isinstance(hint, type):
         yield hint
-
-
-def _fits(value: Any, kinds: Collection[type]) -> bool:
-    """Returns whether a value is of one of some types; any function is of a protocol."""
-    protocols = [kind for kind in kinds if getattr(kind, "_is_protocol", False)]
-    classes = tuple(kind for kind in kinds if kind not in protocols)
-    return isinstance(value, classes) or bool(protocols and callable(value))
 
 
 def _role(name: str) -> Any:
