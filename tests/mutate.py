@@ -1185,7 +1185,8 @@ MUTANTS = [
     # texts of calls
     Mutant("base/calls.py", "math.prod(counts)", "sum(counts)", CALLS),
     Mutant("base/calls.py", 'or (isinstance(node, Name) and ":" in node)', "", CALLS),
-    Mutant("base/binding.py", "value in _choices(function, name)", "False", CALLS),
+    Mutant("base/binding.py", "isinstance(node, Name) and node in choices", "False", CALLS),
+    Mutant("base/binding.py", "if not fits and value", "if False and value", CALLS),
     Mutant("cli/parts.py", "and takes(found) else", "else", CALLS),
     Mutant("cli/parts.py", "        fits=_declares,", "        fits=callable,", CALLS),
     Mutant("cli/parser.py", "and not _own(role, given[role], chosen)", "", CALLS),

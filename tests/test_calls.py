@@ -121,8 +121,11 @@ def test_an_argument_that_does_not_fit_is_named() -> None:
     for text, message in {
         "krum(byzantin=0.2)": "byzantin is not an argument of krum; did you mean byzantine?",
         "krum(0.2, 3, 4)": "must be written krum(byzantine=0.2): too many positional arguments",
+        "krum('x')": "byzantine must be a number, got 'x'",
+        "krum(None)": "byzantine must be a number, got None",
+        "krum(mean)": "byzantine must be a number, got mean",
         "kurm(0.2)": "'kurm' is no aggregator; did you mean krum?",
-        "uniform": "uniform is not one of its parts: mean, ",
+        "uniform": "uniform is not a part for this role, as calls of these are: mean, ",
         "(mean, mean)": "must be one part, got 2",
     }.items():
         with pytest.raises(ValueError, match=re.escape(message)):

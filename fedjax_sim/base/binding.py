@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_sim.base.calls import Call, Literal, Name, Node
+import jax
+
+from fedjax_sim.base.calls import Call, Literal, Name, Node, write
 from fedjax_sim.base.spelling import hint, plain
 
 T = TypeVar("T")
@@ -58,12 +61,13 @@ def build(node: Node, find: Callable[[str], Any]) -> Any:
     function = find(node.name)
     bound = bind(node, inspect.signature(function))
     for name, value in bound.arguments.items():
-        if isinstance(value, Mapping):  # of **settings
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
             bound.arguments[name] = {key: build(item, find) for key, item in value.items()}
-        elif isinstance(value, Name) and value in _choices(function, name):
-            bound.arguments[name] = str(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            bound.arguments[name] = tuple(argument(function, name, item, find) for item in value)
         else:
-            bound.arguments[name] = build(value, find)
+            bound.arguments[name] = argument(function, name, value, find)
     return function(*bound.args, **bound.kwargs)
 
 
@@ -103,16 +107,36 @@ def bind(call: Call, takes: inspect.Signature) -> inspect.BoundArguments:
         raise ValueError(f"{call} must be written {form}: {error}") from error
 
 
-def _choices(function: Callable[..., Any], name: str) -> tuple[Any, ...]:
-    """Returns the texts that a parameter takes by its type."""
+def argument(
+    function: Callable[..., Any], name: str, node: Node, find: Callable[[str], Any]
+) -> Any:
+    """Returns the value of an argument; a choice of its parameter's type needs no quotes.
+
+    Raises:
+        ValueError: if the parameter takes numbers, texts or choices alone, and it is none of them.
+    """
     try:
         hinted = typing.get_type_hints(function).get(name)
     except (NameError, TypeError, AttributeError):  # imported for checkers only
-        return ()
-    members = (hinted, *typing.get_args(hinted))
-    return tuple(
-        choice
-        for member in members
-        if typing.get_origin(member) is typing.Literal
-        for choice in typing.get_args(member)
+        hinted = None
+    members = typing.get_args(hinted) if typing.get_origin(hinted) in _UNIONS else (hinted,)
+    choices = [c for m in members if typing.get_origin(m) is typing.Literal for c in m.__args__]
+    if isinstance(node, Name) and node in choices:
+        return str(node)
+    scalars = [m for m in members if m in _SCALARS]
+    known = all(
+        m in (*_SCALARS, jax.Array) or typing.get_origin(m) is typing.Literal for m in members
     )
+    if not known or isinstance(node, Call):
+        return build(node, find)
+    value = node if isinstance(node, Name) else build(node, find)
+    fits = type(value) in scalars or (type(value) is int and float in scalars)
+    if not fits and value not in choices:
+        wanted = [*map(str, choices), *(_SCALARS[m] for m in scalars)]
+        raise ValueError(f"{name} must be {' or '.join(wanted)}, got {write(node)}")
+    return value
+
+
+_SCALARS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+_SCALARS |= {type(None): "None"}
+_UNIONS = (typing.Union, types.UnionType)

@@ -12,29 +12,9 @@ from fedjax_sim.base import LocalUpdate, Origin, origin_of, shown, written_argum
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.cli.making import make
+from fedjax_sim.cli.parts import public_names
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.round import Algorithm, compose
-
-NAMESPACES = {
-    "objective": "fs",
-    "prototypes": "terms",
-    "steps": "server",
-    "distillation": "server",
-    "length": "local",
-    "skipping": "corrections",
-    "momentum": "corrections",
-    "turns": "local",
-    "update": "server",
-    "tree": "aggregators",
-    "mediators": "selection",
-    "choice": "selection",
-    "seconds": "selection",
-    "tiering": "selection",
-    "guidance": "selection",
-    "reinforcement": "selection",
-    "devices": "clock",
-}
-"""Where users find the parts of a module, if it is not the module's own name."""
 
 
 class Part(NamedTuple):
@@ -148,21 +128,10 @@ def written(value: Any) -> str:
         return shown(value)
     if _is_plain(origin):
         return "objective"
-    name = public_name(origin.factory)
+    name = public_names().get(origin.factory, origin.name)
     if isinstance(value, types.FunctionType) and "origin" not in vars(value):
         return name
     return f"{name}({', '.join(written_arguments(origin, written))})"
-
-
-def public_name(function: Callable[..., Any]) -> str:
-    """Where a user finds a part: ``selection.uniform``.
-
-    >>> from fedjax_sim.plan.mediators import mediators
-    >>> public_name(mediators)
-    'selection.mediators'
-    """
-    *_, module = (n for n in function.__module__.split(".") if not n.startswith("_"))
-    return f"{NAMESPACES.get(module, module)}.{function.__name__}"
 
 
 def _others(parameter: inspect.Parameter) -> list[Any]:

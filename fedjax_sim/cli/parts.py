@@ -41,11 +41,12 @@ MODULES = {
     "reports": "client.reports",
     "terms": "client.terms",
     "adaptation": "client.adaptation",
-    "objective": "client.objective",
+    "fs": "client.objective",
     "mixup": "client.mixup",
     "augment": "client.augment",
     "leaves": "models.leaves",
     "clustering": "clustering",
+    "privacy": "privacy",
     "attacks": "attacks",
 }
 """The modules that have parts, by the names under which users find them."""
@@ -81,6 +82,22 @@ def known(role: str) -> list[str]:
     classes, functions = _kinds(role)
     found = {name: _made(value) for name, value in _parts_in(_module_of(role))}
     return [name for name, made in found.items() if functions or issubclass(made, classes)]
+
+
+@functools.cache
+def public_names() -> dict[Any, str]:
+    """Returns where users find each part, by the part.
+
+    >>> from fedjax_sim.plan.mediators import mediators
+    >>> public_names()[mediators]
+    'selection.mediators'
+    """
+    found: dict[Any, str] = {}
+    for module, path in MODULES.items():
+        for name, value in _parts_in(module):
+            if value not in found or value.__module__.startswith(f"fedjax_sim.{path}"):
+                found[value] = f"{module}.{name}"
+    return found
 
 
 def checked(role: str, text: str) -> str:
@@ -138,8 +155,9 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     found = [value(role, one, given) for one in each]
     for one, part in zip(each, found, strict=True):
         if not isinstance(part, classes) and not (functions and callable(part)):
+            names = ", ".join(known(role))
             raise ValueError(
-                f"{calls.write(one)} is not one of its parts: {', '.join(known(role))}"
+                f"{calls.write(one)} is not a part for this role, as calls of these are: {names}"
             )
     if role in ("sending", "preaggregation"):
         return tuple(found)
