@@ -70,7 +70,7 @@ DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
 HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
-FORMS = tests("file_forms")
+FORMS, CALLS = tests("file_forms"), tests("calls")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
@@ -1190,7 +1190,16 @@ MUTANTS = [
     # settings of local training
     Mutant("cli/local.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
     Mutant("cli/local.py", "rounds_of(made, rounds))", "rounds)", FLAGS),
-    Mutant("cli/rates.py", "1 / first, 1.0", "0.0, 1.0", FLAGS),
+    Mutant("cli/rates.py", "1 / rounds, 1.0", "0.0, 1.0", FLAGS),
+    # texts of calls
+    Mutant("base/calls.py", "math.prod(counts)", "sum(counts)", CALLS),
+    Mutant("base/calls.py", 'or (isinstance(node, Name) and ":" in node)', "", CALLS),
+    Mutant("base/binding.py", "isinstance(node, Name) and node in choices", "False", CALLS),
+    Mutant("base/binding.py", "if not fits and value", "if False and value", CALLS),
+    Mutant("cli/parts.py", "and takes(found) else", "else", CALLS),
+    Mutant("cli/parts.py", "        fits=_declares,", "        fits=callable,", CALLS),
+    Mutant("cli/parser.py", "and not _own(role, given[role], chosen)", "", CALLS),
+    Mutant("cli/timing.py", '["shared=True"] * ', '["shared=True"] * 0 * ', CALLS),
     Mutant("cli/training.py", 'known.setdefault("momentum", None)', "pass", FLAGS),
     Mutant("engine/reach.py", "[*near] if proportional", "[*near] if True", FLAGS),
     # skipped clients

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, largest_change, needs_a_clock, some_slow
+from conftest import Federation, assert_trees, known, largest_change, some_slow
 from jax.experimental import topologies
 
 import fedjax_sim as fs
-from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Array, Variables
-from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
+from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.engine import memory, targets
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.streams import Seed, stream
@@ -42,23 +41,14 @@ FIRST = ["weights", "start", "advance", "evaluate"]
 
 @functools.lru_cache(maxsize=4)  # one is compiled once for each execution that it runs on
 def algorithm_of(name: str, model: fs.Model, clients: int) -> fs.Algorithm:
-    objective = fs.empirical_risk(model)
-    common: dict[str, Any] = {
-        "model": model,
-        "objective": objective,
-        "classes": 3,
-        "lr": 0.1,
-        "momentum": 0.0,
-    }
-    function = ALGORITHMS[name]
-    common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
-    common |= {"norms": "*bias"}  # the network has none
-    common |= {"clock": fs.clock.simulated(1.0, deadline=60.0)} if needs_a_clock(function) else {}
-    common |= {"clients_per_round": clients if name == "scaffnew" else 4}
-    return function(
-        fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
-        **{key: value for key, value in common.items() if key in keywords(function)},
-    )
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
+    common = stand_in(
+        model, local=local, classes=3, momentum=0.0,
+        clients_per_round=clients if name == "scaffnew" else 4,
+    )  # fmt: skip
+    # Mediators must divide the cohort; the network has no norms.
+    own: dict[str, dict[str, Any]] = {"astraea": {"mediator_size": 2}, "fedbn": {"norms": "*bias"}}
+    return make(name, common, **own.get(name, {}))
 
 
 def experiment_of(

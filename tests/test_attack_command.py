@@ -122,7 +122,7 @@ REFUSED = {
     "unknown": (
         ["--attack", "flip", "--attackers", "0.5"],
         "--attack: must be one of sign_flip(scale=4.0), gaussian(sigma), alie(z=None), "
-        "ipm(epsilon=0.5), mimic(target=0), optimised(along=spread, evaluations=20), label_flip, "
+        "ipm(epsilon=0.5), mimic(target=0), optimised(along='spread', evaluations=20), label_flip, "
         "got 'flip'",
     ),
     "needed": (["--attack", "gaussian", "--attackers", "0.5"], "gaussian(sigma), alie"),

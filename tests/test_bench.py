@@ -463,7 +463,7 @@ BAD = {
     "another word": (["--learning-rate", "0.1"], "did you mean --lr?\n"),
     "another word for a setting": (
         ["--algo", "fedprox(local_epochs=1)"],
-        "local_epochs is no setting of fedprox; did you mean epochs?",
+        "local_epochs is not a setting of fedprox; did you mean epochs?",
     ),
     "another word for a sampler": (["--partition", "dir(0.1)"], "mean dirichlet(0.1)? allowed: "),
     "a mistyped kind": (["--dataset", "cvs:a.csv,label=b"], "did you mean csv:a.csv,label=b? kno"),
@@ -729,7 +729,7 @@ def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("algo", "flags", "why"),
     [
-        ("dp_fedavg", ["--clock", "constant(1)", "--first", "1"], "clock simulated("),
+        ("dp_fedavg", ["--clock", "simulated(constant(1), first=1)"], "clock simulated("),
         ("dp_ftrl", ["--share-beta", "0.2"], "samples that all clients are sent (--share-beta)"),
         ("dp_ftrl", ["--server-fraction", "0.1"], "the server's own samples"),
     ],

@@ -29,7 +29,6 @@ from conftest import (
     context_of,
     known,
     make_federation,
-    needs_a_clock,
     play,
 )
 
@@ -50,6 +49,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.client import mixup
 from fedjax_sim.client.agreement import consensus
 from fedjax_sim.engine import streams
@@ -988,13 +988,11 @@ METHODS = [
 
 def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
     """A method with what the command would fill in."""
-    method = ALGORITHMS[name]
-    filled = {"model": net(), "objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
-    if needs_a_clock(method):
-        filled["clock"] = fs.clock.simulated(0.5, deadline=60.0)
-    given = {key: value for key, value in filled.items() if key in keywords(method)}
-    given |= {"clients_per_round": COHORT} | OPTIONS.get(name, {}) | options
-    return method(local, **given)
+    common = stand_in(
+        net(), local=local, objective=risk(), classes=LABELS, momentum=0.5,
+        clients_per_round=COHORT, clock=fs.clock.simulated(0.5, deadline=60.0),
+    )  # fmt: skip
+    return make(name, common, **(OPTIONS.get(name, {}) | options))
 
 
 class Rounds:

@@ -40,7 +40,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fs.cli.loading.Save
     """A run with a clock, a target and a budget, and what it told scripts."""
     out = tmp_path_factory.mktemp("timed") / "run"
     argv = "--clients 6 --seeds 1 --rounds 3 --model logistic --algo fedprox --compare none"
-    argv += " --clock constant(1) --watts 2 --target 0.99 --budget-mb 0.04 --devices 1 --json"
+    argv += " --clock simulated(1,watts=2) --target 0.99 --budget-mb 0.04 --devices 1 --json"
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert bench.main([*argv.split(), "--out", str(out)]) == 0
     return fs.load_run(out), json.loads(told.getvalue())

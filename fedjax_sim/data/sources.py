@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.base import calls
+from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
-from fedjax_sim.base.spelling import did_you_mean
+from fedjax_sim.base.spelling import did_you_mean, plain
 from fedjax_sim.base.words import shortened
 from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._eicu import eicu, eicu_demo
@@ -160,14 +162,8 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
     own = _own_files(text)
     if own:
         return own[0], partial(_from_files, text, own[1])
-    numbers = re.fullmatch(r"synthetic\(\s*([^\s,]+)\s*,\s*([^\s,]+)\s*\)", text)
-    iid = text == "synthetic(iid)"
-    try:
-        alpha, beta = map(float, numbers.groups()) if numbers else (0.0, 0.0)
-    except ValueError as error:
-        raise _unknown(text) from error
-    if numbers or iid:
-        return "synthetic", lambda data_dir: synthetic(alpha, beta, iid=iid)
+    if plain(text.partition("(")[0].strip()) == "synthetic":
+        return "synthetic", _synthetic(text)
     try:
         name, load = DATASETS.resolve(text)
     except UnknownNameError as error:
@@ -180,6 +176,18 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
         meant = " or ".join(f"{kind}:{rest}" for kind in kinds)
         raise _unknown(text, f"did you mean {meant}?") from error
     return name, partial(_loaded, text, load) if DATASETS.is_foreign(name) else load
+
+
+def _synthetic(text: str) -> Callable[[DataDir], Dataset]:
+    try:
+        call = calls.as_call(calls.parse(text), text)
+        if call.args == ("iid",) and not call.named:
+            return lambda data_dir: synthetic(iid=True)
+        given = arguments(call, {"alpha": True, "beta": True})
+        alpha, beta = (float(calls.word(given[name])) for name in ("alpha", "beta"))
+    except ValueError as error:
+        raise _unknown(text) from error
+    return lambda data_dir: synthetic(alpha, beta)
 
 
 def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:

@@ -1,20 +1,15 @@
 """Text forms of samplers, such as ``ll(2, 7/8)``."""
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from fedjax_sim.base import binding, calls
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.partition.table import Partition
 
 DATA = ("seed", "groups", "features")
 """Keyword arguments that a sampler receives from the run and the data, not from the user."""
-
-
-def read_fraction(word: str) -> float:
-    """Reads a number such as 0.875 or 7/8."""
-    over, _, under = word.partition("/")
-    return float(over) / float(under or 1)
 
 
 def read_switch(name: str) -> Callable[[str], bool]:
@@ -75,24 +70,22 @@ def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
 
 
 def read_options(
-    arguments: Mapping[str, Callable[[str], Any]], words: Sequence[str], required: int
+    arguments: Mapping[str, Callable[[str], Any]], call: calls.Call, required: int
 ) -> dict[str, Any]:
-    """Reads keyword arguments from words, given by position or as ``name=value``.
+    """Returns the keyword arguments that a call gives, by position or as ``name=value``.
 
-    ``required`` is the number of required arguments, the first ones. Raises ValueError if one is
-    missing, repeated or malformed, and LookupError if one is unknown or there are too many.
+    Args:
+        arguments: the names and what reads them.
+        call: the call.
+        required: how many of the names must be given.
+
+    Raises:
+        ValueError: if an argument is missing, given twice, malformed or unknown.
+        KeyError: if a choice is unknown.
     """
-    order, options = list(arguments), dict[str, Any]()
-    for i, word in enumerate(words):
-        key, named, value = map(str.strip, word.partition("="))
-        if not named:
-            key, value = order[i], key
-        if key in options:
-            raise ValueError(f"{key} is given twice")
-        options[key] = arguments[key](value)
-    if missing := [key for key in order[:required] if key not in options]:
-        raise ValueError(f"{missing[0]} is missing")
-    return options
+    takes = {key: i < required for i, key in enumerate(arguments)}
+    given = binding.arguments(call, takes)
+    return {key: arguments[key](calls.word(node)) for key, node in given.items()}
 
 
 def reader(hint: Any) -> Callable[[str], Any]:
@@ -103,6 +96,6 @@ def reader(hint: Any) -> Callable[[str], Any]:
     readers: dict[Any, Callable[[str], Any]] = {
         bool: {"True": True, "False": False}.__getitem__,
         int: int,
-        float: read_fraction,
+        float: float,
     }
     return next((read for kind, read in readers.items() if kind in kinds), str)

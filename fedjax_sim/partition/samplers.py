@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_sim.base import calls
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.base.spelling import did_you_mean
@@ -28,7 +29,6 @@ from fedjax_sim.partition.expected import (
 from fedjax_sim.partition.forms import (
     Form,
     form_from_signature,
-    read_fraction,
     read_options,
     read_switch,
 )
@@ -74,50 +74,48 @@ FORMS: dict[str, Form] = {
     "ll": Form(
         "ll(t, f[, min_per_class])",
         limit_label,
-        {"labels_per_client": int, "fraction": read_fraction, "min_per_class": int},
+        {"labels_per_client": int, "fraction": float, "min_per_class": int},
         2,
         expected_ll,
     ),
     "ll_q": Form(
         "ll_q(t, q)",
         limit_label_q,
-        {"labels_per_client": int, "q": read_fraction},
+        {"labels_per_client": int, "q": float},
         2,
         expected_ll_q,
     ),
-    "q": Form("q(q)", q_sampler, {"q": read_fraction}, 1, expected_q),
+    "q": Form("q(q)", q_sampler, {"q": float}, 1, expected_q),
     "emd": Form(
         "emd(target[, in_turn[, min_per_class]])",
         limit_label_emd,
-        {"emd": read_fraction, "in_turn": read_switch("in_turn"), "min_per_class": int},
+        {"emd": float, "in_turn": read_switch("in_turn"), "min_per_class": int},
         1,
         expected_target,
     ),
     "robin_hood": Form(
         "robin_hood(target[, tolerance])",
         robin_hood,
-        {"emd": read_fraction, "tolerance": read_fraction},
+        {"emd": float, "tolerance": float},
         1,
         expected_target,
     ),
     "dirichlet": Form(
         "dirichlet(alpha[, min_size[, balanced]])",
         dirichlet,
-        {"alpha": read_fraction, "min_size": int, "balanced": read_switch("balanced")},
+        {"alpha": float, "min_size": int, "balanced": read_switch("balanced")},
         1,
         expected_dirichlet,
     ),
-    "dirichlet_classes": Form(
-        "dirichlet_classes(alpha)", dirichlet_classes, {"alpha": read_fraction}, 1
-    ),
+    "dirichlet_classes": Form("dirichlet_classes(alpha)", dirichlet_classes, {"alpha": float}, 1),
     "shards": Form("shards[(each)]", shards, {"shards_per_client": int}, 0),
     "label_sets": Form("label_sets(t)", label_sets, {"labels_per_client": int}, 1),
-    "quantity": Form("quantity(alpha)", quantity, {"alpha": read_fraction}, 1, expected_none),
-    "power_law": Form("power_law(a)", power_law, {"exponent": read_fraction}, 1, expected_none),
+    "quantity": Form("quantity(alpha)", quantity, {"alpha": float}, 1, expected_none),
+    "power_law": Form("power_law(a)", power_law, {"exponent": float}, 1, expected_none),
     "matched": Form(
         "matched(mu, lambda[, theta])",
         _matched,
-        {"mu": read_fraction, "lam": read_fraction, "theta": read_fraction},
+        {"mu": float, "lam": float, "theta": float},
         2,
         inputs=("features",),
     ),
@@ -246,17 +244,18 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
     >>> parse_form("ll(1, 7/8)")
     ('ll', {'labels_per_client': 1, 'fraction': 0.875})
     """
-    match = re.fullmatch(r"\s*([\w.:-]+)\s*(?:\((.*)\))?\s*", text)
-    head, inside = (match[1], (match[2] or "").strip()) if match else ("", "")
     try:
-        name, sampler = SAMPLERS.resolve(head)
+        call = calls.as_call(calls.parse(text), text)
+        name, sampler = SAMPLERS.resolve(call.name)
     except UnknownNameError as error:
-        raise _not_understood(text, list(SAMPLERS.items()), did_you_mean(head, SAMPLERS)) from error
+        meant = did_you_mean(call.name, SAMPLERS)
+        raise _not_understood(text, list(SAMPLERS.items()), meant) from error
+    except calls.UnreadableError as error:
+        raise _not_understood(text, list(SAMPLERS.items())) from error
     form = form_of(name, sampler)
     try:
-        words = inside.split(",") if inside else []
-        return name, read_options(form.arguments, words, 0 if bare else form.required)
-    except (ValueError, ZeroDivisionError, LookupError) as error:
+        return name, read_options(form.arguments, call, 0 if bare else form.required)
+    except (ValueError, KeyError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error
 
