@@ -93,23 +93,18 @@ from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
 from fedjax_sim.base.survey import Ask, CorrectionAsk, CorrectionSurvey, Survey, Tell
 from fedjax_sim.base.task import (
-    Answers,
-    CheckTargets,
     Metric,
-    OutputShape,
     SampleWeight,
-    ScoresOf,
     Sums,
-    SumsOf,
     Task,
     for_classes,
+    with_loss,
 )
 from fedjax_sim.base.train import Train, Trained, TrainInSteps, and_then
 
 __all__ = [
     "Accompanied",
     "Aggregator",
-    "Answers",
     "AnyRedistribution",
     "Array",
     "Ask",
@@ -118,7 +113,6 @@ __all__ = [
     "Batch",
     "Broadcast",
     "Change",
-    "CheckTargets",
     "ClientData",
     "ClientView",
     "Clock",
@@ -162,7 +156,6 @@ __all__ = [
     "Objective",
     "Origin",
     "Outlook",
-    "OutputShape",
     "Part",
     "Participation",
     "PerClient",
@@ -176,7 +169,6 @@ __all__ = [
     "Response",
     "SampleWeight",
     "Schedule",
-    "ScoresOf",
     "Selection",
     "SelectionNext",
     "SelectionSee",
@@ -192,7 +184,6 @@ __all__ = [
     "StateInit",
     "Steps",
     "Sums",
-    "SumsOf",
     "Survey",
     "Task",
     "Tell",
@@ -213,6 +204,7 @@ __all__ = [
     "part",
     "plain_sgd",
     "shown",
+    "with_loss",
     "with_origin",
     "wrap",
     "written_arguments",

@@ -75,7 +75,7 @@ def read_targets(
         return Targets(as_targets(y, samples), guessed, names)
     if task == "regression":
         made = as_targets(_column(y).astype(np.float64) if y.dtype.kind in "biu" else y, samples)
-        found = regression(1 if y.ndim == 1 else y.shape[1])
+        found: Task = regression(1 if y.ndim == 1 else y.shape[1])
     elif task == "multi_label":
         if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
             raise ValueError(
