@@ -75,9 +75,8 @@ def fingerprint(name: str, devices: int, model: fs.Model, data: ClientData) -> d
     given = {key: value for key, value in common.items() if key in keywords(method)}
     algorithm = method(
         fs.local_sgd(objective, optax.sgd(0.05, momentum=0.5)),
-        execution=fs.make_execution(devices=devices),
         **(given | {"clients_per_round": COHORT} | OPTIONS.get(name, {})),
-    )
+    ).on(fs.make_execution(devices=devices))
 
     def begin(seed: jax.Array) -> FedState:
         key = jax.random.key(seed)

@@ -110,7 +110,7 @@ class ifca(_Clusters):
         return PLAIN_SERVER, WHOLE_MODEL
 
     def init(self, variables: Variables) -> Models:
-        copies = tree.stack_copies(variables, self.clusters)
+        copies = tree.stack_copies(variables, self.clusters, "clusters")
 
         def other(j: Array) -> PyTree:
             leaves, structure = jax.tree.flatten(variables.params)

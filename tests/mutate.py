@@ -190,7 +190,7 @@ MUTANTS = [
     Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
     Mutant("engine/lanes.py", "written(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
-    Mutant("client/visiting.py", "walked.steps - plan.before", "walked.steps", tests("lanes")),
+    Mutant("client/sgd.py", "progress.steps - plan.before", "progress.steps", tests("lanes")),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",
@@ -418,7 +418,7 @@ MUTANTS = [
     ),
     Mutant(
         "client/corrections.py",
-        "new = done.gradient() if option == 1 else done.path",
+        "new = done.gradient() if self.option == 1 else done.path",
         "new = done.path",
         LOCAL,
     ),
@@ -430,8 +430,8 @@ MUTANTS = [
     ),
     Mutant(
         "client/sgd.py",
-        'if self.last_batch == "drop":\n            return size // self.batch_size',
-        'if self.last_batch == "keep":\n            return size // self.batch_size',
+        'if self.last_batch == "drop":\n            return samples // self.batch_size',
+        'if self.last_batch == "keep":\n            return samples // self.batch_size',
         LOCAL,
     ),
     Mutant("client/sgd.py", "jnp.minimum(total, self.max_steps)", "total", LOCAL),
@@ -454,7 +454,7 @@ MUTANTS = [
         "drawn",
         tests("data_side"),
     ),
-    Mutant("client/sending.py", "jnp.minimum(1, self.limit / norm)", "limit / norm", SENDING),
+    Mutant("client/sending.py", "jnp.minimum(1, self.limit / norm)", "self.limit / norm", SENDING),
     Mutant("attacks/_alone.py", "jnp.asarray(-self.scale, leaf.dtype) * leaf", "-leaf", SENDING),
     Mutant(
         "attacks/_together.py",
@@ -519,7 +519,9 @@ MUTANTS = [
         "new.x",
         tests("data_side"),
     ),
-    Mutant("client/augment.py", "0, 2 * padding + 1", "0, 2 * padding", tests("data_side")),
+    Mutant(
+        "client/augment.py", "0, 2 * self.padding + 1", "0, 2 * self.padding", tests("data_side")
+    ),
     # server
     Mutant(
         "server/update.py",
@@ -546,7 +548,7 @@ MUTANTS = [
         SERVER,
     ),
     Mutant("server/update.py", "-taken if backwards", "taken if backwards", SERVER),
-    Mutant("client/distilling.py", "updates % buffer].set", "0].set", tests("drift")),
+    Mutant("client/distilling.py", "updates % self.buffer].set", "0].set", tests("drift")),
     Mutant("client/distilling.py", "<= updates", "< buffer", tests("drift")),
     Mutant("client/distilling.py", "gamma * temperature**2", "gamma", tests("drift")),
     Mutant("round/traffic.py", "if parts.local.told is None", "if True", tests("methods")),
@@ -787,9 +789,9 @@ MUTANTS = [
         tests("mixtures", "server_methods"),
     ),
     Mutant(
-        "round/algorithm.py",
-        "(sent | came.dropped) & trips.uploads",
-        "trips.uploads",
+        "round/stages.py",
+        "uploaded & transfers.uploads",
+        "transfers.uploads",
         SENDING,
     ),
     Mutant(
@@ -842,31 +844,19 @@ MUTANTS = [
         named("robust"),
     ),
     Mutant(
-        "algorithms/_scaffold.py",
-        "server.optimizer(optax.sgd(server_lr))",
-        "server.replace()",
+        "algorithms/_drift.py",
+        "server=server.optimizer(optax.sgd(server_lr))",
+        "server=server.replace()",
         named("scaffold"),
     ),
     Mutant(
-        "algorithms/_dynamic_clustering.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("dynamic_clustering"),
-    ),
-    Mutant(
-        "algorithms/_stc.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("stc"),
-    ),
-    Mutant(
-        "algorithms/_fedasync.py",
+        "algorithms/_asynchronous.py",
         "schedule.every_round(buffer_size), broadcast",
         "schedule.every_round(1), broadcast",
         named("fedasync"),
     ),
     Mutant(
-        "algorithms/_radfed.py",
+        "algorithms/_delayed.py",
         'Evaluated = "in_flight"',
         'Evaluated = "server"',
         tests("radfed_family"),
@@ -940,8 +930,8 @@ MUTANTS = [
     ),
     Mutant(
         "client/corrections.py",
-        "tree.subtract(own, _pull(alpha, params, context))",
-        "tree.sum_of(own, _pull(alpha, params, context))",
+        "tree.subtract(own, _pull(self.alpha, params, context))",
+        "tree.sum_of(own, _pull(self.alpha, params, context))",
         tests("drift"),
     ),
     Mutant(
@@ -950,7 +940,7 @@ MUTANTS = [
         "tree.subtract(context.received.params, context.memory.params)",
         tests("drift"),
     ),
-    Mutant("client/terms.py", "context: context.received", "context: trained", tests("drift")),
+    Mutant("client/terms.py", "return context.received", "return trained", tests("drift")),
     Mutant(
         "server/preaggregation/_discrepancy.py",
         "jnp.maximum(size - a * d + b, 0)",
@@ -993,8 +983,8 @@ MUTANTS = [
     Mutant("server/steps.py", "tree.scale(_share(gathered), step", "(step", tests("drift")),
     Mutant("server/preaggregation/_nova.py", "FRESH, known)", "known)", tests("local_methods")),
     Mutant("client/momentum.py", "tree.sum_of(gradient, common.gradient)", "common.gradient", MIME),
-    Mutant("client/momentum.py", "momentum, told.gradient)", "momentum, told.momentum)", MIME),
-    Mutant("client/correcting.py", "tree.subtract(grads, start())", "grads", MIME),
+    Mutant("client/momentum.py", "momentum, state.gradient)", "momentum, state.momentum)", MIME),
+    Mutant("client/descent.py", "tree.subtract(grads, start())", "grads", MIME),
     Mutant(
         "round/training.py", "jnp.any(weights > 0), weights, 1)", "weights < 0, weights, 1)", MIME
     ),
@@ -1004,15 +994,15 @@ MUTANTS = [
         "placed.samples.astype(jnp.float32)",
         tests("weighting"),
     ),
-    Mutant("client/skipping.py", "p * (1 - momentum * (1 - p))", "p * (1 - momentum)", SCAFFNEW),
+    Mutant("client/skipping.py", "self.momentum * (1 - self.p)", "self.momentum", SCAFFNEW),
     Mutant(
         "client/skipping.py",
-        "Skipping(variate(own, context), params)",
+        "Skipping(self._variate(own, context), params)",
         "Skipping(own.h, params)",
         SCAFFNEW,
     ),
     Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
-    Mutant("client/visiting.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
+    Mutant("client/sgd.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
     Mutant("client/control.py", "jnp.where(sent.smoothness > 0, weights, 0)", "weights", ADAPTIVE),
     Mutant("client/control.py", "_mean(weights, tree.norms", "_mean(known, tree.norms", ADAPTIVE),
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
@@ -1032,17 +1022,17 @@ MUTANTS = [
     Mutant(
         "client/skew.py", "cost > state.cost, -state.way", "cost < state.cost, -state.way", SCOUT
     ),
-    Mutant("client/skew.py", "jnp.maximum(0, loss - allowed)", "jnp.maximum(0, loss)", SCOUT),
+    Mutant("client/skew.py", "jnp.maximum(0, loss - of.allowed)", "jnp.maximum(0, loss)", SCOUT),
     Mutant("client/skew.py", "next_home=sent.home[row]", "next_home=sent.away[row]", SCOUT),
-    Mutant("client/skew.py", "| (there >= levels)", "", SCOUT),
+    Mutant("client/skew.py", "| (there >= of.levels)", "", SCOUT),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")
     ),
     Mutant(
-        "round/algorithm.py",
-        "shared_state if parts.local.follow is None else new.shared_state",
-        "shared_state",
+        "round/stages.py",
+        "delivery.shared_state if parts.local.follow is None else new.shared_state",
+        "delivery.shared_state",
         tests("drift"),
     ),
     Mutant("round/collecting.py", "turn % len(masks) == number", "number == 0", tests("fragments")),
@@ -1095,7 +1085,9 @@ MUTANTS = [
     ),
     Mutant("personal/_starts.py", "jnp.clip(w - s, 0, 1) - w", "-s", tests("personalised")),
     Mutant("personal/_starts.py", "start=client.start + first,", "", tests("personalised")),
-    Mutant("client/terms.py", "logits + gamma *", "logits - gamma *", tests("personalised")),
+    Mutant(
+        "client/terms.py", "logits + self.gamma *", "logits - self.gamma *", tests("personalised")
+    ),
     Mutant(
         "personal/_models.py",
         "companion.used(found[0].own, received)",
@@ -1166,7 +1158,7 @@ MUTANTS = [
         "names = [*map",
         FORMS,
     ),
-    Mutant("data/_leaf.py", 'encoding="utf-8-sig"', 'encoding="utf-8"', FORMS),
+    Mutant("data/_leaf.py", '"utf-8-sig"', '"utf-8"', FORMS),
     Mutant("data/_csv.py", "~(np.isin(x, (0, 1)) | np.isnan(x))", "~np.isin(x, (0, 1))", FORMS),
     Mutant("data/categories.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
     Mutant(
@@ -1219,7 +1211,7 @@ MUTANTS = [
     Mutant("plan/guidance.py", "value >= CUT *", "value >= 0 *", CHOSEN),
     Mutant("plan/guidance.py", "jnp.minimum(limit / seconds, 1)", "jnp.ones_like(u)", CHOSEN),
     Mutant("plan/guidance.py", "speed = 1 /", "speed = 1 *", CHOSEN),
-    Mutant("client/reports.py", "jnp.square(objective(", "jnp.abs(objective(", CHOSEN),
+    Mutant("client/reports.py", "jnp.square(loss)", "jnp.abs(loss)", CHOSEN),
     Mutant("round/polling.py", "FORWARD = 1 / 3", "FORWARD = 1", CHOSEN),
     Mutant("round/polling.py", "metrics.downloads + asked.downloads", "metrics.downloads", CHOSEN),
     Mutant("round/polling.py", "jnp.where(has, 0, plain", "jnp.where(False, 0, plain", CHOSEN),
@@ -1263,17 +1255,17 @@ MUTANTS = [
     ),
     Mutant("client/boosting.py", "(weights > 0) & jnp", "jnp", BOOST),
     Mutant("client/boosting.py", "jnp.where(count > 0, middle, median)", "middle", BOOST),
-    Mutant("client/visiting.py", "over | ended", "over", BOOST),
-    Mutant("client/sgd.py", "and self.until is None", "", BOOST),
+    Mutant("client/sgd.py", "over | ended", "over", BOOST),
+    Mutant("client/local.py", "and self.until is None", "", BOOST),
     Mutant("client/outputs.py", "(own.round == now - 1) & ", "", FD),
     Mutant("client/outputs.py", " & (jnp.sum(own.mean, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "- jnp.where(mine[:, None], own.mean, 0)", "", FD),
-    Mutant("client/outputs.py", "told.clients - mine.astype(jnp.int32)", "told.clients", FD),
+    Mutant("client/outputs.py", "cohort.clients - mine.astype(jnp.int32)", "cohort.clients", FD),
     Mutant("client/outputs.py", "(weights[:, None] > 0) & ", "", FD),
     Mutant("client/outputs.py", " & (jnp.sum(sent, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "jnp.where(others[batch.y] > 0, gap, 0)", "gap", FD),
     Mutant("client/outputs.py", "gamma * masked_mean", "masked_mean", FD),
-    Mutant("client/agreement.py", "jnp.where(told.clients > 0, -(-", "jnp.where(True, -(-", FEDMD),
+    Mutant("client/agreement.py", "jnp.where(mean.clients > 0, -(-", "jnp.where(True, -(-", FEDMD),
     Mutant("client/agreement.py", "jnp.where(place < samples, ", "jnp.where(True, ", FEDMD),
     Mutant(
         "client/agreement.py", "jax.random.fold_in(key, e)", "jax.random.fold_in(key, 0)", FEDMD
@@ -1281,8 +1273,8 @@ MUTANTS = [
     Mutant("client/agreement.py", "order[jnp.minimum(place, samples - 1)]", "place", FEDMD),
     Mutant(
         "client/agreement.py",
-        "told.logits[jnp.minimum(position, samples - 1)]",
-        "told.logits[jnp.minimum(place, samples - 1)]",
+        "mean.logits[jnp.minimum(position, samples - 1)]",
+        "mean.logits[jnp.minimum(place, samples - 1)]",
         FEDMD,
     ),
     Mutant("client/agreement.py", "jnp.abs(logits", "jnp.square(logits", FEDMD),

@@ -131,7 +131,7 @@ def test_training_is_traced_once_for_all_that_asks(
 
     local = fs.local_sgd(counted, optax.sgd(0.1), batch_size=8)
     one = fs.make_execution(devices=1)
-    algorithm = fs.radfed(local, clients_per_round=4, execution=one)
+    algorithm = fs.radfed(local, clients_per_round=4).on(one)
     given = models["logistic"], federation.data, federation.test
     fs.simulate(algorithm, *given, rounds=1, classes=3, execution=one)
     assert len(traces) == 1
@@ -389,7 +389,7 @@ def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     model = fs.models.mlp((6,), 3, widths=(40, 50))
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=2, execution=one)
+    algorithm = fs.fedavg(local, clients_per_round=2).on(one)
     made = experiment(algorithm, model, data, (x, y), classes=3, execution=one)
     copies = []
     for flags in ("", f"--{REGIONS}=false"):
@@ -407,7 +407,7 @@ def test_a_part_may_print(federation: Federation, models: dict[str, fs.Model]) -
 
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(told))
     one = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=4, execution=one)
+    algorithm = fs.fedavg(local, clients_per_round=4).on(one)
     given = models["logistic"], federation.data, federation.test
     result = fs.simulate(algorithm, *given, rounds=1, classes=3, execution=one)
     assert np.isfinite(result.accuracy).all()
@@ -431,7 +431,7 @@ def test_what_a_step_takes_of_many_samples_waits_for_no_thread(
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
     made = experiment(
-        fs.algorithms.scaffold(local, clients_per_round=5, execution=one),
+        fs.algorithms.scaffold(local, clients_per_round=5).on(one),
         model, data, (x[:9], [0, 1, 2] * 3), classes=3, execution=one,
     )  # fmt: skip
     text = rounds_of(made)

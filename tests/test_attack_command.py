@@ -36,7 +36,7 @@ def robust(malicious: Any, attack: Any) -> tuple[fs.Model, fs.Algorithm]:
     model = fs.models.with_scaling(net, digits.mean, digits.std)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.02, momentum=0.9), epochs=0.5)
     execution = fs.make_execution(devices=1)
-    algorithm = fs.algorithms.robust(local, clients_per_round=COHORT, execution=execution)
+    algorithm = fs.algorithms.robust(local, clients_per_round=COHORT).on(execution)
     sending = () if attack is None else (attack(malicious),)
     return model, algorithm.replace(sending=sending)
 

@@ -803,8 +803,8 @@ def test_the_pull_of_fedprox_is_known() -> None:
     local = local_sgd(problem.objective, optax.sgd(0.1))
 
     def pull(rounds: int, **options: Any) -> dict[str, float]:
-        options |= {"clients_per_round": 10, "execution": make_execution(1)}
-        fedprox = ALGORITHMS["fedprox"](local, **options)
+        fedprox = ALGORITHMS["fedprox"](local, clients_per_round=10, **options)
+        fedprox = fedprox.on(make_execution(1))
         result = simulate(
             fedprox, problem.model, problem.data, problem.test, rounds=rounds, classes=10
         )

@@ -370,23 +370,31 @@ def cases(kind: str) -> pytest.MarkDecorator:
     )
 
 
+def makes(value: Any, kind: str) -> bool:
+    """Whether a function returns a part of a kind, or a class is of it or is called like it."""
+    if inspect.isfunction(value):
+        return inspect.signature(value).return_annotation == kind
+    if not (inspect.isclass(value) and issubclass(value, base.Part)):
+        return False
+    role = getattr(base, kind, fs.reports.accuracy if kind == "Score" else object)
+    if issubclass(role, base.Part) and kind != "Score":
+        return issubclass(value, role)
+    calls = [vars(of).get("__call__") for of in (value, role)]
+    own, wanted = ([*inspect.signature(c).parameters] if c else None for c in calls)
+    return own is not None and own == wanted
+
+
 @pytest.mark.parametrize("kind", PARTS)
 def test_no_part_is_left_out(kind: str) -> None:
-    """Of the functions of the package that say that they return such a part."""
+    """Looks for public functions that return such a part, and for classes of it."""
     found = set()
     for info in pkgutil.walk_packages(fs.__path__, "fedjax_sim."):
         if "__main__" in info.name or info.name.startswith("fedjax_sim.cli."):
             continue
         for name, value in vars(importlib.import_module(info.name)).items():
-            if (
-                inspect.isfunction(value)
-                and value.__module__ == info.name
-                and not name.startswith("_")
-                and inspect.signature(value).return_annotation == kind
-            ):
-                found.add(name)
+            if getattr(value, "__module__", "") == info.name and name[0].islower():
+                found |= {name} if makes(value, kind) else set()
     found -= {
-        "wrap",
         "in_floats",
         "needing",
         "scoring",
@@ -611,7 +619,7 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
         chex.assert_type([trained.info.loss, *trained.info.extra.values()], jnp.float32)
         chex.assert_type([trained.info.steps, trained.info.samples], jnp.int32)
         chex.assert_tree_all_finite((trained.variables, trained.client_state, trained.info))
-        assert int(trained.info.steps) <= int(local.steps(samples))
+        assert int(trained.info.steps) <= int(local.steps_for(samples))
         if local.known:
             assert int(trained.info.steps) == local.epochs * -(-samples // 8)
         # Rows without samples are absent, whatever they sent.
@@ -647,8 +655,8 @@ def test_correction(make: Make, run: Any, start: Variables) -> None:
     own, common = part.client_state(w), part.shared_state(w)
     context = context_of(w)
     before = common
-    if part.survey is not None:
-        common = part.survey.tell(common, part.survey.ask(lambda: w, context))
+    if part.ask is not None:
+        common = part.tell(common, part.ask(lambda: w, context))
     same_form(run(part.direction)(w, w, context, own, common), w)
     info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
 
@@ -948,8 +956,7 @@ def test_a_cohort_says_which_rows_are_there() -> None:
         schedule=fs.schedule.delayed(6, 2),
         redistribution=fs.redistribution.permute,
         diagnostics={"rows": base.Diagnostic(lambda variables, data: (), measure)},
-        execution=fs.make_execution(devices=4),
-    )
+    ).on(fs.make_execution(devices=4))
     run = play(algorithm, net(), make_federation().data, 2)
     assert [m.diagnostics for m in run.metrics] == [{"present": 4, "agree": 8}] * 2
     chex.assert_shape(run.states[-1].slots.client, (6,))
@@ -994,7 +1001,7 @@ class Rounds:
 
     def __init__(self, name: str, devices: int) -> None:
         execution = fs.make_execution(devices=devices)
-        algorithm = named(name, update(), execution=execution)
+        algorithm = named(name, update()).on(execution)
         data = jax.device_put(make_federation(UNEQUAL).data, execution.replicated)
         self.begin = lambda: algorithm.init(KEY, net().init(KEY), data)
         self.step = jax.jit(
@@ -1076,7 +1083,7 @@ def test_repr_tells_what_differs() -> None:
 
 def test_replace_exchanges_a_part_and_no_other() -> None:
     execution = fs.make_execution(devices=1)
-    plain = fs.algorithms.scaffold(update(), clients_per_round=3, execution=execution)
+    plain = fs.algorithms.scaffold(update(), clients_per_round=3).on(execution)
     clip, median = fs.sending.clip_norm(0.5), fs.aggregators.coordinate_median
     robust = plain.replace(sending=(clip,), aggregator=median)
     before, after = plain.parts.by_role(), robust.parts.by_role()
@@ -1125,9 +1132,8 @@ def composed(**parts: Any) -> fs.Algorithm:
         "local": update(),
         "selection": fs.selection.uniform(),
         "schedule": fs.schedule.every_round(4),
-        "execution": fs.make_execution(1),
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(fs.make_execution(1))
 
 
 def gathering(source: Any) -> Any:
@@ -1228,7 +1234,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got <function simulated",
     ),
-    "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
     "infinite": ({"weighting": weighing(1, np.inf, 1)}, f"{NUMBERS}[1.0, inf, 1.0]"),
@@ -1546,13 +1551,20 @@ def test_a_number_that_no_client_reports_is_refused(federation: Federation, role
 # ---- local updates lose nothing ----
 
 
+class sending_first(base.Wrapper):
+    def setup_traffic(self, variables: Any, data: Any) -> SetupTraffic:
+        count = self.local.setup_traffic
+        up, down = (0, 0) if count is None else count(variables, data)
+        return SetupTraffic(up + 7, down + 11)
+
+
 def marked() -> LocalUpdate:
-    """With a function of its own, which a change must keep."""
-    return update().replace(setup_traffic=lambda variables, data: SetupTraffic(7, 11))
+    """A wrapper of the user's, which a change must keep."""
+    return sending_first(update())
 
 
 WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
-    "replace": lambda local: local.replace(peers=True),
+    "in_turn": lambda local: fs.local.in_turn(local),
     "ditto": lambda local: fs.local.ditto(local, 0.1, own=local),
     "adaptive_start": lambda local: fs.personal.adaptive_start(
         local, risk(), fs.leaves.head(net())
@@ -1575,7 +1587,7 @@ def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     assert after.setup_traffic(start, crowd) == SetupTraffic(7, 11)
     assert after.response is not None
     assert after.response(2) == pytest.approx([0.1, 0.25])  # 0.1, then 0.1 (1 + 0.5) more
-    assert int(after.steps(17)) == 2 * 5
+    assert int(after.steps_for(17)) == 2 * 5
     client = view(crowd, 3, peers=after.peers)
     ends = [
         jax.jit(local.train)(
@@ -1603,17 +1615,14 @@ def test_methods_keep_what_a_local_update_brings(
         return
     plain, ours = (named(name, local) for local in (update(), marked()))
     before, after = (a.setup_traffic(start, crowd) for a in (plain, ours))
-    if name == "fedmix":  # which brings its own
-        assert after == before
-        assert after.up > 0
-    else:
-        assert (after.up - before.up, after.down - before.down) == (7, 11)
+    assert (after.up - before.up, after.down - before.down) == (7, 11)
 
 
 def test_fedmix_keeps_its_traffic(crowd: ClientData, start: Variables) -> None:
     local = named("fedmix", update()).parts.local
-    exchanged = mixup.exchange(keywords(ALGORITHMS["fedmix"])["mix_samples"].default)(start, crowd)
-    for changed in (local.change(epochs=3), local.replace(batch_size=4).change(epochs=3)):
+    means = mixup.peer_means(keywords(ALGORITHMS["fedmix"])["mix_samples"].default)
+    exchanged = means.setup_traffic(start, crowd)
+    for changed in (local.change(epochs=3), local.change(batch_size=4).change(epochs=3)):
         assert changed.setup_traffic is not None
         assert changed.setup_traffic(start, crowd) == exchanged
         assert changed.peers

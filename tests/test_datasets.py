@@ -760,6 +760,11 @@ def test_a_tfds_set_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert data.class_names == ("cat", "dog", "eel")
     assert np.bincount(data.train_y).tolist() == [12, 12]
     assert data.test_x.shape == (6, 4, 5, 3)
+    with monkeypatch.context() as patch:
+        patch.setenv("FEDJAX_SIM_CACHE_DIR", str(tmp_path / "empty"))
+        patch.setattr(TrainOnlyPictures, "SHAPE", (2, 5, 3))  # not that of the files
+        with pytest.raises(DataNotFoundError, match=r"image 0 is of \(5, 4\), not 5 x 2 pixels"):
+            load_dataset("tfds:train_only_pictures", tmp_path)
     data = load_dataset("tfds:validated_pictures", tmp_path)
     assert len(data.train_x) == len(data.test_x) == 30
     wanted = [x["image"] for _, x in pictures("validation")]

@@ -435,7 +435,7 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     local = local_of(net)
     if name == "diloco":
         local = local.change(optimizer=optax.sgd(LR, momentum=BETA))
-    return method(local, **{"clients_per_round": COHORT, "execution": ONE} | options)
+    return method(local, **{"clients_per_round": COHORT} | options).on(ONE)
 
 
 def rounds_of(

@@ -61,9 +61,8 @@ def gaussian(**parts: Any) -> fs.Algorithm:
         "selection": selection.shuffled(),
         "schedule": schedule.every_round(M),
         "preaggregation": (mechanism,),
-        "execution": ONE,
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(ONE)
 
 
 def poisson(slots: int) -> fs.Algorithm:
@@ -205,7 +204,7 @@ def test_epsilon_of_poisson_cohorts_counts_the_slots(slots: int) -> None:
 def test_a_mechanism_is_given_the_participation(expected: float, slots: int) -> None:
     given: dict[str, Any] = {}
 
-    class records(privacy.gaussian_mechanism):  # noqa: N801
+    class records(privacy.gaussian_mechanism):
         def epsilon(self, **settings: Any) -> float:
             given.update(settings)
             return 1.0
@@ -224,14 +223,14 @@ def changed(**fields: Any) -> ClientData:
     return dataclasses.replace(DATA, **fields)
 
 
-class unchanged(fs.base.PreAggregation):  # noqa: N801
+class unchanged(fs.base.PreAggregation):
     """A pre-aggregation that changes nothing."""
 
     def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
         return updates, weights, state
 
 
-class cyclic(fs.base.Selection):  # noqa: N801
+class cyclic(fs.base.Selection):
     """A user's selection with the package's name: it draws uniformly and promises nothing."""
 
     def draw(
@@ -240,20 +239,20 @@ class cyclic(fs.base.Selection):  # noqa: N801
         return jax.random.choice(key, data.clients, (len(free),), replace=False), state
 
 
-class promised(cyclic):  # noqa: N801
+class promised(cyclic):
     """A user's selection that promises how clients take part."""
 
     participation = "cyclic"
 
 
-class sees_updates(promised):  # noqa: N801
+class sees_updates(promised):
     """A user's selection that reads single clients' updates."""
 
     def see(self, state: Any, client: Any, updates: Any, moved: Any) -> Any:
         return state
 
 
-class remembers(fs.base.Broadcast):  # noqa: N801
+class remembers(fs.base.Broadcast):
     """The server model for all; a copy of the first one is kept."""
 
     def init(self, variables: Any) -> Any:
@@ -263,7 +262,7 @@ class remembers(fs.base.Broadcast):  # noqa: N801
         return server, ()
 
 
-class looks(Server):  # noqa: N801
+class looks(Server):
     """A server that looks for the names of leaves."""
 
     reads_updates = False
@@ -280,8 +279,13 @@ def looks_for_names(variables: Any) -> Any:
     return variables.params["Dense_0"]
 
 
+class named_leaves(fs.base.Wrapper):
+    def shared_state(self, variables: Any) -> Any:
+        return looks_for_names(variables)
+
+
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
-FEDAVG = fs.fedavg(LOCAL, clients_per_round=M, execution=ONE)
+FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
 # What is composed or trained on, and the part that is named.
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
@@ -353,8 +357,8 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         lambda: gaussian(broadcast=remembers()), "unknown because of broadcast remembers()",
     ),
     "a local update that cannot be seen through": (
-        lambda: gaussian(local=LOCAL.replace(shared_state=looks_for_names)),
-        "unknown because of local local_sgd(",
+        lambda: gaussian(local=named_leaves(LOCAL)),
+        "unknown because of local named_leaves(local_sgd(",
     ),
     "a server that cannot be seen through": (
         lambda: gaussian(server=looks()), "unknown because of server looks()",
@@ -404,7 +408,7 @@ def test_bands_need_a_promise_and_no_name() -> None:
     assert spent == pytest.approx(normal(BANDS), rel=1e-3)
 
 
-class by_loss(looks):  # noqa: N801
+class by_loss(looks):
     """Moves by the loss that one client reports."""
 
     def init(self, variables: Any) -> Any:
@@ -414,7 +418,7 @@ class by_loss(looks):  # noqa: N801
         return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
 
 
-class unchecked(privacy.gaussian_mechanism):  # noqa: N801
+class unchecked(privacy.gaussian_mechanism):
     """The mechanism without its needs."""
 
     needs = ()

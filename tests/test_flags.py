@@ -191,7 +191,7 @@ def problem() -> Small:
     model = fs.models.mlp((6,), 3, widths=(4, 4))  # of three layers
     objective = fs.empirical_risk(model)
     common = {"model": model, "objective": objective, "classes": 3, "momentum": 0.9}
-    common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
+    common["clients_per_round"] = 10
     common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
     return Small(model, objective, jax.tree.map(jnp.asarray, data), common)
 
@@ -212,7 +212,9 @@ def made(small: Small, name: str, options: dict[str, Any], lr: Any = 0.1) -> fs.
         given["norms"] = "*bias"  # the network has no norms
     optimizer = optax.sgd(lr, momentum=0.9)
     local = fs.local_sgd(small.objective, optimizer, batch_size=4, epochs=2)
-    return method(local, **(given | options))
+    options = dict(options)
+    execution = options.pop("execution", fs.make_execution(devices=1))
+    return method(local, **(given | options)).on(execution)
 
 
 def switches(name: str) -> Iterator[dict[str, Any]]:

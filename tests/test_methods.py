@@ -321,7 +321,7 @@ def make(
     given = {key: value for key, value in common.items() if key in keywords(function)}
     execution = fs.make_execution(devices, chunk)
     given |= {"clients_per_round": COHORT} | METHODS[name].options
-    return function(local, execution=execution, **given)
+    return function(local, **given).on(execution)
 
 
 def simulated(algorithm: fs.Algorithm, model: fs.Model, seeds: tuple[int, ...]) -> fs.Result:

@@ -251,8 +251,8 @@ def made(name: str, net: fs.Model, local: LocalUpdate | None = None, **options: 
     method: Any = getattr(algorithms, name)
     common = {"model": net, "objective": fs.empirical_risk(net)}
     given = {key: value for key, value in common.items() if key in keywords(method)}
-    given |= {"clients_per_round": COHORT, "execution": ONE} | options
-    return method(local or local_of(net), **given)
+    given |= {"clients_per_round": COHORT} | options
+    return method(local or local_of(net), **given).on(ONE)
 
 
 @functools.cache

@@ -122,12 +122,9 @@ def check_noise(flat: np.ndarray, deviation: float) -> None:
 def test_a_clients_own_noise() -> None:
     """On every parameter alone, fresh for every client; nothing is added to what is not one."""
 
-    def still(key: Any, variables: Any, client: Any, client_state: Any, shared_state: Any) -> Any:
-        return (
-            flat()
-            .train(key, variables, client, client_state, shared_state)
-            ._replace(variables=variables)
-        )
+    class still(fs.base.Wrapper):
+        def train(self, key: Any, variables: Any, *rest: Any) -> Any:
+            return self.local.train(key, variables, *rest)._replace(variables=variables)
 
     model = Variables({"a": jnp.ones(20_000), "b": jnp.ones((100, 200))}, {"mean": jnp.ones(3)})
     part = privacy.noise(0.3)
@@ -142,7 +139,7 @@ def test_a_clients_own_noise() -> None:
     data = fs.client_data(
         np.zeros((2, 1)), np.zeros(2, int), fs.partition.partition_from_lists([[0], [1]])
     )
-    algorithm = fs.fedavg(flat().replace(train=still), clients_per_round=2, execution=ONE)
+    algorithm = fs.fedavg(still(flat()), clients_per_round=2).on(ONE)
     wide = fs.Model(lambda key: Variables({"w": jnp.zeros(20_000)}, ()), lambda *_, **__: None)  # type: ignore[arg-type]
     out = play(algorithm.replace(sending=(part,)), wide, data, 2)
     first, second = (np.asarray(v.params["w"]) for v in out.servers)
@@ -405,9 +402,7 @@ def run(
     rounds: int = 3,
     **settings: Any,
 ) -> Play:
-    return play(
-        dp_fedavg(local, execution=ONE, **settings), models["logistic"], federation.data, rounds
-    )
+    return play(dp_fedavg(local, **settings).on(ONE), models["logistic"], federation.data, rounds)
 
 
 @pytest.mark.parametrize("quantile", [None, 0.7])
@@ -454,8 +449,7 @@ def test_a_round_without_clients_is_noise(
         selection=privacy.poisson(1e-6),
         schedule=schedule.every_round(2),
         preaggregation=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
-        execution=ONE,
-    )
+    ).on(ONE)
     out = play(algorithm, models["logistic"], federation.data, 2)
     assert [int(m.visits) for m in out.metrics] == [0, 0]
     assert [float(m.loss) for m in out.metrics] == [0, 0]
@@ -848,7 +842,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "what was exchanged before": (
         lambda: with_noise(
-            flat().replace(setup_traffic=lambda variables, data: fs.base.SetupTraffic(7, 11))
+            flat().change(transforms=(fs.mixup.peer_means(3),))
         ), PEERS,
     ),
     "losses before the draw": (

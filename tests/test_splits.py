@@ -299,8 +299,7 @@ def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
     algorithm = fs.fedavg(
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8),
         clients_per_round=2,
-        execution=fs.make_execution(1),
-    )
+    ).on(fs.make_execution(1))
 
     def run(data: Any, sets: tuple[EvalSet, EvalSet], seeds: list[int]) -> fs.Result:
         test, validation = sets

@@ -91,7 +91,7 @@ def algorithm_of(training: Training) -> fs.Algorithm:
     local = make_local(training, fs.empirical_risk(problem()[0]), ())
     one = fs.make_execution(1)
     return scheduled(
-        training, local, ROUNDS, lambda made: fs.fedavg(made, clients_per_round=2, execution=one)
+        training, local, ROUNDS, lambda made: fs.fedavg(made, clients_per_round=2).on(one)
     )
 
 

@@ -53,11 +53,10 @@ def test_equal_weights_weigh_all_that_is_aggregated(name: str, equal: bool) -> N
     algorithm = method(
         fs.local_sgd(objective, optax.sgd(0.1), batch_size=16),
         clients_per_round=3,
-        execution=fs.make_execution(devices=1),
         equal_weights=equal,
         **{key: value for key, value in common.items() if key in keywords(method)},
         **OPTIONS.get(name, {}),
-    )
+    ).on(fs.make_execution(devices=1))
     step = jax.jit(algorithm.step)
 
     def run(data: ClientData) -> Any:

@@ -41,7 +41,7 @@ def test_local_training_is_each_ones_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     names = ["fedavg(epochs=4)", "fedavg(batch_size=8)", "parallel_sgd(lr=0.3, momentum=0)"]
     setup = build(parse([*TINY, "--algo", names[0], "--compare", *names[1:], "fedavg"]))
-    steps = {n: int(a.parts.local.steps(32)) for n, a in setup.algorithms.items()}
+    steps = {n: int(a.parts.local.steps_for(32)) for n, a in setup.algorithms.items()}
     assert steps == {names[0]: 8, names[1]: 8, names[2]: 1, "fedavg": 4}
 
 

@@ -1,19 +1,18 @@
-"""Methods whose server model is made to be adapted by each client."""
+"""Methods whose server model is trained for adaptation by each client."""
 
 from __future__ import annotations
 
 import optax
 
 from fedjax_sim import personal, server
-from fedjax_sim.base import LocalUpdate, Objective, concrete, part, plain_sgd
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
 from fedjax_sim.client import adaptation, corrections
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 
-@part
+@method
 @plain_sgd
 def per_fedavg(
     local: LocalUpdate,
@@ -24,7 +23,6 @@ def per_fedavg(
     hessian: bool = False,
     fine_tuning_steps: int = 1,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""Per-FedAvg: FedAvg of the losses that clients would have after a step of their own.
 
@@ -38,13 +36,11 @@ def per_fedavg(
 
     Args:
         local: the local update, whose η is the paper's β.
-        clients_per_round: m, the cohort drawn without replacement.
         objective: F.
         alpha: α, the rate of a client's own steps; 0 is FedAvg.
         hessian: whether the gradient has the Hessian (HF); without it (FO) a step costs half.
         fine_tuning_steps: the steps of a client's own model.
         equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm, which reports the losses after the step. Traffic per round: m models down, m
@@ -56,16 +52,6 @@ def per_fedavg(
     Source: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical
     guarantees: a model-agnostic meta-learning approach", NeurIPS 2020
     <https://arxiv.org/abs/2002.07948>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.per_fedavg(
-        ...     local, clients_per_round=5, objective=problem.objective, alpha=0.05
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8  # of the shared model
-        True
     """
     if fine_tuning_steps < 1:
         raise ValueError(f"fine_tuning_steps must be at least 1, got {fine_tuning_steps}")
@@ -76,15 +62,13 @@ def per_fedavg(
     )
     return compose(
         local.change(objective=changed),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         personal=personal.fine_tuned(steps),
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def pfedme(
     local: LocalUpdate,
@@ -97,7 +81,6 @@ def pfedme(
     beta: float = 1.0,
     fine_tuning_epochs: float = 1.0,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""pFedMe: FedAvg of the least losses that clients would have near the server's model.
 
@@ -113,7 +96,6 @@ def pfedme(
 
     Args:
         local: the local update, of w_k; its corrections are not for θ_k.
-        clients_per_round: m, the cohort drawn without replacement.
         objective: F.
         lam: λ, the pull of θ_k towards w.
         inner_steps: K.
@@ -121,7 +103,6 @@ def pfedme(
         beta: β, the server's part of the way to the clients' mean; the authors take 1 or 2.
         fine_tuning_epochs: the epochs of a client's own model.
         equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm, which reports those least losses. Traffic per round: m models down, m up.
@@ -151,12 +132,10 @@ def pfedme(
     )
     return compose(
         local.change(objective=changed),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         server=server.optimizer(optax.sgd(beta)),
         personal=personal.fine_tuned(near),
-        execution=execution,
     )
 
 

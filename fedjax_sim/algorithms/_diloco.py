@@ -5,25 +5,26 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, Server, concrete, part
-from fedjax_sim.engine.execution import Execution
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Server, concrete
 from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange, schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 MOST_FRAGMENTS = 1000
+
+
 """No model has so many layers, and each is a choice of its own."""
 
 
-@part
+@method
 def diloco(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     server_lr: float = 0.7,
     server_momentum: float = 0.9,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""DiLoCo: clients keep their optimiser's state; the server takes Nesterov steps.
 
@@ -35,10 +36,8 @@ def diloco(
 
     Args:
         local: the local update; the paper takes 500 steps of AdamW a round (``max_steps``).
-        clients_per_round: m, the cohort drawn without replacement.
         server_lr: η_g, the server's learning rate.
         server_momentum: β, the server's momentum.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: an optimiser's state for every client. Traffic per round: m models
@@ -61,15 +60,13 @@ def diloco(
     """
     return compose(
         local.change(optimizer_state="keep"),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal,
         server=_nesterov(server_lr, server_momentum),
-        execution=execution,
     )
 
 
-@part
+@method
 def streaming_diloco(
     local: LocalUpdate,
     *,
@@ -77,7 +74,6 @@ def streaming_diloco(
     fragments: int = 2,
     server_lr: float = 0.7,
     server_momentum: float = 0.9,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""Streaming DiLoCo: a fragment of the model is synchronised in every round, in turn.
 
@@ -102,7 +98,6 @@ def streaming_diloco(
         fragments: P; at most the layers of the model. 1 is DiLoCo, of clients that stay.
         server_lr: η_g, the server's learning rate.
         server_momentum: β, the server's momentum.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: m models, and an optimiser's state for every client. Traffic per
@@ -133,7 +128,6 @@ def streaming_diloco(
         exchange=exchange.fragments(*(leaves.strided(p, fragments) for p in range(fragments))),
         weighting=weighting.equal,
         server=_nesterov(server_lr, server_momentum),
-        execution=execution,
     )
 
 

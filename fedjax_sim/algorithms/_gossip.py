@@ -1,27 +1,30 @@
-"""Gossip: decentralised SGD, without a server."""
+"""Decentralised methods: models are averaged among neighbours."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from fedjax_sim.base import LocalUpdate, part
-from fedjax_sim.engine.execution import Execution
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective
+from fedjax_sim.client.reports import with_final_loss
+from fedjax_sim.personal import as_received
 from fedjax_sim.plan import redistribution, schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 Topology = Literal["ring", "complete"]
+
+
 GRAPHS = {"ring": redistribution.ring, "complete": redistribution.complete}
 
 
-@part
+@method
 def gossip(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     topology: Topology = "ring",
     activity: float = 1.0,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""Gossip: every client trains a model of its own and averages it with its neighbours'.
 
@@ -33,11 +36,9 @@ def gossip(
     one matching at a time, as in MATCHA; see :func:`fedjax_sim.redistribution.matchings`.
 
     Args:
-        local: the local update.
         clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
         topology: the graph: "ring" gives every node two neighbours, "complete" all others.
         activity: the probability with which the edges of a matching are on in a round.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; the complete graph with all edges on is FedAvg with equal weights. A model
@@ -53,14 +54,6 @@ def gossip(
     model before it is averaged; Wang, Sahu, Yang, Joshi, Kar, "MATCHA: speeding up decentralized
     SGD via matching decomposition sampling", 2019 <https://arxiv.org/abs/1905.09435>, for activity,
     and for the order used here: the averaged model is trained, for a whole local update.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.gossip(local, clients_per_round=10, activity=0.5)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     if topology not in GRAPHS:
         raise ValueError(f"topology must be one of {', '.join(GRAPHS)}, got {topology!r}")
@@ -70,5 +63,122 @@ def gossip(
         schedule=schedule.serverless(clients_per_round),
         redistribution=redistribution.matchings(GRAPHS[topology](clients_per_round), activity),
         weighting=weighting.equal,
-        execution=execution,
+    )
+
+
+@method
+def push_sum(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    links: int = 2,
+    graph_seed: int = 0,
+) -> Algorithm:
+    r"""Push-sum: gossip in which a client may send to one that does not send back.
+
+    .. math:: x_i \leftarrow \sum_j W_{ij} x_j, \qquad \omega_i \leftarrow \sum_j W_{ij} \omega_j,
+              \qquad z_i = x_i / \omega_i, \qquad
+              x_i \leftarrow x_i + \mathrm{train}(z_i, i) - z_i
+
+    A client sends equal shares of its model and of its weight to those that it trusts, and keeps
+    one. Who receives from many has a weight above 1, by which its model is divided before it
+    trains. The mean of the models by their weights, which is the model that is evaluated, is moved
+    by training alone; see :func:`fedjax_sim.redistribution.push`.
+
+    The graph is drawn once: every client sends to the next one, so that all hear of all, and to
+    others at random. He et al. take one gradient of one new sample between two exchanges.
+
+    Args:
+        clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
+        links: the clients to which each sends.
+        graph_seed: of the graph, the same for all runs.
+
+    Returns:
+        The algorithm; with one link, or m - 1, all weights are 1. A model between clients counts
+        both as sent up and as sent down, with 4 bytes of its weight. Traffic per round: m times
+        links models between clients.
+
+    Raises:
+        ValueError: if links is not in 1 .. m - 1.
+
+    Source: He, Tan, Tang, Qiu, Liu, "Central server free federated learning over single-sided trust
+    social networks", 2019 <https://arxiv.org/abs/1910.04956>, Algorithm 1, whose models are
+    exchanged after the step; here before it, as in gossip.
+    """
+    graph = redistribution.one_sided(clients_per_round, links, graph_seed)
+    return compose(
+        local,
+        selection=selection.uniform(sticky=True),
+        schedule=schedule.serverless(clients_per_round),
+        redistribution=redistribution.push(redistribution.outgoing(graph)),
+        weighting=weighting.equal,
+    )
+
+
+@method
+def dada(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    mu_1: float = 1.0,
+    mu_2: float = 0.5,
+    penalty: float = 1.0,
+    peers: int = 5,
+    mixing_lr: float = 0.5,
+) -> Algorithm:
+    r"""Dada: every client has a model of its own, and learns which others to draw it towards.
+
+    .. math:: \min_{w \ge 0,\, \theta} \sum_k d_k c_k L_k(\theta_k)
+              + \frac{\mu_1}{2} \sum_{k<l} w_{kl} \lVert \theta_k - \theta_l \rVert^2
+              + \mu_2 \Bigl( \lambda \sum_{k<l} w_{kl}^2 - \sum_k \log(d_k + \delta) \Bigr)
+
+    A round trains the models apart; between two rounds clients meet in pairs, which set the weight
+    :math:`w_{kl}` of their edge, and everyone moves towards its neighbours; see
+    :func:`fedjax_sim.redistribution.learned`. The paper's models are weights of given classifiers,
+    which it boosts one by one; here they are those of any network and trained by the local update,
+    as the linear ones are that the paper compares with. What is evaluated for all is the mean of
+    the models: look at the personal scores.
+
+    Args:
+        clients_per_round: m, the nodes: a client each, drawn once; usually all clients.
+        objective: the objective of the local update, whose value is L.
+        mu_1: μ₁, how much distances between models count.
+        mu_2: μ₂, how much the graph's own shape counts.
+        penalty: λ, how much large weights cost; with a smaller one the graph is sparser.
+        peers: κ, the clients that each meets between two rounds.
+        mixing_lr: η of the step towards the neighbours; 0 leaves every client alone.
+
+    Returns:
+        The algorithm; :func:`fedjax_sim.simulate` returns the graph, in
+        ``state.redistribution``. A visit costs one forward pass more. A model between clients
+        counts both as sent up and as sent down, with 12 bytes of losses, degrees and weights.
+        Traffic per round: a model for each of the m clients from each of its neighbours, and at
+        most m κ / 2 from others that are met.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Source: Zantedeschi, Bellet, Tommasi, "Fully decentralized joint learning of personalized models
+    and collaboration graphs", AISTATS 2020 <https://arxiv.org/abs/1901.08460>; its authors' code
+    2020 <https://github.com/vzantedeschi/Dada>, for the linear models and for the defaults of
+    μ₁, μ₂ and κ.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.dada(
+        ...     local, clients_per_round=10, objective=problem.objective
+        ... )
+        >>> algorithm.parts.redistribution
+        learned()
+    """
+    return compose(
+        with_final_loss(local, objective),
+        selection=selection.uniform(sticky=True),
+        schedule=schedule.serverless(clients_per_round),
+        redistribution=redistribution.learned(mu_1, mu_2, penalty, peers=peers, lr=mixing_lr),
+        weighting=weighting.equal,
+        personal=as_received(),
     )

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from fedjax_sim import personal
-from fedjax_sim.base import Leaves, LocalUpdate, Model, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import Leaves, LocalUpdate, Model
 from fedjax_sim.client.turns import in_turn
-from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import leaves
-from fedjax_sim.plan import exchange, schedule, selection
+from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 
-@part
+@method
 def fedper(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     model: Model,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedPer: FedAvg of the body; every client keeps a head of its own.
 
@@ -30,11 +29,7 @@ def fedper(
     has the initial head: look at the personal scores.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         model: the model that it trains, which says which layer is its head.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
@@ -53,17 +48,16 @@ def fedper(
         >>> algorithm.parts.exchange
         split(own=head(<Model>))
     """
-    return _keeping(leaves.head(model), local, clients_per_round, equal_weights, execution)
+    return _keeping(leaves.head(model), local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def lg_fedavg(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     model: Model,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""LG-FedAvg: every client keeps its own body, the representation; the head is FedAvg's.
 
@@ -74,11 +68,7 @@ def lg_fedavg(
     over.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         model: the model that it trains, which says which layer is its head.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: a body for every client. Traffic per round: m heads down, m up.
@@ -99,28 +89,23 @@ def lg_fedavg(
         split(own=all_but(head(<Model>)))
     """
     body = leaves.all_but(leaves.head(model))
-    return _keeping(body, local, clients_per_round, equal_weights, execution)
+    return _keeping(body, local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedbn(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     norms: str = "*BatchNorm*",
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedBN: FedAvg of all layers but the BatchNorms, which every client keeps.
 
     Their scales, offsets and running statistics stay with the client.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         norms: pattern of the layers that stay, see :func:`fedjax_sim.leaves.named`.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: the BatchNorms of every client. Traffic per round: m models without
@@ -140,10 +125,10 @@ def fedbn(
         >>> fs.algorithms.fedbn(local, clients_per_round=5).parts.exchange
         split(own=named('*BatchNorm*'))
     """
-    return _keeping(leaves.named(norms), local, clients_per_round, equal_weights, execution)
+    return _keeping(leaves.named(norms), local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedrep(
     local: LocalUpdate,
     *,
@@ -151,7 +136,6 @@ def fedrep(
     model: Model,
     head_epochs: float = 10.0,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedRep: every client first trains its own head on the body that it received, then the body.
 
@@ -162,11 +146,8 @@ def fedrep(
 
     Args:
         local: the local update; its E are the epochs of the body.
-        clients_per_round: m, the cohort drawn without replacement.
         model: the model that it trains, which says which layer is its head.
         head_epochs: the epochs for which a head trains in each visit.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
@@ -193,10 +174,10 @@ def fedrep(
         local.change(trained=head, epochs=head_epochs),
         local.change(trained=leaves.all_but(head)),
     )
-    return _keeping(head, both, clients_per_round, equal_weights, execution)
+    return _keeping(head, both, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedbabu(
     local: LocalUpdate,
     *,
@@ -204,7 +185,6 @@ def fedbabu(
     model: Model,
     fine_tuning_epochs: float = 1.0,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedBABU: the head stays as it was drawn while the body trains; then clients fine-tune both.
 
@@ -216,11 +196,8 @@ def fedbabu(
 
     Args:
         local: the local update; it must not compress.
-        clients_per_round: m, the cohort drawn without replacement.
         model: the model that it trains, which says which layer is its head.
         fine_tuning_epochs: the epochs for which a client fine-tunes the whole model.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m bodies down, m up; the head once to every client.
@@ -242,12 +219,10 @@ def fedbabu(
     head = leaves.head(model)
     return compose(
         local.change(trained=leaves.all_but(head)),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         exchange=exchange.split(frozen=head),
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
-        execution=execution,
     )
 
 
@@ -256,14 +231,11 @@ def _keeping(
     local: LocalUpdate,
     clients_per_round: int,
     equal_weights: bool,
-    execution: Execution | None,
 ) -> Algorithm:
     """FedAvg of all leaves but ``own``."""
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         exchange=exchange.split(own=own),
         weighting=weighting.equal if equal_weights else weighting.by_samples,
-        execution=execution,
     )

@@ -1,16 +1,16 @@
-"""RADFed+: the variants of RADFed that its paper names; :func:`radfed` combines them."""
+"""RADFed+: the named variants of RADFed, which :func:`radfed` combines."""
 
 from __future__ import annotations
 
-from fedjax_sim.algorithms._radfed import ServerOptimizer, radfed
-from fedjax_sim.base import LocalUpdate, Objective, part
+from fedjax_sim.algorithms._delayed import ServerOptimizer, radfed
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective
 from fedjax_sim.client.reports import Kind
-from fedjax_sim.engine.execution import Execution
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm
 
 
-@part
+@method
 def radfedi(
     local: LocalUpdate,
     *,
@@ -20,7 +20,6 @@ def radfedi(
     importance: Kind = "minibatch",
     gamma: float = 0.9,
     initial_scores: InitialScores = "gradient",
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFedi: RADFed that draws clients in proportion to their squared gradient norms.
 
@@ -32,7 +31,6 @@ def radfedi(
     over samples instead of minibatches; the first version and the authors' code use minibatches.
 
     Args:
-        local: the local update.
         clients_per_round: m, the models in flight.
         objective: the objective of the local update, whose gradients importance is made of.
         redistribution_rounds: S, the local rounds from one aggregation to the next.
@@ -41,7 +39,6 @@ def radfedi(
         gamma: γ, the weight of a client's newest importance in its running mean.
         initial_scores: a client's importance at the start: "gradient", that of the initial weights
           (a pass over all samples), or "ones".
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, and a number with each; before the
@@ -53,16 +50,6 @@ def radfedi(
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 and section III-B; their code, 2021
     <https://github.com/yxsub/RADFed>, for minibatches and for the first pass.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.radfedi(
-        ...     local, clients_per_round=5, objective=problem.objective, redistribution_rounds=2
-        ... )
-        >>> problem.accuracy(algorithm, rounds=4) > 0.8
-        True
     """
     return radfed(
         local,
@@ -72,18 +59,16 @@ def radfedi(
         gamma=gamma,
         initial_scores=initial_scores,
         objective=objective,
-        execution=execution,
     )
 
 
-@part
+@method
 def radfedp(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     redistribution_rounds: int = 5,
     mu: float = 0.01,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFedp: RADFed with FedProx's proximal term.
 
@@ -93,11 +78,9 @@ def radfedp(
     round after an aggregation, then another client's local model.
 
     Args:
-        local: the local update.
         clients_per_round: m, the models in flight.
         redistribution_rounds: S, the local rounds from one aggregation to the next.
         mu: μ of the proximal term; 0 is none.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; with μ = 0 it is RADFed. Traffic per round: m models down, m up.
@@ -107,45 +90,31 @@ def radfedp(
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 (ClientUpdate) and section III-C.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.radfedp(
-        ...     local, clients_per_round=5, redistribution_rounds=2, mu=0.1
-        ... )
-        >>> problem.accuracy(algorithm, rounds=4) > 0.8
-        True
     """
     return radfed(
         local,
         clients_per_round=clients_per_round,
         redistribution_rounds=redistribution_rounds,
         mu=mu,
-        execution=execution,
     )
 
 
-@part
+@method
 def radfedm(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     redistribution_rounds: int = 5,
     alpha: float = 0.9,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFedm: RADFed whose server keeps a part of its old model.
 
     .. math:: w_{t+1} = (1-\alpha)\, w_t + \frac{\alpha}{m} \sum_{i=1}^m w_i^{(S)}
 
     Args:
-        local: the local update.
         clients_per_round: m, the models in flight.
         redistribution_rounds: S, the local rounds from one aggregation to the next.
         alpha: α, how far the server moves towards the clients' models; 1 is all the way.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm; with α = 1 it is RADFed. Traffic per round: m models down, m up.
@@ -155,27 +124,16 @@ def radfedm(
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 line 14 and section IV-D (α is FedAsync's).
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.radfedm(
-        ...     local, clients_per_round=5, redistribution_rounds=2, alpha=0.6
-        ... )
-        >>> problem.accuracy(algorithm, rounds=4) > 0.8
-        True
     """
     return radfed(
         local,
         clients_per_round=clients_per_round,
         redistribution_rounds=redistribution_rounds,
         alpha=alpha,
-        execution=execution,
     )
 
 
-@part
+@method
 def radfeda(
     local: LocalUpdate,
     *,
@@ -187,7 +145,6 @@ def radfeda(
     beta2: float = 0.99,
     tau: float = 1e-3,
     v0: float | None = None,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""RADFeda: RADFed with an adaptive optimiser on the server.
 
@@ -198,7 +155,6 @@ def radfeda(
     without the root, a misprint. For Adagrad, Reddi et al. take β1 = 0.
 
     Args:
-        local: the local update.
         clients_per_round: m, the models in flight.
         redistribution_rounds: S, the local rounds from one aggregation to the next.
         server_optimizer: the server's adaptive optimiser; adagrad has no beta2.
@@ -207,7 +163,6 @@ def radfeda(
         beta2: β2, the decay of the second moment of the server's optimiser.
         tau: τ, added to the root of the second moment of the server's optimiser.
         v0: the second moment of the server's optimiser at the start; None: τ².
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -219,16 +174,6 @@ def radfeda(
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 lines 15 to 17 and section IV-E; Reddi, Charles,
     Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive federated optimization", ICLR 2021
     <https://arxiv.org/abs/2003.00295>, Algorithm 2.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.radfeda(
-        ...     local, clients_per_round=5, redistribution_rounds=2, server_optimizer="yogi"
-        ... )
-        >>> problem.accuracy(algorithm, rounds=4) > 0.8
-        True
     """
     return radfed(
         local,
@@ -240,5 +185,4 @@ def radfeda(
         beta2=beta2,
         tau=tau,
         v0=v0,
-        execution=execution,
     )

@@ -1,27 +1,31 @@
-"""Federated averaging with a robust aggregator."""
+"""Methods that withstand malicious clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from fedjax_sim.base import Aggregator, LocalUpdate, PreAggregation, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import Aggregator, LocalUpdate, Objective, PreAggregation
 from fedjax_sim.client import sending
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import aggregators, preaggregation, weighting
 
 Rule = Literal[
     "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "caf"
 ]
+
+
 Mixing = Literal["nearest", "buckets"]
 
+
 SHARES = ("trimmed_mean", "krum", "multi_krum", "caf")
+
+
 """The rules that are told the share of the malicious."""
 
 
-@part
+@method
 def robust(
     local: LocalUpdate,
     *,
@@ -32,15 +36,12 @@ def robust(
     bucket_size: int = 2,
     clip: float | None = None,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedAvg that withstands malicious clients: a robust rule takes the place of the mean.
 
     .. math:: w_{t+1} = \mathrm{aggregate}\bigl(\{w_k : k \in U_t\}\bigr)
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         aggregator: the rule, see :mod:`fedjax_sim.aggregators`.
         byzantine: the share of the cohort that may be malicious: β of the trimmed mean, f/m of
           Krum, multi-Krum, CAF and nearest-neighbour mixing; the other rules need no such bound.
@@ -52,7 +53,6 @@ def robust(
           limit.
         equal_weights: weigh clients equally, as in the papers, not by n_k, which clients claim
           themselves; only the mean, the geometric median and buckets weigh at all.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -122,11 +122,98 @@ def robust(
         mixed = (preaggregation.bucketing(bucket_size),)
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         sending=() if clip is None else (sending.clip_norm(clip),),
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         preaggregation=mixed,
         aggregator=rules[aggregator](),
-        execution=execution,
+    )
+
+
+@method
+def fltrust(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+) -> Algorithm:
+    r"""FLTrust: a client counts as far as its update agrees with one from the server's own samples.
+
+    .. math:: w_{t+1} = w_t + \frac{1}{\sum_{j \in U_t} TS_j} \sum_{k \in U_t} TS_k
+              \frac{\lVert g_0 \rVert}{\lVert \Delta_k \rVert} \Delta_k, \qquad
+              TS_k = \mathrm{ReLU}(\cos(\Delta_k, g_0))
+
+    where the server makes its update :math:`g_0` by the same local update on ``data.root``.
+
+    Returns:
+        The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
+
+    Source: Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust federated learning via trust
+    bootstrapping", NDSS 2021 <https://arxiv.org/abs/2012.13995>, Algorithm 2, whose server learning
+    rate α is 1 here.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        preaggregation=(preaggregation.trust(local),),
+    )
+
+
+@method
+def zeno(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    dropped: float = 0.5,
+    rho: float = 1e-3,
+    zeno_batch_size: int = 128,
+    equal_weights: bool = True,
+) -> Algorithm:
+    r"""Zeno: the mean of the updates that lower the loss of the server's own samples most.
+
+    .. math:: w \leftarrow w + \frac{1}{|R|} \sum_{k \in R} \Delta_k, \qquad
+              R = \text{the largest } m - b \text{ of }
+              s_k = F_r(w) - F_r(w + \Delta_k) - \rho \lVert \Delta_k \rVert^2
+
+    with F_r the loss of r samples of the server's, drawn anew in every round; see
+    :func:`fedjax_sim.preaggregation.suspicion`.
+
+    Args:
+        objective: what it minimises, and F_r is the value of.
+        dropped: b/m, the share of the cohort that is dropped; 0 is FedAvg.
+        rho: ρ, against long steps.
+        zeno_batch_size: r, samples of the server's in a round; all, if there are no more.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, which clients claim
+          themselves.
+
+    Returns:
+        The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source: Xie, Koyejo, Gupta, "Zeno: distributed stochastic gradient descent with suspicion-based
+    fault-tolerance", ICML 2019 <https://arxiv.org/abs/1805.10032>, Algorithm 1.
+
+    Note:
+        The authors' workers send gradients of one minibatch, ``max_steps=1`` of the local update,
+        and their server has 4 samples a round.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.zeno(
+        ...     local, clients_per_round=10, objective=problem.objective
+        ... )
+        >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.4))
+        >>> problem.accuracy(algorithm.replace(sending=(attack,)), rounds=3) > 0.8
+        True
+    """
+    screen = preaggregation.suspicion(objective, dropped, rho, batch_size=zeno_batch_size)
+    return compose(
+        local,
+        clients_per_round,
+        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        preaggregation=(screen,),
     )

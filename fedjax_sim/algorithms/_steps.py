@@ -1,20 +1,19 @@
-"""Methods with another direction of the local steps, or another length of the server's."""
+"""Methods that change local or server steps: sharpness, extrapolation, momentum."""
 
 from __future__ import annotations
 
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Objective, concrete, part, plain_sgd
+from fedjax_sim.algorithms._averaging import fedavg
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
 from fedjax_sim.client import corrections, terms
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
 
-@part
+@method
 @plain_sgd
 def fedsam(
     local: LocalUpdate,
@@ -23,7 +22,6 @@ def fedsam(
     objective: Objective,
     rho: float = 0.05,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedSAM: clients descend by the gradient at the worst point nearby, towards flat minima.
 
@@ -31,12 +29,8 @@ def fedsam(
               \frac{\nabla F_b(w_k)}{\lVert \nabla F_b(w_k) \rVert}\Bigr)
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         objective: F.
         rho: ρ, the distance; 0 is FedAvg.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm, which reports the losses at those points. Traffic per round: m models down, m
@@ -47,27 +41,16 @@ def fedsam(
 
     Source: Qu, Li, Duan, Liu, Tang, Lu, "Generalized federated learning via sharpness aware
     minimization", ICML 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedsam(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     changed = terms.sharpness_aware(objective, rho)
     return fedavg(
         local.change(objective=changed),
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def fedlesam(
     local: LocalUpdate,
@@ -76,7 +59,6 @@ def fedlesam(
     objective: Objective,
     rho: float = 0.1,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedLESAM: FedSAM whose clients look back along the server's steps, at no cost.
 
@@ -88,12 +70,9 @@ def fedlesam(
     sum of the norms of the layers.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         objective: F.
         rho: ρ, the distance; 0 is FedAvg.
         equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm, which reports the losses at those points. Memory: a model for every client.
@@ -105,34 +84,22 @@ def fedlesam(
     Source: Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang, "Locally estimated global perturbations are
     better than local perturbations for federated sharpness-aware minimization", ICML 2024
     <https://arxiv.org/abs/2405.18890>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedlesam(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     changed = terms.estimated_sharpness(objective, rho)
     return fedavg(
         local.change(objective=changed, memory=terms.last_received()),
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
-        execution=execution,
     )
 
 
-@part
+@method
 def fedexp(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     eps: float = 1e-3,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedExP: the server's step is longer, the more the clients' updates differ.
 
@@ -141,11 +108,8 @@ def fedexp(
               w \leftarrow w + \eta_g \bar\Delta
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         eps: ε.
         equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -155,26 +119,16 @@ def fedexp(
 
     Source: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation",
     ICLR 2023 <https://arxiv.org/abs/2301.09604>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedexp(local, clients_per_round=5)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         server=server.extrapolated(eps),
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def fedcm(
     local: LocalUpdate,
@@ -185,7 +139,6 @@ def fedcm(
     alpha: float = 0.1,
     server_lr: float = 1.0,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
     r"""FedCM: every local step goes on in the direction of the cohort before.
 
@@ -199,13 +152,11 @@ def fedcm(
     Args:
         local: the local update, by SGD; its optimizer_state is overridden, so that its momentum
           restarts in every round.
-        clients_per_round: m, the cohort drawn without replacement.
         lr: η of the clients' SGD; that of local's optimiser.
         momentum: of the clients' SGD; likewise. The paper's have none.
         alpha: α, the share of the client's own gradient; 1 is FedAvg.
         server_lr: η_g, the server's learning rate.
         equal_weights: weigh clients equally, as in the paper, not by n_k.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models up.
@@ -216,25 +167,93 @@ def fedcm(
 
     Source: Xu, Wang, Wang, Yao, "FedCM: federated learning with client-level momentum", 2021
     <https://arxiv.org/abs/2106.10874>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedcm(
-        ...     local, clients_per_round=5, lr=0.1, momentum=0.0, alpha=0.5
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     if concrete(server_lr) and not server_lr > 0:
         raise ValueError(f"server_lr must be positive, got {server_lr}")
     term = corrections.client_momentum(alpha, lr, momentum)
     return compose(
         local.change(corrections=(term,), optimizer_state="reset"),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal if equal_weights else weighting.by_samples,
         server=server.optimizer(optax.sgd(server_lr)),
-        execution=execution,
+    )
+
+
+@method
+@plain_sgd
+def mime(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    beta: float = 0.9,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""Mime: MimeLite whose local gradients are anchored at the mean gradient of the cohort.
+
+    .. math:: w_k \leftarrow w_k - \eta \Bigl(\beta m + (1 - \beta) \bigl(\nabla F_b(w_k)
+              - \nabla F_b(w_t) + c\bigr)\Bigr), \qquad
+              c = \sum_k p_k \nabla F_k(w_t), \qquad m \leftarrow \beta m + (1 - \beta)\, c
+
+    A round has two exchanges: the cohort's clients send their whole gradients at w_t, all of them
+    are sent the mean c, and then they train.
+
+    Args:
+        local: the local update; its own optimiser should be plain SGD.
+        beta: β; 0 is SVRG on every client, around the cohort's gradient.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
+
+    Returns:
+        The algorithm. Traffic per round: m models, m momenta and m gradients down, m gradients and
+        m models up.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>,
+    Algorithm 1.
+    """
+    return fedavg(
+        local.change(corrections=(corrections.mime(beta),)),
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
+    )
+
+
+@method
+@plain_sgd
+def mimelite(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    beta: float = 0.9,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""MimeLite: all local steps follow one momentum, which the server alone moves.
+
+    .. math:: w_k \leftarrow w_k - \eta \bigl(\beta m + (1 - \beta) \nabla F_b(w_k)\bigr), \qquad
+              m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_t)
+
+    with the same weights :math:`p_k` for the momentum as for the models.
+
+    Args:
+        local: the local update; its own optimiser should be plain SGD.
+        beta: β; 0 is FedAvg.
+        equal_weights: weigh clients equally, as in the paper, not by n_k, their numbers of samples.
+
+    Returns:
+        The algorithm. Traffic per round: m models and m momenta down, m models and m gradients up.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>,
+    Algorithm 1.
+    """
+    changed = local.change(corrections=(corrections.global_momentum(beta),))
+    return fedavg(
+        changed,
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
     )

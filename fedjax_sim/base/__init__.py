@@ -5,20 +5,15 @@ from __future__ import annotations
 from fedjax_sim.base.arrays import Array, PyTree, concrete
 from fedjax_sim.base.client import (
     Aggregator,
-    Change,
     Correction,
     Done,
     Follow,
     LocalUpdate,
     Personal,
     Reduce,
-    Response,
     SetupTraffic,
     SetupTrafficOf,
-    StateInit,
-    Steps,
-    Told,
-    wrap,
+    Wrapper,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
@@ -91,7 +86,7 @@ from fedjax_sim.base.server import (
 )
 from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
-from fedjax_sim.base.survey import Ask, CorrectionAsk, CorrectionSurvey, Survey, Tell
+from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
     Metric,
     SampleWeight,
@@ -112,7 +107,6 @@ __all__ = [
     "Availability",
     "Batch",
     "Broadcast",
-    "Change",
     "ClientData",
     "ClientView",
     "Clock",
@@ -120,8 +114,6 @@ __all__ = [
     "Companion",
     "Context",
     "Correction",
-    "CorrectionAsk",
-    "CorrectionSurvey",
     "Diagnostic",
     "Done",
     "DownloadBytes",
@@ -166,7 +158,6 @@ __all__ = [
     "Redistribution",
     "Reduce",
     "Refresh",
-    "Response",
     "SampleWeight",
     "Schedule",
     "Selection",
@@ -181,13 +172,10 @@ __all__ = [
     "SetupTrafficOf",
     "Shared",
     "Slots",
-    "StateInit",
-    "Steps",
     "Sums",
     "Survey",
     "Task",
     "Tell",
-    "Told",
     "Traffic",
     "Train",
     "TrainInSteps",
@@ -196,6 +184,7 @@ __all__ = [
     "Until",
     "Variables",
     "Weighting",
+    "Wrapper",
     "and_then",
     "concrete",
     "for_classes",
@@ -206,6 +195,5 @@ __all__ = [
     "shown",
     "with_loss",
     "with_origin",
-    "wrap",
     "written_arguments",
 ]

@@ -34,6 +34,12 @@ _EMPTY = inspect.Parameter.empty
 LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
 
+MOST = 10_000_000
+"""The largest number of those that have records of their own: clients of a round, classes."""
+
+COUNTED = ("clients_per_round", "slots", "at_work", "classes")
+"""The arguments that are such numbers."""
+
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Part:
@@ -67,7 +73,7 @@ class Part:
     _integers = types.MappingProxyType[str, int]({})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Rejects integers above ``LARGEST``."""
+        """Rejects integers above ``LARGEST``, and ``COUNTED`` ones above ``MOST``."""
         if "HOOKS" in vars(cls):
             return _from_functions(cls, args, settings)
         _check_integers(cls._integers, args, settings)
@@ -191,7 +197,7 @@ def with_origin(value: Any, origin: Origin) -> Any:
         value.origin = origin  # type: ignore[attr-defined]
         return value
     if isinstance(value, Part):
-        return value._replace(origin=origin)
+        return value._replace(origin=origin) if value.HOOKS else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, origin=origin)
     return value._replace(origin=origin)
@@ -319,3 +325,5 @@ def _check_integers(
         number = args[i] if i < len(args) else settings.get(name)
         if isinstance(number, int) and abs(number) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
+        if name in COUNTED and isinstance(number, int) and number > MOST:
+            raise ValueError(f"{name} must be at most {MOST}, got {number}")

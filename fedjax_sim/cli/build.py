@@ -268,8 +268,7 @@ def make_algorithm(
         made = method(local, **given, **wanted)
         if not isinstance(made, Algorithm):
             raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
-        if "execution" not in own:
-            made = made.replace(execution=common["execution"])
+        made = made.on(common["execution"])
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)

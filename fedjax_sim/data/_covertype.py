@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
 
@@ -38,7 +39,8 @@ def covertype(data_dir: DataDir = None) -> Dataset:
     file = None if folder is None else folder / "covtype" / "covtype.20k.data"
     if file is not None and file.is_file():
         name = "covertype (first 20,000 rows)"
-        table = np.loadtxt(file, np.float32, delimiter=",")
+        with open_text(file) as text:
+            table = np.loadtxt(text, np.float32, delimiter=",")
         x, kind = table[:, :-1], table[:, -1].astype(np.int32)
     else:
         from sklearn.datasets import fetch_covtype  # type: ignore[import-untyped, unused-ignore]

@@ -1,9 +1,7 @@
 """A user's table in one .csv file."""
 
 import csv
-import gzip
 import math
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import check_memory, open_text
 from fedjax_sim.base.words import shortened
 from fedjax_sim.data import categories
 from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
@@ -182,8 +181,7 @@ def table(name: str, of: Table) -> Dataset:
 @contextmanager
 def _rows(file: Path, of: Table) -> Iterator[Any]:
     """Opens the file; its errors become ValueErrors that say where."""
-    opened: Any = gzip.open if file.suffix == ".gz" else open
-    with opened(file, "rt", encoding=of.encoding, newline="") as text:
+    with open_text(file, of.encoding) as text:
         rows = csv.reader(text, delimiter=of.sep, strict=True, skipinitialspace=of.sep == " ")
         try:
             yield rows
@@ -195,8 +193,6 @@ def _rows(file: Path, of: Table) -> Iterator[Any]:
                 f"must be a text in {wanted}, got: {error}; another is given by encoding=, such as "
                 "encoding=latin-1"
             ) from error
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"must be a whole .gz file, got: {error}") from error
 
 
 def _read(file: Path, of: Table) -> _Read:
@@ -255,6 +251,8 @@ def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
     if booleans:
         told = shortened([header[i] for i in sorted(booleans)])
         notes.append(f"True and false are read as 1 and 0: {told}.")
+    for cells in texts.values():
+        check_memory(4 * len(cells) * max(map(len, cells)))  # NumPy keeps texts as long as one
     arrays = {column: np.array(cells) for column, cells in texts.items()}
     if categorical:
         block, more, made = categories.one_hot({column: arrays[column] for column in categorical})

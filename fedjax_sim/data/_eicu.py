@@ -1,7 +1,6 @@
 """In-hospital mortality in the eICU database, one client for each hospital."""
 
 import csv
-import gzip
 from functools import reduce
 from pathlib import Path
 from sys import intern
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
 
@@ -161,8 +161,7 @@ def _read(name: str, folder: Path, table: str) -> Columns:
             f"data set {name!r} is not ready in {folder} (no file {table}.csv or {table}.csv.gz); "
             f"{SOURCE}"
         )
-    open_text = gzip.open if file.suffix == ".gz" else open
-    with open_text(file, "rt", encoding="utf-8", newline="") as text:
+    with open_text(file) as text:
         rows = csv.reader(text)
         header = next(rows, [])
         missing = [key for key in TABLES[table] if key not in header]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from fedjax_sim.base.files import check_archive, check_memory
 from fedjax_sim.data.folder import check_inside
 
 FILES = {".parquet": "parquet", ".arrow": "arrow"}
@@ -43,8 +44,13 @@ def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> 
         loaded = _read(datasets.load_from_disk, str(place))
     else:
         check_inside(place)
+        for file in place.rglob("*"):
+            if file.is_file():
+                _read(check_archive, file)
         _check_names(place, _read(_card_files, place))
         loaded = _read(datasets.load_dataset, str(place), config, cache_dir=scratch)
+    for rows in loaded.values() if isinstance(loaded, dict) else [loaded]:
+        check_memory(rows.data.nbytes)
     check_images(datasets, loaded, [Path(scratch).resolve(), place.resolve()])
     return loaded
 

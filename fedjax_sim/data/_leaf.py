@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base.files import check_regular
+from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
 from fedjax_sim.data.parts import Part, from_parts
@@ -145,11 +145,11 @@ def _users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    check_regular(file)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be json, got: {error}") from error
+    with open_text(file, "utf-8-sig") as text:
+        try:
+            content = json.load(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} must be json, got: {error}") from error
     users = content.get("users") if isinstance(content, dict) else None
     sizes = content.get("num_samples") if isinstance(content, dict) else None
     if (

@@ -1,7 +1,6 @@
 """Shakespeare's speaking roles: 80 characters in, the next one out, or one after each."""
 
 import csv
-import gzip
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.download import prepared_builder, quiet_logs
 from fedjax_sim.data.folder import DataDir, find_file
@@ -92,7 +92,7 @@ def _plays(data_dir: DataDir) -> dict[str, str]:
         "which TFDS downloads"
     )
     file = find_file("shakespeare", data_dir, TABLE, advice)
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as rows:
+    with open_text(file) as rows:
         lines = ((f"{row['play']}: {row['role']}", row["text"]) for row in csv.DictReader(rows))
         return _joined(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,11 +24,11 @@ from fedjax_sim.base import (
     Objective,
     Part,
     PyTree,
+    Survey,
     Trained,
     Variables,
+    Wrapper,
     concrete,
-    part,
-    wrap,
 )
 from fedjax_sim.engine import tree
 
@@ -60,36 +61,32 @@ class fine_tuned(Part):
 
 
 class Stored(NamedTuple):
-    """The state of a client of :func:`ditto`.
+    """A client's state of :class:`ditto`.
 
     Attributes:
         own: v_k.
-        inner: the state of the wrapped local update.
+        inner: its state of the wrapped local update.
     """
 
     own: Variables
     inner: PyTree
 
 
-@part
-def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> LocalUpdate:
-    r"""Adds the training of a personal model that is pulled towards the shared one.
+class ditto(Wrapper):
+    r"""A local update that also trains a personal model, which is pulled towards the shared one.
 
     .. math:: \min_{v_k} h_k(v_k; w_t) = F_k(v_k) + \frac{\lambda}{2} \lVert v_k - w_t \rVert^2
 
-    At each visit v_k continues from its last value, pulled towards the w_t that the client has just
+    At each visit v_k continues from its last value, towards the w_t that the client has just
     received; w_k is trained, sent and reported as if there were no v_k. The first v_k is the
-    initial server model; v_k never leaves the client. The gradient corrections of ``local`` are for
-    w_k: they are not part of h_k and do not act on v_k.
+    initial server model; v_k never leaves the client, which keeps a model for it. The corrections
+    of local's gradients are for w_k: they are no part of h_k and do not act on v_k.
 
     Args:
         local: trains w_k.
         lam: λ, the pull towards the shared model; 0 trains v_k alone.
-        own: trains v_k, with its own corrections; None: trains like ``local``, on the same
-          minibatches, without corrections. Its optimiser is reset at each visit.
-
-    Returns:
-        The local update; its client state includes a model for every client.
+        own: trains v_k, with its own corrections, if any; None: like w_k, on the same minibatches,
+          without w_k's corrections. Its optimiser starts afresh at each visit.
 
     Raises:
         ValueError: if lam is negative.
@@ -109,39 +106,49 @@ def ditto(local: LocalUpdate, lam: float, own: LocalUpdate | None = None) -> Loc
         >>> jax.tree.map(jnp.shape, own.params)["Dense_0"]["Dense_0"]["kernel"]
         (4, 2)
     """
-    if concrete(lam) and not lam >= 0:
-        raise ValueError(f"lam must be at least 0, got {lam}")
-    given = (local,) if own is None else (local, own)
 
-    def wrapper(local: LocalUpdate, own: LocalUpdate | None = None) -> LocalUpdate:
-        solver = own or local.change(corrections=None)
-        solver = solver.change(corrections=(_TowardsReceived(lam),))
+    lam: float
+    own: LocalUpdate | None = None
 
-        def client_state(variables: Variables) -> Stored:
-            return Stored(variables, local.client_state(variables))
+    def __post_init__(self) -> None:
+        if concrete(self.lam) and not self.lam >= 0:
+            raise ValueError(f"lam must be at least 0, got {self.lam}")
+        _ = self._solver  # checks the settings of own
 
-        def train(
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: Stored,
-            shared_state: PyTree,
-        ) -> Trained:
-            trained = local.train(key, variables, client, client_state.inner, shared_state)
-            # The state of the correction is the received model, towards which it pulls.
-            start = solver.client_state(variables), solver.shared_state(variables)
-            moved = solver.train(key, client_state.own, client, *start).variables
-            return trained._replace(client_state=Stored(moved, trained.client_state))
+    @functools.cached_property
+    def _solver(self) -> LocalUpdate:
+        solver = self.own or self.local.change(corrections=None)
+        return solver.change(corrections=(_towards_received(self.lam),))
 
-        return dataclasses.replace(
-            local,
-            client_state=client_state,
-            train=train,
-            peers=local.peers or solver.peers,
-            survey=local.survey and local.survey.inside(lambda kept: kept.inner),
-        )
+    def change(self, **settings: Any) -> ditto:
+        """Returns it with other settings of ``local`` and ``own``."""
+        own = None if self.own is None else self.own.change(**settings)
+        return self.replace(local=self.local.change(**settings), own=own)
 
-    return wrap(wrapper, *given)
+    @property
+    def peers(self) -> bool:
+        return self.local.peers or self._solver.peers
+
+    @property
+    def survey(self) -> Survey | None:
+        return self.local.survey and self.local.survey.inside(lambda kept: kept.inner)
+
+    def client_state(self, variables: Variables) -> Stored:
+        return Stored(variables, self.local.client_state(variables))
+
+    def train(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: Stored,
+        shared_state: PyTree,
+    ) -> Trained:
+        trained = self.local.train(key, variables, client, client_state.inner, shared_state)
+        # The correction pulls towards the model that its state is made from: the received one.
+        start = self._solver.client_state(variables), self._solver.shared_state(variables)
+        moved = self._solver.train(key, client_state.own, client, *start).variables
+        return trained._replace(client_state=Stored(moved, trained.client_state))
 
 
 class stored(Part):
@@ -301,8 +308,8 @@ def kept_of(kind: type, client_state: PyTree) -> list[Any]:
     return [part for part in jax.tree.leaves(client_state, is_leaf=is_kept) if is_kept(part)]
 
 
-class _TowardsReceived(Correction):
-    """Adds λ (v - w), where w is the model that the state was made from: the received one."""
+class _towards_received(Correction):
+    """The pull λ (v - w) towards the received model w, from which v's state was made."""
 
     lam: float
 
@@ -310,24 +317,13 @@ class _TowardsReceived(Correction):
         return params
 
     def direction(
-        self,
-        gradient: PyTree,
-        params: PyTree,
-        context: Context,
-        client_state: PyTree,
-        shared_state: PyTree,
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
     ) -> PyTree:
-        def pulled(g: Array, v: Array, w: Array) -> Array:
-            return g + jnp.asarray(self.lam, v.dtype) * (v - w)
-
-        return jax.tree.map(pulled, gradient, params, client_state)
+        return jax.tree.map(
+            lambda g, v, w: g + jnp.asarray(self.lam, v.dtype) * (v - w), gradient, params, own
+        )
 
     def finish(
-        self,
-        params: PyTree,
-        context: Context,
-        client_state: PyTree,
-        shared_state: PyTree,
-        done: Done,
+        self, params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
-        return client_state, ()
+        return own, ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +21,11 @@ from fedjax_sim.base import (
     Objective,
     Part,
     PyTree,
+    Survey,
     Trained,
     Variables,
+    Wrapper,
     concrete,
-    part,
-    wrap,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
@@ -39,12 +40,12 @@ NO_SETTINGS = dict.fromkeys(
 
 
 class Mixed(NamedTuple):
-    """The state of a client of :func:`adaptive_start`.
+    """A client's state of :class:`adaptive_start`.
 
     Attributes:
-        own: θ_k, the mixed leaves as its last visit left them; None for the other leaves.
-        share: W_k, with the same shapes.
-        inner: the state of the wrapped local update.
+        own: θ_k, the mixed leaves at the end of its last visit; None for the other leaves.
+        share: W_k, of the same shapes.
+        inner: its state of the wrapped local update.
     """
 
     own: PyTree
@@ -52,35 +53,24 @@ class Mixed(NamedTuple):
     inner: PyTree
 
 
-@part
-def adaptive_start(
-    local: LocalUpdate,
-    objective: Objective,
-    leaves: Leaves,
-    *,
-    mix_lr: float = 1.0,
-    mix_share: float = 0.8,
-) -> LocalUpdate:
-    r"""Starts a local update between the received leaves and the client's last ones (FedALA).
+class adaptive_start(Wrapper):
+    r"""A local update that starts between the received leaves and the client's own last ones.
 
     .. math:: \hat w = \theta_k + W_k \odot (w_{recv} - \theta_k), \qquad
               W_k \leftarrow \bigl[\, W_k - \eta_W \nabla_W F_b(\hat w) \,\bigr]_0^1
 
-    At each visit the shares W_k are first trained for one epoch of such steps, on a newly drawn
-    contiguous block of the client's samples in their stored order; then the model is trained from
-    ŵ. The shares start at 1 and stay with the client, as do its last leaves θ_k, which start as the
-    initial model's. All other leaves are the received ones. At a client's first visit the authors
-    repeat the epoch until the loss hardly changes. For ``local``, the received model is ŵ.
+    At each visit the shares W_k first take an epoch of such steps, on a random contiguous part of
+    the client's samples in their stored order; then the model trains from ŵ. The shares start at 1
+    and stay with the client, as do its last leaves θ_k, which start as the initial model's: it
+    keeps those leaves twice. All other leaves are the received ones. At a client's first visit the
+    authors repeat the epoch until the loss hardly changes. For ``local``, ŵ is the received model.
 
     Args:
-        local: trains the model; the shares are trained with its minibatch size.
+        local: trains the model; the shares use its batch size.
         objective: F_b of the shares.
-        leaves: the leaves that are mixed, see :mod:`fedjax_sim.leaves`.
+        leaves: the mixed leaves, see :mod:`fedjax_sim.leaves`.
         mix_lr: η_W.
-        mix_share: the fraction of the samples that is used, at least one sample.
-
-    Returns:
-        The local update; its client state has the mixed leaves twice for every client.
+        mix_share: the fraction of the samples, at least one sample.
 
     Raises:
         ValueError: if mix_lr is negative or mix_share is not in (0, 1].
@@ -89,34 +79,50 @@ def adaptive_start(
     <https://github.com/TsingZ0/FedALA>, the authors' code.
     """
 
-    def wrapper(local: LocalUpdate) -> LocalUpdate:
-        start_of = adaptively_mixed(local, objective, leaves, mix_lr=mix_lr, mix_share=mix_share)
+    objective: Objective
+    leaves: Leaves
+    _: dataclasses.KW_ONLY
+    mix_lr: float = 1.0
+    mix_share: float = 0.8
 
-        def chosen(variables: Variables) -> PyTree:
-            return tree.only(leaves(variables).params, variables.params)
+    moves_start = True
 
-        def client_state(variables: Variables) -> Mixed:
-            own = chosen(variables)
-            return Mixed(own, jax.tree.map(jnp.ones_like, own), local.client_state(variables))
+    def __post_init__(self) -> None:
+        _ = self._mix  # checks the settings
 
-        def train(
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: Mixed,
-            shared_state: PyTree,
-        ) -> Trained:
-            start, share = start_of.mixed(key, variables, client, client_state)
-            trained = local.train(key, start, client, client_state.inner, shared_state)
-            kept = Mixed(chosen(trained.variables), share, trained.client_state)
-            return trained._replace(client_state=kept)
-
-        survey = local.survey and local.survey.inside(lambda kept: kept.inner)
-        return dataclasses.replace(
-            local, client_state=client_state, train=train, moves_start=True, survey=survey
+    @functools.cached_property
+    def _mix(self) -> adaptively_mixed:
+        return adaptively_mixed(
+            self.local,
+            self.objective,
+            self.leaves,
+            mix_lr=self.mix_lr,
+            mix_share=self.mix_share,
         )
 
-    return wrap(wrapper, local)
+    @property
+    def survey(self) -> Survey | None:
+        return self.local.survey and self.local.survey.inside(lambda kept: kept.inner)
+
+    def _chosen(self, variables: Variables) -> PyTree:
+        return tree.only(self.leaves(variables).params, variables.params)
+
+    def client_state(self, variables: Variables) -> Mixed:
+        own = self._chosen(variables)
+        return Mixed(own, jax.tree.map(jnp.ones_like, own), self.local.client_state(variables))
+
+    def train(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: Mixed,
+        shared_state: PyTree,
+    ) -> Trained:
+        start, share = self._mix.mixed(key, variables, client, client_state)
+        trained = self.local.train(key, start, client, client_state.inner, shared_state)
+        kept = Mixed(self._chosen(trained.variables), share, trained.client_state)
+        return trained._replace(client_state=kept)
 
 
 class adaptively_mixed(Part):

@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     concrete,
     part,
 )
+from fedjax_sim.base.parts import MOST
 from fedjax_sim.plan.seconds import NEEDS_SECONDS, uniformly
 
 CUT = 0.95
@@ -97,8 +98,8 @@ def guided(
             raise ValueError(f"{name} must be in [0, 1], got {value}")
     if concrete(penalty) and penalty < 0:
         raise ValueError(f"penalty must be at least 0, got {penalty}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
+    if not 1 <= window <= MOST:
+        raise ValueError(f"window must be in 1..{MOST}, got {window}")
 
     def init(variables: Variables, data: ClientData, execution: object) -> Known:
         clients = data.clients

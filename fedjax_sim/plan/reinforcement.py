@@ -25,6 +25,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.draws import distinct, signs
+from fedjax_sim.engine.memory import check_room
 from fedjax_sim.engine.needs import OWN_SAMPLES
 
 
@@ -144,7 +145,8 @@ def deep_q(
         A selection for models that do not outlive a round.
 
     Raises:
-        ValueError: if a number is out of range; when it starts, if the network does not fit.
+        ValueError: if a number is out of range; when it starts, if the network does not fit, or
+            the replay memory is larger than this machine's.
 
     Source: Wang et al. 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>, sections III and
     IV.
@@ -171,6 +173,8 @@ def deep_q(
 
     def init(variables: Variables, data: ClientData, execution: PerClient) -> Agent:
         clients = data.clients
+        held = f"{replay:,} times {clients + 1:,} sketches of {size:,} numbers"
+        check_room(held, 4 * replay * (clients + 1) * size)
 
         def start(variables: Variables, client: ClientView) -> Array:
             return sketch(tree.subtract(first(variables, client), variables), size)

@@ -20,9 +20,6 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
-MOST_SLOTS = 10_000_000
-"""Clients of a round, each of which has records of its own."""
-
 
 @part
 def every_round(slots: int) -> Schedule:
@@ -235,5 +232,3 @@ def _timed(schedule: Schedule, at_work: int) -> Schedule:
 def _check_slots(slots: int) -> None:
     if slots < 1:
         raise ValueError(f"clients_per_round must be at least 1, got {slots}")
-    if slots > MOST_SLOTS:
-        raise ValueError(f"clients_per_round must be at most {MOST_SLOTS}, got {slots}")

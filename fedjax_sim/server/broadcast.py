@@ -84,7 +84,9 @@ def stale(most: int) -> Broadcast:
         return Past(kept, updates)
 
     return Broadcast(
-        init=lambda variables: Past(tree.stack_copies(variables, rows), jnp.int32(0)),
+        init=lambda variables: Past(
+            tree.stack_copies(variables, rows, "max_staleness"), jnp.int32(0)
+        ),
         send=send,
         update=update,
         several=True,
