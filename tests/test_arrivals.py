@@ -465,7 +465,7 @@ BAD: dict[str, tuple[Any, str]] = {
             local(), clients_per_round=4,
             clock=clock.simulated(1, clock.bandwidth(10, 10, shared=True)),
         ),
-        r"on a link of its own, clock is simulated\(1, link=bandwidth",
+        r"without a shared uplink, clock is simulated\(1, link=bandwidth",
     ),
     "drawn steps": (
         lambda: fedbuff(local(steps=fs.local.geometric(0.2)), **TIMED),

@@ -449,7 +449,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "own clusters": (
         split_method("dynamic_clustering", cluster_limit=1.0),
-        "needs models of which",
+        "needs an exchange of the whole model",
     ),
     "trust": (split_method("fltrust"), "needs an exchange of the whole model"),
     "a server that trains": (split_method("ozdayi"), "needs an exchange of the whole model"),
