@@ -1129,8 +1129,10 @@ MUTANTS = [
     Mutant("tasks/_regression.py", "y - mean[jnp.minimum(group, groups - 1)]", "y", TASKS),
     Mutant("tasks/losses.py", "jnp.square(outputs - y", "jnp.abs(outputs - y", TASKS),
     Mutant("tasks/_multi_label.py", "predicted & actual, predicted", "right, predicted", TASKS),
-    Mutant("tasks/_next_token.py", "== y) & (y != ignore)", "== y)", TASKS),
-    Mutant("tasks/_next_token.py", "jnp.maximum(tokens(y), 1)", "jnp.float32(y.shape[1])", TASKS),
+    Mutant("tasks/_next_token.py", "== y) & (y != self.ignore)", "== y)", TASKS),
+    Mutant(
+        "tasks/_next_token.py", "jnp.maximum(self.weight(y), 1)", "jnp.float32(y.shape[1])", TASKS
+    ),
     Mutant("tasks/sums.py", "jnp.where(tree.expand(group == 0, leaf), leaf, 0)", "leaf", TASKS),
     # attacks at the command
     Mutant("cli/attacking.py", "(part, *parts.sending)", "(*parts.sending, part)", ATTACK),
@@ -1515,7 +1517,7 @@ MUTANTS = [
     Mutant("run/experiment.py", "+= window if name", "+= 0 if name", WINDOWS),
     Mutant("run/inputs.py", "_programs.pop(owner, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),
-    Mutant("run/functions.py", "counting(made.task),", "", REUSE),
+    Mutant("run/functions.py", "made.task,\n", "", REUSE),
     Mutant("run/functions.py", "made.layout, made.capacity", "made.capacity", REUSE),
     Mutant("run/functions.py", "made.capacity, made.personal", "made.personal", REUSE),
     Mutant("run/functions.py", "made.personal, made.most", "made.personal", REUSE),
@@ -1528,7 +1530,9 @@ MUTANTS = [
         "isinstance(train, int)",
         tests("ahead") + " -k=traced_once",
     ),
-    Mutant("run/scoring.py", "task.loss, task.answers", "task.answers", tests("scoring", "reuse")),
+    Mutant(
+        "run/scoring.py", "(task, execution, axes", "(execution, axes", tests("scoring", "reuse")
+    ),
     Mutant("run/scoring.py", "axes.runs, axes.sets", "axes.runs", tests("scoring")),
     Mutant("run/metrics.py", ">= examples.start[-1]", "> examples.start[-1]", tests("scoring")),
     Mutant("run/programs.py", '"finish" and not trains', '"finish"', tests("ahead")),

@@ -152,7 +152,7 @@ def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, messag
 
 def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"])
-    with pytest.raises(ValueError, match="nothing shared through the server beside the model"):
+    with pytest.raises(ValueError, match="no state shared through the server besides the model"):
         algorithm.replace(
             schedule=fs.schedule.serverless(COHORT),
             selection=fs.selection.uniform(sticky=True),

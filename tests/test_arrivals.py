@@ -453,37 +453,37 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no clock": (
         lambda: composed(fs.schedule.buffered(2, at_work=4)),
-        r"schedule buffered\(2, at_work=4\) needs devices whose seconds are known, clock is None: "
+        r"schedule buffered\(2, at_work=4\) needs a clock, clock is None: "
         r"use clock=simulated\(...\), or --clock",
     ),
     "a deadline": (
         lambda: fedbuff(local(), clients_per_round=4, clock=clock.simulated(1, deadline=3)),
-        r"schedule buffered\(1, at_work=4\) needs one whose server waits for each client by itself",
+        r"schedule buffered\(1, at_work=4\) needs a clock without a time limit for the round",
     ),
     "a shared link": (
         lambda: fedasync(
             local(), clients_per_round=4,
             clock=clock.simulated(1, clock.bandwidth(10, 10, shared=True)),
         ),
-        r"on a link of its own, clock is simulated\(1, link=bandwidth",
+        r"without a shared uplink, clock is simulated\(1, link=bandwidth",
     ),
     "drawn steps": (
         lambda: fedbuff(local(steps=fs.local.geometric(0.2)), **TIMED),
-        r"needs visits whose length is known when they begin, local is local_sgd",
+        r"needs local updates whose number of steps is known in advance, local is local_sgd",
     ),
     "an end that is not known": (
         lambda: fedbuff(local(inexactness=0.5), **TIMED),
-        r"needs visits whose length is known when they begin, local is local_sgd",
+        r"needs local updates whose number of steps is known in advance, local is local_sgd",
     ),
     "variates": (
         lambda: fedbuff(local(corrections=(fs.corrections.scaffold(),)), **TIMED),
-        r"needs nothing shared through the server beside the model, local is local_sgd",
+        r"needs no state shared through the server besides the model, local is local_sgd",
     ),
     "a selection of cohorts": (
         lambda: composed(
             fs.schedule.buffered(2, at_work=4), clock=MIXED, selection=fs.selection.everyone()
         ),
-        r"needs clients that can be drawn one by one, selection is everyone\(\): use selection=",
+        r"needs a selection that can draw clients one by one, selection is everyone\(\): use",
     ),
     "drawn models": (
         lambda: composed(
@@ -503,7 +503,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: composed(
             fs.schedule.every_round(2), preaggregation=(fs.preaggregation.discounted(),)
         ),
-        r"preaggregation discounted\(\) needs models that come with their staleness, broadcast is",
+        r"preaggregation discounted\(\) needs models tagged with their staleness, broadcast is",
     ),
     "fewer clients": (
         lambda: play(

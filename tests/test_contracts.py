@@ -1337,11 +1337,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         feddyn(server=fs.server.replace()), "needs the same alpha, server is replace(): use server",
     ),
     "FedDyn that withholds": (
-        feddyn(sending=[fs.sending.relevant_only(0.5)]), "needs honest clients that send what they",
+        feddyn(sending=[fs.sending.relevant_only(0.5)]), "needs honest clients that send their",
     ),
     "FedDyn in code": (
         feddyn(sending=[fs.sending.compressed(fs.compression.top_k(0.2))]),
-        "needs honest clients that send what they made, or fail, sending is (compressed(",
+        "needs honest clients that send their updates unchanged, or fail, sending is (compressed(",
     ),
     "FedDyn of stale models": (
         feddyn(broadcast=fs.broadcast.stale(2)), "needs the server's latest model for all, broadc",
@@ -1352,7 +1352,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "FedDyn on a clock": (
         feddyn(
             schedule=fs.schedule.buffered(4, at_work=5), clock=fs.clock.simulated(1.0),
-        ), "needs models that are the server's latest when they are sent back, schedule is buffer",
+        ), "needs no server update while clients train, schedule is buffer",
     ),
     "FedDyn from another start": (
         feddyn(
@@ -1363,7 +1363,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "FedDyn of heads": (
         feddyn(exchange=fs.exchange.split(own=fs.leaves.head(net()))),
-        "needs models of which all that clients train travels in every round, exchange is split(",
+        "needs an exchange of all trained leaves in every round, exchange is split(",
     ),
     "FedDyn of what is frozen": (
         feddyn(exchange=fs.exchange.split(frozen=fs.leaves.head(net()))),
@@ -1373,13 +1373,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         feddyn(weighting=fs.weighting.by_samples), "needs clients that count equally, weighting is",
     ),
     "FedDyn of buckets": (
-        feddyn(preaggregation=[preaggregation.bucketing()]), "needs updates and weights that noth",
+        feddyn(preaggregation=[preaggregation.bucketing()]), "needs no pre-aggregation",
     ),
     "FedADMM that withholds": (
         {
             **FEDADMM, "weighting": fs.weighting.equal,
             "sending": [fs.sending.relevant_only(0.5)],
-        }, "needs honest clients that send what they made, or fail, sending is (relevant_only(",
+        }, "needs honest clients that send their updates unchanged, or fail, sending is (relevant_",
     ),
     "FedADMM by samples": (FEDADMM, "needs clients that count equally, weighting is by_samples"),
     # One state for several models.
@@ -1398,7 +1398,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # What is read of updates must be there.
     "an ensemble of scaled models": (
         {"server": FEDDF, "preaggregation": [preaggregation.trust(update())]},
-        "needs updates that are what clients sent, however they are weighed, preaggregation is (tr",
+        "needs pre-aggregations that change only the weights, preaggregation is (tr",
     ),
     "an ensemble without a guard": (
         {"server": FEDDF, "aggregator": fs.aggregators.coordinate_median},
@@ -1414,7 +1414,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a count of buckets": (
         {"server": fs.server.participation(), "preaggregation": [preaggregation.bucketing()]},
-        "server participation() needs rows of single clients' updates, preaggregation is (bucket",
+        "server participation() needs one client's update in each row, preaggregation is (bucket",
     ),
     "FedLESAM of clusters": (
         {"local": FEDLESAM, "broadcast": IFCA}, "needs the server's latest model for all, broadcas",

@@ -292,16 +292,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a server": (
         lambda: made().replace(schedule=schedule.delayed(NODES, 3)),
-        "redistribution learned() needs models that meet no server's, schedule is delayed(7, 3): "
+        "redistribution learned() needs a schedule without a server, schedule is delayed(7, 3): "
         "use schedule=serverless(m)",
     ),
     "RADFed": (
         lambda: fs.radfed(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs models that meet no server's, schedule is delayed(4, 5)",
+        "redistribution learned() needs a schedule without a server, schedule is delayed(4, 5)",
     ),
     "phase shift": (
         lambda: fs.phase_shift(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs models that meet no server's, schedule is staggered(4, 2)",
+        "redistribution learned() needs a schedule without a server, schedule is staggered(4, 2)",
     ),
     "new clients": (
         lambda: made().replace(selection=selection.uniform()),

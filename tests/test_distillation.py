@@ -191,8 +191,8 @@ def test_traffic_is_that_of_fedavg(rooted: ClientData, net: fs.Model) -> None:
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "own layers": (
         lambda net: made(net).replace(exchange=fs.exchange.split(own=fs.leaves.head(net))),
-        "server distilled(<Model>, steps=4, lr=0.3, batch_size=20) needs models of which nothing "
-        "stays with the clients or is frozen, exchange is split(own=head(<Model>)): use "
+        "server distilled(<Model>, steps=4, lr=0.3, batch_size=20) needs an exchange of "
+        "the whole model, exchange is split(own=head(<Model>)): use "
         "exchange=everything()",
     ),
     "no server": (
@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: fs.algorithms.streaming_diloco(local_of(net), clients_per_round=4).replace(
             server=fs.server.chain(fs.server.distilled(net))
         ),
-        "server chain(distilled(<Model>)) needs models of which nothing stays with the clients",
+        "server chain(distilled(<Model>)) needs an exchange of the whole model",
     ),
     "steps": (lambda net: made(net, distill_steps=-1), "steps must be at least 0, got -1"),
     "batch": (lambda net: made(net, distill_batch_size=0), "batch_size must be at least 1, got 0"),

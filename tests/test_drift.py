@@ -638,7 +638,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "a reflection of own layers": (
         lambda net: made("fedadmm", net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
-        "needs models of which all that clients train travels in every round, exchange is split(",
+        "needs an exchange of all trained leaves in every round, exchange is split(",
     ),
     "relevance": (
         lambda net: made("cmfl", net, relevance=1.5), "relevance must be in [0, 1], got 1.5",

@@ -442,19 +442,19 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: fs.algorithms.scaffold(whole_batches(net), clients_per_round=2).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))
         ),
-        "exchange split(own=head(<Model>)) needs nothing as large as the model shared",
+        "exchange split(own=head(<Model>)) needs no state as large as the model shared",
     ),
     "clusters": (
         split_method("ifca", clusters=2),
-        "broadcast ifca(2, empirical_risk(<Model>)) needs models of which nothing stays with the "
-        "clients or is frozen, exchange is split(own=head(<Model>)): use exchange=everything()",
+        "broadcast ifca(2, empirical_risk(<Model>)) needs an exchange of the whole model, "
+        "exchange is split(own=head(<Model>)): use exchange=everything()",
     ),
     "own clusters": (
         split_method("dynamic_clustering", cluster_limit=1.0),
-        "needs models of which",
+        "needs an exchange of the whole model",
     ),
-    "trust": (split_method("fltrust"), "needs models of which nothing stays with the clients"),
-    "a server that trains": (split_method("ozdayi"), "needs models of which nothing stays"),
+    "trust": (split_method("fltrust"), "needs an exchange of the whole model"),
+    "a server that trains": (split_method("ozdayi"), "needs an exchange of the whole model"),
     "a function": (
         lambda net: fs.fedavg(whole_batches(net), clients_per_round=2).replace(
             exchange=fs.exchange.everything

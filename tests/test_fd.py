@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "outputs without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs nothing shared through the server beside the model, local is local_sgd(",
+        "needs no state shared through the server besides the model, local is local_sgd(",
     ),
 }  # fmt: skip
 

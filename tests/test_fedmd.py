@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "logits without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs nothing shared through the server beside the model, local is agreed(",
+        "needs no state shared through the server besides the model, local is agreed(",
     ),
 }
 

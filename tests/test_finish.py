@@ -182,11 +182,11 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "an attack": (
         lambda net: made(net).replace(
             sending=(fs.sending.sign_flip(np.isin(np.arange(8), [1])),)
-        ), "needs clients that send what they made, sending is (sign_flip(",
+        ), "needs clients that send their updates unchanged, sending is (sign_flip(",
     ),
     "own heads": (
         lambda net: made(net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
-        "needs models of which nothing stays with the clients or is frozen, exchange is split(",
+        "needs an exchange of the whole model, exchange is split(",
     ),
     "clusters": (
         lambda net: made(net).replace(broadcast=fs.broadcast.ifca(2, fs.empirical_risk(net))),

@@ -188,8 +188,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
     "nothing collected": (
         beside(exchange=exchange.everything()),
-        "schedule permanent(3) needs models of which the server collects a fragment in every "
-        "round, "
+        "schedule permanent(3) needs models that are exchanged in fragments, "
         "exchange is everything(): use exchange=fragments(...)",
     ),
     "models that travel": (
@@ -205,19 +204,19 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         beside(refresh=fs.refresh.drift_correction()),
         "needs models in flight that take nothing but fragments from the server, refresh is drift",
     ),
-    "codes": (beside(sending=(CODE,)), "needs clients that send what they made, sending is"),
+    "codes": (beside(sending=(CODE,)), "needs clients that send their updates unchanged"),
     "weights of updates": (
         beside(preaggregation=(fs.preaggregation.trust(local_of(fs.models.logistic((6,), 3))),)),
-        "needs updates and weights that nothing changes, preaggregation is",
+        "needs no pre-aggregation, preaggregation is",
     ),
     "variates": (
         lambda net: fs.algorithms.scaffold(local_of(net), clients_per_round=3).replace(
             exchange=exchange.fragments(leaves.named("*"))
-        ), "exchange fragments(named('*')) needs nothing shared through the server",
+        ), "exchange fragments(named('*')) needs no state shared through the server",
     ),
     "whole models": (
         beside(server=server.train_on_root(local_of(fs.models.logistic((6,), 3)))),
-        "needs models of which nothing stays with the clients or is frozen, exchange is fragments(",
+        "needs an exchange of the whole model, exchange is fragments(",
     ),
 }  # fmt: skip
 

@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             buffer_size=2,
             clock=fs.clock.simulated(1),
         ),
-        "needs visits whose length is known when they begin, local is boosted(",
+        "needs local updates whose number of steps is known in advance, local is boosted(",
     ),
     "a server that would keep the median": (
         lambda model: fs.server.train_on_root(boosted(model, 4).parts.local).init(

@@ -815,8 +815,8 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "fednova of heavy ball, untold": (lambda: told(on_bowls(momentum=0.5)), f"{SGD}), local is"),
     "fednova's screen with momentum that goes on": (
         lambda: on_the_go(preaggregation=(nova(lr=0.05, momentum=0.5),)),
-        "preaggregation normalise(0.05, momentum=0.5) needs an optimiser that starts afresh at "
-        "every visit, of whose steps it knows the length, local is local_sgd(",
+        "preaggregation normalise(0.05, momentum=0.5) needs a local optimiser that is reset "
+        "at every visit, local is local_sgd(",
     ),
     "fedcm's momentum beside one that goes on": (
         lambda: on_the_go(
@@ -825,7 +825,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
                 corrections=(corrections.client_momentum(0.1, 0.05, momentum=0.5),),
             )
         ),
-        "needs an optimiser that starts afresh at every visit",
+        "needs a local optimiser that is reset at every visit",
     ),
     "fednova of Nesterov's momentum": (
         lambda: told(by(optax.sgd(0.05, momentum=0.5, nesterov=True)), momentum=0.5),

@@ -349,7 +349,7 @@ stands for a clock, see tests/test_arrivals.py."""
 
 
 ALL_COME = {
-    "scaffnew": "clients of which none is lost, asleep or late",
+    "scaffnew": "clients that are never lost, asleep or late",
     "streaming_diloco": "models without fragments",
 }
 """Methods that a clock must not keep a client from, and what their rejection says."""

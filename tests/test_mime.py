@@ -163,17 +163,17 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "beta": (lambda net: fs.corrections.mime(1.0), "beta must be in [0, 1), got 1.0"),
     "a code": (
         lambda net: mime(net).replace(sending=(fs.sending.clip_norm(1.0),)),
-        "corrections=(mime(0.6),)) needs clients that send what they made, sending is (clip_norm",
+        "corrections=(mime(0.6),)) needs clients that send their updates unchanged, sending is (cl",
     ),
     "an attack": (
         lambda net: mime(net).replace(sending=(fs.sending.sign_flip(np.ones(8, bool)),)),
-        "needs clients that send what they made, sending is (sign_flip(",
+        "needs clients that send their updates unchanged, sending is (sign_flip(",
     ),
     "privacy": (
         lambda net: mime(net, equal_weights=True).replace(
             preaggregation=(fs.preaggregation.gaussian_mechanism(1.0, 1.0, COHORT),)
         ),
-        "needs nothing shared through the server beside the model, local is local_sgd(",
+        "needs no state shared through the server besides the model, local is local_sgd(",
     ),
     "in flight": (
         lambda net: mime(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),

@@ -368,7 +368,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made("fedala", net).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))
         ),
-        "needs models of which nothing stays with the clients or is frozen, exchange is split(own=",
+        "needs an exchange of the whole model, exchange is split(own=",
     ),
     "no companion": (
         lambda net: without_companion(local_of(net)),

@@ -708,7 +708,7 @@ def risk(*_: Any) -> Any:
 
 STICKY = selection.uniform(sticky=True)
 DP = "preaggregation gaussian_mechanism(1.0, 0.5, 6) needs "
-SHARED = DP + "nothing shared through the server beside the model, local is local_sgd("
+SHARED = DP + "no state shared through the server besides the model, local is local_sgd("
 FOR_ALL = DP + "the server's latest model for all, broadcast is "
 ONE_VISIT = DP + "models that return in the round in which they left, schedule is "
 LAST = DP + "to be the last pre-aggregation, after parts that read no reports, preaggregation is ("
@@ -758,7 +758,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.algorithms.gossip(flat(), clients_per_round=6).replace(
             preaggregation=(mechanism(),)
         ),
-        "schedule serverless(6) needs updates and weights that nothing changes, preaggregation is "
+        "schedule serverless(6) needs no pre-aggregation, preaggregation is "
         "(gaussian_mechanism(1.0, 0.5, 6),)",
     ),
     "variates": (
@@ -772,7 +772,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     "momenta": (lambda: with_noise(flat().change(optimizer_state="average")), SHARED),
     "a named method's": (
         lambda: private(flat().change(optimizer_state="average"), clients_per_round=6),
-        "needs nothing shared through the server beside the model, local is local_sgd(",
+        "needs no state shared through the server besides the model, local is local_sgd(",
     ),
     "a draw by reports": (
         lambda: with_noise(selection=selection.importance(risk, initial="ones")),
@@ -829,11 +829,11 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "rows of many clients": (
         lambda: with_noise(preaggregation=(preaggregation.bucketing(), mechanism())),
-        f"{DP}rows of single clients' updates, preaggregation is (bucketing(), gaussian_mechanism(",
+        f"{DP}one client's update in each row, preaggregation is (bucketing(), gaussian_mechanism(",
     ),
     "copies of another client's update": (
         lambda: with_noise(sending=(sending.mimic(np.arange(N) < 2),)),
-        f"{DP}clients that send without looking at what others send, sending is (mimic(bool[8]),)",
+        f"{DP}messages that do not depend on other clients' messages, sending is (mimic(bool[8]),)",
     ),
     "other clients' samples": (lambda: with_noise(flat().change(peers=True)), PEERS),
     "of a named method": (

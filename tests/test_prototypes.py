@@ -147,14 +147,14 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "a variate": (
         lambda net: made(net, local_of(net, corrections=(fs.corrections.scaffold(),))),
-        "exchange nothing() needs nothing as large as the model shared through the server",
+        "exchange nothing() needs no state as large as the model shared through the server",
     ),
     "a momentum": (
         lambda net: fs.fedavg(
             local_of(net, optimizer_state="average").change(optimizer=optax.adam(0.1)),
             clients_per_round=2,
         ).replace(exchange=exchange.split(own=fs.leaves.head(net))),
-        "needs nothing as large as the model shared through the server beside it",
+        "needs no state as large as the model shared through the server",
     ),
     "a code": (
         lambda net: made(net).replace(
@@ -171,11 +171,11 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "weights of updates": (
         lambda net: made(net).replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "exchange nothing() needs updates and weights that nothing changes, preaggregation is",
+        "exchange nothing() needs no pre-aggregation, preaggregation is",
     ),
     "prototypes without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs nothing shared through the server beside the model, local is local_sgd(",
+        "needs no state shared through the server besides the model, local is local_sgd(",
     ),
 }  # fmt: skip
 

@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a server": (
         lambda: pushed(SHARES, schedule=schedule.delayed(NODES, 2)),
-        "needs models that meet no server's, schedule is delayed(6, 2): use schedule=serverless(m)",
+        "needs a schedule without a server, schedule is delayed(6, 2): use schedule=serverless(m)",
     ),
     "clients that change": (
         lambda: pushed(SHARES, selection=selection.uniform()),

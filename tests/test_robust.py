@@ -972,7 +972,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(LOCAL, clients_per_round=10).replace(preaggregation=(NNM,)),
-        "schedule serverless(10) needs updates and weights that nothing changes, "
+        "schedule serverless(10) needs no pre-aggregation, "
         "preaggregation is (nearest_neighbour_mixing(),)",
     ),
     "reports of rows that are mixtures": (

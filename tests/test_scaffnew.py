@@ -173,11 +173,11 @@ FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
     ),
     "a code": (
         lambda a: a.replace(sending=(fs.sending.clip_norm(1.0),)),
-        "needs clients that send what they made, sending is (clip_norm(1.0),): use sending=()",
+        "needs clients that send their updates unchanged, sending is (clip_norm(1.0),): use sendin",
     ),
     "buckets": (
         lambda a: a.replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "needs updates and weights that nothing changes, preaggregation is (bucketing(),): use",
+        "needs no pre-aggregation, preaggregation is (bucketing(),): use",
     ),
     "in flight": (
         lambda a: a.replace(schedule=fs.schedule.delayed(N, 2)),

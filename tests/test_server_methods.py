@@ -904,7 +904,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "staleness of models without": (
         lambda: together(preaggregation=(preaggregation.staleness(0.5),)),
-        "preaggregation staleness(0.5) needs models that come with their staleness, broadcast is "
+        "preaggregation staleness(0.5) needs models tagged with their staleness, broadcast is "
         "latest(): use broadcast=stale(most)",
     ),
     "staleness of models that visited several": (
@@ -916,7 +916,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "clusters taken where there are none": (
         lambda: together(diagnostics={"taken": clustering.models_taken()}),
-        "diagnostics['taken'] models_taken() needs models that come with their cluster, broadcast "
+        "diagnostics['taken'] models_taken() needs models tagged with their cluster, broadcast "
         "is latest(): use broadcast=ifca(clusters, objective)",
     ),
     "q-FFL told of another rate": (
@@ -937,20 +937,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "variates that no server holds": (
         lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),
-        "schedule serverless(6) needs nothing shared through the server beside the model, local is "
-        "local_sgd(empirical_risk(<Model>), <optax>, corrections=(scaffold(),)): use local_sgd",
+        "schedule serverless(6) needs no state shared through the server besides the model, local "
+        "is local_sgd(empirical_risk(<Model>), <optax>, corrections=(scaffold(),)): use local_sgd",
     ),
     "a μ that no server holds": (
         lambda: gossip(
             any_local(corrections=(corrections.adaptive_proximal(),)), clients_per_round=6
         ),
-        "schedule serverless(6) needs nothing shared through the server beside the model, local is",
+        "schedule serverless(6) needs no state shared through the server besides the model, local ",
     ),
     "momenta that no server averages": (
         lambda: gossip(
             of_sgd(0.1, momentum=0.9).change(optimizer_state="average"), clients_per_round=6
         ),
-        "schedule serverless(6) needs nothing shared through the server beside the model, local is",
+        "schedule serverless(6) needs no state shared through the server besides the model, local ",
     ),
     "a rule that no node follows": (
         lambda: together(**STICKY, aggregator=fs.aggregators.coordinate_median),
@@ -958,7 +958,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a pre-aggregation that no node does": (
         lambda: together(**STICKY, preaggregation=(preaggregation.q_fair(1, 0.1),)),
-        "schedule serverless(6) needs updates and weights that nothing changes, preaggregation is "
+        "schedule serverless(6) needs no pre-aggregation, preaggregation is "
         "(q_fair(1, 0.1),): use preaggregation=()",
     ),
     "a server that is not there": (

@@ -132,5 +132,5 @@ def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"])
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
         algorithm.replace(schedule=fs.schedule.delayed(COHORT, 2))
-    with pytest.raises(ValueError, match="needs clients that send what they made"):
+    with pytest.raises(ValueError, match="needs clients that send their updates unchanged"):
         algorithm.replace(sending=(fs.sending.sign_flip(np.arange(8) < 2),))

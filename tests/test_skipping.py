@@ -108,8 +108,8 @@ REFUSED = {
     "radfed": "models that return in the round in which they left, schedule is ",
     "phase_shift": "models that return in the round in which they left, schedule is ",
     "gossip": "models that return in the round in which they left, schedule is ",
-    "scaffold": "nothing shared through the server beside the model, local is ",
-    "qffl": "updates and weights that nothing changes by the clients' losses, preaggregation is ",
+    "scaffold": "no state shared through the server besides the model, local is ",
+    "qffl": "pre-aggregations that do not read the clients' losses, preaggregation is ",
     "scaffnew": "--on-nan skip-client: ",
 }
 
@@ -127,7 +127,7 @@ def test_where_a_client_cannot_be_skipped_it_is_refused(name: str) -> None:
 
 def test_the_compositions_that_lose_count_are_refused() -> None:
     algorithm = fs.fedavg(local(), clients_per_round=2)
-    with pytest.raises(ValueError, match=r"finite_only\(\) needs no other part by which clients"):
+    with pytest.raises(ValueError, match=r"finite_only\(\) needs no other part that withholds"):
         algorithm.replace(sending=[FINITE(), FINITE()])
     told = fs.selection.importance(lambda variables, client: jnp.float32(1))
     with pytest.raises(ValueError, match=r"finite_only\(\) needs clients that report no numbers"):

@@ -88,23 +88,18 @@ from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
 from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
-    Answers,
-    CheckTargets,
     Metric,
-    OutputShape,
     SampleWeight,
-    ScoresOf,
     Sums,
-    SumsOf,
     Task,
     for_classes,
+    with_loss,
 )
 from fedjax_sim.base.train import Train, Trained, TrainInSteps, and_then
 
 __all__ = [
     "Accompanied",
     "Aggregator",
-    "Answers",
     "AnyRedistribution",
     "Array",
     "Ask",
@@ -112,7 +107,6 @@ __all__ = [
     "Availability",
     "Batch",
     "Broadcast",
-    "CheckTargets",
     "ClientData",
     "ClientView",
     "Clock",
@@ -154,7 +148,6 @@ __all__ = [
     "Objective",
     "Origin",
     "Outlook",
-    "OutputShape",
     "Part",
     "Participation",
     "PerClient",
@@ -167,7 +160,6 @@ __all__ = [
     "Refresh",
     "SampleWeight",
     "Schedule",
-    "ScoresOf",
     "Selection",
     "SelectionNext",
     "SelectionSee",
@@ -181,7 +173,6 @@ __all__ = [
     "Shared",
     "Slots",
     "Sums",
-    "SumsOf",
     "Survey",
     "Task",
     "Tell",
@@ -202,6 +193,7 @@ __all__ = [
     "part",
     "plain_sgd",
     "shown",
+    "with_loss",
     "with_origin",
     "written_arguments",
 ]

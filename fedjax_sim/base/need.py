@@ -1,4 +1,4 @@
-"""What a part needs of the others, so that ``compose`` can refuse what does not fit."""
+"""Requirements of one part on another, checked by ``compose``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 
 
 class Need(NamedTuple):
-    """What a part needs of another one.
+    """A requirement of one part on another.
+
+    ``met`` asks what the other part promises, never how it is called: a user's part that makes the
+    same promise fits as well.
 
     Attributes:
-        role: of the other part, as a keyword of ``compose``.
-        what: what it must be, in words: "the plain mean".
-        met: whether the parts (:class:`fedjax_sim.round.Parts`) are so.
-        instead: what would work, as it is written: "aggregator=mean".
+        role: the role of the other part, as a keyword of ``compose``.
+        what: what is required, in words: "the plain mean".
+        met: whether the parts (:class:`fedjax_sim.round.Parts`) meet it.
+        instead: what to write instead: "aggregator=mean".
     """
 
     role: str

@@ -59,12 +59,9 @@ class Part:
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes a frozen dataclass of every subclass."""
         super().__init_subclass__(**options)
-        # A setting may have the name of a role's property, which must not become its default.
-        hidden = [
-            name
-            for name in inspect.get_annotations(cls)
-            if name not in vars(cls) and isinstance(getattr(cls, name, None), property)
-        ]
+        # A setting may have the name of a role's hook, which must not become its default.
+        known = {*vars(cls), *getattr(cls, "__dataclass_fields__", ())}
+        hidden = [n for n in inspect.get_annotations(cls) if n not in known and hasattr(cls, n)]
         for name in hidden:
             setattr(cls, name, dataclasses.field())
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)

@@ -1,4 +1,4 @@
-"""What a client sends: a wrapper of one client's message, or of the stack of all."""
+"""Changes of what clients send, one by one or all together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedjax_sim.base.parts import Part
 
 
 class Sent(NamedTuple):
-    """What leaves one client.
+    """One client's upload.
 
     Attributes:
         update: what the receiver adds to the model that it knows the client received.
-        message: what is sent beside it: the change of a control variate, say; () for nothing.
-        kept: what the client keeps for the next time.
-        present: ``bool[]``, whether anything is sent at all.
+        message: what is sent along with it, such as the change of a control variate; () if nothing.
+        kept: the client's new state.
+        present: ``bool[]``, whether anything is sent.
     """
 
     update: Variables
@@ -52,7 +52,7 @@ class Sending(Part):
             key: the client's key for this round and part.
             kept: the client's state.
             update: the trained model minus the received model.
-            message: what is sent beside the model.
+            message: what is sent along with the model.
             client: ``int32[]``, k.
         """
         return Sent(update, message, kept)
@@ -87,7 +87,7 @@ class Sending(Part):
 
     @property
     def messages(self) -> bool:
-        """Whether it also acts on what is sent beside the model."""
+        """Whether it also changes the message sent along with the model."""
         return False
 
     @property

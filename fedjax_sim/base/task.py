@@ -1,7 +1,8 @@
-"""What is learnt: the kind of targets, their loss and their scores."""
+"""The kind of targets, their loss and their scores."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -10,17 +11,17 @@ from numpy.typing import NDArray
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.brief import brief_fields
 from fedjax_sim.base.model import LossFn
-from fedjax_sim.base.parts import Origin, shown
+from fedjax_sim.base.parts import Part
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Metric(NamedTuple):
-    """How a score is read.
+    """How to read a score.
 
     Attributes:
-        best: which value is the best.
-        percent: whether it is a share, which tables and pictures show in percent.
+        best: whether the highest or the lowest value is best.
+        percent: whether it is a fraction, which tables and figures show in percent.
     """
 
     best: Literal["highest", "lowest"] = "highest"
@@ -28,12 +29,12 @@ class Metric(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the scores of G groups of samples are made of.
+    """Sums over G groups of samples, from which scores are computed.
 
     Attributes:
-        loss: ``f32[G]``, the loss of every sample times its weight.
-        weight: ``[G]``, the weights: how many samples, or tokens.
-        own: the task's, what its ``sums`` gives.
+        loss: ``f32[G]``, the sum of loss times weight.
+        weight: ``[G]``, the sum of weights: the number of samples, or of tokens.
+        own: what ``Task.sums`` returns.
     """
 
     loss: Any
@@ -44,32 +45,40 @@ class Sums(NamedTuple):
         return brief_fields(self)
 
 
-class OutputShape(Protocol):
-    """The shape of a model's output for one sample."""
+class SampleWeight(Protocol):
+    """Weights samples in the mean loss of a set."""
 
-    def __call__(self, target: tuple[int, ...], /) -> tuple[int, ...]:
-        """``target`` is the shape of one sample's y, which ``check`` has accepted."""
-
-
-class CheckTargets(Protocol):
-    """Refuses targets that the task does not have."""
-
-    def __call__(self, name: str, y: Any, /) -> None:
-        """Raises ValueError, which begins with ``name``, if ``y [n, ...]`` does not fit."""
+    def __call__(self, y: Array, /) -> Array:
+        """Returns weights, ``[n, *target]`` -> ``[n]``."""
 
 
-class Answers(Protocol):
-    """What is kept of every sample until all are known."""
+class Task(Part):
+    """The kind of targets, their loss and their scores, as in :mod:`fedjax_sim.tasks`."""
 
-    def __call__(self, outputs: Array, y: Array, /) -> PyTree:
-        """``[B, *output]``, ``[B, *target]`` -> leaves ``[B, ...]``."""
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that a model needs."""
+        raise NotImplementedError
 
+    def loss(self, outputs: Array, y: Array, /) -> Array:
+        """Returns the loss of each sample, ``[B, *output]``, ``[B, *target]`` -> ``f32[B]``."""
+        raise NotImplementedError
 
-class SumsOf(Protocol):
-    """Reduces what was kept of the samples of each group."""
+    def shape(self, target: tuple[int, ...], /) -> tuple[int, ...]:
+        """Returns the shape of the output for one sample whose y has the shape ``target``."""
+        return (self.outputs,)
 
-    def __call__(self, answers: PyTree, y: Array, group: Array, groups: int, /) -> PyTree:
-        """Returns leaves ``[G, ...]``.
+    def check(self, name: str, y: Any, /) -> None:
+        """Raises ValueError, beginning with ``name``, if targets ``y [n, ...]`` do not fit."""
+
+    def answers(self, outputs: Array, y: Array, /) -> PyTree:
+        """Returns what is stored per sample until ``sums``: leaves ``[B, ...]``."""
+        raise NotImplementedError
+
+    def sums(self, answers: PyTree, y: Array, group: Array, groups: int, /) -> PyTree:
+        """Returns sums over the samples of each group, leaves ``[G, ...]``.
+
+        All samples together are one group, and so are the samples of each client.
 
         Args:
             answers: leaves ``[n, ...]``.
@@ -77,65 +86,66 @@ class SumsOf(Protocol):
             group: ``int32[n]``, from 0; samples of groups from G on are not counted.
             groups: G.
         """
+        raise NotImplementedError
+
+    def scores(self, sums: Sums, /) -> Mapping[str, NDArray[Any]]:
+        """Returns scores ``f64[...]`` by name, NaN if unknown, for NumPy leaves ``[..., *]``."""
+        raise NotImplementedError
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """How to read each score; the mean loss is a score of every task and not listed."""
+        raise NotImplementedError
+
+    @property
+    def score(self) -> str:
+        """The leading score, which tables show and which selects the best round."""
+        return next(iter(self.metrics))
+
+    @property
+    def on_request(self) -> Mapping[str, Task]:
+        """The scores that are not computed by default, each with the task that computes it."""
+        return {}
+
+    @property
+    def classes(self) -> int | None:
+        """M, if y are class labels, ``int32[n]``; else None."""
+        return None
+
+    @property
+    def weight(self) -> SampleWeight | None:
+        """Weights samples in the mean loss of a set; None: all count equally."""
+        return None
+
+    @property
+    def most(self) -> int | None:
+        """The largest number of samples that it can count; None: any number."""
+        return None
 
 
-class ScoresOf(Protocol):
-    """Makes scores of sums."""
+class with_loss(Task):
+    """A task with another loss in the scores.
 
-    def __call__(self, sums: Sums, /) -> Mapping[str, NDArray[Any]]:
-        """NumPy leaves ``[..., *]``, any leading axes -> ``f64[...]`` by name, NaN if unknown."""
-
-
-class SampleWeight(Protocol):
-    """How much each sample counts in the mean loss of a set."""
-
-    def __call__(self, y: Array, /) -> Array:
-        """``[n, *target]`` -> ``[n]``."""
-
-
-class Task(NamedTuple):
-    """What y is, and what a model's outputs are scored by; :mod:`fedjax_sim.tasks` makes them.
-
-    Attributes:
-        name: what messages call it if it has no origin.
-        outputs: the number of outputs that a model's factory is asked for.
-        loss: of each sample.
-        shape: of the outputs.
-        check: of the targets.
-        answers: what is kept of a sample.
-        sums: what becomes of that, by group: all samples are one group, and so are each client's.
-        scores: what is read off the sums; the mean loss is a score of every task.
-        metrics: how each score is read.
-        score: the one that leads: tables show it, and the best round is chosen by it.
-        classes: M, if y are class labels, ``int32[n]``; else None.
-        weight: of each sample in the mean loss of a set; None: all count alike.
-        most: samples of a set that it can count; None: any number.
-        origin: the call that made it.
+    Args:
+        task: the task.
+        loss: the loss of each sample.
     """
 
-    name: str
-    outputs: int
+    task: Task
     loss: LossFn
-    shape: OutputShape
-    check: CheckTargets
-    answers: Answers
-    sums: SumsOf
-    scores: ScoresOf
-    metrics: Mapping[str, Metric]
-    score: str
-    classes: int | None = None
-    weight: SampleWeight | None = None
-    most: int | None = None
-    origin: Origin | None = None
 
     def __repr__(self) -> str:
-        return self.name if self.origin is None else shown(self)
+        return repr(self.task)
+
+
+for _hook in {name for name in vars(Task) if name[0] != "_"} - {"loss"}:
+    setattr(with_loss, _hook, property(operator.attrgetter(f"task.{_hook}")))
 
 
 def for_classes(factory: _F) -> _F:
-    """Marks a function that makes a part which reads class labels; put it below ``@part``.
+    """Marks a part that reads class labels; put it above its class, or below ``@part``.
 
-    A run of another task with such a part is refused.
+    A run of another task with such a part is rejected.
     """
     factory.for_classes = True  # type: ignore[attr-defined]
     return factory

@@ -48,7 +48,7 @@ def read_targets(
         return as_targets(y, samples), inferred, names
     if task == "regression":
         converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
-        inferred = regression(1 if y.ndim == 1 else y.shape[1])
+        inferred: Task = regression(1 if y.ndim == 1 else y.shape[1])
     elif task == "multi_label":
         if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What parts may need of one another, and the line that refuses what does not fit."""
+"""Needs that parts may have of other parts, each checked by what those promise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLIGHT = Need(
 )
 SERVERLESS = Need(
     "schedule",
-    "models that meet no server's",
+    "a schedule without a server",
     lambda parts: parts.schedule.serverless,
     "schedule=serverless(m)",
 )
@@ -59,9 +59,9 @@ PLAIN_SERVER = Need(
 )
 NOTHING_SHARED = Need(
     "local",
-    "nothing shared through the server beside the model",
+    "no state shared through the server besides the model",
     lambda parts: not shares(parts.local),
-    "local_sgd without scaffold, adaptive_proximal, a momentum of the server's, shared=... and "
+    "local_sgd without scaffold, adaptive_proximal, server momentum, shared=... and "
     "optimizer_state='average'",
 )
 NOTHING_AFTER = Need(
@@ -82,19 +82,19 @@ NOTHING_TOLD = Need(
 )
 NO_WEIGHTS_SHARED = Need(
     "local",
-    "nothing as large as the model shared through the server beside it",
+    "no state as large as the model shared through the server",
     lambda parts: not shares(parts.local, weights=True),
-    "local_sgd without scaffold, a momentum of the server's and optimizer_state='average'",
+    "local_sgd without scaffold, server momentum and optimizer_state='average'",
 )
 OWN_ROWS = Need(
     "preaggregation",
-    "rows of single clients' updates",
+    "one client's update in each row",
     lambda parts: all(part.mixes is None for part in parts.preaggregation),
     "preaggregation without nearest_neighbour_mixing and bucketing",
 )
 APART = Need(
     "sending",
-    "clients that send without looking at what others send",
+    "messages that do not depend on other clients' messages",
     lambda parts: all(part.together is None for part in parts.sending),
     "sending without alie, ipm, mimic and optimised",
 )
@@ -106,7 +106,7 @@ OWN_SAMPLES = Need(
 )
 WHOLE_MODEL = Need(
     "exchange",
-    "models of which nothing stays with the clients or is frozen",
+    "an exchange of the whole model",
     lambda parts: (
         parts.exchange.own is None
         and parts.exchange.frozen is None
@@ -116,7 +116,7 @@ WHOLE_MODEL = Need(
 )
 ALL_TRAVELS = Need(
     "exchange",
-    "models of which all that clients train travels in every round",
+    "an exchange of all trained leaves in every round",
     lambda parts: (
         parts.exchange.own is None
         and not parts.exchange.fragments
@@ -132,13 +132,13 @@ A_MODEL_SENT = Need(
 )
 IN_FRAGMENTS = Need(
     "exchange",
-    "models of which the server collects a fragment in every round",
+    "models that are exchanged in fragments",
     lambda parts: bool(parts.exchange.fragments),
     "exchange=fragments(...)",
 )
 CLOCK = Need(
     "clock",
-    "devices whose seconds are known",
+    "a clock",
     lambda parts: parts.clock is not None,
     "clock=simulated(...), or --clock",
 )
@@ -150,13 +150,13 @@ EVERYONE = Need(
 )
 AS_IT_IS = Need(
     "sending",
-    "clients that send what they made",
+    "clients that send their updates unchanged",
     lambda parts: not parts.sending,
     "sending=()",
 )
 AS_HONEST = Need(
     "sending",
-    "honest clients that send what they made, or fail",
+    "honest clients that send their updates unchanged, or fail",
     lambda parts: all(part.forges or part.screens for part in parts.sending),
     "sending=() or attacks",
 )
@@ -164,23 +164,23 @@ FROM_RECEIVED = Need(
     "local",
     "clients that train from the model that they received",
     lambda parts: not parts.local.moves_start,
-    "local_sgd without adaptive_start, agreed and in_turn around it",
+    "local_sgd without the wrappers adaptive_start, agreed and in_turn",
 )
 UNCHANGED = Need(
     "preaggregation",
-    "updates and weights that nothing changes",
+    "no pre-aggregation",
     lambda parts: not parts.preaggregation,
     "preaggregation=()",
 )
 NO_LOSS_READ = Need(
     "preaggregation",
-    "updates and weights that nothing changes by the clients' losses",
+    "pre-aggregations that do not read the clients' losses",
     lambda parts: all({*part.reads} <= {"steps"} for part in parts.preaggregation),
     "preaggregation without q_fair and agnostic",
 )
 ONE_WITHHOLDS = Need(
     "sending",
-    "no other part by which clients send nothing",
+    "no other part that withholds updates",
     lambda parts: sum(part.withholds for part in parts.sending) == 1,
     "one of them",
 )
@@ -198,47 +198,47 @@ NOT_REFLECTED = Need(
 )
 ONLY_WEIGHED = Need(
     "preaggregation",
-    "updates that are what clients sent, however they are weighed",
+    "pre-aggregations that change only the weights",
     lambda parts: all(part.weighs for part in parts.preaggregation),
     "preaggregation=(), discrepancy, agnostic or suspicion",
 )
 NOBODY_LOST = Need(
     "clock",
-    "clients of which none is lost, asleep or late",
+    "clients that are never lost, asleep or late",
     lambda parts: parts.clock is None or not parts.clock.loses,
-    "clock=None, or one without available, failures, deadline and first",
+    "clock=None, or a clock without available, failures, deadline and first",
 )
 STALENESS = Need(
     "broadcast",
-    "models that come with their staleness",
+    "models tagged with their staleness",
     lambda parts: parts.broadcast.tags == "staleness" or parts.schedule.at_work is not None,
     "broadcast=stale(most), or schedule=buffered(...) on a clock",
 )
 NO_ROUND_TIMED = Need(
     "clock",
-    "one whose server waits for each client by itself, on a link of its own",
+    "a clock without a time limit for the round and without a shared uplink",
     lambda parts: (
         parts.clock.deadline is None
         and parts.clock.first is None
         and (parts.clock.link is None or not parts.clock.link.shared)
     ),
-    "one without deadline, first and a shared uplink",
+    "a clock without deadline, first and a shared uplink",
 )
 ONE_BY_ONE = Need(
     "selection",
-    "clients that can be drawn one by one",
+    "a selection that can draw clients one by one",
     lambda parts: parts.selection.another is not None,
     "selection=uniform()",
 )
 KNOWN_STEPS = Need(
     "local",
-    "visits whose length is known when they begin",
+    "local updates whose number of steps is known in advance",
     lambda parts: parts.local.known,
-    "local_sgd without inexactness, until and drawn steps",
+    "local_sgd without inexactness, until and random steps",
 )
 CLUSTER = Need(
     "broadcast",
-    "models that come with their cluster",
+    "models tagged with their cluster",
     lambda parts: parts.broadcast.tags == "cluster",
     "broadcast=ifca(clusters, objective)",
 )
@@ -247,7 +247,7 @@ MIRROR = (
     NO_FLIGHT,
     Need(
         "schedule",
-        "models that are the server's latest when they are sent back",
+        "no server update while clients train",
         lambda parts: parts.schedule.at_work is None,
         "schedule=every_round(m)",
     ),
@@ -258,52 +258,52 @@ MIRROR = (
     EQUAL_WEIGHTS,
     UNCHANGED,
 )
-"""Of a part by which the server follows what clients keep, and knows of it by their updates alone:
-FedDyn's h, which is the mean of all h_k. What is withheld, coded, weighed, stale or measured from
-another start at one end would be missing at the other, in every round that follows."""
+"""The needs of a server whose state mirrors what clients keep, reconstructed from their updates
+alone: FedDyn's h, the mean of all h_k. An update that is withheld, coded, weighted, stale or
+measured from another start would make the two differ in every later round."""
 
 ASKED = (
     NO_FLIGHT,
     ONE_MODEL,
     Need(
         "server",
-        "models that are sent as they are, whenever a client had its last",
+        "a server model that is sent uncompressed",
         lambda parts: parts.server.download_bytes is None,
         "a server without compress_server",
     ),
 )
-"""Of a selection that sends the model to clients and asks them about it."""
+"""The needs of a selection that sends the model to clients and polls them about it."""
 
 FRESH = Need(
     "local",
-    "an optimiser that starts afresh at every visit, of whose steps it knows the length",
+    "a local optimiser that is reset at every visit",
     lambda parts: parts.local.fresh,
     "optimizer_state='reset'",
 )
 
 
 def _equal(weighting: Callable[..., Any]) -> bool:
-    """Whether two models count alike of which the numbers of samples differ."""
+    """Returns whether two models with different numbers of samples have equal weights."""
     with jax.ensure_compile_time_eval():
         given = weighting(jnp.array([1, 40]), jnp.array([2, 90]))
     return not concrete(given) or bool(np.ptp(np.asarray(given)) == 0)
 
 
 def collected(parts: Any) -> int:
-    """The fewest slots that the server collects together."""
+    """Returns the smallest number of slots that the server collects together."""
     if parts.exchange.fragments:
         return len(parts.schedule.group)
     return min(parts.schedule.group_sizes)
 
 
 def awaited(parts: Any) -> int:
-    """The most models of those :func:`collected` that the server waits for."""
+    """Returns the largest number of models that the server waits for."""
     first = None if parts.clock is None else parts.clock.first
     return collected(parts) if first is None else min(first, collected(parts))
 
 
 def meeting(parts: Any) -> int:
-    """The rows that the aggregator meets if no client is lost: models awaited, or mixtures."""
+    """Returns the number of rows that the aggregator gets if no client is lost, after mixing."""
     rows = awaited(parts)
     for part in parts.preaggregation:
         rows = rows if part.mixes is None else part.mixes(rows)
@@ -311,18 +311,18 @@ def meeting(parts: Any) -> int:
 
 
 def shares(local: Any, *, weights: bool = False) -> bool:
-    """Whether a local update shares anything through the server, seen on a model of one weight.
+    """Returns whether a local update has shared state, found on a model of one weight.
 
     Args:
         local: the local update.
-        weights: whether it must be as large as the model, as a control variate is: larger on a
-            model of two weights.
+        weights: whether only state as large as the model counts, such as a control variate: it is
+            larger for a model of two weights.
     """
     if local.survey is not None:
         return True
     one, two = (Variables({"w": jax.ShapeDtypeStruct((n,), jnp.float32)}, {}) for n in (1, 2))
     try:
         first, second = (jax.eval_shape(local.shared_state, model) for model in (one, two))
-    except Exception:  # a user's own, which looks for names: the state is checked when it starts
+    except Exception:  # it looks for names of leaves: the state is checked when a run starts
         return False
     return bool(first != second if weights else jax.tree.leaves(first))

@@ -28,7 +28,6 @@ from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.inputs import shared
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.metrics import Counts, count_own, own_answers
-from fedjax_sim.run.scoring import counting
 from fedjax_sim.run.stages import Run, Unscored
 from fedjax_sim.run.varied import Varied
 
@@ -241,7 +240,7 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
     key = (
         made.algorithm.parts.execution,
         made.model,
-        counting(made.task),
+        made.task,
         (made.axes.runs, tuple(axes), structure),
         (made.layout, made.capacity, made.personal, made.most, made.varied),
     )

@@ -42,12 +42,4 @@ def scoring(apply: ModelApply, task: Task, execution: Execution, axes: RunAxes) 
         whole = execution.replicated
         return jax.jit(score_all, in_shardings=whole, out_shardings=whole)
 
-    return shared(apply, (counting(task), execution, axes.runs, axes.sets), make)
-
-
-def counting(task: Task) -> tuple[Any, ...]:
-    """What of a task decides the counts, as a part of a key.
-
-    Not what reads the counts: that may be a dictionary, which cannot be one.
-    """
-    return task.loss, task.answers, task.sums, task.weight
+    return shared(apply, (task, execution, axes.runs, axes.sets), make)

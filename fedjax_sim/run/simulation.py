@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables, origins
+from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables, origins, with_loss
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
@@ -195,7 +195,7 @@ def experiment(
     eval_every = whole("eval_every", eval_every)
     task, seeds = _chosen(task, classes, auc), checked_seeds(seeds)
     if loss is not None:
-        task = task._replace(loss=loss)
+        task = with_loss(task, loss)
     given = {"test": test} if validation is None else {"test": test, "validation": validation}
     sets = {name: as_set(name, s) for name, s in given.items()}
     check_targets(data, sets, task)

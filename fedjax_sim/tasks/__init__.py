@@ -1,4 +1,4 @@
-"""Tasks: what y is, the loss, and the scores of a model's outputs."""
+"""Tasks: the kind of targets, their loss and the scores of a model's outputs."""
 
 from fedjax_sim.base import Metric, Sums, Task
 from fedjax_sim.tasks._classification import classification

@@ -1,35 +1,33 @@
-"""The next token at every place of a sequence."""
+"""Language modelling: the next token at every position of a sequence."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Metric, Sums, Task, part
+from fedjax_sim.base import Array, Metric, Sums, Task
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
 
 
-@part
-def next_token(vocabulary: int, *, ignore: int = -1) -> Task:
-    r"""Each place of a sequence has a token that comes next, and outputs are logits of all tokens.
+class next_token(Task):
+    r"""Prediction of the next token at every position of a sequence; outputs are logits.
 
     .. math:: \ell_i = -\frac1{T_i} \sum_{t\,\text{real}} \log p_{y_{i,t}}, \qquad
         \mathrm{PPL} = \exp \frac{\sum_i T_i\, \ell_i}{\sum_i T_i}
 
-    for a sequence i with :math:`T_i` real tokens, those whose y is not ``ignore``. In training
-    every sequence of a minibatch counts alike; in the scores every token does. Scores are
-    ``perplexity``, of which the lowest is the best, and ``accuracy``, the share of tokens that are
-    right. y are integers ``[n, T]``, outputs ``[B, T, V]``.
+    for a sequence i with :math:`T_i` real tokens, whose y is not ``ignore``. In training every
+    sequence of a minibatch has equal weight; in the scores every token has. Scores are
+    ``perplexity``, which leads and of which the lowest is best, and ``accuracy``, the fraction of
+    correct tokens. y is integers ``[n, T]``, outputs are ``[B, T, V]``.
 
     Args:
         vocabulary: V.
-        ignore: what y holds at padding; in 0 … V - 1 or not.
-
-    Returns:
-        The task, led by the perplexity.
+        ignore: the value of y at padding, in 0 … V - 1 or not.
 
     Raises:
         ValueError: if vocabulary is not positive.
@@ -42,53 +40,58 @@ def next_token(vocabulary: int, *, ignore: int = -1) -> Task:
         >>> task.weight(y).tolist()
         [2]
     """
-    if vocabulary < 1:
-        raise ValueError(f"vocabulary must be at least 1, got {vocabulary}")
 
-    def check(name: str, y: Any) -> None:
+    vocabulary: int
+    _: dataclasses.KW_ONLY
+    ignore: int = -1
+
+    sums = staticmethod(plain_sums)
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise ValueError(f"vocabulary must be at least 1, got {self.vocabulary}")
+
+    @property
+    def outputs(self) -> int:
+        return self.vocabulary
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"perplexity": Metric("lowest"), "accuracy": SHARE}
+
+    def shape(self, target: tuple[int, ...]) -> tuple[int, ...]:
+        return (*target, self.vocabulary)
+
+    def check(self, name: str, y: Any) -> None:
         if y.ndim != 2 or not jnp.issubdtype(y.dtype, jnp.integer):
             raise ValueError(
                 f"{name} must be integers [n, T], the tokens, got {y.dtype} {list(y.shape)}"
             )
-        wrong = (y != ignore) & ((y < 0) | (y >= vocabulary))
+        wrong = (y != self.ignore) & ((y < 0) | (y >= self.vocabulary))
         if wrong.any():
             raise ValueError(
-                f"{name} must be in 0 to {vocabulary - 1}, or {ignore} for padding, got "
+                f"{name} must be in 0 to {self.vocabulary - 1}, or {self.ignore} for padding, got "
                 f"{np.asarray(y)[np.asarray(wrong)][0]}"
             )
 
-    def tokens(y: Array) -> Array:
-        return jnp.sum(y != ignore, axis=-1, dtype=jnp.int32)
+    def weight(self, y: Array) -> Array:
+        return jnp.sum(y != self.ignore, axis=-1, dtype=jnp.int32)
 
-    def loss(logits: Array, y: Array) -> Array:
-        each = jnp.where(y != ignore, cross_entropy(logits, y), 0)
-        return jnp.sum(each, axis=-1) / jnp.maximum(tokens(y), 1).astype(each.dtype)
+    def loss(self, outputs: Array, y: Array) -> Array:
+        each = jnp.where(y != self.ignore, cross_entropy(outputs, y), 0)
+        return jnp.sum(each, axis=-1) / jnp.maximum(self.weight(y), 1).astype(each.dtype)
 
-    def answers(logits: Array, y: Array) -> Array:
-        right = (jnp.argmax(logits, axis=-1) == y) & (y != ignore)
+    def answers(self, outputs: Array, y: Array) -> Array:
+        right = (jnp.argmax(outputs, axis=-1) == y) & (y != self.ignore)
         return jnp.sum(right, axis=-1, dtype=jnp.int32)
 
-    return Task(
-        name="next token",
-        outputs=vocabulary,
-        loss=loss,
-        shape=lambda target: (*target, vocabulary),
-        check=check,
-        answers=answers,
-        sums=plain_sums,
-        scores=_scores,
-        metrics={"perplexity": Metric("lowest"), "accuracy": SHARE},
-        score="perplexity",
-        weight=tokens,
-    )
+    def scores(self, sums: Sums) -> dict[str, Floats]:
+        """Returns scores of counts ``[...]``.
 
-
-def _scores(sums: Sums) -> dict[str, Floats]:
-    """Of counts ``[...]``.
-
-    >>> {name: float(a) for name, a in _scores(Sums(np.log(8.0), 3, 1)).items()}
-    {'perplexity': 2.0, 'accuracy': 0.3333333333333333}
-    """
-    with np.errstate(over="ignore"):  # infinite, if the loss is above 709
-        perplexity = np.exp(ratio(sums.loss, sums.weight))
-    return {"perplexity": perplexity, "accuracy": ratio(sums.own, sums.weight)}
+        >>> found = next_token(4).scores(Sums(np.log(8.0), 3, 1))
+        >>> {name: float(a) for name, a in found.items()}
+        {'perplexity': 2.0, 'accuracy': 0.3333333333333333}
+        """
+        with np.errstate(over="ignore"):  # infinite if the loss is above 709
+            perplexity = np.exp(ratio(sums.loss, sums.weight))
+        return {"perplexity": perplexity, "accuracy": ratio(sums.own, sums.weight)}

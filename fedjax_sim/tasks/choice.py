@@ -1,4 +1,4 @@
-"""Which task targets are of, and which scores it has."""
+"""The task of given targets, and the scores of a task."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.tasks._classification import classification
 from fedjax_sim.tasks._multi_label import multi_label
 from fedjax_sim.tasks._regression import regression
 
 MOST_CLASSES = 100
-"""Different whole numbers that floats may be for their task to be asked for: they may be labels."""
+"""The number of different whole numbers up to which floats may be labels."""
 
 
 def task_of(y: NDArray[Any]) -> Task | None:
@@ -22,11 +21,11 @@ def task_of(y: NDArray[Any]) -> Task | None:
     Args:
         y: ``[n, ...]``. Floats ``[n]`` or ``[n, D]`` are :func:`regression`; bool, or integers 0
             and 1, ``[n, L]`` are :func:`multi_label`; integers and bool ``[n]`` are class labels,
-            of which y alone does not say how many there are.
+            whose number of classes is not known from y alone.
 
     Raises:
-        ValueError: if y is nothing of these, or may be targets of another task too: floats that are
-            at most 100 different whole numbers, one-hot rows, one column of labels.
+        ValueError: if y fits no task, or several: floats with at most 100 different whole numbers,
+            one-hot rows, one column of labels.
 
     Example:
         >>> task_of(np.array([0.5, 2.0])), task_of(np.array([[1, 1, 0], [0, 1, 0]]))
@@ -70,11 +69,12 @@ def _ambiguous(what: str, y: NDArray[Any], *tasks: str) -> ValueError:
 
 
 def scoring(task: Task, score: str) -> Task:
-    """The task with that score computed: of many classes the AUC is on request alone.
+    """Returns the task that computes a score: the AUC of many classes is computed on request.
 
     Raises:
-        ValueError: if the task has no such score; names those that it has.
+        ValueError: if the task has no such score; lists the scores that it has.
 
+    >>> from fedjax_sim.tasks import classification
     >>> scoring(classification(10), "auc")
     classification(10, auc=True)
     >>> scoring(regression(), "auc")
@@ -83,11 +83,9 @@ def scoring(task: Task, score: str) -> Task:
     """
     if score in task.metrics:
         return task
-    known = list(task.metrics)
-    if task.origin is not None and task.origin.factory is classification:
-        if score == "auc":
-            return classification(**{**task.origin.arguments, "auc": True})
-        known.append("auc")
+    if score in task.on_request:
+        return task.on_request[score]
+    known = (*task.metrics, *task.on_request)
     raise ValueError(
         f"score must be one of {', '.join(known)}, as the task is {task!r}, got {score!r}"
     )

@@ -9,7 +9,7 @@ from fedjax_sim.base import Array
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    r"""Softmax cross-entropy per sample, :math:`\ell = -\log p_y`.
+    r"""Computes the softmax cross-entropy per sample, :math:`\ell = -\log p_y`.
 
     Args:
         logits: ``f32[B, M]``.
@@ -19,7 +19,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
         ``f32[B]``, nats.
 
     Raises:
-        ValueError: if the labels are no integers, or not one for each row of logits.
+        ValueError: if the labels are not integers, or not one for each row of logits.
 
     >>> float(cross_entropy(jnp.zeros((1, 4)), jnp.zeros(1, jnp.int32))[0])  # log 4
     1.3862943649291992
@@ -36,14 +36,14 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 def squared_error(outputs: Array, y: Array) -> Array:
-    r"""Mean squared error per sample, :math:`\frac1D \sum_d (\hat y_d - y_d)^2`.
+    r"""Computes the mean squared error per sample, :math:`\frac1D \sum_d (\hat y_d - y_d)^2`.
 
     Args:
         outputs: ``f32[B, D]``, in the units of y.
         y: ``f32[B, D]``, or ``f32[B]`` if D is 1.
 
     Returns:
-        ``f32[B]``, in their square.
+        ``f32[B]``, in squared units.
 
     >>> squared_error(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 2.0]])).tolist()
     [5.0]
@@ -52,7 +52,7 @@ def squared_error(outputs: Array, y: Array) -> Array:
 
 
 def sigmoid_cross_entropy(logits: Array, y: Array) -> Array:
-    r"""Binary cross-entropy per sample, the mean over its L labels.
+    r"""Computes the binary cross-entropy per sample, averaged over its L labels.
 
     .. math:: \ell = -\frac1L \sum_l \bigl[y_l \log \sigma(f_l) + (1 - y_l) \log \sigma(-f_l)\bigr]
 
@@ -70,7 +70,7 @@ def sigmoid_cross_entropy(logits: Array, y: Array) -> Array:
 
 
 def masked_mean(values: Array, mask: Array) -> Array:
-    """Mean of ``f32[B]`` over the rows where ``mask bool[B]`` holds (at least one).
+    """Returns the mean of ``f32[B]`` over the rows where ``mask bool[B]`` holds (at least one).
 
     >>> float(masked_mean(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
     2.0

@@ -1,4 +1,4 @@
-"""The counts that scores of classes are made of."""
+"""Counts behind the scores of classes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedjax_sim.base import Array
 
 
 class Tally(NamedTuple):
-    r"""Counts of G groups of samples, from which their scores follow without rounding.
+    r"""Counts of G groups of samples, from which scores are computed without rounding.
 
     Attributes:
-        correct: ``int32[G, M]``, right answers by class.
-        predicted: ``int32[G, M]``, answers by the class answered.
+        correct: ``int32[G, M]``, correct predictions by class.
+        predicted: ``int32[G, M]``, predictions by predicted class.
         total: ``int32[G, M]``, samples by class.
-        wins: ``uint32[G, C, 2]`` or None, :math:`2U` of :func:`rank_wins` for every class ranked:
-          the second of two, or each of more.
+        wins: ``uint32[G, C, 2]`` or None, :math:`2U` of :func:`rank_wins` for every ranked class:
+          the second of two classes, or each of more.
     """
 
     correct: Array
@@ -28,18 +28,18 @@ class Tally(NamedTuple):
 
 
 WIN_BITS = 11
-"""How :func:`rank_wins` cuts its counts in two: 2U reaches n²/2, past 32 bits from 92,682 on."""
+"""Bits at which :func:`rank_wins` splits its counts: 2U exceeds 32 bits from n = 92,682 on."""
 
 MOST_RANKED = 2**21
-"""Samples that :func:`rank_wins` can count."""
+"""The largest number of samples that :func:`rank_wins` can count."""
 
 
 def tally(predicted: Array, labels: Array, group: Array, *, groups: int, classes: int) -> Tally:
-    """Counts answers by group and class; ``wins`` is left to :func:`rank_wins`.
+    """Counts predictions by group and class; ``wins`` is None.
 
     Args:
-        predicted: ``int32[n]``, the classes answered.
-        labels: ``int32[n]``, the true ones.
+        predicted: ``int32[n]``, the predicted classes.
+        labels: ``int32[n]``, the true classes.
         group: ``int32[n]``, from 0; samples of groups from ``groups`` on are not counted.
         groups: G.
         classes: M.
@@ -51,7 +51,7 @@ def tally(predicted: Array, labels: Array, group: Array, *, groups: int, classes
     """
 
     def count(classes_of: Array, which: Array) -> Array:
-        # A scatter of n numbers: a one-hot sum costs M times as much, n × 80 for characters.
+        # A scatter of n numbers; a one-hot sum costs M times as much (80 for characters).
         cells = jnp.zeros(groups * classes, jnp.int32)
         cells = cells.at[group * classes + classes_of].add(which.astype(jnp.int32), mode="drop")
         return cells.reshape(groups, classes)
@@ -65,7 +65,7 @@ def tally(predicted: Array, labels: Array, group: Array, *, groups: int, classes
 
 
 def rank_wins(score: Array, positive: Array, group: Array, *, groups: int) -> Array:
-    r"""Pairs that a score puts in order, twice the Mann–Whitney statistic, exactly.
+    r"""Counts correctly ordered pairs, exactly: twice the Mann-Whitney statistic.
 
     .. math:: 2U = \sum_{i\,\text{positive}}
         \#\{j\,\text{negative}: s_j < s_i\} + \#\{j\,\text{negative}: s_j \le s_i\}
@@ -75,7 +75,7 @@ def rank_wins(score: Array, positive: Array, group: Array, *, groups: int) -> Ar
     Args:
         score: ``f32[n]``, n at most ``MOST_RANKED``.
         positive: ``bool[n]``.
-        group: ``int32[n]``; pairs are of one group. Groups from ``groups`` on are not counted.
+        group: ``int32[n]``; only pairs within a group count. Groups from ``groups`` on do not.
         groups: G.
 
     Returns:
