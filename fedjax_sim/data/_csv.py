@@ -121,7 +121,7 @@ def load_table(name: str, table: Table) -> Dataset:
     integers.
 
     Raises:
-        DataNotFoundError: if there is no such file.
+        DataNotFoundError: if the file is missing.
         ValueError: if the file is malformed; the message names column and line.
     """
     x, columns, texts, lines, notes = _read_rows(existing(name, table.file), table)

@@ -18,7 +18,7 @@ class FedAug(NamedTuple):
     Attributes:
         partition: the clients' samples and copies, for :func:`fedjax_sim.data.client_data`.
         level: ``f64[N]``, level L of each client; 0 if it needs no copies.
-        missing: ``bool[N, M]``, classes to raise of which the client has no sample.
+        missing: ``bool[N, M]``, classes to raise without a sample at the client.
     """
 
     partition: Partition

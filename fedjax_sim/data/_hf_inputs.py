@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
         x: the inputs; NaN in a table is a missing cell.
         names: column names of a table; () for images and lists.
         tokens: whether the inputs are tokens.
-        notes: sentences on what was converted.
+        notes: sentences on conversions.
     """
 
     x: Array

@@ -39,7 +39,7 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
     each sample, numbers or texts. uint8 ``[n, H, W]`` are grey images and get a channel axis.
 
     Raises:
-        DataNotFoundError: if there is no such file.
+        DataNotFoundError: if the file is missing.
         ValueError: if an array is missing or malformed; the message names the array.
     """
     arrays = read_npz(existing(name, file), (*ARRAYS, *CLIENTS))

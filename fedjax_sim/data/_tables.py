@@ -69,7 +69,7 @@ def covertype(data_dir: DataDir = None) -> Dataset:
 def diabetes(data_dir: DataDir = None) -> Dataset:
     """Loads the diabetes progression, from 25 to 346, of 442 patients after a year.
 
-    The data are part of scikit-learn. There is no official split: the test set is a fixed random
+    The data are part of scikit-learn. Without an official split, the test set is a fixed random
     fifth.
 
     Args:

@@ -140,7 +140,7 @@ def from_arrays(
         task: a task, or "classification" (also for integral floats, one-hot rows and ``[n, 1]``),
             "regression" (also for integers) or "multi_label"; None to infer it from y.
         test_set: description of ``test``.
-        notes: sentences on what was inferred, converted or dropped to get these arrays.
+        notes: sentences on earlier inferences, conversions and dropped samples.
 
     Returns:
         The data set. Samples keep their order within the training and test sets; clients and

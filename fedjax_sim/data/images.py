@@ -28,7 +28,7 @@ from fedjax_sim.tasks import classification
 def digits(data_dir: DataDir = None) -> Dataset:
     """Loads scikit-learn's digits: 1,797 images 8 x 8 x 1 with values in 0 … 16.
 
-    There is no official split: the test set is a fixed random fifth of each class, rounded.
+    Without an official split, the test set is a fixed random fifth of each class, rounded.
 
     Source: Pedregosa et al. 2011 <https://arxiv.org/abs/1201.0490>.
     """

@@ -21,7 +21,7 @@ def read_images(
     open_source: Callable[[Any], Any],
     size: Size = None,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads images, given as names and sources, as one array, with notes on what was converted.
+    """Reads images, given as names and sources, as one array, with notes on conversions.
 
     Grey images get three channels if others have three, transparent images are drawn on white, and
     all are resized to ``size``, width and height, if given.

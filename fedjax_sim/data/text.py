@@ -45,7 +45,7 @@ def shakespeare(data_dir: DataDir = None, *, roles: int | None = 143, seed: int 
         table; 80 in the papers' edition), and do not depend on the subset of roles.
 
     Raises:
-        DataNotFoundError: if there is no such file.
+        DataNotFoundError: if the file is missing.
         ValueError: if there are fewer roles.
 
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017 <https://arxiv.org/abs/1602.05629>;
@@ -79,7 +79,7 @@ def shakespeare_tokens(
         the test set.
 
     Raises:
-        DataNotFoundError: if there is no such file.
+        DataNotFoundError: if the file is missing.
         ValueError: if there are fewer roles.
     """
     texts = _read_plays(data_dir)

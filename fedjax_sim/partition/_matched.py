@@ -67,7 +67,7 @@ def matched(
             ``math.inf`` never ends it early.
         burn_in: P, the maximum number of burn-in moves. With burn_in=0 and moves=0 the rounded
             solution of the QP is dealt.
-        moves: Q, the number of moves after the burn-in, of which the best table is kept.
+        moves: Q, the number of moves after the burn-in, whose best table is kept.
         seed: random seed.
 
     Returns:

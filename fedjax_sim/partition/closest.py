@@ -25,7 +25,7 @@ def closest_table(
               \Bigl( \sum_{u \in g} \alpha_{tu} - \tau_{tg} \Bigr)^2, \qquad
               \sum_u \alpha_{tu} = n_t, \quad \sum_t \alpha_{tu} = B_u
 
-    (1) has one group for each column and a unique solution. (2) may have several, of which an
+    (1) has one group for each column and a unique solution. (2) may have several; the
     interior-point method returns one in the middle. Rows are coupled only by the column sums: a
     step solves a system of G equations for each row and one of U equations for all, which takes
     :math:`O(K (G^3 + G U^2))`, linear in the number of clients.

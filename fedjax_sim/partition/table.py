@@ -230,7 +230,7 @@ def load_partition(
         The partition, bit for bit.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file is missing.
         ValueError: if the file is not a partition, or its labels differ.
 
     Example:
