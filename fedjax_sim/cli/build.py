@@ -46,7 +46,8 @@ from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_sc
 from fedjax_sim.models.factories import model_of
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run import check_model, simulation
+from fedjax_sim.run import check_model
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.tasks import scoring
 
 
@@ -186,7 +187,7 @@ def build(config: Config) -> Setup:
             if check:
                 how = how_it_runs(made, config, task, problem, execution)
                 what = made, model, problem.data, problem.test
-                simulation.experiment(*what, **how).programs.check()
+                Experiment(*what, **how).runner().programs.check()
 
         def make(local: LocalUpdate) -> Algorithm:
             return make_algorithm(name, config, local, given, trained, fits)
