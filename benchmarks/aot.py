@@ -25,9 +25,8 @@ from benchmarks.script import write_record
 from benchmarks.workloads import WORKLOADS
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.memory import compiled as compile_program
-from fedjax_sim.engine.targets import devices_of, options_for
+from fedjax_sim.engine.targets import devices_of, options_for, program_report
 from fedjax_sim.models.convolutions import Lowering
-from fedjax_sim.run.ahead import told
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
@@ -56,7 +55,7 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         began = time.perf_counter()
         programs = dict(experiment_of(WORKLOADS[work], execution).programs.lowered())
         program = compile_program(programs["advance"], options_for(execution.devices))
-    found = told("advance", time.perf_counter() - began, program)
+    found = program_report("advance", time.perf_counter() - began, program)
     text = program.as_text() or ""
     ms = longest(text)
     return {

@@ -25,7 +25,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.data.clients import in_host_memory
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.run import windows
+from fedjax_sim.run import prefetch
 
 HERE = Path(__file__).resolve().parent
 FEATURES, CLASSES, EVERY, ROUNDS = 10, 3, 20, 200
@@ -54,13 +54,13 @@ def measured(method: str, clients: int) -> dict[str, Any]:
     execution = fs.make_execution(1, samples_mb=1, client_state_mb=1)
     algorithm = ALGORITHMS[method](local, clients_per_round=10).on(execution)
     sent: list[int] = []
-    placed: Any = vars(windows)["placed"]
+    placed: Any = vars(prefetch)["replicated"]
 
     def counted(moving: Any, execution: Any) -> Any:
         sent.append(tree.num_bytes(moving))
         return placed(moving, execution)
 
-    vars(windows)["placed"] = counted
+    vars(prefetch)["replicated"] = counted
     first: list[float] = []
     before, began = peak_memory(), time.perf_counter()
     result = fs.simulate(

@@ -60,7 +60,7 @@ from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import compose
-from fedjax_sim.run.axes import RunAxes
+from fedjax_sim.run.layout import RunAxes
 
 RESULTS = Path(__file__).resolve().parent / "results" / "robust"
 ROOT = 100  # samples of the server, for FLTrust, as in its paper

@@ -30,8 +30,7 @@ from fedjax_sim.base import ClientData, Clock
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.run.ahead import compile_ahead
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.experiment import Experiment
 
 HERE = Path(__file__).resolve().parent
 FEW, CLASSES = 4, 10
@@ -108,11 +107,11 @@ def measured(
     if arm.clock and "clock" not in given:
         method = method.replace(clock=arm.clock)
     data, test = federation(clients, shape, samples)
-    made = experiment(
+    made = Experiment(
         method, model, data, test,
         classes=CLASSES, seeds=range(runs), eval_every=rounds, execution=execution,
-    )  # fmt: skip
-    told = {program.name: program for program in compile_ahead(made.programs)}["advance"]
+    ).runner()  # fmt: skip
+    told = {program.name: program for program in made.programs.compiled_ahead()}["advance"]
     run = made.start(range(runs))
     run, *_ = jax.block_until_ready(made.advance(run, 1))
     best = float("inf")

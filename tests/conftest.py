@@ -50,7 +50,7 @@ import pytest  # noqa: E402
 import fedjax_sim as fs  # noqa: E402
 from fedjax_sim.base.signatures import keywords  # noqa: E402
 from fedjax_sim.engine.memory import trim  # noqa: E402
-from fedjax_sim.run.counting import count_programs  # noqa: E402
+from fedjax_sim.run.cache import count_programs  # noqa: E402
 
 T = TypeVar("T")
 SIZES = (1, 3, 16, 17, 40, 5, 33, 8)
@@ -255,7 +255,7 @@ class Play(NamedTuple):
 def play(
     algorithm: fs.Algorithm, model: fs.Model, data: fs.ClientData, rounds: int, seed: int = 0
 ) -> Play:
-    """Rounds one by one, with the keys that :func:`fedjax_sim.run.simulation` uses."""
+    """Rounds one by one, with the keys that :func:`fedjax_sim.simulate` uses."""
     data = jax.device_put(data)
     root = jax.random.key(seed)
     run_key = jax.random.fold_in(root, 1)

@@ -30,11 +30,9 @@ from fedjax_sim.engine.targets import devices_of, options_for
 from fedjax_sim.models import layers
 from fedjax_sim.models.convolutions import conv
 from fedjax_sim.run import programs
-from fedjax_sim.run.ahead import compile_ahead
-from fedjax_sim.run.counting import count_programs
+from fedjax_sim.run.cache import count_programs, weights_program
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.inputs import drawing
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.runner import Runner
 
 FIRST = ["weights", "start", "advance", "evaluate"]
 
@@ -59,7 +57,7 @@ def experiment_of(
     chunk: int | None = 0,
     samples_mb: float | None = None,
     client_state_mb: float | None = None,
-) -> Experiment:
+) -> Runner:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
     execution = fs.make_execution(
         devices, chunk, samples_mb=samples_mb, client_state_mb=client_state_mb
@@ -67,7 +65,7 @@ def experiment_of(
     x, y = (np.asarray(a) for a in (federation.data.x, federation.data.y))
     unowned = np.setdiff1d(np.arange(len(x)), federation.data.index)
     data = fs.client_data(x, y, federation.partition, root=unowned)
-    return experiment(
+    return Experiment(
         algorithm_of(name, model, len(federation.sizes)),
         model,
         data,
@@ -75,7 +73,7 @@ def experiment_of(
         classes=3,
         seeds=(0, 1),
         execution=execution,
-    )
+    ).runner()
 
 
 @pytest.mark.parametrize(("name", "devices"), some_slow([("fedavg", 2), ("radfed", 1)]))
@@ -83,7 +81,7 @@ def test_what_is_compiled_ahead_is_what_runs(
     name: str, devices: int, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     made = experiment_of(name, federation, models["logistic"], devices=devices)
-    told = {program.name: program for program in compile_ahead(made.programs)}
+    told = {program.name: program for program in made.programs.compiled_ahead()}
     assert list(told) == [*FIRST, *(["finish"] if name == "radfed" else [])]
     for name, given in (("advance", federation.data), ("evaluate", federation.test)):
         assert told[name].arguments > sum(a.nbytes for a in jax.tree.leaves(given))
@@ -136,7 +134,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
             return fs.Variables(jnp.float32(self.value), ())
 
     init = Constant(2.0)
-    drawn = drawing(init, fs.make_execution().replicated)(np.zeros(3, np.uint32))
+    drawn = weights_program(init, fs.make_execution().replicated)(np.zeros(3, np.uint32))
     assert drawn.params.tolist() == [2.0] * 3
 
 
@@ -144,7 +142,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
 def test_what_draws_weights_goes_with_the_model() -> None:
     """Or the trunks of all models of a session would stay."""
     model = fs.models.logistic((6,), 3)
-    draw = drawing(model.init, fs.make_execution().replicated)
+    draw = weights_program(model.init, fs.make_execution().replicated)
     draw.lower(np.zeros(2, np.uint32)).compile()
     gone = weakref.ref(model.init), weakref.ref(draw)
     del model, draw
@@ -249,7 +247,7 @@ def test_small_programs_compile_for_accelerators(
         pytest.skip(str(error))
     assert len(devices) == COUNTS[target]
     made = experiment_of(name, federation, models["logistic"], devices, None)
-    assert [p.name for p in compile_ahead(made.programs)][:4] == FIRST
+    assert [p.name for p in made.programs.compiled_ahead()][:4] == FIRST
 
 
 @pytest.mark.slow
@@ -346,7 +344,7 @@ def test_short_runs_compile_quickly(
     wanted: list[bool] = []
     monkeypatch.setattr(programs, "options_for", lambda _, quick, largest: wanted.append(quick))
 
-    def quick(made: Experiment, rounds: int | None) -> dict[str, bool]:
+    def quick(made: Runner, rounds: int | None) -> dict[str, bool]:
         wanted.clear()
         names = [
             name
@@ -365,7 +363,7 @@ def test_short_runs_compile_quickly(
     assert not quick(ended, None)["finish"]
 
 
-def rounds_of(made: Experiment) -> str:
+def rounds_of(made: Runner) -> str:
     """What XLA makes of the rounds."""
     _, lowered = next(one for one in made.programs.lowered() if one[0] == "advance")
     return str(memory.compiled(lowered, made.programs.options("advance")).as_text())
@@ -380,7 +378,7 @@ def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
     algorithm = fs.fedavg(local, clients_per_round=2).on(one)
-    made = experiment(algorithm, model, data, (x, y), classes=3, execution=one)
+    made = Experiment(algorithm, model, data, (x, y), classes=3, execution=one).runner()
     copies = []
     for flags in ("", f"--{REGIONS}=false"):
         monkeypatch.setenv("XLA_FLAGS", flags)
@@ -420,10 +418,10 @@ def test_what_a_step_takes_of_many_samples_waits_for_no_thread(
     model = fs.models.mlp((6,), 3, widths=(width,))
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
-    made = experiment(
+    made = Experiment(
         fs.algorithms.scaffold(local, clients_per_round=5).on(one),
         model, data, (x[:9], [0, 1, 2] * 3), classes=3, execution=one,
-    )  # fmt: skip
+    ).runner()  # fmt: skip
     text = rounds_of(made)
     assert ('outer_dimension_partitions":["' in text) == (shared and available_cores() > 1)
 

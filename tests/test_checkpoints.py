@@ -32,9 +32,9 @@ from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
-from fedjax_sim.run import archive, checkpoints, pace, saved, simulate
-from fedjax_sim.run.history import Evaluations
-from fedjax_sim.run.identity import code, digest
+from fedjax_sim.run import checkpoint_files, checkpoints, runner, simulate
+from fedjax_sim.run.identity import code_digests, digest
+from fedjax_sim.run.records import Evaluations
 
 TOY = fs.toy(7, 0.9)
 OLD = (Path(__file__).parent / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def bits(result: fs.Result) -> list[bytes]:
 
 def stopped_after(folder: Path, rounds: int) -> None:
     """Leaves what a run that was killed then would have left."""
-    for path in saved.files(folder):
+    for path in checkpoint_files.checkpoint_paths(folder):
         if int(path.stem) > rounds:
             path.unlink()
 
@@ -128,7 +128,7 @@ def test_it_does_not_matter_where_programs_are_cut(
         how |= {"personal": True, "test": eval_set(x, y, dealt)}
     whole = run(method, **how, on_rounds=told.append)
     assert told == [1, 4, 7]  # the first round by itself: so long does one take
-    monkeypatch.setattr(pace, "STRETCH", 0.0)
+    monkeypatch.setattr(runner, "CALL_SECONDS", 0.0)
     told.clear()
     cut = run(method, fs.Checkpoints(tmp_path, seconds=0, keep=9), **how, on_rounds=told.append)
     assert told == [1, 2, 3, 4, 5, 6, 7]
@@ -161,8 +161,8 @@ def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
 def test_a_longer_history_has_no_more_arrays(scaffold: Any) -> None:
     """In a checkpoint, but for what ``record`` gives, and in a result."""
     short, *_, long = (
-        {name for name in archive.read(path)[1] if ".recorded" not in name}
-        for path in saved.files(scaffold[0])
+        {name for name in checkpoint_files.read_arrays(path)[1] if ".recorded" not in name}
+        for path in checkpoint_files.checkpoint_paths(scaffold[0])
         if int(path.stem) % 2 == 0  # after an evaluation
     )
     assert short == long
@@ -185,7 +185,7 @@ def test_evaluations_are_read_as_they_were_told() -> None:
 
 def as_version_2(path: Path) -> None:
     """Rewrites a checkpoint as it was before: with arrays for each evaluation."""
-    about, arrays = archive.read(path)
+    about, arrays = checkpoint_files.read_arrays(path)
     old = {n: a for n, a in arrays.items() if not n.startswith(("metrics", "scored"))}
     end = 0
     for i, rounds in enumerate(about["rounds"]):
@@ -195,7 +195,7 @@ def as_version_2(path: Path) -> None:
             elif name.startswith("scored"):
                 old[f"{i}.{name}"] = a[i]
         end += rounds
-    archive.write(path, {**about, "version": 2}, old)
+    checkpoint_files.write_arrays(path, {**about, "version": 2}, old)
 
 
 def test_a_run_of_an_older_version_goes_on_to_the_bit(tmp_path: Path) -> None:
@@ -203,14 +203,24 @@ def test_a_run_of_an_older_version_goes_on_to_the_bit(tmp_path: Path) -> None:
     given = {"record": lambda state: state.server}
     whole = run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=9), **given)
     stopped_after(tmp_path, 4)
-    for path in saved.files(tmp_path):
+    for path in checkpoint_files.checkpoint_paths(tmp_path):
         as_version_2(path)
     shapes = jax.eval_shape(TOY.model.init, jax.random.key(0))
     right = whole.evaluations[0].recorded
-    assert_trees(saved.server_at(known(saved.newest(tmp_path)), shapes, 2), right)
+    assert_trees(
+        checkpoint_files.server_model_at(
+            known(checkpoint_files.newest_checkpoint(tmp_path)), shapes, 2
+        ),
+        right,
+    )
     new = fs.Checkpoints(tmp_path, seconds=0, keep=1, weights=True)
     assert bits(run(algorithm("scaffold"), new, **given)) == bits(whole)
-    assert_trees(saved.server_at(known(saved.newest(tmp_path)), shapes, 2), right)
+    assert_trees(
+        checkpoint_files.server_model_at(
+            known(checkpoint_files.newest_checkpoint(tmp_path)), shapes, 2
+        ),
+        right,
+    )
     assert sorted(path.name for path in tmp_path.glob("server*")) == KEPT
 
 
@@ -226,10 +236,10 @@ def test_a_kept_model_that_could_not_be_written_is_written_later(
         tried.append(path.name)
         if len(tried) == 1:
             raise OSError(28, "No space left on device")
-        archive.write(path, about, arrays)
+        checkpoint_files.write_arrays(path, about, arrays)
 
-    monkeypatch.setattr(checkpoints, "write", write)
-    with pytest.warns(saved.CheckpointWarning, match="No space left on device"):
+    monkeypatch.setattr(checkpoints, "write_arrays", write)
+    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device"):
         run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, weights=True))
     assert sorted(path.name for path in tmp_path.glob("server*")) == KEPT
 
@@ -243,9 +253,9 @@ def test_each_kept_model_is_written_once(
 
     def write(path: Path, about: Any, arrays: Any) -> None:
         written.append(path.name)
-        archive.write(path, about, arrays)
+        checkpoint_files.write_arrays(path, about, arrays)
 
-    monkeypatch.setattr(checkpoints, "write", write)
+    monkeypatch.setattr(checkpoints, "write_arrays", write)
     monkeypatch.setattr(checkpoints, "WAITING", waiting)
     where = fs.Checkpoints(tmp_path, seconds=seconds, weights=True)
     there: list[int] = []
@@ -257,9 +267,11 @@ def test_each_kept_model_is_written_once(
     assert [name for name in written if name.startswith("server")] == KEPT
     assert written[-1] == "00000006.npz"
     shapes = jax.eval_shape(TOY.model.init, jax.random.key(0))
-    newest = known(saved.newest(tmp_path))
+    newest = known(checkpoint_files.newest_checkpoint(tmp_path))
     for evaluation in whole.evaluations:
-        assert_trees(saved.server_at(newest, shapes, evaluation.round), evaluation.recorded)
+        assert_trees(
+            checkpoint_files.server_model_at(newest, shapes, evaluation.round), evaluation.recorded
+        )
 
 
 def test_saving_changes_nothing(scaffold: Any) -> None:
@@ -304,9 +316,9 @@ def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def note(path: Path, about: Any, arrays: Any) -> None:
         written.append(path.name)
-        archive.write(path, about, arrays)
+        checkpoint_files.write_arrays(path, about, arrays)
 
-    monkeypatch.setattr(checkpoints, "write", note)
+    monkeypatch.setattr(checkpoints, "write_arrays", note)
     run(algorithm("scaffold"), tmp_path / "seldom")  # in no minute
     assert [path.name for path in (tmp_path / "seldom").iterdir()] == ["00000006.npz"] == written
 
@@ -318,11 +330,11 @@ def test_what_cannot_be_written_leaves_the_file_before(
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "1.npz"
-    archive.write(path, {"done": 1}, {"a": np.arange(3)})
+    checkpoint_files.write_arrays(path, {"done": 1}, {"a": np.arange(3)})
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        archive.write(path, {"done": 2}, {"a": np.zeros(3)})
-    told, arrays = archive.read(path)
+        checkpoint_files.write_arrays(path, {"done": 2}, {"a": np.zeros(3)})
+    told, arrays = checkpoint_files.read_arrays(path)
     assert (told, arrays["a"].tolist()) == ({"done": 1}, [0, 1, 2])
     assert [*tmp_path.iterdir()] == [path]
 
@@ -345,9 +357,9 @@ def test_what_is_written_late_is_what_was_then(
 
     def slowly(path: Path, about: Any, arrays: Any) -> None:
         later.wait(60)
-        archive.write(path, about, arrays)
+        checkpoint_files.write_arrays(path, about, arrays)
 
-    monkeypatch.setattr(checkpoints, "write", slowly)
+    monkeypatch.setattr(checkpoints, "write_arrays", slowly)
 
     def tell(evaluation: fs.Evaluation) -> None:
         if evaluation.round == 6:
@@ -368,15 +380,15 @@ def test_an_exception_is_saved_before(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(algorithm("scaffold"), tmp_path, on_evaluation=stop)
-    assert [path.name for path in saved.files(tmp_path)] == ["00000004.npz"]
+    assert [path.name for path in checkpoint_files.checkpoint_paths(tmp_path)] == ["00000004.npz"]
     assert bits(run(algorithm("scaffold"), tmp_path)) == bits(run(algorithm("scaffold")))
 
 
 def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(scaffold[0], tmp_path / "run")
-    (*_, before, last) = saved.files(folder)
+    (*_, before, last) = checkpoint_files.checkpoint_paths(folder)
     content = last.read_bytes()
-    right = known(saved.newest(folder)).arrays
+    right = known(checkpoint_files.newest_checkpoint(folder)).arrays
     draw = random.Random(0)
     noticed = 0
     for _ in range(60):
@@ -388,7 +400,7 @@ def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
         last.write_bytes(changed)
         with warnings.catch_warnings(record=True) as log:
             warnings.simplefilter("always")
-            found = known(saved.newest(folder))
+            found = known(checkpoint_files.newest_checkpoint(folder))
         noticed += bool(log)
         assert found.done == (int(before.stem) if log else 6)
         if not log:  # bits that say nothing of an array: the date of a file, say
@@ -397,21 +409,21 @@ def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
             }
     assert noticed > 40
     last.write_bytes(content[: len(content) // 2])
-    with pytest.warns(saved.CheckpointWarning, match=r"6.npz: .* before it"):
+    with pytest.warns(fs.run.CheckpointWarning, match=r"6.npz: .* before it"):
         assert bits(run(algorithm("scaffold"), folder)) == bits(scaffold[1])
 
 
 def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
     arrays = {"run.w": np.arange(2.0), "b": np.zeros((2, 1), np.int32)}
     path, about = tmp_path / "1.npz", {"done": 3}
-    archive.write(path, about, arrays)
+    checkpoint_files.write_arrays(path, about, arrays)
     content, kept = path.read_bytes(), 0
     for i in range(0, 8 * len(content), 7):  # at least one of each byte
         changed = bytearray(content)
         changed[i // 8] ^= 1 << i % 8
         path.write_bytes(changed)
         try:
-            told, found = archive.read(path)
+            told, found = checkpoint_files.read_arrays(path)
         except DamagedError:
             continue
         kept += 1  # a date, say
@@ -425,7 +437,7 @@ def test_no_bit_of_a_file_can_change_unnoticed(tmp_path: Path) -> None:
 def test_a_run_without_a_whole_checkpoint_begins_again(scaffold: Any, tmp_path: Path) -> None:
     (tmp_path / "00000004.npz").write_bytes(b"nothing")
     (tmp_path / ".00000006.npz.123.aside").write_bytes(b"half")
-    with pytest.warns(saved.CheckpointWarning, match="or from the beginning"):
+    with pytest.warns(fs.run.CheckpointWarning, match="or from the beginning"):
         assert bits(run(algorithm("scaffold"), tmp_path)) == bits(scaffold[1])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004.npz", "00000006.npz"]
 
@@ -451,7 +463,7 @@ def test_a_full_disk_does_not_end_the_run(
             time.sleep(0.01)
         kept.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    with pytest.warns(saved.CheckpointWarning, match="No space left on device; the run goes"):
+    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device; the run goes"):
         result = run(
             algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_rounds=note
         )
@@ -507,11 +519,11 @@ def test_refuses_a_folder_without_a_name() -> None:
 def test_refuses_other_random_numbers(theirs: Any, scaffold: Any, tmp_path: Path) -> None:
     """Checkpoints of earlier versions do not say."""
     (path,) = scaffold[0].glob("*6.npz")
-    about, arrays = archive.read(path)
+    about, arrays = checkpoint_files.read_arrays(path)
     about["identity"]["jax_enable_x64"] = theirs
     if theirs is None:
         del about["identity"]["jax_enable_x64"]
-    archive.write(tmp_path / path.name, about, arrays)
+    checkpoint_files.write_arrays(tmp_path / path.name, about, arrays)
     if theirs is None:
         assert bits(run(algorithm("scaffold"), tmp_path)) == bits(scaffold[1])
         return
@@ -528,7 +540,7 @@ def test_a_deleted_folder_ends_the_run(tmp_path: Path, recwarn: pytest.WarningsR
     with pytest.raises(fs.CheckpointError, match="checkpoints: it was deleted or moved"):
         run(algorithm("scaffold"), folder, on_evaluation=delete)
     assert not folder.exists()
-    assert not [w for w in recwarn if w.category is saved.CheckpointWarning]
+    assert not [w for w in recwarn if w.category is fs.run.CheckpointWarning]
 
 
 def test_arrays_of_every_kind_come_back() -> None:
@@ -538,9 +550,9 @@ def test_arrays_of_every_kind_come_back() -> None:
         "none": None,
         "byte": np.uint8(3),
     }
-    packed = archive.packed("x", tree)
+    packed = checkpoint_files.pack("x", tree)
     shapes = jax.eval_shape(lambda: tree)
-    again = archive.unpacked(packed, "x", shapes, exact=True)
+    again = checkpoint_files.unpack(packed, "x", shapes, exact=True)
     assert jax.tree.map(lambda a: a.dtype, again) == jax.tree.map(lambda a: a.dtype, tree)
     for one in (again, tree):
         one["keys"] = jax.random.key_data(one["keys"])
@@ -609,7 +621,7 @@ def test_code_is_that_of_all_that_a_function_uses(old: str, new: str, changed: l
         space: dict[str, Any] = {"__name__": "mine"}
         exec(source, space)
         made = algorithm("fedavg").replace(aggregator=space["rule"])
-        return code(made.parts.by_role())
+        return code_digests(made.parts.by_role())
 
     assert old in EDITED
     before, after = codes(EDITED), codes(EDITED.replace(old, new))
@@ -626,7 +638,7 @@ def test_a_run_whose_code_has_changed_says_so(tmp_path: Path) -> None:
         return algorithm("fedavg").replace(aggregator=space["rule"])
 
     run(edited("/"), tmp_path, rounds=2)
-    with pytest.warns(saved.CheckpointWarning, match=r"run with other code of mine\.rule: "):
+    with pytest.warns(fs.run.CheckpointWarning, match=r"the code of mine\.rule has changed"):
         run(edited("*"), tmp_path, rounds=2)
 
 
@@ -635,12 +647,12 @@ def test_fingerprints_are_those_of_other_processes() -> None:
     """Nothing in them hangs on addresses or on the order of sets."""
     program = (
         "import optax, fedjax_sim as fs\n"
-        "from fedjax_sim.run.identity import code, digest\n"
+        "from fedjax_sim.run.identity import code_digests, digest\n"
         "t = fs.toy()\n"
         "local = fs.local_sgd(t.objective, optax.adamw(optax.cosine_decay_schedule(0.1, 9)))\n"
         "parts = fs.algorithms.scaffold(local, clients_per_round=5).parts.by_role()\n"
         "rule = lambda stacked, weights: 'x' in {'x', 'y', 'z'}\n"
-        "given = parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10), code(rule)\n"
+        "given = parts, t.model, t.data, fs.models.mlp((8, 8, 1), 10), code_digests(rule)\n"
         "told = digest(given)\n"
     )
     told = subprocess.run(

@@ -29,11 +29,11 @@ from fedjax_sim.engine.clients import as_arrays, rows_of
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run import client_memory
-from fedjax_sim.run.client_rows import ClientRows
-from fedjax_sim.run.layout import kept_of
+from fedjax_sim.run.client_memory import ClientRows
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.layout import per_client_state
+from fedjax_sim.run.prefetch import PrefetchBlocks, StateRows
 from fedjax_sim.run.programs import Programs
-from fedjax_sim.run.simulation import experiment
-from fedjax_sim.run.windows import Rows, Windows
 
 FEATURES, CLASSES, CLIENTS = 60, 3, 100  # who keep more than all else that a run holds
 MODEL = fs.models.logistic((FEATURES,), CLASSES)
@@ -106,10 +106,10 @@ def prepared(
     change: Callable[[fs.base.LocalUpdate], dict[str, Any]] | None = None,
 ) -> Programs:
     """What would be compiled for two runs."""
-    return experiment(
+    return Experiment(
         algorithm_of(method, change), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
         execution=execution,
-    ).programs  # fmt: skip
+    ).runner().programs  # fmt: skip
 
 
 @functools.cache
@@ -188,12 +188,12 @@ def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Fed
     def found(mb: float | None) -> tuple[Any, Any]:
         network = DEEPER if name in LAYERED else NETWORK
         made = experiment_of(name, federation, network, chunk=1, client_state_mb=mb)
-        run = (stages := [stage for _, stage in made.stages((0, 1), 5)])[-1].run
+        run = (stages := [stage for _, stage in made.intervals((0, 1), 5)])[-1].run
         assert run is not None
-        return made.told(run), (stages[-1].variables, [stage.metrics for stage in stages])
+        return made.exported(run), (stages[-1].variables, [stage.metrics for stage in stages])
 
     theirs = found(None)
-    size = tree.num_bytes(kept_of(theirs[0]))
+    size = tree.num_bytes(per_client_state(theirs[0]))
     assert_trees(numbers(found(7 / 8 * size / 1e6 + 1e-9)), numbers(theirs))
 
 
@@ -202,7 +202,7 @@ def test_these_are_all_methods_whose_clients_keep_something(federation: Federati
     keep = set()
     for name in ALGORITHMS:
         made = experiment_of(name, federation, DEEPER).programs
-        kept = kept_of(made._begun(made._functions))
+        kept = per_client_state(made._start_shapes(made._functions))
         if not jax.tree.leaves(kept):
             continue
         keep.add(name)
@@ -241,7 +241,7 @@ def test_what_fits_is_not_moved(method: str, held: int) -> None:
     """Nor is what nobody keeps."""
     made = prepared(method, holding(held))
     assert not made.hosted
-    assert made.windows is None
+    assert made.blocks is None
     assert made.layout.clients == CLIENTS
 
 
@@ -264,15 +264,15 @@ def test_every_client_of_a_round_has_a_row(
     data, cohorts, _, every = population
     n = data.clients
     most = max(len({*cohorts[:, t].ravel()} - {n}) for t in range(cohorts.shape[1]))
-    windows = Windows(data, None, Rows(max(most + more, 1), 1, 4, 1.0))
+    windows = PrefetchBlocks(data, None, StateRows(max(most + more, 1), 1, 4, 1.0))
     done = 0
-    for window in windows.cut(cohorts, every):
+    for window in windows.split(cohorts, every):
         there = windows.fetched(window)
         assert there.held is not None
         assert there.x is data.x
         rows = np.asarray(rows_of(as_arrays(there, differentiable=False), jnp.arange(n + 1)))
         held = len(there.held.client)
-        members = windows.people(window)
+        members = windows.clients(window)
         of_window = cohorts[:, done : done + window.rounds]
         assert {*members} == {*of_window.ravel()} - {n}
         assert rows[members].tolist() == list(range(len(members)))
@@ -285,14 +285,14 @@ def test_every_client_of_a_round_has_a_row(
 
 
 def test_what_cannot_be_is_refused() -> None:
-    told = "client_state_mb must be at least 0.01: it holds what is kept by "
+    told = "client_state_mb must be at least 0.01 to hold the state of "
     with pytest.raises(ValueError, match=re.escape(f"{told}a client")):
         trained(0.5)
-    windows = prepared("scaffold", holding(2, devices=2)).windows
+    windows = prepared("scaffold", holding(2, devices=2)).blocks
     assert windows is not None
     told += "the clients of round 2, 5 in all, got 0.001464"
     with pytest.raises(ValueError, match=re.escape(told)):
-        [*windows.cut(np.array([[[0, 1, 100], [4, 9, 8]], [[1, 100, 0], [9, 3, 7]]]), 3)]
+        [*windows.split(np.array([[[0, 1, 100], [4, 9, 8]], [[1, 100, 0], [9, 3, 7]]]), 3)]
 
 
 def test_models_that_are_collected_with_a_residual_are_refused() -> None:
@@ -333,18 +333,18 @@ def test_only_clients_that_are_drawn_have_a_row(tmp_path: Path) -> None:
     assert (folder / "00000006.npz").stat().st_size < 2 * CLIENTS * ROW
 
 
-def test_what_was_told_stays_as_it_was() -> None:
+def test_an_exported_run_stays_as_it_was() -> None:
     """While a checkpoint of it is written, the next rounds run."""
-    made = experiment(
+    made = Experiment(
         algorithm_of("scaffold", None), MODEL, *problem(), classes=CLASSES, seeds=(3, 4),
         execution=holding(6),
-    )  # fmt: skip
-    told = []
-    for _, stage in made.stages((3, 4), 3):
+    ).runner()  # fmt: skip
+    exports = []
+    for _, stage in made.intervals((3, 4), 3):
         assert stage.run is not None
-        told.append(kept_of(made.told(stage.run)))
-        told.append(numbers(told[-1]))
-    assert_trees([numbers(kept) for kept in told[::2]], told[1::2])
+        exports.append(per_client_state(made.exported(stage.run)))
+        exports.append(numbers(exports[-1]))
+    assert_trees([numbers(kept) for kept in exports[::2]], exports[1::2])
 
 
 @pytest.mark.parametrize("devices", [0, 2_000_000])

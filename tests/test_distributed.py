@@ -21,7 +21,7 @@ from several import trained
 
 from fedjax_sim import bench
 from fedjax_sim.cli.processes import _digest, join, meeting, programs_of
-from fedjax_sim.run.identity import drawing
+from fedjax_sim.run.identity import random_settings
 
 METHODS = ("phase_shift", "scaffold", "gossip", "dp_fedavg", "ditto", "fedexp")
 """The command below runs radfed; of the others tests/test_methods.py asks that no sum is left to
@@ -147,7 +147,7 @@ def test_other_code_and_other_settings_of_jax_are_noticed(
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=2")
     assert programs_of(rule(1.0)) != ours
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    with jax.threefry_partitionable(not drawing()["jax_threefry_partitionable"]):
+    with jax.threefry_partitionable(not random_settings()["jax_threefry_partitionable"]):
         assert programs_of(rule(1.0)) != ours
 
 

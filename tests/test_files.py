@@ -24,11 +24,11 @@ from fedjax_sim.data import load_dataset
 from fedjax_sim.models import load_weights, mobilenet, save_weights
 from fedjax_sim.partition import Partition, load_partition, save_partition
 from fedjax_sim.plan.traces import SPEEDS
-from fedjax_sim.run import archive
+from fedjax_sim.run import checkpoint_files
 from fedjax_sim.run.identity import digest
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "checkpoint": archive.read,
+    "checkpoint": checkpoint_files.read_arrays,
     "data": lambda path: load_dataset(str(path)),
     "mobilenet": mobilenet.load_weights,
     "partition": load_partition,
@@ -192,7 +192,9 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 WHOLE: dict[str, Callable[[Path], Any]] = {
-    "checkpoint": lambda path: archive.write(path, {"version": 3}, {"w": np.arange(9.0)}),
+    "checkpoint": lambda path: checkpoint_files.write_arrays(
+        path, {"version": 3}, {"w": np.arange(9.0)}
+    ),
     "data": lambda path: write_npz(path, {name: np.ones((4, 2)) for name in ("x_train", "x_test")}
         | {name: np.arange(4) % 2 for name in ("y_train", "y_test")}),
     "partition": lambda path: save_partition(

@@ -31,8 +31,8 @@ from fedjax_sim.cli.making import Common, make, stand_in
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
 from fedjax_sim.engine.reading import needed
-from fedjax_sim.run.points import traces
-from fedjax_sim.run.simulation import check_trained
+from fedjax_sim.run.candidates import traceable
+from fedjax_sim.run.checks import check_trained
 
 OURS = sorted(ALGORITHMS.own)
 # What a flag hangs on, so that it may be given at all.
@@ -379,7 +379,7 @@ def test_all_numbers_of_a_method_but_some_can_be_those_of_one_program(
     for key in IN_TURN.get(name, ()):
         default = parameters(name)[key].default
         point = {key: default if isinstance(default, float) else 0.5}
-        assert not traces(make, point, [key], small.model, small.data)
+        assert not traceable(make, point, [key], small.model, small.data)
 
 
 @pytest.mark.slow

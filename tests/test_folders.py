@@ -27,7 +27,7 @@ from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, make_folder
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.run import simulate
-from fedjax_sim.run.identity import drawing
+from fedjax_sim.run.identity import random_settings
 
 TINY = ["--clients", "8", "--seeds", "1", "--model", "logistic", "--emd", "0.9", "--rounds", "3"]
 TINY += ["--algo", "fedavg", "--compare", "none", "--devices", "1", "--checkpoint-every", "0"]
@@ -420,7 +420,7 @@ def test_other_random_numbers_are_another_run(
 ) -> None:
     run = shutil.copytree(done, tmp_path / "run")
     settings = json.loads((run / "config.json").read_text())
-    assert settings["jax"] == drawing()
+    assert settings["jax"] == random_settings()
     settings["jax"]["jax_threefry_partitionable"] ^= True
     (run / "config.json").write_text(json.dumps(settings))
     assert bench.main(["--resume", str(run)]) == 2

@@ -123,7 +123,7 @@ def test_settings_that_do_not_fit_together_run_one_by_one(
     def refuse(*args: Any, **how: Any) -> None:
         raise TooLargeError("the run needs more")
 
-    monkeypatch.setattr(running, "run_points", refuse)
+    monkeypatch.setattr(running, "run_candidates", refuse)
     two = "fedprox(mu=0.1|3, lr=0.1)"
     found = run(tmp_path / "run", *TINY, "--algo", two, "--compare", "none")
     for label in (LABELS[1], LABELS[3]):

@@ -22,8 +22,8 @@ from fedjax_sim.data import eval_set
 from fedjax_sim.engine.batches import root_view, rows_at
 from fedjax_sim.engine.clients import label_counts, samples_of, visits
 from fedjax_sim.partition import load_partition, partition_from_lists
-from fedjax_sim.run.axes import RunAxes
 from fedjax_sim.run.checks import check_sets
+from fedjax_sim.run.layout import RunAxes
 
 PLAIN = {"personal": False}
 

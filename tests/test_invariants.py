@@ -35,9 +35,9 @@ from fedjax_sim.engine.batches import shuffled
 from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import convolutions, layers
-from fedjax_sim.run.counting import count_programs
-from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.cache import count_programs
 from fedjax_sim.run.programs import Programs
+from fedjax_sim.run.runner import Runner
 from fedjax_sim.server.aggregators import AGGREGATORS
 
 ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
@@ -230,7 +230,7 @@ def test_advancing_again_compiles_nothing(
     algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4).on(ONE["execution"])
     sets = (eval_set(*federation.test),)
     programs = Programs(algorithm, models["logistic"], federation.task, federation.data, sets, 1, 3)
-    experiment = Experiment(programs)
+    experiment = Runner(programs)
     run = experiment.start((0,))
     run, _, _ = experiment.advance(run, 3)
     with count_programs() as counter:

@@ -23,8 +23,8 @@ from fedjax_sim.engine.dealing import lanes_for
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.models import layers
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
-from fedjax_sim.run.simulation import experiment
 
 STRETCH = 3
 
@@ -273,10 +273,10 @@ def test_the_lanes_fit_the_sizes(federation: Federation, models: dict[str, fs.Mo
 
     def programs(execution: Execution, runs: int) -> Programs:
         algorithm = fs.fedavg(local_sgd(model), clients_per_round=6).on(execution)
-        return experiment(
+        return Experiment(
             algorithm, model, federation.data, federation.test, classes=3, seeds=range(runs),
             execution=execution,
-        ).programs  # fmt: skip
+        ).runner().programs  # fmt: skip
 
     steps = np.round(1.5 * -(-federation.sizes // 4)).astype(int)
     for runs in (1, 5):

@@ -13,7 +13,7 @@ from conftest import assert_trees
 
 import fedjax_sim as fs
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.runner import Runner
 
 TOY = fs.toy(5, 0.9)  # of which 4 devices need rows of padding
 
@@ -23,11 +23,11 @@ def scaffold() -> fs.Algorithm:
     return fs.algorithms.scaffold(fs.local_sgd(TOY.objective, optax.sgd(0.05)), clients_per_round=4)
 
 
-def experiment_of(devices: int) -> Experiment:
-    return experiment(
+def experiment_of(devices: int) -> Runner:
+    return Experiment(
         scaffold(), TOY.model, TOY.data, TOY.test, classes=10, seeds=(0, 1), eval_every=2,
         execution=fs.make_execution(devices),
-    )  # fmt: skip
+    ).runner()  # fmt: skip
 
 
 @pytest.mark.slow
@@ -38,9 +38,9 @@ def test_each_device_holds_an_equal_part() -> None:
         for leaf in jax.tree.leaves(run.state.client_state):
             assert {shard.data.shape[1] for shard in leaf.addressable_shards} == {2}
         assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(run.state.server))
-        state = made.told(run).state
+        state = made.exported(run).state
         assert all(len(leaf[0]) == 5 for leaf in jax.tree.leaves(state.client_state))
-        assert_trees(state, alone.told(one).state, rtol=2e-5, atol=1e-6)
+        assert_trees(state, alone.exported(one).state, rtol=2e-5, atol=1e-6)
         run, one = made.advance(run, 2)[0], alone.advance(one, 2)[0]
 
 

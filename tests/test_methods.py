@@ -55,7 +55,7 @@ from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.engine.reading import needed
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.experiment import Experiment
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5
 
@@ -472,7 +472,7 @@ def test_x64_changes_no_run(name: str) -> None:
 def test_method_is_lowered_for_accelerators(name: str) -> None:
     model = networks()[METHODS[name].network]
     algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
-    given = experiment(algorithm, model, *digits(), classes=10, seeds=(4,)).programs
+    given = Experiment(algorithm, model, *digits(), classes=10, seeds=(4,)).runner().programs
     weights = jax.tree.map(lambda a: a[None], start(model))
     lowered = [program for program, _ in given.lowered(["cuda", "tpu"], weights)]
     assert lowered[:3] == ["start", "advance", "evaluate"]

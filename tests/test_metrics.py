@@ -289,8 +289,8 @@ def test_validation_chooses_the_round(federation: Federation, models: dict[str, 
 
 
 def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -> None:
-    from fedjax_sim.run.experiment import Experiment
     from fedjax_sim.run.programs import Programs
+    from fedjax_sim.run.runner import Runner
 
     data = federation.data
     sets = tuple(eval_set(data.x, data.y, partition_from_lists([rows])) for rows in ([0, 1], [2]))
@@ -299,7 +299,7 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
     algorithm = fs.fedavg(local, clients_per_round=1).on(execution)
     programs = Programs(algorithm, model, federation.task, data, sets, 1, 1)
-    on_device, examples = Experiment(programs)._inputs
+    on_device, examples = Runner(programs)._inputs
     placed = [on_device.x, *(s.x for s in examples)]
     assert len({a.unsafe_buffer_pointer() for a in placed}) == 1
 

@@ -17,7 +17,7 @@ import fedjax_sim as fs
 from fedjax_sim import base
 from fedjax_sim.base import Array, ClientData, PyTree, Variables
 from fedjax_sim.cli.loading import SavedRun
-from fedjax_sim.run.swept import Plan, Point
+from fedjax_sim.run.grids import Plan, Point
 
 ROUNDS = 3
 ONE = fs.make_execution(1)

@@ -18,9 +18,9 @@ import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
+from fedjax_sim.run.cache import forget_programs
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.functions import Functions
-from fedjax_sim.run.inputs import forget
-from fedjax_sim.run.simulation import experiment
 
 
 def method(name: str, model: fs.Model, **given: Any) -> fs.Algorithm:
@@ -172,9 +172,9 @@ def test_padding_is_that_of_the_clients(models: dict[str, fs.Model]) -> None:
     shapes = []
     for clients in (8, 9):
         there = make_federation([9] * clients)
-        made = experiment(scaffold, models["logistic"], there.data, there.test, classes=3)
-        begun = made.programs._begun(made.programs._functions)
-        told = made.programs._functions.layout.like(begun)
+        made = Experiment(scaffold, models["logistic"], there.data, there.test, classes=3).runner()
+        begun = made.programs._start_shapes(made.programs._functions)
+        told = made.programs._functions.layout.exported_shapes(begun)
         shapes += [
             {leaf.shape[1] for leaf in jax.tree.leaves(run.state.client_state)}
             for run in (begun, told)
@@ -188,10 +188,10 @@ def test_what_is_forgotten_is_made_anew(
     algorithm, plain = method("fedavg", models["logistic"]), models["logistic"]
 
     def functions() -> Functions:
-        made = experiment(algorithm, plain, federation.data, federation.test, classes=3)
+        made = Experiment(algorithm, plain, federation.data, federation.test, classes=3).runner()
         return made.programs._functions
 
     first = functions()
     assert functions() is first
-    forget(algorithm)
+    forget_programs(algorithm)
     assert functions() is not first

@@ -17,9 +17,9 @@ from conftest import Federation, assert_trees
 import fedjax_sim as fs
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.memory import needed
-from fedjax_sim.run.axes import RunAxes
-from fedjax_sim.run.scoring import scoring
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.cache import evaluation_program
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.layout import RunAxes
 
 ONE = fs.make_execution(devices=1)
 
@@ -81,7 +81,9 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     data = fs.client_data(x, y, federation.partition)
     model = fs.models.logistic((6,), 3)
     algorithm = fs.algorithms.scaffold(local_of(model), clients_per_round=4).on(ONE)
-    made = experiment(algorithm, model, data, (x.copy(), y.copy()), classes=3, execution=ONE)
+    made = Experiment(
+        algorithm, model, data, (x.copy(), y.copy()), classes=3, execution=ONE
+    ).runner()
     made.start((0,))
     kept = sum(a.nbytes for a in jax.tree.leaves(made.start((0,)).state.client_state))
     clients, tested = (
@@ -89,9 +91,9 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     )
     assert min(kept, clients, tested) > 0
     for name, least in (("evaluate", clients + kept), ("advance", tested)):
-        beside = made._held(name) - needed(made._compiled[name])
+        beside = made._bytes_during(name) - needed(made._compiled[name])
         assert least <= beside < 1.2 * least  # each array once
-    assert made.device_bytes == max(made._held(name) for name in made._compiled)
+    assert made.device_bytes == max(made._bytes_during(name) for name in made._compiled)
 
 
 @pytest.mark.slow
@@ -124,7 +126,7 @@ def test_what_scores_goes_with_the_model(federation: Federation) -> None:
     model = fs.models.logistic((6,), 3)
     sets = (eval_set(*federation.test),)
     axes = RunAxes.of(federation.data, sets, 2)
-    score = scoring(model.apply, federation.task, ONE, axes)
+    score = evaluation_program(model.apply, federation.task, ONE, axes)
     keys = jax.random.split(jax.random.key(0), 2)
     score.trace(jax.eval_shape(jax.vmap(model.init), keys), sets).lower().compile()
     gone = weakref.ref(model.apply), weakref.ref(score)

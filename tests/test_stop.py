@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "patience": (lambda: fs.stop.patience(2), "stop: patience needs simulate(validation=...)"),
     "personal": (
         lambda: fs.stop.target("accuracy", 0.5, on="personal"),
-        "stop: target on='personal' must be one of what is scored, test",
+        "stop: on must be one of test, which are scored, got 'personal'",
     ),
     "score": (lambda: fs.stop.target("mse", 0.5), "stop: score must be one of accuracy, f1"),
     "in any_of": (

@@ -17,7 +17,7 @@ import fedjax_sim as fs
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.data import eval_set
 from fedjax_sim.run import Point, Sweep
-from fedjax_sim.run.points import Points, groups
+from fedjax_sim.run.candidates import Candidates, group_candidates
 
 Make = Callable[..., fs.Algorithm]
 MODEL = fs.models.logistic((6,), 3)
@@ -169,7 +169,7 @@ def validated(result: fs.Result) -> np.ndarray:
 
 def grouped(make: Make, grid: list[dict[str, Any]], data: fs.ClientData) -> list[list[int]]:
     """Which points are runs of the same programs."""
-    return groups(Points(make, grid, [make(**point) for point in grid]), MODEL, data)
+    return group_candidates(Candidates(make, grid, [make(**point) for point in grid]), MODEL, data)
 
 
 def test_what_changes_shapes_is_another_program(federation: Federation) -> None:

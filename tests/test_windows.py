@@ -28,8 +28,8 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import as_arrays, begins
 from fedjax_sim.engine.memory import TooLargeError, needed
 from fedjax_sim.partition import Partition, partition_from_lists
-from fedjax_sim.run.simulation import experiment
-from fedjax_sim.run.windows import Rows, Windows
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.prefetch import PrefetchBlocks, StateRows
 
 NETWORK = fs.models.logistic((6,), 3)
 DEEPER = fs.models.mlp((6,), 3, widths=(5,))
@@ -77,23 +77,23 @@ def test_every_client_of_a_round_is_there(
 ) -> None:
     data, cohorts, most, every = population
     each = 3 * 4 + 4 + 4 + 4
-    windows = Windows(data, 2 * (most + more) * each / 1e6 + 1e-9)
+    windows = PrefetchBlocks(data, 2 * (most + more) * each / 1e6 + 1e-9)
     starts, total, n = np.atleast_2d(data.start), len(data.x), data.clients
     roots = np.reshape([] if data.root is None else data.root, (-1, 2))
     entries = np.asarray(data.index)
     done = 0
-    for window in windows.cut(cohorts, every):
+    for window in windows.split(cohorts, every):
         there = windows.fetched(window)
-        assert len(there.x) == len(there.y) == len(there.index) == windows.room
+        assert len(there.x) == len(there.y) == len(there.index) == windows.capacity
         at = places(there)
         for r, t in itertools.product(range(len(cohorts)), range(done, done + window.rounds)):
             p = r % len(starts)
             for k in cohorts[r, t][cohorts[r, t] < n]:
                 own = entries[starts[p, k] : starts[p, k + 1]]
                 found = np.asarray(there.index)[at(p, k) : at(p, k) + len(own)]
-                assert np.array_equal(found >= windows.room, own >= total)
-                assert np.array_equal(there.x[found % windows.room], data.x[own % total])
-                assert np.array_equal(there.y[found % windows.room], data.y[own % total])
+                assert np.array_equal(found >= windows.capacity, own >= total)
+                assert np.array_equal(there.x[found % windows.capacity], data.x[own % total])
+                assert np.array_equal(there.y[found % windows.capacity], data.y[own % total])
         moved = np.reshape([] if there.root is None else there.root, (-1, 2))
         for old, new in zip(roots, moved, strict=True):
             rows = np.asarray(there.index)[slice(*new)]
@@ -108,9 +108,9 @@ def bytes_of_window(clients: int) -> int:
     own = in_host_memory(np.arange(clients + 1, dtype=np.int32))
     x = in_host_memory(np.zeros((clients, 1), np.float32))
     data = fs.ClientData(x, own[:-1], own[:-1], own, capacity=1)
-    windows = Windows(data, 0.001, Rows(3, 1, 4, 1.0))
-    (window,) = windows.cut(np.array([[[0, clients - 1]]]), 1)
-    return tree.num_bytes(windows.moving(windows.fetched(window)))
+    windows = PrefetchBlocks(data, 0.001, StateRows(3, 1, 4, 1.0))
+    (window,) = windows.split(np.array([[[0, clients - 1]]]), 1)
+    return tree.num_bytes(windows.changing(windows.fetched(window)))
 
 
 def test_a_million_clients_cost_a_window_nothing() -> None:
@@ -155,15 +155,17 @@ def test_windows_are_as_long_as_they_may_be() -> None:
     data = fs.client_data(np.zeros((12, 5), np.float32), np.zeros(12), partition_from_lists(lists))
     cohorts = np.array([[0, 1], [1, 0], [2, 4], [3, 2], [3, 3], [0, 1]])[None]
     cuts = {
-        samples: [window.rounds for window in Windows(data, 2e-6 * samples * 32).cut(cohorts, 9)]
+        samples: [
+            window.rounds for window in PrefetchBlocks(data, 2e-6 * samples * 32).split(cohorts, 9)
+        ]
         for samples in (6, 9, 12)
     }
     assert cuts == {6: [2, 3, 1], 9: [3, 2, 1], 12: [6]}
-    assert [w.rounds for w in Windows(data, 1).cut(cohorts, 4)] == [4, 2]
+    assert [w.rounds for w in PrefetchBlocks(data, 1).split(cohorts, 4)] == [4, 2]
     with pytest.raises(TooLargeError, match=re.escape(
         "samples_mb must be at least 0.01: half of it holds the clients of round 1, 6 samples"
     )):  # fmt: skip
-        [*Windows(data, 2e-6 * 5 * 32).cut(cohorts, 9)]
+        [*PrefetchBlocks(data, 2e-6 * 5 * 32).split(cohorts, 9)]
 
 
 def test_runs_of_a_partition_share_its_samples() -> None:
@@ -172,8 +174,8 @@ def test_runs_of_a_partition_share_its_samples() -> None:
     x = np.zeros((12, 5), np.float32)
     data = fs.client_data(x, np.zeros(12), [one, two])
     data = altered_data(data, start=np.concatenate([data.start, data.start]))
-    windows = Windows(data, 2e-6 * 12 * 32 + 1e-9)
-    (window,) = windows.cut(np.array([[[0, 1]], [[0, 2]], [[1, 0]], [[2, 4]]]), 9)
+    windows = PrefetchBlocks(data, 2e-6 * 12 * 32 + 1e-9)
+    (window,) = windows.split(np.array([[[0, 1]], [[0, 2]], [[1, 0]], [[2, 4]]]), 9)
     assert len(window.clients) == 5  # client 4 is none
     there = windows.fetched(window)
     at = known_array(there.at)
@@ -185,10 +187,10 @@ def stages(name: str, federation: Federation, mb: float | None, devices: int = 1
     """The last stage of two runs, and the cohorts of all rounds."""
     network = DEEPER if name == "streaming_diloco" else NETWORK
     made = experiment_of(name, federation, network, devices=devices, chunk=1, samples_mb=mb)
-    found = [stage for _, stage in made.stages((0, 1), 5)]
+    found = [stage for _, stage in made.intervals((0, 1), 5)]
     run = found[-1].run
     assert run is not None
-    return made.told(run).state, found[-1].variables, [stage.metrics for stage in found]
+    return made.exported(run).state, found[-1].variables, [stage.metrics for stage in found]
 
 
 def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
@@ -199,12 +201,12 @@ def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
     given = models["logistic"], federation.data, federation.test
     here, there = fs.make_execution(2, samples_mb=0.01), fs.make_execution(1)
     algorithm = fs.fedavg(local, clients_per_round=3).on(here)
-    composed = experiment(algorithm, *given, classes=3).programs
-    told = experiment(algorithm, *given, classes=3, execution=there).programs
+    composed = Experiment(algorithm, *given, classes=3).runner().programs
+    told = Experiment(algorithm, *given, classes=3, execution=there).runner().programs
     for programs, execution in ((composed, here), (told, there)):
         assert programs.execution == execution
         assert programs.algorithm.parts.execution.devices == execution.devices
-        assert (programs.windows is None) == (execution.samples_mb is None)
+        assert (programs.blocks is None) == (execution.samples_mb is None)
 
 
 def numbers(tree: Any) -> Any:
@@ -301,7 +303,7 @@ def test_what_waits_for_the_rounds_counts(
     """The test set and the next window."""
     made = experiment_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
     made._prepare(None)
-    waits = made._held("rounds") - needed(made._compiled["rounds"])
+    waits = made._bytes_during("rounds") - needed(made._compiled["rounds"])
     assert waits > 200 * SAMPLE + sum(np.asarray(a).nbytes for a in federation.test)
 
 
@@ -375,10 +377,10 @@ def test_samples_may_lie_in_a_file_and_runs_go_on(tmp_path: Path) -> None:
 
 
 def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
-    made = experiment(
+    made = Experiment(
         of_copies("fine_tuned"), FILE_MODEL, *problem(tmp_path), classes=3, personal=True,
         execution=holding_of_file(30),
-    )  # fmt: skip
+    ).runner()  # fmt: skip
     with pytest.raises(ValueError, match="samples_mb needs methods that read the samples"):
         made.programs.check()
     with pytest.raises(ValueError, match="samples_mb must be above 0, got 0"):

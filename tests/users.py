@@ -18,7 +18,7 @@ import optax
 
 import fedjax_sim as fs
 from fedjax_sim.bench import main
-from fedjax_sim.run.simulation import experiment
+from fedjax_sim.run.experiment import Experiment
 
 IMAGES = (28, 28, 1)
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -44,7 +44,7 @@ def rounds() -> None:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05, momentum=0.9), batch_size=32)
     algorithm = fs.fedavg(local, clients_per_round=10)
     test = np.asarray(data.x[:50]), y[:50]
-    trained = experiment(algorithm, model, data, test, classes=10, eval_every=3)
+    trained = Experiment(algorithm, model, data, test, classes=10, eval_every=3).runner()
     found = set()
     for calls in [(3,), (1, 1, 1)] * 10:
         run = trained.start((0,))

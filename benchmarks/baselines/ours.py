@@ -29,9 +29,9 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import layers
 from fedjax_sim.models.convolutions import Lowering, conv
 from fedjax_sim.models.winograd import Padding
-from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
-from fedjax_sim.run.stages import Run
+from fedjax_sim.run.records import Run
+from fedjax_sim.run.runner import Runner
 
 ROUNDS = 4096
 """Cohorts that the program holds; a longer run starts over."""
@@ -118,13 +118,13 @@ def lowered_by(way: Lowering | None) -> AbstractContextManager[object]:
 class Session:
     """The programs of a workload and the state of their run."""
 
-    experiment: Experiment
+    experiment: Runner
     run: Run
 
 
 def experiment_of(
     workload: Workload, execution: Execution, compute_dtype: str | None = None
-) -> Experiment:
+) -> Runner:
     """Its programs; nothing is computed."""
     model = _model(workload, compute_dtype)
     work = workload.federation()
@@ -142,7 +142,7 @@ def experiment_of(
     sets = (eval_set(work.x[:1], work.y[:1]),)
     task = fs.tasks.classification(VOCABULARY if workload.net == "lstm" else CLASSES)
     programs = Programs(algorithm, model, task, data, sets, 1, ROUNDS)
-    return Experiment(programs)
+    return Runner(programs)
 
 
 @lru_cache(maxsize=1)

@@ -48,7 +48,8 @@ from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_sc
 from fedjax_sim.models.factories import model_of
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run import check_model, simulation
+from fedjax_sim.run import check_model
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.tasks import scoring
 
 
@@ -180,7 +181,7 @@ def build(config: Config) -> Setup:
             if check:
                 how = how_it_runs(made, config, task, problem, execution)
                 what = made, model, problem.data, problem.test
-                simulation.experiment(*what, **how).programs.check()
+                Experiment(*what, **how).runner().programs.check()
 
         def made_of(local: LocalUpdate) -> Algorithm:
             rates = mine.lr, mine.momentum or 0.0

@@ -16,7 +16,7 @@ from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.running import rounds_of, title
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.axes import client_axes, first_run
+from fedjax_sim.run.layout import client_axes, one_run
 
 HEAD = (
     "algorithm", "program", "rounds", "models", "steps a visit", "kB up", "kB down", "steps in all"
@@ -33,7 +33,7 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
     weights = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     data = setup.problem.data
-    clients, sizes = first_run(data, client_axes(data)), client_sizes(data).reshape(-1)
+    clients, sizes = one_run(data, client_axes(data)), client_sizes(data).reshape(-1)
     print(
         f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
         f"({setup.model_bytes / MB:,.2f} MB); {runs} runs on {len(devices)} x "

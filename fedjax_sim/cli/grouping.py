@@ -10,7 +10,7 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import ends_early
 from fedjax_sim.cli.methods import name_of
-from fedjax_sim.run.points import Points, groups
+from fedjax_sim.run.candidates import Candidates, group_candidates
 
 
 def programs(config: Config, setup: Setup) -> list[list[str]]:
@@ -28,14 +28,16 @@ def programs(config: Config, setup: Setup) -> list[list[str]]:
         if len(labels) == 1:
             found.append(labels)
             continue
-        grouped = groups(points(labels, config, setup), setup.model, setup.problem.data)
+        grouped = group_candidates(
+            candidates(labels, config, setup), setup.model, setup.problem.data
+        )
         found += [[labels[i] for i in group] for group in grouped]
     return sorted(found, key=lambda group: config.algorithms.index(group[0]))
 
 
-def points(labels: Sequence[str], config: Config, setup: Setup) -> Points:
-    """Algorithms of one method with the same settings by name."""
-    return Points(
+def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidates:
+    """Returns the algorithms of one method with their settings."""
+    return Candidates(
         functools.partial(setup.varied, labels[0]),
         [_settings(config, label) for label in labels],
         [setup.algorithms[label] for label in labels],

@@ -23,12 +23,17 @@ from fedjax_sim.cli.reading import read_object, read_rows
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.cores import default_device
-from fedjax_sim.run.archive import unpacked
-from fedjax_sim.run.axes import RunAxes
-from fedjax_sim.run.client_rows import with_all_rows
-from fedjax_sim.run.result import of_runs
-from fedjax_sim.run.saved import Saved, newest, server_at, server_of
-from fedjax_sim.run.stages import Run
+from fedjax_sim.run.checkpoint_files import (
+    Checkpoint,
+    newest_checkpoint,
+    server_model,
+    server_model_at,
+    unpack,
+)
+from fedjax_sim.run.client_memory import with_all_rows
+from fedjax_sim.run.layout import RunAxes
+from fedjax_sim.run.records import Run
+from fedjax_sim.run.result import select_runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +126,13 @@ class SavedRun:
         saved, mine = self._saved(algorithm)
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
         if at is None:
-            last: Variables = mine(server_of(saved, shapes))
+            last: Variables = mine(server_model(saved, shapes))
             return last
         if at != "validated":
-            kept: Variables = mine(server_at(saved, shapes, at))
+            kept: Variables = mine(server_model_at(saved, shapes, at))
             return kept
         rounds, chosen = self._validated(algorithm)
-        every = [mine(server_at(saved, shapes, int(r))) for r in rounds]
+        every = [mine(server_model_at(saved, shapes, int(r))) for r in rounds]
         best: Variables = jax.tree.map(
             lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
         )
@@ -165,29 +170,29 @@ class SavedRun:
 
         keys = jax.random.split(jax.random.key(0), axes.runs)
         shapes = jax.eval_shape(axes.map(begin, (0, axes.data), axes.state), keys, data)
-        kept: Run = with_all_rows(mine(unpacked(saved.arrays, "run", Run(keys, shapes))))
-        server = mine(server_of(saved, jax.eval_shape(model.init, keys[0])))
+        kept: Run = with_all_rows(mine(unpack(saved.arrays, "run", Run(keys, shapes))))
+        server = mine(server_model(saved, jax.eval_shape(model.init, keys[0])))
         state = kept.state._replace(server=server)
         made_of = jax.jit(axes.map(own, (0, axes.state, axes.data)))
         models: Variables = jax.device_get(made_of(kept.keys, state, data))
         return models
 
-    def _saved(self, algorithm: str) -> tuple[Saved, Callable[[PyTree], Any]]:
+    def _saved(self, algorithm: str) -> tuple[Checkpoint, Callable[[PyTree], Any]]:
         """The newest checkpoint of an algorithm, and what takes its runs of those of a program."""
         if algorithm not in self.algorithms:
             known = ", ".join(self.algorithms)
             raise ValueError(f"algorithm must be one of {known}, got {algorithm!r}")
         group = next((g for g in self.settings.get("programs", []) if algorithm in g), [algorithm])
-        saved = newest(checkpoints_in(self.folder, algorithm))
+        saved = newest_checkpoint(checkpoints_in(self.folder, algorithm))
         if saved is None:
-            saved = newest(checkpoints_in(self.folder, group[0]))
+            saved = newest_checkpoint(checkpoints_in(self.folder, group[0]))
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
         runs, place = len(self._setup.problem.runs), group.index(algorithm)
 
         def mine(values: PyTree) -> Any:
             several = len(jax.tree.leaves(values)[0]) > runs
-            return of_runs(
+            return select_runs(
                 values, slice(place * runs, (place + 1) * runs) if several else slice(None)
             )
 

@@ -18,7 +18,7 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
-from fedjax_sim.cli.grouping import points
+from fedjax_sim.cli.grouping import candidates
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.processes import agreed
 from fedjax_sim.cli.report import digits
@@ -31,10 +31,11 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
-from fedjax_sim.run.identity import drawing
-from fedjax_sim.run.inputs import forget
-from fedjax_sim.run.points import diverged, run_points
-from fedjax_sim.run.saved import files
+from fedjax_sim.run.cache import forget_programs
+from fedjax_sim.run.candidates import divergence, run_candidates
+from fedjax_sim.run.checkpoint_files import checkpoint_paths
+from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.identity import random_settings
 from fedjax_sim.tasks.sums import mean_known
 
 
@@ -66,14 +67,14 @@ def open_folder(
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
         "programs": groups,
-        "jax": drawing(),
+        "jax": random_settings(),
     }
     if resume is not None:
         begun = written(path)
         for name in ("clients", "partition_hashes"):
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
-        for name, ours in drawing().items():
+        for name, ours in random_settings().items():
             theirs = begun.get("jax", {}).get(name, ours)  # older runs do not say
             if theirs != ours:
                 raise ValueError(
@@ -110,7 +111,7 @@ def lost_checkpoints(path: Path, groups: Sequence[Sequence[str]]) -> list[str]:
         group[0]
         for group in groups
         if f'{{"algorithm": {json.dumps(group[0])},' in text
-        and not any(files(checkpoints_in(path, name)) for name in group)
+        and not any(checkpoint_paths(checkpoints_in(path, name)) for name in group)
     ]
 
 
@@ -206,7 +207,7 @@ def run(
         if folder is not None:
             folder.write_summary({**in_order, **common}, results, score, head)
         for name in group:
-            forget(setup.algorithms[name])
+            forget_programs(setup.algorithms[name])
         trim()
         STOPPING.check(agreed)
     if results and folder is not None:
@@ -279,20 +280,14 @@ def run_group(
                 **how,
             )
             return {first: result}
-        validation, sets = how.pop("validation"), {"test": test}
-        if validation is not None:
-            sets["validation"] = validation
-        results = run_points(
-            points(names, config, setup),
-            model,
-            data,
-            sets,
+        results = run_candidates(
+            candidates(names, config, setup),
+            Experiment(algorithm, model, data, test, **how),
             on_evaluation=lambda place, evaluation: record(names[place], evaluation),
             **common,
-            **how,
         )
-    told = (diverged(result, seeds) or result for result in results)
-    return dict(zip(names, told, strict=True))
+    outcomes = (divergence(result, seeds) or result for result in results)
+    return dict(zip(names, outcomes, strict=True))
 
 
 def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:

@@ -42,10 +42,8 @@ def read_targets(
             raise ValueError(f"classes must be {len(names)}, as y has as many names, got {classes}")
         y, classes = class_codes(y, names), len(names)
     if task is None and classes is None and y.shape[:1] == (samples,):
-        inferred = task_of(y)
-        if inferred is None:
-            inferred = classification(_number_of_classes(_labels(y, samples, None)))
-        return as_targets(y, samples), inferred, names
+        found = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
+        return as_targets(y, samples), found, names
     if task == "regression":
         converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
         inferred: Task = regression(1 if y.ndim == 1 else y.shape[1])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from jax.stages import Compiled
 
 from fedjax_sim.base import Array
 
@@ -166,3 +168,47 @@ def _tpus(target: str) -> tuple[jax.Device, ...]:
         told = str(error).splitlines()[0]
         raise ValueError(f"compile_for must be like {FORMS}, got {target!r} ({told})") from error
     return tuple(description.devices)
+
+
+_COLLECTIVES = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+
+
+class ProgramReport(NamedTuple):
+    """XLA's figures for a compiled program; bytes and operations are per device.
+
+    Attributes:
+        name: "weights" (which draws them), "start", "advance" (rounds), "evaluate", "finish" or
+            another program of :class:`fedjax_sim.run.programs.Programs`.
+        seconds: seconds of tracing, lowering and compiling.
+        arguments: bytes that it is given: data, models, states.
+        temporaries: the most bytes that it needs in addition.
+        flops: operations of one pass through each loop; None if unknown.
+        accessed: bytes read and written in one pass through each loop; None if unknown.
+        collectives: number of collectives of each kind.
+    """
+
+    name: str
+    seconds: float
+    arguments: int
+    temporaries: int
+    flops: float | None
+    accessed: float | None
+    collectives: Mapping[str, int]
+
+
+def program_report(name: str, seconds: float, program: Compiled) -> ProgramReport:
+    """Returns XLA's figures for a program."""
+    memory: Any = program.memory_analysis()
+    cost: Any = program.cost_analysis() or {}
+    text = program.as_text() or ""
+    # An asynchronous collective is two instructions; count the one that starts it.
+    collectives = Counter(re.findall(rf" ({_COLLECTIVES})(?:-start)?\(", text))
+    return ProgramReport(
+        name,
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        dict(collectives),
+    )

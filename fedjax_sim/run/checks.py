@@ -1,7 +1,8 @@
-"""What must hold before a run starts, and while it goes on."""
+"""Checks before a run starts, and of what its rounds return."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
@@ -13,14 +14,16 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Array, ClientData, Model, Task, origins
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.result import DivergedError
+from fedjax_sim.run.identity import code_digests, digest
+from fedjax_sim.run.result import DivergedError, Evaluation
+from fedjax_sim.tasks import classification
 
 MOST_RUNS = 100_000
-"""Runs of one simulation, each with a model of its own."""
+"""The most runs of one simulation, each with a model of its own."""
 
 
 def checked_seeds(seeds: Any) -> list[int]:
-    """The seeds as integers; refuses what is no list of them."""
+    """Returns the seeds as integers; rejects anything that is not a list of seeds."""
     if isinstance(seeds, Sized) and len(seeds) > MOST_RUNS:  # before an array of a range, say
         raise ValueError(f"seeds must be at most {MOST_RUNS:,}, got {len(seeds):,}")
     given = np.asarray(seeds)
@@ -35,7 +38,7 @@ def checked_seeds(seeds: Any) -> list[int]:
 
 
 def as_set(name: str, given: Any) -> EvalSet:
-    """An evaluation set, made of a pair (x, y) if it is one."""
+    """Returns an evaluation set, made from a pair (x, y) if need be."""
     if isinstance(given, EvalSet):
         return given
     if not isinstance(given, tuple | list) or len(given) != 2:
@@ -51,9 +54,9 @@ def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
 
     Args:
         model: the model.
-        x: the inputs.
+        x: inputs.
         y: ``[n, *target]``, targets of the task.
-        task: what is learnt.
+        task: the task.
     """
     sample = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
 
@@ -67,7 +70,7 @@ def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
     except Exception as e:  # any that the network raises: flax has errors of its own
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         if isinstance(e, ZeroDivisionError):
-            reason += ", as when its layers leave nothing of an input so small"
+            reason += ": an input this small may shrink to nothing in its layers"
         raise ValueError(f"the model rejects inputs of shape {x.shape[1:]}: {reason}") from e
     wanted = task.shape(y.shape[1:])
     if outputs.shape != (2, *wanted):
@@ -86,7 +89,7 @@ def check_sets(
     personal: bool,
     most: int | None = None,
 ) -> None:
-    """Refuses sets that fit neither the clients' data nor what is to be scored."""
+    """Rejects sets that do not fit the clients' data or the scores."""
     starts = {"data": data.start, **{name: s.start for name, s in sets.items()}}
     for name, start in starts.items():
         if start.ndim == 2 and len(start) != runs:
@@ -119,9 +122,9 @@ def check_sets(
 
 
 def check_targets(data: ClientData, sets: Mapping[str, EvalSet], task: Task) -> None:
-    """Refuses targets, of samples or of ``data.relabel``, that are none of the task's.
+    """Rejects targets, in samples or in ``data.relabel``, that the task does not have.
 
-    A label that is no class has no gradient, and no place in a score.
+    A label that is not a class has no gradient, and no place in a score.
 
     >>> from fedjax_sim import tasks
     >>> from fedjax_sim.partition import partition_from_lists
@@ -152,7 +155,7 @@ def check_targets(data: ClientData, sets: Mapping[str, EvalSet], task: Task) -> 
 
 
 def check_parts(algorithm: Algorithm, task: Task) -> None:
-    """Refuses an algorithm with a part that reads class labels, if the task has none."""
+    """Rejects an algorithm with a part that reads class labels, if the task has none."""
     if task.classes is not None:
         return
     for origin in origins(algorithm.parts.by_role()):
@@ -161,7 +164,7 @@ def check_parts(algorithm: Algorithm, task: Task) -> None:
 
 
 def _each_once(field: str, data: ClientData, sets: Mapping[str, EvalSet]) -> dict[str, Array]:
-    """An array of the data and the sets, by its name; one that several hold comes once."""
+    """Returns an array of the data and the sets by name; shared arrays once."""
     named: dict[str, Array] = {}
     for name, pool in {"data": data, **sets}.items():
         array = getattr(pool, field)
@@ -171,9 +174,9 @@ def _each_once(field: str, data: ClientData, sets: Mapping[str, EvalSet]) -> dic
 
 
 def _check_numbers(name: str, x: Array) -> None:
-    """Refuses what is NaN or infinite, or will be in the dtype that JAX makes of it.
+    """Rejects values that are NaN or infinite in JAX's dtype.
 
-    By the two extremes, which have no temporary array as large as x: NaN is both.
+    Compares the extremes, which needs no temporary array as large as x; NaN is both.
     """
     kind = jax.dtypes.canonicalize_dtype(x.dtype)
     floating = jnp.issubdtype(kind, jnp.floating)
@@ -187,11 +190,11 @@ def _check_numbers(name: str, x: Array) -> None:
 
 
 def check_cohorts(client: NDArray[np.int32], done: int, clients: int) -> None:
-    """Refuses a selection that gave one client to two slots, or one that does not exist.
+    """Rejects a selection with one client in two slots, or with a client that does not exist.
 
     Args:
-        client: ``int32[R, rounds, S]``, by slot; N for none.
-        done: rounds before these.
+        client: ``int32[R, rounds, S]``, the client of each slot; N for an empty slot.
+        done: number of rounds before these.
         clients: N.
 
     >>> check_cohorts(np.array([[[0, 1], [4, 4], [2, 2]]]), done=0, clients=4)
@@ -201,18 +204,18 @@ def check_cohorts(client: NDArray[np.int32], done: int, clients: int) -> None:
     if client.min() < 0 or client.max() > clients:
         wrong = client[(client < 0) | (client > clients)][0]
         raise ValueError(f"selection must give clients 0..{clients - 1}, or {clients}, got {wrong}")
-    drawn = np.sort(client, axis=-1)
-    twice = (drawn[..., 1:] == drawn[..., :-1]) & (drawn[..., 1:] < clients)
+    ordered = np.sort(client, axis=-1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] < clients)
     if twice.any():
         run, round_, slot = np.argwhere(twice)[0]
         raise ValueError(
             "selection must give each slot a client of its own, in round "
-            f"{done + round_ + 1} it gave {drawn[run, round_, slot]} to two slots"
+            f"{done + round_ + 1} it gave {ordered[run, round_, slot]} to two slots"
         )
 
 
 def check_finite(loss: Any, done: int, seeds: Sequence[int]) -> None:
-    """Refuses a loss ``[R, rounds]`` that is not finite; ``done`` rounds came before."""
+    """Rejects a loss ``[R, rounds]`` that is not finite, after ``done`` earlier rounds."""
     bad = np.argwhere(~np.isfinite(loss.T))  # by round, then seed
     if len(bad):
         where, seed = bad[0]
@@ -220,3 +223,87 @@ def check_finite(loss: Any, done: int, seeds: Sequence[int]) -> None:
             f"the loss became {loss[seed, where]} in round {done + where + 1} "
             f"(seed {seeds[seed]}): lower the learning rate, the clients' or the server's"
         )
+
+
+def check_losses(local: Any, evaluation: Evaluation, seeds: Sequence[int]) -> None:
+    """Rejects losses that are not finite.
+
+    Args:
+        local: ``[R, rounds]``, losses of the clients' training since the last evaluation.
+        evaluation: the evaluation after these rounds.
+        seeds: seeds of the runs.
+
+    Raises:
+        DivergedError: names the round and the seed.
+    """
+    last = evaluation.round
+    check_finite(local, last - local.shape[1], seeds)
+    check_finite(evaluation.test_loss[:, None], last - 1, seeds)
+    if evaluation.personal is not None:
+        check_finite(evaluation.personal.pooled.loss[:, None], last - 1, seeds)
+
+
+def check_kinds(algorithm: Any, model: Any, data: Any) -> None:
+    """Rejects arguments of the wrong kind; says what makes the right kind."""
+    wanted: tuple[tuple[str, Any, type, str], ...] = (
+        ("algorithm", algorithm, Algorithm, "what fs.compose or a named method returns"),
+        ("model", model, Model, "a Model, see fs.models"),
+        ("data", data, ClientData, "a ClientData, see fs.client_data"),
+    )
+    for name, given, kind, what in wanted:
+        if not isinstance(given, kind):
+            function = isinstance(given, types.FunctionType)
+            got = f"the function {given.__name__}" if function else type(given).__name__
+            raise ValueError(f"{name} must be {what}, got {got}")
+
+
+def whole_number(name: str, given: Any) -> int:
+    """Returns a positive number of rounds or classes as an integer; rejects others."""
+    value = np.asarray(given)
+    if value.dtype.kind not in "iu" or value.ndim or value < 1:
+        raise ValueError(f"{name} must be a whole number at least 1, got {given!r}")
+    if value >= 2**31:
+        raise ValueError(f"{name} must be at most {2**31 - 1}, got {given!r}")
+    return int(value)
+
+
+def task_of(task: Task | None, classes: int | None, auc: bool | None) -> Task:
+    """Returns the task, or a classification task with so many classes."""
+    if task is None and classes is None:
+        raise ValueError("task must be given, such as fs.tasks.regression(), or classes")
+    if task is None:
+        return classification(whole_number("classes", classes), auc=auc)
+    for name, value in (("classes", classes), ("auc", auc)):
+        if value is not None:
+            raise ValueError(f"{name} must be left out if there is a task, got {value}")
+    if not isinstance(task, Task):
+        raise ValueError(f"task must be a Task, see fs.tasks, got {type(task).__name__}")
+    return task
+
+
+def check_trained(algorithm: Algorithm, model: Model) -> None:
+    """Rejects a model that is not the one that the parts were made for.
+
+    A model that was made again, by the same calls, is the same.
+    """
+
+    def shapes(of: Model) -> Any:
+        return jax.eval_shape(of.init, jax.eval_shape(lambda: jax.random.key(0)))
+
+    def size(of: Model) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes(of)))
+
+    for origin in origins((algorithm.parts.local, algorithm.parts.finish)):
+        trained = origin.arguments.get("model")
+        if isinstance(trained, Model) and trained is not model:
+            if shapes(model) != shapes(trained):
+                raise ValueError(
+                    f"model must be the one that the local update trains, of {size(trained):,} "
+                    f"numbers in other shapes, got one of {size(model):,}"
+                )
+            if digest(model) != digest(trained) or code_digests(model) != code_digests(trained):
+                raise ValueError(
+                    "model must be the one that the local update trains, got one of the same "
+                    "shapes that computes otherwise: give simulate the model that "
+                    f"{origin.name} was given"
+                )

@@ -1,285 +1,207 @@
-"""One experiment: compiles its programs, and runs them from one evaluation to the next."""
+"""An experiment: an algorithm with its data and scores, and the loop over its rounds."""
 
 from __future__ import annotations
 
-import functools
-import platform
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
-from jax.stages import Compiled
+from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
-from fedjax_sim.engine import tree
-from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
-from fedjax_sim.run.axes import client_axes, first_run
-from fedjax_sim.run.checkpoints import Checkpoints, Saver
-from fedjax_sim.run.client_memory import ClientMemory
-from fedjax_sim.run.functions import Sets
-from fedjax_sim.run.identity import code, digest, drawing
-from fedjax_sim.run.inputs import placed, stacked
-from fedjax_sim.run.layout import Layout
-from fedjax_sim.run.metrics import Counts
-from fedjax_sim.run.pace import Pace
-from fedjax_sim.run.programs import ONCE, Programs
-from fedjax_sim.run.saved import Saved
-from fedjax_sim.run.stages import Collected, Run, Scored, Stage, Unscored
-from fedjax_sim.run.windows import Feed
+from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables, with_loss
+from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.cache import count_programs
+from fedjax_sim.run.checkpoint_files import CheckpointError
+from fedjax_sim.run.checkpoints import Checkpoints
+from fedjax_sim.run.checks import (
+    as_set,
+    check_cohorts,
+    check_kinds,
+    check_losses,
+    check_model,
+    check_parts,
+    check_sets,
+    check_targets,
+    check_trained,
+    checked_seeds,
+    task_of,
+    whole_number,
+)
+from fedjax_sim.run.functions import PerRunSettings
+from fedjax_sim.run.ledger import Ledger
+from fedjax_sim.run.programs import Programs
+from fedjax_sim.run.records import Interval
+from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.runner import Runner
+from fedjax_sim.run.stop import Stop, check_stop
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
-    """The programs at work; :func:`fedjax_sim.run.simulation` is a loop over them.
-
-    All are compiled before the first round, and once. The arrays of data and sets are placed on the
-    devices, each once however many hold it.
-
-    Args:
-        programs: what they compute.
+    """An algorithm with its data and scores; :func:`fedjax_sim.simulate` runs it.
 
     Attributes:
-        compile_seconds: of all that was traced, lowered and compiled.
-        device_bytes: what a device holds at most, once they are compiled.
-        model_bytes: of one model, likewise.
-        traffic: what is sent, likewise.
+        algorithm: the algorithm.
+        model: the model that its local update trains.
+        data: the clients.
+        test: the test set.
+        classes: M, short for a task.
+        task: the task.
+        seeds: seeds of the R runs.
+        eval_every: rounds between evaluations.
+        validation: the validation set.
+        auc: whether to score the AUC, given with ``classes``.
+        personal: whether to score personal models.
+        loss: loss on the sets; None: the task's loss.
+        execution: where and how to run; None: as the algorithm was composed.
+        per_run: the algorithm of each run, if runs differ in more than their seeds.
     """
 
-    def __init__(self, programs: Programs) -> None:
-        self.programs = programs
-        self.compile_seconds = 0.0
-        self.device_bytes = self.model_bytes = 0
-        self.traffic = Traffic(0, 0, 0, 0)
-        self._feed: Feed | None = None
-        of = programs
-        self._memory = ClientMemory(of.layout, of.data.clients) if of.hosted else None
-        self._compiled: dict[str, Compiled] = {}
+    algorithm: Algorithm = dataclasses.field(kw_only=False)
+    model: Model = dataclasses.field(kw_only=False)
+    data: ClientData = dataclasses.field(kw_only=False)
+    test: tuple[Any, Any] | EvalSet = dataclasses.field(kw_only=False)
+    classes: int | None = None
+    task: Task | None = None
+    seeds: Sequence[int] | NDArray[np.integer[Any]] = (0,)
+    eval_every: int = 1
+    validation: tuple[Any, Any] | EvalSet | None = None
+    auc: bool | None = None
+    personal: bool = False
+    loss: LossFn | None = None
+    execution: Execution | None = None
+    per_run: PerRunSettings | None = None
 
-    @functools.cached_property
-    def _inputs(self) -> tuple[ClientData, Sets]:
-        """Data and sets on the devices, each array once however many hold it.
+    def sets(self) -> dict[str, EvalSet]:
+        """Returns the test set, and the validation set if there is one."""
+        sets = {"test": as_set("test", self.test)}
+        if self.validation is not None:
+            sets["validation"] = as_set("validation", self.validation)
+        return sets
 
-        The data without samples, but for the server's own, if those of clients are fetched.
-        """
-        of = self.programs
-        data = of.data if of.windows is None else of.windows.fetched(None)
-        return placed((data, of.sets), of.execution)
-
-    def told(self, run: Run) -> Run:
-        """The run as users know it; see :class:`fedjax_sim.run.layout.Layout`."""
-        return self._keeper.told(run)
-
-    @property
-    def _keeper(self) -> Layout | ClientMemory:
-        """What tells and restores runs."""
-        return self._memory or self.programs.layout
-
-    def stages(
-        self,
-        seeds: Sequence[int],
-        rounds: int,
-        initial: Variables | None = None,
-        record: Callable[[FedState], PyTree] | None = None,
-        on_compiled: Callable[[int], None] | None = None,
-        saved: Saved | None = None,
-    ) -> Iterator[tuple[int, Stage]]:
-        """Runs all rounds; yields the rounds done and the stage at every evaluation.
-
-        Between evaluations it yields what is done of the stage, about every ten seconds. The stages
-        that were ``saved`` come first, as they were.
-        """
-        of, over = self.programs, saved is not None and saved.evaluated == rounds
-        # What goes on needs nothing to begin with, and what is over nothing at all.
-        self._prepare(
-            initial, lambda name: not over and (saved is None or name not in ONCE), rounds
-        )
-        if on_compiled is not None and not over:
-            on_compiled(self.device_bytes)
-        parts: list[Metrics] = []  # the rounds since the last evaluation
-        if saved is None:
-            run, done = self.start(seeds, initial), 0
-        else:
-            run, past = saved.restored(of.shapes, self._keeper, rounds, record)
-            yield from past
-            done = saved.done
-            parts = [stage.metrics for _, stage in past if stage.scored is None]
-        if of.windows is not None and not over:
-            began, base = time.perf_counter(), self._inputs[0]
-            rows = run if self._memory is None else self._memory.lent(run, np.arange(0))
-            cohorts = of.cohorts(rows, base, rounds - done)
-            if self._memory is not None:
-                self._memory.reserve(cohorts, self.device_bytes)
-            self.compile_seconds += time.perf_counter() - began  # of which the draws are little
-            self._feed = Feed(of.windows, of.execution, base, cohorts, of.every, done)
-        pace = Pace()
-        while done < rounds:
-            left = min(of.every - done % of.every, rounds - done)
-            todo = pace.begin(min(left, of.most))
-            run, metrics, scored = self.advance(run, todo, score=todo == left)
-            parts.append(jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics))
-            pace.end()
-            done += todo
-            rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
-            count = sum(part.loss.shape[1] for part in parts)
-            server = run.state.server
-            if scored is None:
-                yield done, Stage(count, rows, None, server, None, run, None)
-                continue
-            parts = []
-            collected = self.finish(run) if done == rounds else None
-            server = server if collected is None else collected.variables
-            kept = None if record is None else jax.device_get(record(self.told(run).state))
-            yield done, Stage(count, rows, scored, server, collected, run, kept)
-
-    def saver(
-        self,
-        where: Checkpoints | str | Path,
-        rounds: int,
-        seeds: Sequence[int],
-        initial: Variables | None,
-    ) -> Saver:
-        """What saves a run of this, and knows where one that was killed stopped.
+    def runner(self) -> Runner:
+        """Checks the settings and returns the runner of the programs; computes nothing.
 
         Raises:
-            CheckpointError: if the folder has checkpoints of another run, or of more rounds.
+            ValueError: if a setting is out of range or of the wrong kind, the model does not fit
+                the data, or is not the one that the local update trains.
         """
-        of = self.programs
-        test, *validation = of.sets
-        identity = {
-            "algorithm": " ".join(repr(of.algorithm).split()),
-            "setting of the algorithm": digest(of.algorithm.parts.by_role()),
-            "model": digest(of.model),
-            "task": repr(of.task),
-            "seeds": [*map(int, seeds)],
-            "eval_every": of.every,
-            "clients' data": digest(of.data),
-            "test set": digest(test),
-            "validation set": digest(validation),
-            "initial": digest(initial),
-            "personal": of.personal,
-            **drawing(),
-            "code": {
-                "python": platform.python_version_tuple()[:2],
-                "functions": code((of.algorithm.parts.by_role(), of.model, of.task)),
-            },
-        }
-        if of.varied is not None:
-            identity["points"] = [dict(point) for point in of.varied.settings]
-        given = where if isinstance(where, Checkpoints) else Checkpoints(where)
-        return Saver(given, identity, rounds, of.every, self._keeper)
+        algorithm, model, data = self.algorithm, self.model, self.data
+        check_kinds(algorithm, model, data)
+        every = whole_number("eval_every", self.eval_every)
+        task = task_of(self.task, self.classes, self.auc)
+        runs = len(checked_seeds(self.seeds))
+        if self.loss is not None:
+            task = with_loss(task, self.loss)
+        sets = self.sets()
+        check_targets(data, sets, task)
+        check_parts(algorithm, task)
+        check_model(model, data.x, data.y, task)
+        check_trained(algorithm, model)
+        check_sets(data, sets, runs, personal=self.personal, most=task.most)
+        programs = Programs(
+            algorithm,
+            model,
+            task,
+            data,
+            tuple(sets.values()),
+            runs,
+            every,
+            execution=self.execution,
+            personal=self.personal,
+            per_run=self.per_run,
+        )
+        return Runner(programs)
 
-    def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
-        """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
-        weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
-        weights = self._compiled["weights"](numbers) if weights is None else weights
-        run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
-        return run if self._memory is None else self._memory.begin(run)
-
-    def _prepare(
+    def run(
         self,
-        initial: Variables | None,
-        wanted: Callable[[str], bool] = lambda name: True,
-        rounds: int | None = None,
-    ) -> Variables | None:
-        """Compiles the programs that are ``wanted``, once; gives the weights of each run."""
-        of = self.programs
-        shapes = jax.eval_shape(lambda: of.model.init(jax.random.key(0)))
-        weights = None if initial is None else stacked(initial, shapes, of.runs)
-        if not self.model_bytes:
-            self._compile(weights, wanted, rounds)
-            self.model_bytes = tree.num_bytes(shapes)
-            data = self._inputs[0]
-            one = jax.eval_shape(lambda d: first_run(d, client_axes(data)), data)
-            self.traffic = of.algorithm.traffic(shapes, one)
-        return weights
+        rounds: int,
+        *,
+        initial: Variables | None = None,
+        record: Callable[[FedState], Any] | None = None,
+        on_compiled: Callable[[int], None] | None = None,
+        on_evaluation: Callable[[Evaluation], None] | None = None,
+        on_rounds: Callable[[int], None] | None = None,
+        checkpoints: Checkpoints | str | Path | None = None,
+        stop: Stop | None = None,
+        may_diverge: bool = False,
+    ) -> Result:
+        """Runs all rounds; arguments and exceptions as in :func:`fedjax_sim.simulate`.
 
-    def advance(
-        self, run: Run, todo: int, *, score: bool = True
-    ) -> tuple[Run, Metrics, Scored | None]:
-        """Runs ``todo`` rounds, as many as fit, and evaluates the models if asked to."""
-        if self.programs.windows is None:
-            given = (*self._inputs, np.int32(todo), np.bool_(score))
-            run, rows, unscored = self._compiled["advance"](run, *given)
-            return run, rows, self._scored(run, unscored) if score else None
-        assert self._feed is not None
-        parts: list[Metrics] = []
-        while todo:
-            window, data = self._feed.take()
-            clients, memory = self.programs.windows.people(window), self._memory
-            count = min(todo, window.rounds)
-            run = run if memory is None else memory.lent(run, clients)
-            run, rows = self._compiled["rounds"](run, data, np.int32(count))
-            self._feed.fetch(count)  # while they run
-            run = run if memory is None else memory.returned(run, clients)
-            parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], rows))
-            todo -= count
-        rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
-        if not score:
-            return run, rows, None
-        return run, rows, self._scored(run, self._compiled["models"](run, *self._inputs))
+        Args:
+            rounds: local rounds.
+            initial: initial weights.
+            record: function that returns what to keep of the state at each evaluation.
+            on_compiled: called before the first round.
+            on_evaluation: called after each evaluation.
+            on_rounds: called after each call of a program.
+            checkpoints: where the run is saved.
+            stop: rule that ends the run early.
+            may_diverge: whether runs continue if a loss is not finite.
+        """
+        rounds, began = whole_number("rounds", rounds), time.perf_counter()
+        with count_programs() as counter:
+            runner, seeds = self.runner(), checked_seeds(self.seeds)
+            programs = runner.programs
+            if stop is not None:
+                scored = {"validation": self.validation is not None, "personal": programs.personal}
+                names = ["test", *(name for name, known in scored.items() if known)]
+                check_stop(stop, programs.task, names)
+            ledger, saver = Ledger(runner), None
+            if checkpoints is not None:
+                saver = runner.saver(checkpoints, rounds, seeds, initial)
+            saved = None if saver is None else saver.saved
+            ledger.began = began - (0.0 if saved is None else saved.seconds)
+            intervals = runner.intervals(seeds, rounds, initial, record, on_compiled, saved)
+            try:
+                for done, interval in intervals:
+                    clients = np.asarray(interval.metrics.client)
+                    check_cohorts(clients, done - interval.rounds, programs.data.clients)
+                    over, evaluation = False, None
+                    if interval.scored is not None:
+                        evaluation = ledger.evaluate(done, interval)
+                        over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
+                        if over:
+                            interval = with_collected(runner, interval)
+                            if interval.collected is not None:
+                                evaluation = ledger.evaluate_collected(evaluation, interval)
+                        if not may_diverge:
+                            check_losses(interval.metrics.loss, evaluation, seeds)
+                        ledger.evaluations.append(evaluation)
+                    if saver is not None:
+                        saver.offer(done, interval, ledger.evaluations, ledger.metrics)
+                    if on_evaluation is not None and evaluation is not None:
+                        on_evaluation(evaluation)
+                    if on_rounds is not None:
+                        on_rounds(done)
+                    if over:
+                        break
+            except BaseException as error:  # an interrupt too: keep what is known
+                if ledger.evaluations:
+                    error.result = ledger.result(counter.programs)  # type: ignore[attr-defined]
+                    rounds_done = ledger.evaluations[-1].round
+                    error.add_note(f"the run up to round {rounds_done} is this exception's .result")
+                raise
+            finally:
+                if saver is not None:
+                    saver.close()
+        return ledger.result(counter.programs)
 
-    def finish(self, run: Run) -> Collected | None:
-        """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
-        if not self.programs.algorithm.ends:
-            return None
-        uploads, unscored = self._compiled["finish"](run, *self._inputs)
-        run = run._replace(state=run.state._replace(server=unscored.variables))
-        return Collected(unscored.variables, uploads, self._scored(run, unscored))
 
-    def _scored(self, run: Run, unscored: Unscored) -> Scored:
-        counts: tuple[Counts, ...]
-        counts = self._compiled["evaluate"](unscored.variables, self._inputs[1])
-        return Scored(counts, self._own(run) if unscored.personal is None else unscored.personal)
+def with_collected(runner: Runner, interval: Interval) -> Interval:
+    """Collects the models in flight after an interval, which becomes the last.
 
-    def _own(self, run: Run) -> Counts | None:
-        """The counts of own models, of some at a time, if what clients keep is on the host."""
-        of, memory = self.programs, self._memory
-        if memory is None or not of.personal:
-            return None
-        found, room = [], of.layout.clients
-        for first in range(0, of.data.clients, room):
-            some = np.arange(first, min(first + room, of.data.clients), dtype=np.int32)
-            clients = np.full(room, of.data.clients, np.int32)
-            clients[: len(some)] = some
-            out = self._compiled["own"](memory.lent(run, some), *self._inputs, clients)
-            found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
-        answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
-        counted: Counts = self._compiled["count"](answers, self._inputs[1])
-        return counted
-
-    def _compile(
-        self, weights: Variables | None, wanted: Callable[[str], bool], rounds: int | None
-    ) -> None:
-        """Compiles programs: XLA is at work on one while the next is traced."""
-        began = time.perf_counter()
-        pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
-        try:
-            compiling = {
-                name: pool.submit(compiled, lowered, self.programs.options(name, rounds))
-                for name, lowered in self.programs.lowered(weights=weights)
-                if wanted(name)
-            }
-            self._compiled = {name: job.result() for name, job in compiling.items()}
-        finally:  # an interrupt does not wait for XLA
-            pool.shutdown(wait=False, cancel_futures=True)
-        self.compile_seconds += time.perf_counter() - began
-        self.device_bytes = max(map(self._held, self._compiled), default=0)
-        check_fits(self.device_bytes, devices)
-
-    def _held(self, name: str) -> int:
-        """Bytes on a device while a program runs: what it needs, and what waits for others."""
-        of, program = self.programs, self._compiled[name]
-        sets = tree.num_bytes(of.sets)
-        read = {"evaluate", "own", "count"}  # what is given the sets
-        if of.personal and not of.hosted:
-            read |= {"advance", "models", "finish"}
-        beside = 0 if name in read or name in ONCE else sets
-        if name == "evaluate":  # the run and the data, which the program before it has
-            before = "advance" if of.windows is None else "models"
-            beside += arguments(self._compiled[before]) - (sets if before in read else 0)
-        if of.windows is not None:
-            window = tree.num_bytes(of.windows.moving(of.windows.like()))
-            beside += window if name == "rounds" else 2 * window
-        return needed(program) + beside
+    Raises:
+        CheckpointError: if the run was saved after this interval and went on.
+    """
+    if interval.run is None:
+        raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
+    collected = runner.finish(interval.run)
+    if collected is None:
+        return interval
+    return interval._replace(collected=collected, variables=collected.variables)

@@ -1,56 +1,78 @@
-"""What the programs of an experiment compute, whatever the arrays that they are given."""
+"""The functions that the programs of an experiment compute, for any arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
-from fedjax_sim.base import (
-    Array,
-    ClientData,
-    FedState,
-    Metrics,
-    Model,
-    PyTree,
-    Task,
-    Variables,
-)
+from fedjax_sim.base import Array, ClientData, FedState, Metrics, Model, PyTree, Task, Variables
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.order import in_order
 from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.axes import RunAxes
-from fedjax_sim.run.inputs import shared
-from fedjax_sim.run.layout import Layout
+from fedjax_sim.run.cache import shared_program
+from fedjax_sim.run.layout import Layout, RunAxes
 from fedjax_sim.run.metrics import Counts, count_own, own_answers
-from fedjax_sim.run.stages import Run, Unscored
-from fedjax_sim.run.varied import Varied
+from fedjax_sim.run.records import EvaluatedModels, Run
 
 Sets = tuple[EvalSet, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Functions:
-    """The functions of an experiment, jitted; :class:`fedjax_sim.run.programs.Programs` has arrays.
-
-    JAX knows what it has traced and compiled of a function as long as the function lives:
-    :func:`functions_for` gives the same ones again.
+@dataclasses.dataclass(frozen=True)
+class PerRunSettings:
+    """The algorithm of each of R runs of one program.
 
     Attributes:
-        algorithm: with lanes that fit the clients' sizes.
+        make: function that makes an algorithm from settings, which may be traced.
+        settings: settings by name, one mapping for each setting of the grid.
+        index: ``int32[R]``, index into ``settings`` of each run.
+    """
+
+    make: Callable[..., Algorithm]
+    settings: Sequence[Mapping[str, float]]
+    index: NDArray[np.int32]
+
+    def algorithm(self, index: Array) -> Algorithm:
+        """Returns the algorithm of a run, by its traced ``index int32[]``.
+
+        >>> ours = PerRunSettings(dict, [{"mu": 0.0}, {"mu": 0.5}], np.array([0, 1], np.int32))
+        >>> jax.vmap(ours.algorithm)(ours.index)["mu"].tolist()
+        [0.0, 0.5]
+        """
+        return self.make(**{name: self._value(name, index) for name in self.settings[0]})
+
+    def _value(self, name: str, index: Array) -> Array:
+        # A choice among Python floats is weakly typed, as they are: it takes the weights' dtype.
+        value: Array = self.settings[0][name]  # type: ignore[assignment]
+        for i, settings in enumerate(self.settings[1:], 1):
+            value = jnp.where(index == i, settings[name], value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Functions:
+    """The jitted functions of an experiment; :class:`fedjax_sim.run.programs.Programs` has arrays.
+
+    JAX keeps the traces and programs of a function as long as the function lives:
+    :func:`functions_for` returns the same functions again.
+
+    Attributes:
+        algorithm: the algorithm, with lanes that fit the clients' sizes.
         model: the model that its local update trains.
-        task: what the sets are scored by.
-        axes: of the runs.
-        layout: of a run between two programs.
+        task: the task, by which the sets are scored.
+        axes: axes of the runs.
+        layout: layout of a run between two programs.
         capacity: the most rounds that one ``advance`` may run.
-        personal: whether rounds and the end score own models, which ``own`` and ``count`` else do.
-        most: samples of the largest client of the first set.
-        varied: what makes the algorithm of each run, if they differ.
+        personal: whether rounds and the end score personal models; else ``own`` and ``count`` do.
+        largest: number of samples of the largest client of the first set.
+        per_run: the algorithm of each run, if they differ.
     """
 
     algorithm: Algorithm
@@ -60,84 +82,84 @@ class Functions:
     layout: Layout
     capacity: int
     personal: bool
-    most: int
-    varied: Varied | None = None
+    largest: int
+    per_run: PerRunSettings | None = None
 
     @functools.cached_property
     def start(self) -> Any:
-        """``(seeds, weights, data)``, the runs before the first round."""
-        run, whole = self._places
+        """``(seeds, weights, data)`` to the runs before the first round."""
+        run, whole = self._shardings
         return jax.jit(self.begin, in_shardings=(whole, whole, whole), out_shardings=run)
 
     @functools.cached_property
     def advance(self) -> Any:
-        """``(run, data, sets, todo, score)``: so many rounds, and the models that they lead to.
+        """``(run, data, sets, todo, score)``: runs ``todo`` rounds; also returns the models.
 
-        Own models are scored if ``score`` is true.
+        Personal models are scored if ``score`` is true.
         """
-        run, whole = self._places
-        puts, gives = (run, whole, whole, whole, whole), (run, whole, whole)
-        return jax.jit(self._advance, donate_argnums=0, in_shardings=puts, out_shardings=gives)
+        run, whole = self._shardings
+        given, returned = (run, whole, whole, whole, whole), (run, whole, whole)
+        return jax.jit(self._advance, donate_argnums=0, in_shardings=given, out_shardings=returned)
 
     @functools.cached_property
     def rounds(self) -> Any:
-        """``(run, data, todo)``, the rounds alone."""
-        run, whole = self._places
-        puts, gives = (run, whole, whole), (run, whole)
-        return jax.jit(self._rounds, donate_argnums=0, in_shardings=puts, out_shardings=gives)
+        """``(run, data, todo)``: only runs rounds."""
+        run, whole = self._shardings
+        given, returned = (run, whole, whole), (run, whole)
+        return jax.jit(self._rounds, donate_argnums=0, in_shardings=given, out_shardings=returned)
 
     @functools.cached_property
     def models(self) -> Any:
-        """``(run, data, sets)``, the models alone."""
-        run, whole = self._places
+        """``(run, data, sets)``: only returns the models."""
+        run, whole = self._shardings
         return jax.jit(self._models, in_shardings=(run, whole, whole), out_shardings=whole)
 
     @functools.cached_property
     def finish(self) -> Any:
-        """``(run, data, sets)``, the uploads of the end and the models after it."""
-        run, whole = self._places
+        """``(run, data, sets)`` to the uploads of the end and the final models."""
+        run, whole = self._shardings
         return jax.jit(self.collect, in_shardings=(run, whole, whole), out_shardings=whole)
 
     @functools.cached_property
     def own(self) -> Any:
-        """``(run, data, sets, clients)``, the answers of the own models of some clients."""
-        run, whole = self._places
+        """``(run, data, sets, clients)`` to the answers of some clients' personal models."""
+        run, whole = self._shardings
         return jax.jit(self._own, in_shardings=(run, whole, whole, whole), out_shardings=whole)
 
     @functools.cached_property
     def count(self) -> Any:
-        """``(answers, sets)``, what the answers of all clients add up to."""
-        _, whole = self._places
+        """``(answers, sets)`` to the counts of all clients' answers."""
+        _, whole = self._shardings
         return jax.jit(self._count, in_shardings=(whole, whole), out_shardings=whole)
 
     @property
-    def _places(self) -> tuple[Any, Any]:
-        """Of a run, and of what is whole on every device."""
+    def _shardings(self) -> tuple[Any, Any]:
+        """Shardings of a run, and of arrays that are whole on every device."""
         return self.layout.shardings, self.layout.execution.replicated
 
     @property
-    def _of_run(self) -> tuple[Any, ...]:
-        """Axes of what each run has: key, state, data."""
+    def _run_axes(self) -> tuple[Any, ...]:
+        """Axes of the key, the state and the data."""
         return 0, self.axes.state, self.axes.data
 
     def _map(self, fn: Callable[..., Any], in_axes: Any, out_axes: Any = 0) -> Callable[..., Any]:
-        """``fn(algorithm, ...)`` for each run, with the algorithm of each."""
+        """Maps ``fn(algorithm, ...)`` over the runs, with the algorithm of each."""
 
         def ordered(algorithm: Algorithm, *args: Any) -> Any:
             with in_order(self.layout.execution.mesh):
                 return fn(algorithm, *args)
 
-        if self.varied is None:
+        if self.per_run is None:
             return self.axes.map(functools.partial(ordered, self.algorithm), in_axes, out_axes)
-        point, at = self.varied.point, self.varied.at
+        index, algorithm = self.per_run.index, self.per_run.algorithm
 
-        def of_point(point: Array, *args: Any) -> Any:
-            return ordered(at(point).on(self.algorithm.parts.execution), *args)
+        def of_run(index: Array, *args: Any) -> Any:
+            return ordered(algorithm(index).on(self.algorithm.parts.execution), *args)
 
-        return functools.partial(self.axes.map(of_point, (0, *in_axes), out_axes), point)
+        return functools.partial(self.axes.map(of_run, (0, *in_axes), out_axes), index)
 
     def begin(self, seeds: Array, weights: Variables, data: ClientData) -> Run:
-        """What ``start`` computes."""
+        """Computes ``start``."""
 
         def begin(algorithm: Algorithm, seed: Array, start: Variables, data: ClientData) -> PyTree:
             run_key = stream(jax.random.key(seed), Seed.ROUNDS)
@@ -148,16 +170,18 @@ class Functions:
 
     def _advance(
         self, run: Run, data: ClientData, sets: Sets, todo: Array, score: Array
-    ) -> tuple[Run, Metrics, Unscored]:
+    ) -> tuple[Run, Metrics, EvaluatedModels]:
         run, rows = self._rounds(run, data, todo)
         if not self.personal:
             return run, rows, self._models(run, data, sets)
 
-        def unscored(*given: Any) -> Unscored:
-            shapes = jax.eval_shape(self._models, *given)
-            return cast(Unscored, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
+        def zeros(*args: Any) -> EvaluatedModels:
+            shapes = jax.eval_shape(self._models, *args)
+            return cast(
+                EvaluatedModels, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+            )
 
-        return run, rows, jax.lax.cond(score, self._models, unscored, run, data, sets)
+        return run, rows, jax.lax.cond(score, self._models, zeros, run, data, sets)
 
     def _rounds(self, run: Run, data: ClientData, todo: Array) -> tuple[Run, Metrics]:
         keys, state = self.layout.stripped(run)
@@ -167,7 +191,7 @@ class Functions:
             lambda s: jnp.zeros((self.axes.runs, self.capacity, *s.shape[1:]), s.dtype), shape
         )
 
-        # A bound that is data: a shorter last stretch needs no program of its own.
+        # The bound is data: fewer rounds at the end need no program of their own.
         def body(i: Array, carry: tuple[FedState, Metrics]) -> tuple[FedState, Metrics]:
             state, rows = carry
             state, new = step(keys, state, data)
@@ -180,28 +204,30 @@ class Functions:
     @property
     def step(self) -> Callable[[Array, FedState, ClientData], tuple[FedState, Metrics]]:
         """A round of all runs, ``(keys, state, data)``."""
-        return self._map(_at_round(Algorithm.step), self._of_run, (self.axes.state, 0))
+        return self._map(_with_round_key(Algorithm.step), self._run_axes, (self.axes.state, 0))
 
-    def _models(self, run: Run, data: ClientData, sets: Sets) -> Unscored:
+    def _models(self, run: Run, data: ClientData, sets: Sets) -> EvaluatedModels:
         run = self.layout.stripped(run)
-        evaluated = self._map(_at_round(Algorithm.evaluated), self._of_run)
-        return self._unscored(evaluated(run.keys, run.state, data), run, data, sets)
+        evaluated = self._map(_with_round_key(Algorithm.evaluated), self._run_axes)
+        return self._with_personal(evaluated(run.keys, run.state, data), run, data, sets)
 
-    def collect(self, run: Run, data: ClientData, sets: Sets) -> tuple[Array, Unscored]:
-        """What ``finish`` computes."""
+    def collect(self, run: Run, data: ClientData, sets: Sets) -> tuple[Array, EvaluatedModels]:
+        """Computes ``finish``."""
         run = self.layout.stripped(run)
-        gather = self._map(_at_round(Algorithm.collect), self._of_run)
-        variables, uploads = gather(run.keys, run.state, data)
+        collect = self._map(_with_round_key(Algorithm.collect), self._run_axes)
+        variables, uploads = collect(run.keys, run.state, data)
         run = Run(run.keys, run.state._replace(server=variables))
-        return uploads, self._unscored(variables, run, data, sets)
+        return uploads, self._with_personal(variables, run, data, sets)
 
-    def _unscored(self, variables: Variables, run: Run, data: ClientData, sets: Sets) -> Unscored:
+    def _with_personal(
+        self, variables: Variables, run: Run, data: ClientData, sets: Sets
+    ) -> EvaluatedModels:
         if not self.personal:
-            return Unscored(variables, None)
-        return Unscored(variables, self._count(self._own(run, data, sets), sets))
+            return EvaluatedModels(variables, None)
+        return EvaluatedModels(variables, self._count(self._own(run, data, sets), sets))
 
     def _own(self, run: Run, data: ClientData, sets: Sets, clients: Array | None = None) -> PyTree:
-        """The answers of the own models of these clients, or of all."""
+        """Returns the answers of the personal models of these clients, or of all."""
         run = self.layout.stripped(run)
 
         def answers(
@@ -215,26 +241,28 @@ class Functions:
             key = jax.random.fold_in(key, state.round)
             own = functools.partial(algorithm.score_personal, key, state, data)
             return own_answers(
-                self.model.apply, self.task, own, examples, most=self.most, clients=clients
+                self.model.apply, self.task, own, examples, most=self.largest, clients=clients
             )
 
-        of_runs = self._map(answers, (*self._of_run, self.axes.sets[0], None))
-        return of_runs(run.keys, run.state, data, sets[0], clients)
+        all_runs = self._map(answers, (*self._run_axes, self.axes.sets[0], None))
+        return all_runs(run.keys, run.state, data, sets[0], clients)
 
-    def _count(self, found: PyTree, sets: Sets) -> Counts:
+    def _count(self, answers: PyTree, sets: Sets) -> Counts:
         count = functools.partial(count_own, self.task)
-        counts: Counts = self.axes.map(count, (0, self.axes.sets[0]))(found, sets[0])
+        counts: Counts = self.axes.map(count, (0, self.axes.sets[0]))(answers, sets[0])
         return counts
 
 
 def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
-    """The functions ``made``, or those that were made alike for the same algorithm before.
+    """Returns ``made``, or equal functions that were made for the same algorithm before.
 
-    So another experiment with an algorithm, other seeds say, is neither traced nor compiled again.
+    Another experiment with the algorithm (other seeds, say) is then neither traced nor compiled
+    again.
 
     Args:
-        algorithm: the user's, as long as which they live; ``made.algorithm`` is another object.
-        made: what is asked for.
+        algorithm: the user's algorithm, which keeps the functions alive; ``made.algorithm`` is
+            another object.
+        made: the functions that are needed.
     """
     axes, structure = jax.tree.flatten((made.axes.data, made.axes.sets))
     key = (
@@ -242,13 +270,13 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
         made.model,
         made.task,
         (made.axes.runs, tuple(axes), structure),
-        (made.layout, made.capacity, made.personal, made.most, made.varied),
+        (made.layout, made.capacity, made.personal, made.largest, made.per_run),
     )
-    return shared(algorithm, key, lambda _: made)
+    return shared_program(algorithm, key, lambda _: made)
 
 
-def _at_round(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn(algorithm, key, state, data)`` with the key of the round, of the run's."""
+def _with_round_key(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Folds the round number into the key of ``fn(algorithm, key, state, data)``."""
     return lambda algorithm, key, state, data: fn(
         algorithm, jax.random.fold_in(key, state.round), state, data
     )

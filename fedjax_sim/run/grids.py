@@ -1,26 +1,165 @@
-"""A grid of settings: points that differ in numbers alone are runs of one program."""
+"""A grid of settings: points that differ only in numbers are runs of one program."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, LossFn, Model, Task, Variables
+from fedjax_sim.base.brief import Text, brief, brief_text, html_table, over_runs
+from fedjax_sim.base.words import counted
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import trim
 from fedjax_sim.round import Algorithm
+from fedjax_sim.run.candidates import (
+    Candidates,
+    Settings,
+    divergence,
+    group_candidates,
+    run_candidates,
+)
 from fedjax_sim.run.checkpoints import Checkpoints
-from fedjax_sim.run.checks import as_set, checked_seeds
-from fedjax_sim.run.points import Points, diverged, groups, run_points
+from fedjax_sim.run.checks import check_kinds, checked_seeds, whole_number
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.result import Result
-from fedjax_sim.run.simulation import check_kinds, whole
-from fedjax_sim.run.swept import Plan, Point, Settings, Sweep
+
+
+class Plan(NamedTuple):
+    """The runs of a sweep.
+
+    Attributes:
+        groups: points that share programs.
+        seeds: number of runs of each point.
+    """
+
+    groups: tuple[tuple[Settings, ...], ...]
+    seeds: int
+
+    def __repr__(self) -> str:
+        return f"Plan({self})"
+
+    def __str__(self) -> str:
+        points, groups = sum(map(len, self.groups)), len(self.groups)
+        return (
+            f"{counted(points, 'point')} x {counted(self.seeds, 'seed')} = "
+            f"{counted(points * self.seeds, 'run')}, in {counted(groups, 'group')} of programs"
+            f"{', in turn' * (groups > 1)}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One point of the grid.
+
+    Attributes:
+        settings: settings by name.
+        seeds: seeds of its runs.
+        result: result of its runs. Seconds, programs and memory are totals of its group.
+        diverged: round and seed of the first loss that is not finite; None if all are finite.
+    """
+
+    settings: Settings
+    seeds: tuple[int, ...]
+    result: Result
+    diverged: str | None
+
+    def __repr__(self) -> str:
+        return brief(
+            self, {**self.settings, "seeds": self.seeds, self.result.task.score: self.last}
+        )
+
+    @property
+    def last(self) -> Text:
+        """The task's leading score after the last round, over runs, or "diverged"."""
+        if self.diverged or not self.result.evaluations:
+            return Text("diverged" if self.diverged else "unknown")
+        return over_runs(self.result.evaluations[-1].test.reported[self.result.task.score])
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """The points of a grid with their results.
+
+    Attributes:
+        points: points in the grid's order; the last setting changes fastest.
+        plan: which points shared programs.
+    """
+
+    points: tuple[Point, ...]
+    plan: Plan
+
+    def table(self) -> list[dict[str, Any]]:
+        """Returns a row for each point, seed and evaluation, for ``pandas.DataFrame``.
+
+        Returns:
+            Settings, seed, round, bytes, and scores on the test set by their names; scores on the
+            validation set are called ``validation_NAME``. The scores of a diverged point are None.
+        """
+        rows = []
+        for point in self.points:
+            for evaluation in point.result.evaluations:
+                sets = {"": evaluation.test, "validation_": evaluation.validation}
+                for i, seed in enumerate(point.seeds):
+                    row = {**point.settings, "seed": seed, "round": evaluation.round}
+                    for prefix, scored in sets.items():
+                        for name, values in ({} if scored is None else scored.reported).items():
+                            row[prefix + name] = None if point.diverged else float(values[i])
+                    row["bytes_up"] = int(evaluation.bytes_up[i])
+                    row["bytes_down"] = int(evaluation.bytes_down[i])
+                    rows.append(row)
+        return rows
+
+    @property
+    def _names(self) -> list[str]:
+        return [*dict.fromkeys(name for point in self.points for name in point.settings)]
+
+    def __repr__(self) -> str:
+        entries: dict[str, Any] = {"plan": Text(self.plan)}
+        for name in self._names:
+            tried = dict.fromkeys(brief_text(point.settings.get(name)) for point in self.points)
+            entries[name] = Text(f"[{', '.join(tried)}]")
+        return brief(self, entries)
+
+    def _repr_html_(self) -> str:
+        names, rows = self._names, []
+        for point in self.points:
+            rows.append([*(brief_text(point.settings.get(name)) for name in names), point.last])
+        return html_table(f"Sweep: {self.plan}", rows, [*names, self.points[0].result.task.score])
+
+    def best(self, metric: str | None = None) -> Point:
+        """Returns the point with the best mean validation score, each run at its best round.
+
+        Args:
+            metric: a score of the task, or "loss"; None: the task's leading score. If the
+                validation set has clients, the unweighted mean over them.
+
+        Returns:
+            The point, the first of equals; its ``result.validated(...)`` is the test score.
+
+        Raises:
+            ValueError: if the sweep has no validation set or no such score, or all points diverged.
+        """
+        task = self.points[0].result.task
+        metric = task.score if metric is None else metric
+        found: list[tuple[float, Point]] = []
+        for point in self.points:
+            sets = point.result.evaluations[0].validation
+            by_client = sets is not None and sets.by_client is not None
+            values = point.result.series(metric, by_client=by_client, part="validation")
+            if not point.diverged:
+                lowest = point.result.lowest(metric)
+                best = np.nanmin(values, axis=0) if lowest else np.nanmax(values, axis=0)
+                found.append((float(np.mean(-best if lowest else best)), point))
+        if not found:
+            raise ValueError(f"all {len(self.points)} points have diverged")
+        return max(found, key=lambda pair: pair[0])[1]
 
 
 def sweep(
@@ -44,39 +183,40 @@ def sweep(
     checkpoints: Checkpoints | str | Path | None = None,
     on_plan: Callable[[Plan], None] | None = None,
 ) -> Sweep:
-    """Runs every point of a grid for every seed; points that differ in numbers alone at once.
+    """Runs every point of a grid for every seed; points that differ only in numbers run together.
 
     Settings that only enter arithmetic, such as rates, μ, α and τ, are one more axis of the same
-    XLA programs: they compile once for all. Whether a float does is found by tracing a round with
-    it. Settings that change shapes or parts (epochs, clients, names) are run in turn.
+    XLA programs, which compile once for all points. A round is traced to find whether a float is
+    such a setting. Settings that change shapes or parts (epochs, clients, names) run in turn.
 
     Args:
-        make: an algorithm of the grid's settings: ``make(mu=0.1, lr=0.05)``. It is called with the
-            numbers for every point, which checks them, and with traced scalars.
+        make: function that makes an algorithm from the grid's settings: ``make(mu=0.1, lr=0.05)``.
+            It is called with the numbers of every point, which checks them, and with traced
+            scalars.
         grid: values by setting; the points are all combinations.
-        model: as for :func:`fedjax_sim.simulate`, and so are all that follow but ``on_plan``.
+        model: as in :func:`fedjax_sim.simulate`, and so are all that follow except ``on_plan``.
         data: the clients.
         test: the test set.
-        rounds: local rounds.
+        rounds: number of local rounds.
         classes: M, short for a task.
-        task: what is learnt.
-        seeds: each point has a run for each.
+        task: the task.
+        seeds: each point has a run for each seed.
         eval_every: rounds between evaluations.
-        validation: what :meth:`Sweep.best` selects by.
-        auc: see there.
-        personal: whether clients' own models are scored.
-        loss: for the loss on the sets.
-        execution: as there.
-        initial: the weights that all runs start from, of one model.
-        checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: each group of points saves itself
-            in a folder of its own there, and goes on from it.
-        on_plan: called before the first round, with the :class:`Plan`; ``print`` prints it.
+        validation: the set by which :meth:`Sweep.best` selects.
+        auc: whether to score the AUC.
+        personal: whether to score clients' personal models.
+        loss: loss on the sets.
+        execution: where and how to run.
+        initial: initial weights of all runs, of one model.
+        checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: each group of points is saved in
+            a folder of its own in it, and resumes from there.
+        on_plan: called before the first round with the :class:`Plan`; ``print`` prints it.
 
     Returns:
-        The sweep. A point whose loss is not finite does not end the others: it says when.
+        The sweep. A point whose loss is not finite does not end the others; it says when.
 
     Raises:
-        ValueError: if the grid is empty, or a point is refused; names its settings.
+        ValueError: if the grid is empty, or a point is rejected; names its settings.
         TooLargeError: if the runs of a group do not fit in a device's memory together.
         CheckpointError: if the folder has checkpoints of another sweep.
 
@@ -99,49 +239,54 @@ def sweep(
         >>> tuned.best().settings["lr"]
         0.1
     """
-    rounds, seeds = whole("rounds", rounds), checked_seeds(seeds)
+    rounds, seeds = whole_number("rounds", rounds), checked_seeds(seeds)
     points = _points(grid)
-    made = [_made(make, point) for point in points]
-    for algorithm in made:
+    algorithms = [_algorithm(make, point) for point in points]
+    for algorithm in algorithms:
         check_kinds(algorithm, model, data)
-    every = Points(make, points, made)
-    grouped = groups(every, model, data)
-    plan = Plan(tuple(tuple(points[i] for i in group) for group in grouped), len(seeds))
+    candidates = Candidates(make, points, algorithms)
+    groups = group_candidates(candidates, model, data)
+    plan = Plan(tuple(tuple(points[i] for i in group) for group in groups), len(seeds))
     if on_plan is not None:
         on_plan(plan)
-    given = {"test": test} if validation is None else {"test": test, "validation": validation}
-    sets = {name: as_set(name, one) for name, one in given.items()}
+    experiment = Experiment(
+        algorithms[0],
+        model,
+        data,
+        test,
+        classes=classes,
+        task=task,
+        seeds=seeds,
+        eval_every=eval_every,
+        validation=validation,
+        auc=auc,
+        personal=personal,
+        loss=loss,
+        execution=execution,
+    )
     results: dict[int, Result] = {}
-    for number, group in enumerate(grouped):
-        found = run_points(
-            every.some(group),
-            model,
-            data,
-            sets,
-            rounds=rounds,
-            seeds=seeds,
+    for number, group in enumerate(groups):
+        found = run_candidates(
+            candidates.subset(group),
+            experiment,
+            rounds,
             initial=initial,
-            checkpoints=_of_group(checkpoints, number),
-            classes=classes,
-            task=task,
-            eval_every=eval_every,
-            auc=auc,
-            personal=personal,
-            loss=loss,
-            execution=execution,
+            checkpoints=_group_checkpoints(checkpoints, number),
         )
         results |= dict(zip(group, found, strict=True))
         trim()
     return Sweep(
         tuple(
-            Point(point, tuple(seeds), results[i], diverged(results[i], seeds))
+            Point(point, tuple(seeds), results[i], divergence(results[i], seeds))
             for i, point in enumerate(points)
         ),
         plan,
     )
 
 
-def _of_group(checkpoints: Checkpoints | str | Path | None, number: int) -> Checkpoints | None:
+def _group_checkpoints(
+    checkpoints: Checkpoints | str | Path | None, number: int
+) -> Checkpoints | None:
     if checkpoints is None:
         return None
     given = checkpoints if isinstance(checkpoints, Checkpoints) else Checkpoints(checkpoints)
@@ -149,7 +294,7 @@ def _of_group(checkpoints: Checkpoints | str | Path | None, number: int) -> Chec
 
 
 def _points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations of a grid."""
+    """Returns all combinations of a grid."""
     if not isinstance(grid, Mapping) or not grid:
         raise ValueError(f"grid must have values by setting, as {{'mu': [0.1, 1]}}, got {grid!r}")
     for name, values in grid.items():
@@ -157,17 +302,15 @@ def _points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
             raise ValueError(f"grid must have a list of values for {name}, got {values!r}")
         if not len(values) or len({*map(repr, values)}) < len(values):
             raise ValueError(f"grid must have values for {name}, each once, got {values!r}")
-    plain = ([_plain(v) for v in values] for values in grid.values())
+    plain = (
+        [v.item() if isinstance(v, np.generic) else v for v in values] for values in grid.values()
+    )
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*plain)]
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _made(make: Callable[..., Algorithm], point: Settings) -> Algorithm:
+def _algorithm(make: Callable[..., Algorithm], point: Settings) -> Algorithm:
     try:
         return make(**point)
     except ValueError as error:
-        told = ", ".join(f"{name}={value}" for name, value in point.items())
-        raise ValueError(f"at {told}: {error}") from error
+        settings = ", ".join(f"{name}={value}" for name, value in point.items())
+        raise ValueError(f"at {settings}: {error}") from error

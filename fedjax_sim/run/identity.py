@@ -1,4 +1,4 @@
-"""What a run is made of, as one short text: whether two runs are the same can be asked later."""
+"""Fingerprints of what a run consists of, to find out later whether two runs are the same."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def digest(value: Any) -> str:
-    """A fingerprint of settings, functions and arrays; the same in another process.
+    """Returns a fingerprint of settings, functions and arrays; the same in another process.
 
-    A function counts by its name, its constants and what it closes over: ``optax.sgd(0.1)`` is not
-    ``optax.sgd(0.2)``. An object of which nothing is known counts by its type. So equal runs are
-    never told apart, and unequal ones may be missed.
+    A function contributes its name, its constants and what it closes over: ``optax.sgd(0.1)`` is
+    not ``optax.sgd(0.2)``. An unknown object contributes its type. So equal runs always have equal
+    fingerprints, and different runs may too.
 
     >>> import optax
     >>> digest(optax.sgd(0.1)) == digest(optax.sgd(0.1))
@@ -35,19 +35,19 @@ def digest(value: Any) -> str:
     return _digest(value, {})
 
 
-def drawing() -> dict[str, Any]:
-    """The settings of JAX that decide which random numbers are drawn from a seed."""
+def random_settings() -> dict[str, Any]:
+    """Returns the settings of JAX that decide which random numbers are drawn from a seed."""
     names = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
     return {name: getattr(jax.config, name) for name in names}
 
 
 def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
-    """``known`` are the objects met before, which stay alive so that no other has their id."""
+    """``known`` holds the objects seen before, so that no other object gets their id."""
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
     if id(value) in known:
         return known[id(value)][1]
-    known[id(value)] = value, "itself"  # until it is known: a function may close over itself
+    known[id(value)] = value, "itself"  # for now: a function may close over itself
     found = hashlib.sha256(type(value).__qualname__.encode())
     of_objects = isinstance(value, np.ndarray) and value.dtype.hasobject
     if isinstance(value, np.ndarray | np.generic | jax.Array) and not of_objects:
@@ -56,18 +56,18 @@ def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
             given = jax.random.key_data(given)
         array = np.asarray(given)
         found.update(f"{value.dtype}{array.shape}".encode())
-        # Not tobytes(), which copies: these are all the samples.
+        # Not tobytes(), which copies: this may be all samples.
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     else:
-        for inside in _inside(value):
+        for inside in _contents(value):
             found.update(f"{_digest(inside, known)},".encode())
     known[id(value)] = value, found.hexdigest()
     return found.hexdigest()
 
 
-def _inside(value: Any) -> list[Any]:
-    """What a value consists of."""
-    if isinstance(value, Execution):  # the results are those of any devices
+def _contents(value: Any) -> list[Any]:
+    """Returns what a value consists of."""
+    if isinstance(value, Execution):  # results do not depend on the devices
         return []
     if isinstance(value, types.FunctionType):
         code, cells = value.__code__, value.__closure__ or ()
@@ -97,7 +97,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _constants(code: types.CodeType) -> list[Any]:
-    """The constants of a function, and of those within it."""
+    """Returns the constants of a function and of its inner functions."""
     return [
         item
         for constant in code.co_consts
@@ -105,12 +105,12 @@ def _constants(code: types.CodeType) -> list[Any]:
     ]
 
 
-def code(value: Any) -> dict[str, str]:
-    """Fingerprints of the code of all functions of the user's that a value reaches, by their names.
+def code_digests(value: Any) -> dict[str, str]:
+    """Returns fingerprints of the code of all user functions that a value reaches, by name.
 
-    Of each its instructions, its constants, and the values that it reads of modules; functions and
-    classes that it reads there count by themselves. They are the same in another process of the
-    same Python.
+    Each covers instructions, constants, and values read from modules; functions and classes read
+    from there have fingerprints of their own. They are the same in another process of the same
+    Python version.
     """
     found: dict[str, list[str]] = {}
     known: dict[int, Any] = {}
@@ -122,32 +122,32 @@ def code(value: Any) -> dict[str, str]:
         known[id(one)] = one
         kind = one if isinstance(one, type) else type(one)
         if isinstance(one, types.FunctionType) and is_users(one.__module__):
-            read = _read(one)
+            read = _globals_read(one)
             values = {name: read.pop(name) for name in [*read] if not _has_code(read[name])}
             name = f"{one.__module__}.{one.__qualname__}"
-            found.setdefault(name, []).append(digest((_compiled(one.__code__), values)))
+            found.setdefault(name, []).append(digest((_instructions(one.__code__), values)))
             waiting += read.values()
         elif is_users(kind.__module__):
             waiting += _methods(kind)
-        waiting += _inside(one)
+        waiting += _contents(one)
     return {name: digest(sorted(each)) for name, each in sorted(found.items())}
 
 
 def _methods(kind: type) -> list[types.FunctionType]:
-    """Returns the methods and properties of a class and of its bases that are the user's."""
+    """Returns the methods and properties of a class and its bases in user code."""
     found = [f for c in kind.__mro__ if is_users(c.__module__) for f in vars(c).values()]
     functions = [getattr(f, "fget", getattr(f, "__func__", f)) for f in found]
     return [f for f in functions if isinstance(f, types.FunctionType)]
 
 
-def _compiled(of: types.CodeType) -> list[Any]:
-    """The instructions, names and constants of a function, and of those within it."""
-    inside = [_compiled(c) if isinstance(c, types.CodeType) else c for c in of.co_consts]
+def _instructions(of: types.CodeType) -> list[Any]:
+    """Returns instructions, names and constants of a function and of its inner functions."""
+    inside = [_instructions(c) if isinstance(c, types.CodeType) else c for c in of.co_consts]
     return [of.co_code, of.co_names, inside]
 
 
-def _read(function: types.FunctionType) -> dict[str, Any]:
-    """What a function reads of its module and of the user's others, by name."""
+def _globals_read(function: types.FunctionType) -> dict[str, Any]:
+    """Returns what a function reads from its module and from other user modules, by name."""
     names, waiting = set[str](), [function.__code__]
     while waiting:
         one = waiting.pop()
@@ -167,7 +167,7 @@ def _read(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _has_code(value: Any) -> bool:
-    """Whether a value is a function or a class, or an object of the user's."""
+    """Returns whether a value is a function or a class, or an object of a user class."""
     if isinstance(value, types.FunctionType | type) or hasattr(value, "__wrapped__"):
         return True
     return not isinstance(value, _PLAIN) and is_users(type(value).__module__)

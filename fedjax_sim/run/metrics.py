@@ -1,4 +1,4 @@
-"""Scores of the server model and of personal ones: of all samples, of each client's, spread."""
+"""Scores of the server model and of personal models: pooled, by client, and their spread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 
 
 class Counts(NamedTuple):
-    """What :func:`evaluate` counts over an evaluation set.
+    """Counts over an evaluation set, from :func:`evaluate`.
 
     Attributes:
-        pooled: of all samples together; its arrays lack the axis G.
-        by_client: ``[K, ...]``; None if the set has one client.
+        pooled: counts of all samples together; its arrays lack the axis G.
+        by_client: counts of each client, ``[K, ...]``; None if the set has one client.
     """
 
     pooled: Sums
@@ -39,18 +39,18 @@ def evaluate(
     *,
     batch_size: int = 50,
 ) -> Counts:
-    """Counts answers over an evaluation set, its batches spread over the devices.
+    """Counts answers over an evaluation set; its batches are split over the devices.
 
     Args:
-        apply: the model's.
-        task: what is counted of its answers.
-        execution: devices.
+        apply: the model's apply function.
+        task: the task, which defines the counts.
+        execution: the devices.
         variables: the weights; may be batched by vmap.
         examples: ``index [n]`` and ``start [K + 1]``; both may be batched by vmap.
         batch_size: rows at once.
 
     Returns:
-        Counts of all samples that are no padding.
+        Counts of all samples except padding.
     """
     n, parts = len(examples.index), len(execution.devices)
     batch_size = min(batch_size, -(-n // parts))
@@ -65,7 +65,7 @@ def evaluate(
     pool = (examples.x, examples.y)
     out = execution.replicate(execution.run(part, pool, variables, (), rows))
     losses, answers = jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[:n], out)
-    return _counted(task, losses, answers, examples)
+    return _count(task, losses, answers, examples)
 
 
 def own_answers(
@@ -78,15 +78,16 @@ def own_answers(
     clients: Array | None = None,
     batch_size: int = 50,
 ) -> tuple[Array, PyTree]:
-    """The answers of clients' own models to these clients' samples.
+    """Returns the answers of clients' personal models to these clients' samples.
 
     Args:
-        apply: the model's.
-        task: what is kept of its answers.
+        apply: the model's apply function.
+        task: the task, which defines the answers.
         personal: ``(score, constants, tasks, clients) -> [K, ...]``, calls ``score(constants,
-          variables, task)`` with each client's own model: ``Algorithm.score_personal`` of one run.
-        examples: of all clients; ``index`` and ``start`` may be batched by vmap.
-        most: samples of the client that has the most.
+            variables, task)`` with each client's personal model: ``Algorithm.score_personal`` of
+            one run.
+        examples: samples of all clients; ``index`` and ``start`` may be batched by vmap.
+        most: number of samples of the largest client.
         clients: ``int32[K]``; None: all.
         batch_size: rows at once.
 
@@ -94,7 +95,7 @@ def own_answers(
         Losses and answers ``[K, at least most, ...]``, for :func:`count_own`.
     """
     batch_size = min(batch_size, most)
-    room = -(-most // batch_size) * batch_size
+    length = -(-most // batch_size) * batch_size
 
     def score(pool: tuple[Array, Array], weights: Variables, own: tuple[Array, Array]) -> Any:
         rows, size = own
@@ -115,26 +116,26 @@ def own_answers(
     if clients is not None:
         known = jnp.minimum(clients, examples.clients - 1)
         start, sizes = start[known], jnp.where(clients < examples.clients, sizes[known], 0)
-    position = start[:, None] + jnp.arange(room, dtype=jnp.int32)[None]
+    position = start[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
     rows = examples.index[jnp.minimum(position, n - 1)]
     pool = (examples.x, examples.y)
     out: tuple[Array, PyTree] = personal(score, pool, (rows, sizes), clients)
     return out
 
 
-def count_own(task: Task, found: tuple[Array, PyTree], examples: EvalSet) -> Counts:
-    """Counts the :func:`own_answers` of all clients to their samples that are no padding."""
-    n, start, room = len(examples.index), examples.start, found[0].shape[1]
+def count_own(task: Task, answers: tuple[Array, PyTree], examples: EvalSet) -> Counts:
+    """Counts the :func:`own_answers` of all clients, except to padding."""
+    n, start, length = len(examples.index), examples.start, answers[0].shape[1]
     client = jnp.minimum(_owners(examples), examples.clients - 1)
-    here = jnp.minimum(jnp.arange(n, dtype=jnp.int32) - start[client], room - 1)
-    losses, answers = jax.tree.map(lambda a: a[client, here], found)
-    return _counted(task, losses, answers, examples)
+    place = jnp.minimum(jnp.arange(n, dtype=jnp.int32) - start[client], length - 1)
+    losses, kept = jax.tree.map(lambda a: a[client, place], answers)
+    return _count(task, losses, kept, examples)
 
 
 def _answers(
     apply: ModelApply, task: Task, weights: Variables, pool: tuple[Array, Array], rows: Array
 ) -> tuple[Array, PyTree]:
-    """Of a model to ``rows int32[B]`` of a pool: the losses, and what the task keeps."""
+    """Returns losses and the task's answers of a model, for ``rows int32[B]`` of a pool."""
     xs, ys = pool
     outputs, _ = apply(weights, xs[rows], train=False)
     y = ys[rows]
@@ -142,14 +143,14 @@ def _answers(
 
 
 def _owners(examples: EvalSet) -> Array:
-    """The client of each entry of ``index``, ``int32[n]``; K for padding, which comes last."""
+    """Returns the client of each entry of ``index``, ``int32[n]``; K for padding, at the end."""
     n = len(examples.index)
     # A client ends where the next one starts.
     ends = jnp.zeros(n + 1, jnp.int32).at[examples.start[1:]].add(1)
     return jnp.cumsum(ends)[:n]
 
 
-def _counted(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> Counts:
+def _count(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> Counts:
     y, clients = examples.y[examples.index], examples.clients
     weight = jnp.ones(len(y), jnp.int32) if task.weight is None else task.weight(y)
     if task.weight is not None:
@@ -159,16 +160,16 @@ def _counted(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> C
         loss, total = add_up((losses, weight), group, groups)
         return Sums(loss, total, task.sums(answers, y, group, groups))
 
-    # All samples are a group of their own, and padding, which comes last, is of none.
+    # All samples are one group; padding, at the end, is in no group.
     padding = jnp.arange(len(y), dtype=jnp.int32) >= examples.start[-1]
     pooled = jax.tree.map(lambda a: a[0], sums(padding.astype(jnp.int32), 1))
     return Counts(pooled, sums(_owners(examples), clients) if clients > 1 else None)
 
 
 class Scores(Mapping[str, Floats]):
-    """Scores of groups of samples by name, ``f64[...]``, also as attributes; NaN if there is none.
+    """Scores of groups of samples by name, ``f64[...]``, also as attributes; NaN if undefined.
 
-    Those of the task, and the mean loss.
+    They are the task's scores and the mean loss.
 
     >>> Scores({"mse": np.array([4.0]), "loss": np.array([2.0])}).mse.tolist()
     [4.0]
@@ -195,23 +196,19 @@ class Scores(Mapping[str, Floats]):
         return self._values[name]
 
     def mean(self) -> Scores:
-        """Unweighted mean over the last axis, of the groups that have a score."""
+        """Returns the unweighted mean over the last axis, over groups with a score."""
         return Scores({name: mean_known(values) for name, values in self.items()})
 
 
-def _flat(scores: Scores) -> tuple[tuple[Floats, ...], tuple[str, ...]]:
-    return tuple(scores.values()), tuple(scores)
-
-
-def _again(names: tuple[str, ...], values: Any) -> Scores:
+def _unflatten(names: tuple[str, ...], values: Any) -> Scores:
     return Scores(dict(zip(names, values, strict=True)))
 
 
-jax.tree_util.register_pytree_node(Scores, _flat, _again)
+jax.tree_util.register_pytree_node(Scores, lambda s: (tuple(s.values()), tuple(s)), _unflatten)
 
 
 def scores(task: Task, sums: Sums) -> Scores:
-    """Scores in float64 from sums whose arrays may have any leading axes."""
+    """Returns scores in float64 from sums, whose arrays may have any leading axes."""
     return Scores({**task.scores(sums), "loss": ratio(sums.loss, sums.weight)})
 
 
@@ -219,8 +216,8 @@ class SetScores(NamedTuple):
     """Scores on an evaluation set.
 
     Attributes:
-        pooled: ``[R]``, of all samples together.
-        by_client: ``[R, K]``, each client's own; None if the set has one client.
+        pooled: ``[R]``, scores of all samples together.
+        by_client: ``[R, K]``, scores of each client; None if the set has one client.
     """
 
     pooled: Scores
@@ -228,17 +225,17 @@ class SetScores(NamedTuple):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that were computed, but for the loss."""
+        """Names of the scores, except the loss."""
         return tuple(name for name in self.pooled if name != "loss")
 
     @property
     def reported(self) -> Scores:
-        """``[R]``: the unweighted mean over clients if there are any, else pooled."""
+        """``[R]``: the unweighted mean over clients if there are several, else pooled."""
         return self.pooled if self.by_client is None else self.by_client.mean()
 
 
 def set_scores(task: Task, counts: Counts) -> SetScores:
-    """Scores of what :func:`evaluate` counted, as NumPy arrays."""
+    """Returns the scores of :func:`evaluate`'s counts, as NumPy arrays."""
     return SetScores(
         scores(task, counts.pooled),
         None if counts.by_client is None else scores(task, counts.by_client),
@@ -248,12 +245,12 @@ def set_scores(task: Task, counts: Counts) -> SetScores:
 def client_accuracy(
     correct: NDArray[np.integer[Any]], count: NDArray[np.integer[Any]], table: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    r"""Each client's expected accuracy on fresh data with its own label mix.
+    r"""Returns each client's expected accuracy on new data with its label distribution.
 
     .. math:: a_k = \sum_y p_k(y)\, a(y) \Big/ \sum_y p_k(y)
 
-    over the classes y that the test set has, with a(y) the test accuracy on class y. Under label
-    skew this is the accuracy a client would see; it costs nothing beyond the test set.
+    over the classes y in the test set, with a(y) the test accuracy on class y. Under label skew
+    this is the accuracy that a client would see; it needs only the test set.
 
     Args:
         correct: ``int[M]``, right answers by class on the test set.
@@ -261,7 +258,7 @@ def client_accuracy(
         table: ``int[N, M]``, samples of each class at each client.
 
     Returns:
-        ``f64[N]``, fractions; NaN for a client without a class that was tested.
+        ``f64[N]``, fractions; NaN for a client without any class of the test set.
 
     >>> table = np.array([[9, 1, 0], [0, 5, 5], [0, 0, 3]])
     >>> client_accuracy(np.array([10, 0, 0]), np.array([10, 10, 0]), table).tolist()
@@ -273,9 +270,9 @@ def client_accuracy(
 
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, standard deviation, minimum, 10 % quantile and maximum of ``f64[N]``, and of how many.
+    """Returns mean, standard deviation, minimum, 10 % quantile, maximum and number of values.
 
-    NaN, a client without a score, is left out; of nothing else, all are NaN.
+    NaN, a client without a score, is left out; if nothing is left, all are NaN.
 
     >>> found = spread(np.array([0.0, 1.0, np.nan]))
     >>> found["mean"], found["clients"]

@@ -1,4 +1,4 @@
-"""What a run gives."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
 from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
-from fedjax_sim.run.client_rows import ClientRows
-from fedjax_sim.run.history import Evaluations, column
+from fedjax_sim.run.client_memory import ClientRows
 from fedjax_sim.run.metrics import Scores, SetScores
+from fedjax_sim.run.records import Evaluations, column
 
 Set = Literal["test", "validation", "personal"]
 
 
 class Evaluation(NamedTuple):
-    """What is known after some rounds; the leading axis R is runs (seeds, or seeds and folds).
+    """Scores and totals after some rounds; the leading axis R is runs (seeds, or seeds and folds).
 
     Attributes:
-        round: rounds done.
-        sums: what the scores on the test set are made of, ``[R, ...]``.
+        round: number of rounds done.
+        sums: sums that the scores on the test set are computed from, ``[R, ...]``.
         test: scores on the test set.
         validation: scores on the validation set; None without one.
-        personal: scores on the test set of each client's own model; None if there are none.
+        personal: scores of the clients' personal models on the test set; None without them.
         train_loss: ``f64[R]``, mean local training loss of the last round.
-        uploads: ``int64[R]``, models sent by clients so far, or fragments of them.
+        uploads: ``int64[R]``, models or fragments sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
         samples: ``int64[R]``, training samples visited so far.
-        bytes_up: ``int64[R]``, what clients have sent so far: models, compressed or not, and what
-          a method sends besides, before the first round too. Not counted: how many samples each
-          client has, and what makes the data (shared samples).
-        bytes_down: ``int64[R]``, what they have received so far.
-        skipped: ``int64[R]``, visits so far of which nothing was taken, see
-          :func:`fedjax_sim.sending.finite_only`.
-        diagnostics: those of the last round, ``f64[R]`` by name.
-        uncollected: the task's leading score ``f64[R]`` before the models still in flight were
-          collected and the algorithm finished, at the end of a run that has any such; else None.
-        seconds: ``f64[R]``, simulated so far; None without a clock. What travels before the first
-          round and after the last takes none.
-        wall_seconds: that this machine took so far, compiling included; of a run that was resumed,
-          also those before the checkpoint.
-        recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without one.
-        before: all of this as it was before then; None where ``uncollected`` is.
+        bytes_up: ``int64[R]``, bytes sent by clients so far: models, compressed or not, and what
+            a method sends in addition, including before the first round. Not counted: the number
+            of samples of each client, and shared samples, which are part of the data.
+        bytes_down: ``int64[R]``, bytes received by clients so far.
+        skipped: ``int64[R]``, visits so far whose update was rejected, see
+            :func:`fedjax_sim.sending.finite_only`.
+        diagnostics: diagnostics of the last round, ``f64[R]`` by name.
+        uncollected: the task's leading score ``f64[R]`` before models in flight were collected and
+            the algorithm finished, at the end of a run that does either; else None.
+        seconds: ``f64[R]``, simulated seconds so far; None without a clock. Transfers before the
+            first round and after the last take no time.
+        wall_seconds: seconds on this machine so far, including compilation; for a resumed run,
+            also those before the checkpoint.
+        recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without it.
+        before: the evaluation before models were collected; None if ``uncollected`` is None.
     """
 
     round: int
@@ -72,12 +72,12 @@ class Evaluation(NamedTuple):
 
     @property
     def correct(self) -> NDArray[np.int32]:
-        """``int32[R, M]``, right answers on the test set by class; of classification alone."""
+        """``int32[R, M]``, right answers on the test set by class; classification only."""
         return self.sums.own.correct
 
     @property
     def total(self) -> NDArray[np.int32]:
-        """``int32[R, M]``, test samples by class; of classification alone."""
+        """``int32[R, M]``, test samples by class; classification only."""
         return self.sums.own.total
 
     @property
@@ -87,14 +87,14 @@ class Evaluation(NamedTuple):
 
     @property
     def test_loss(self) -> NDArray[np.float64]:
-        """``f64[R]``, mean over the test set."""
+        """``f64[R]``, mean loss on the test set."""
         return self.test.pooled.loss
 
     def __repr__(self) -> str:
         return brief(self, self.entries())
 
     def entries(self) -> dict[str, Any]:
-        """Returns what ``repr`` shows of it: means over runs."""
+        """Returns the entries that ``repr`` shows: means over runs."""
         sets = {"": self.test, "validation_": self.validation, "personal_": self.personal}
         scores = {
             prefix + name: over_runs(values)
@@ -104,16 +104,16 @@ class Evaluation(NamedTuple):
         known = {"round": self.round, "runs": len(self.uploads), **scores}
         if self.seconds is not None:
             known["seconds"] = over_runs(self.seconds)
-        return known | {"bytes": Text(f"{sent(self).mean():,.0f}")}
+        return known | {"bytes": Text(f"{total_bytes(self).mean():,.0f}")}
 
 
 class Reached(NamedTuple):
-    """What it took until a score was reached, for each of R runs; None for "never".
+    """The cost of reaching a score, for each of R runs; None for a run that never reached it.
 
     Attributes:
-        rounds: done at the first evaluation that has it.
-        bytes: sent by then, up and down.
-        seconds: simulated by then; None without a clock.
+        rounds: rounds until the first evaluation with the score.
+        bytes: bytes sent by then, up and down.
+        seconds: simulated seconds by then; None without a clock.
     """
 
     rounds: list[int | None]
@@ -126,24 +126,25 @@ class Result:
     """A finished run.
 
     Attributes:
-        task: what was learnt.
-        evaluations: in order of rounds.
-        metrics: what each round reported, NumPy ``[R, rounds, ...]``: who took part (``client``, by
-            slot), which model went where (``source``), losses, bytes' counts, diagnostics; what the
-            clock says (``time``, see :class:`fedjax_sim.base.Elapsed`), None without one.
+        task: the task.
+        evaluations: evaluations in order of rounds.
+        metrics: metrics of each round, NumPy ``[R, rounds, ...]``: the participants (``client``,
+            by slot), which model went where (``source``), losses, numbers of transfers,
+            diagnostics, simulated time (``time``, see :class:`fedjax_sim.base.Elapsed`; None
+            without a clock).
         variables: ``[R, *p]``, the final models.
-        state: ``[R, ...]`` but for its ``round``, after the last round: clusters (``broadcast``),
-            own models and control variates (``client_state``), what is shared, models in flight
-            (``slots``). Like ``variables`` None if the run was interrupted within a round. With
-            ``client_state_mb`` what clients keep has rows for those that trained alone:
-            ``np.asarray`` makes all N, ``a[run, client]`` one.
+        state: ``[R, ...]`` except ``round``, after the last round: clusters (``broadcast``),
+            personal models and control variates (``client_state``), shared state, models in flight
+            (``slots``). ``state`` and ``variables`` are None if the run was interrupted within a
+            round. With ``client_state_mb``, per-client state only has rows of the clients that
+            trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
-        executed: local steps that the devices ran or waited: devices × those of the longest.
+        executed: local steps that the devices ran or waited: devices × steps of the longest.
         model_bytes: bytes of one model (params and state).
         device_bytes: memory that the run needs on one device, as XLA planned it.
-        compile_seconds: tracing, lowering and XLA.
-        run_seconds: the rest.
+        compile_seconds: seconds of tracing, lowering and compiling.
+        run_seconds: all other seconds.
         xla_programs: programs compiled or fetched from the compilation cache.
     """
 
@@ -163,7 +164,7 @@ class Result:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """``f64[evaluations, R]``, pooled over the test set, if the task has that score."""
+        """``f64[evaluations, R]``, pooled over the test set, if the task has this score."""
         return self.series("accuracy", by_client=False)
 
     @property
@@ -173,7 +174,7 @@ class Result:
 
     @property
     def seconds(self) -> NDArray[np.float64]:
-        """``f64[evaluations, R]``, simulated so far.
+        """``f64[evaluations, R]``, simulated seconds so far.
 
         Raises:
             ValueError: if the run had no clock.
@@ -189,16 +190,17 @@ class Result:
         by_client: bool,
         part: Set = "test",
     ) -> NDArray[np.float64]:
-        """A score after every evaluation, ``f64[evaluations, R]``.
+        """Returns a score after every evaluation, ``f64[evaluations, R]``.
 
         Args:
-            metric: one of the task's, such as "accuracy", "f1" and "auc", or "loss".
-            by_client: the unweighted mean over the clients of the set, instead of the pooled score.
-            part: "test" or "validation" set; "personal": the test set, with each client's own
-              model.
+            metric: a score of the task, such as "accuracy", "f1" and "auc", or "loss".
+            by_client: whether to return the unweighted mean over the clients of the set instead
+                of the pooled score.
+            part: "test" or "validation" set; "personal": the test set, with each client's
+                personal model.
 
         Raises:
-            ValueError: if the run did not score that.
+            ValueError: if the run did not score it.
         """
         first = getattr(self.evaluations[0], part)
         if first is None or (by_client and first.by_client is None):
@@ -217,7 +219,7 @@ class Result:
         return column(self.evaluations, of)
 
     def validated(self, metric: str, *, by_client: bool) -> NDArray[np.float64]:
-        """The test score of the weights that scored best on the validation set, ``f64[R]``.
+        """Returns the test score of the weights with the best validation score, ``f64[R]``.
 
         Each run has its own best round, by the same score; the first of equals.
         """
@@ -228,8 +230,8 @@ class Result:
         return np.take_along_axis(test, best[None], axis=0)[0]
 
     def of_runs(self, runs: slice) -> Result:
-        """Some of the R runs, as NumPy arrays; seconds, programs and memory stay those of all."""
-        some = functools.partial(of_runs, runs=runs)
+        """Returns some of the R runs, as NumPy arrays; seconds, programs and memory stay totals."""
+        some = functools.partial(select_runs, runs=runs)
         metrics = some(self.metrics)
         counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
         samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
@@ -251,29 +253,29 @@ class Result:
         return brief_html(self, self._entries())
 
     def _entries(self) -> dict[str, Any]:
-        """What is shown of it: the last scores."""
+        """Returns the entries that ``repr`` shows: the last scores."""
         last = self.evaluations[-1].entries() if self.evaluations else {}
         model, took = Text(f"{self.model_bytes:,}"), Text(f"{self.run_seconds:.1f}")
         known = {"task": self.task, "evaluations": len(self.evaluations), **last}
         return known | {"model_bytes": model, "run_seconds": took}
 
     def lowest(self, metric: str) -> bool:
-        """Whether the lowest value of a score is the best."""
-        return lowest(self.task, metric)
+        """Returns whether the lowest value of a score is the best."""
+        return lower_is_better(self.task, metric)
 
     def reached(self, metric: str, value: float, *, part: Set = "test") -> Reached:
-        """What it took until a score was as good as ``value``, run by run.
+        """Returns the cost of reaching a score of ``value``, run by run.
 
-        Of a set of several clients it is their unweighted mean. At the end of a run whose models in
-        flight were collected then, those before count as well.
+        For a set of several clients, the score is their unweighted mean. At the end of a run whose
+        models in flight were collected, the score before that counts too.
 
         Args:
             metric: as in :meth:`series`.
-            value: that is to be reached: from below, or from above where the lowest is the best.
-            part: what is scored, as in :meth:`series`.
+            value: value to reach: from below, or from above if the lowest is the best.
+            part: set or models that are scored, as in :meth:`series`.
 
         Raises:
-            ValueError: if the run did not score that.
+            ValueError: if the run did not score it.
         """
         self.series(metric, by_client=False, part=part)
         every = [e for last in self.evaluations for e in (last.before, last) if e is not None]
@@ -287,41 +289,41 @@ class Result:
         timed = every[0].seconds is not None
         return Reached(
             of([[e.round] * len(first) for e in every]),
-            of([*map(sent, every)]),
+            of([*map(total_bytes, every)]),
             of([e.seconds for e in every], float) if timed else None,
         )
 
 
-def of_runs(values: PyTree, runs: slice) -> Any:
-    """Of arrays ``[R, ...]`` those of some runs, NumPy's; numbers and keys stay what they are."""
+def select_runs(values: PyTree, runs: slice) -> Any:
+    """Selects runs of arrays ``[R, ...]``, as NumPy arrays; scalars stay, and keys stay keys."""
 
-    def of(a: Any) -> Any:
-        if not np.ndim(a):  # the number of the round has no axis of runs
+    def select(a: Any) -> Any:
+        if not np.ndim(a):  # the round number has no axis of runs
             return a
         # A slice of a JAX array is a program of its own.
         key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
         return a[runs] if key or isinstance(a, ClientRows) else np.asarray(a)[runs]
 
-    return jax.tree.map(of, values)
+    return jax.tree.map(select, values)
 
 
-def lowest(task: Task, metric: str) -> bool:
-    """Whether the lowest value of a score is the best."""
+def lower_is_better(task: Task, metric: str) -> bool:
+    """Returns whether the lowest value of a score is the best."""
     return metric == "loss" or task.metrics[metric].best == "lowest"
 
 
-def sent(evaluation: Evaluation) -> NDArray[np.int64]:
-    """Bytes so far, up and down together, ``int64[R]``."""
+def total_bytes(evaluation: Evaluation) -> NDArray[np.int64]:
+    """Returns the bytes sent so far, up and down together, ``int64[R]``."""
     return evaluation.bytes_up + evaluation.bytes_down
 
 
 def reaches(
     evaluation: Evaluation, task: Task, metric: str, value: float, part: Set
 ) -> NDArray[np.bool_]:
-    """Whether a score is as good as a value, ``bool[R]``."""
+    """Returns whether a score is as good as a value, ``bool[R]``."""
     scores: SetScores = getattr(evaluation, part)
     found = scores.reported[metric]
-    return np.asarray(found <= value if lowest(task, metric) else found >= value)
+    return np.asarray(found <= value if lower_is_better(task, metric) else found >= value)
 
 
 class DivergedError(FloatingPointError):

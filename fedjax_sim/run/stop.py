@@ -1,6 +1,6 @@
 """Rules that end a run at an evaluation before its last round.
 
-The runs (seeds, folds) of a simulation are one program: it goes on until all of them are done.
+The runs (seeds, folds) of a simulation are one program, which goes on until all are done.
 """
 
 from __future__ import annotations
@@ -12,58 +12,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.run.history import column
-from fedjax_sim.run.result import Evaluation, Set, lowest, reaches, sent
+from fedjax_sim.run.records import column
+from fedjax_sim.run.result import Evaluation, Set, lower_is_better, reaches, total_bytes
 
 __all__ = ["Stop", "any_of", "budget", "patience", "seconds", "target"]
 
 
 class Done(Protocol):
-    """Which runs are done."""
+    """A function that returns which runs are done."""
 
     def __call__(self, evaluations: Sequence[Evaluation], task: Task, /) -> NDArray[np.bool_]:
-        """All evaluations so far -> ``bool[R]``; a run that is done must stay so."""
+        """Maps all evaluations so far to ``bool[R]``; a run that is done must stay done."""
 
 
 class Check(Protocol):
-    """Refuses a simulation in which a rule would never act."""
+    """A function that rejects a simulation in which a rule could never act."""
 
     def __call__(self, task: Task, sets: Collection[str], /) -> None:
-        """``sets`` has those that are scored, of "test", "validation" and "personal"."""
+        """``sets`` names what is scored: "test", "validation", "personal"."""
 
 
-def _anything(task: Task, sets: Collection[str], /) -> None:
+def _accept(task: Task, sets: Collection[str], /) -> None:
     del task, sets
 
 
 class Stop(NamedTuple):
-    """When a run is done; a function of one's own makes another.
+    """A rule that ends a run; write your own with a ``done`` function.
 
     Attributes:
-        done: says so, by what has been evaluated.
-        check: before the first round.
+        done: returns which runs are done, given all evaluations so far.
+        check: called before the first round; rejects a simulation in which the rule cannot act.
     """
 
     done: Done
-    check: Check = _anything
+    check: Check = _accept
 
 
 def target(score: str, value: float, *, on: Set | None = None) -> Stop:
-    """Until a score has reached a value.
+    """Stops when a score reaches a value.
 
     Args:
-        score: one of the task's.
-        value: that it is to reach: from below, or from above where the lowest is the best. Of a
-            set of several clients it is their unweighted mean.
-        on: what is scored: "validation", "test", or "personal", the clients' own models on the
-            test set. None: the validation set; without one the test set, which then chooses how
-            long the run is.
+        score: a score of the task, or "loss".
+        value: value to reach: from below, or from above if the lowest is the best. For a set of
+            several clients, the score is their unweighted mean.
+        on: set or models that are scored: "validation", "test", or "personal", the clients'
+            personal models on the test set. None: the validation set; without one the test set,
+            which then decides the length of the run.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if the value is not finite; in ``simulate``, if nothing of the kind is scored.
+        ValueError: if the value is not finite; in ``simulate``, if it is not scored.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -78,32 +78,32 @@ def target(score: str, value: float, *, on: Set | None = None) -> Stop:
         raise ValueError(f"value must be finite, got {value}")
 
     def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
-        here = on or ("test" if evaluations[0].validation is None else "validation")
-        found = column(evaluations, lambda e: reaches(e, task, score, value, here))
+        part = on or ("test" if evaluations[0].validation is None else "validation")
+        found = column(evaluations, lambda e: reaches(e, task, score, value, part))
         return np.any(found, axis=0)
 
     def check(task: Task, sets: Collection[str]) -> None:
         _check_score(score, task)
         if on is not None and on not in sets:
             raise ValueError(
-                f"stop: target on={on!r} must be one of what is scored, {', '.join(sets)}"
+                f"stop: on must be one of {', '.join(sets)}, which are scored, got {on!r}"
             )
 
     return Stop(done, check)
 
 
 def patience(evaluations: int, score: str | None = None) -> Stop:
-    """Until a score on the validation set has not improved for so many evaluations.
+    """Stops when a score on the validation set has not improved for so many evaluations.
 
     Args:
-        evaluations: in a row, none of them better than the best before.
-        score: one of the task's; None for its leading one.
+        evaluations: number of consecutive evaluations without improvement.
+        score: a score of the task, or "loss"; None: the task's leading score.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if there is less than one evaluation; in ``simulate``, without a validation set.
+        ValueError: if evaluations is below 1; in ``simulate``, without a validation set.
 
     Example:
         >>> from fedjax_sim import tasks
@@ -114,10 +114,10 @@ def patience(evaluations: int, score: str | None = None) -> Stop:
     if evaluations < 1:
         raise ValueError(f"evaluations must be at least 1, got {evaluations}")
 
-    def done(seen: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
+    def done(so_far: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         name = score or task.score
-        sign = -1 if lowest(task, name) else 1
-        values = sign * column(seen, lambda e: e.validation.reported[name])
+        sign = -1 if lower_is_better(task, name) else 1
+        values = sign * column(so_far, lambda e: e.validation.reported[name])
         before = np.concatenate([np.full_like(values[:1], -np.inf), values[:-1]])
         place = np.arange(len(values))[:, None]
         better = np.where(values > np.fmax.accumulate(before), place, -1)
@@ -135,17 +135,17 @@ def patience(evaluations: int, score: str | None = None) -> Stop:
 
 
 def budget(bytes: float) -> Stop:
-    """Until so much has been sent, up and down together.
+    """Stops when so many bytes have been sent, up and down together.
 
     Args:
-        bytes: of one run. It ends at the first evaluation by which they have been sent, and then
-            models in flight are collected still.
+        bytes: bytes of one run. It ends at the first evaluation by which they have been sent;
+            models in flight are then still collected.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if that is nothing.
+        ValueError: if bytes is not positive.
 
     Example:
         >>> budget(0)
@@ -154,14 +154,14 @@ def budget(bytes: float) -> Stop:
     """
     if not bytes > 0:
         raise ValueError(f"bytes must be positive, got {bytes}")
-    return Stop(lambda evaluations, task: sent(evaluations[-1]) >= bytes)
+    return Stop(lambda evaluations, task: total_bytes(evaluations[-1]) >= bytes)
 
 
 def seconds(limit: float) -> Stop:
-    """Until so much simulated time has passed.
+    """Stops when so much simulated time has passed.
 
     Args:
-        limit: in seconds. A run ends at the first evaluation at or after it.
+        limit: limit in seconds. A run ends at the first evaluation at or after it.
 
     Returns:
         A rule for ``simulate(stop=...)``.
@@ -188,16 +188,16 @@ def seconds(limit: float) -> Stop:
 
 
 def any_of(*rules: Stop) -> Stop:
-    """Until one of some rules says that the run is done, each run for itself.
+    """Stops when any of the rules applies, each run by itself.
 
     Args:
-        rules: at least one.
+        rules: at least one rule.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no rule.
 
     Example:
         >>> rule = any_of(target("accuracy", 0.9), budget(1e6))
@@ -216,7 +216,7 @@ def any_of(*rules: Stop) -> Stop:
 
 
 def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
-    """Refuses what is no rule, and one that would never act; see :class:`Check`."""
+    """Rejects anything that is not a rule, and a rule that could never act; see :class:`Check`."""
     if not isinstance(stop, Stop):
         raise ValueError(f"stop must be a rule, such as fs.stop.budget(1e9), got {stop!r}")
     stop.check(task, sets)

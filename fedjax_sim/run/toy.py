@@ -1,4 +1,4 @@
-"""A small problem that learns in a second: for examples and first tries."""
+"""A small problem that trains in a second, for examples and first tries."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedjax_sim.run.simulation import simulate
 
 
 class Toy(NamedTuple):
-    """Handwritten digits at a few clients, and logistic regression.
+    """Handwritten digits on a few clients, and logistic regression.
 
     Attributes:
-        model: takes the images as they are stored.
-        objective: its empirical risk.
+        model: model that takes the images as they are stored.
+        objective: empirical risk of the model.
         data: the clients; the server has samples of its own.
-        test: x and y.
+        test: x and y of the test set.
         classes: M.
     """
 
@@ -42,7 +42,7 @@ class Toy(NamedTuple):
         )
 
     def accuracy(self, algorithm: Algorithm, rounds: int = 5, seed: int = 0) -> float:
-        """The accuracy on the test set after some rounds, on one device."""
+        """Returns the accuracy on the test set after some rounds, on one device."""
         result = simulate(
             algorithm,
             self.model,
@@ -59,11 +59,11 @@ class Toy(NamedTuple):
 
 @functools.cache
 def toy(clients: int = 10, emd: float = 0.5) -> Toy:
-    """Digits of scikit-learn, dealt at random but for a skew of labels; nothing is downloaded.
+    """Returns scikit-learn's digits, split over clients with label skew; nothing is downloaded.
 
     Args:
         clients: N.
-        emd: the earth mover's distance of the partition, 0 for none.
+        emd: earth mover's distance of the partition; 0: no label skew.
 
     Returns:
         The problem.
@@ -78,9 +78,9 @@ def toy(clients: int = 10, emd: float = 0.5) -> Toy:
     assert digits.mean is not None
     assert digits.std is not None
     scaled = with_scaling(logistic((8, 8, 1), 10), digits.mean, digits.std)
-    own = len(digits.train_y) // 20  # the server's, from the end
+    held = len(digits.train_y) // 20  # the server's own samples, from the end
     x, y = digits.train_x, digits.train_y
-    partition = limit_label_emd(y[:-own], clients, emd=emd, seed=0)
-    root = np.arange(len(y) - own, len(y), dtype=np.int32)
+    partition = limit_label_emd(y[:-held], clients, emd=emd, seed=0)
+    root = np.arange(len(y) - held, len(y), dtype=np.int32)
     data = client_data(x, y, partition, root=root)
     return Toy(scaled, empirical_risk(scaled), data, (digits.test_x, digits.test_y), 10)

@@ -1,0 +1,153 @@
+"""Jitted programs that experiments share, and a count of those that XLA compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Sharding
+
+from fedjax_sim.base import Array, ModelApply, Task, Variables
+from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.streams import Seed, stream
+from fedjax_sim.engine.targets import xla_option_probe
+from fedjax_sim.run.layout import RunAxes
+from fedjax_sim.run.metrics import Counts, evaluate
+
+T = TypeVar("T")
+Init = Callable[[Array], Variables]
+_programs: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+
+
+def shared_program(owner: Any, key: Hashable, make: Callable[[Callable[..., Any]], T]) -> T:
+    """Returns what ``make`` jits, made once for each ``key`` as long as the owner lives.
+
+    JAX then compiles it once: a model's program whatever algorithm trains the model, an
+    algorithm's program however often it runs.
+
+    Args:
+        owner: a function of a model, or an algorithm.
+        key: everything else that the program depends on.
+        make: function that jits a program; its argument calls the owner, if that is a function.
+    """
+    try:
+        of_owner = _programs.setdefault(owner, {})
+        if key in of_owner:
+            made: T = of_owner[key]
+            return made
+    except TypeError:  # not hashable: the program serves one experiment
+        return make(owner)
+    reference = weakref.ref(owner)  # else the entry would keep its own key alive
+
+    def call_owner(*args: Any, **options: Any) -> Any:
+        alive = reference()
+        assert alive is not None
+        return alive(*args, **options)
+
+    return of_owner.setdefault(key, make(call_owner))
+
+
+def forget_programs(owner: Any) -> None:
+    """Frees the programs of an owner that will not run again, about 10 MB for a method."""
+    _programs.pop(owner, None)
+
+
+def weights_program(init: Init, sharding: Sharding) -> Any:
+    """Returns the program that draws the weights of each run, ``uint32[R] -> [R, *p]``.
+
+    As a part of each start program it took longer to compile than everything else.
+
+    Args:
+        init: the model's init function.
+        sharding: sharding of the seeds and the weights.
+    """
+
+    def make(init: Init) -> Any:
+        def draw(seed: Array) -> Variables:
+            return init(stream(jax.random.key(seed), Seed.WEIGHTS))
+
+        return jax.jit(jax.vmap(draw), in_shardings=sharding, out_shardings=sharding)
+
+    return shared_program(init, sharding, make)
+
+
+def evaluation_program(apply: ModelApply, task: Task, execution: Execution, axes: RunAxes) -> Any:
+    """Returns the program that scores the models of each run, whatever algorithm trained them.
+
+    Its arguments are the models ``[R, *p]`` and the sets; it returns the counts of each set,
+    ``[R, ...]``.
+
+    Args:
+        apply: the model's apply function.
+        task: the task, which defines the counts.
+        execution: the devices.
+        axes: the axes of the runs.
+    """
+    # Evaluation sets are whole on the devices, and there is no per-client state.
+    execution = dataclasses.replace(execution, samples_mb=None, client_state_mb=None)
+
+    def make(apply: ModelApply) -> Any:
+        score = functools.partial(evaluate, apply, task, execution)
+        of_sets = [axes.map(score, in_axes=(0, axes_of_set)) for axes_of_set in axes.sets]
+
+        def score_all(variables: Variables, sets: tuple[EvalSet, ...]) -> tuple[Counts, ...]:
+            return tuple(
+                of_set(variables, examples) for of_set, examples in zip(of_sets, sets, strict=True)
+            )
+
+        whole = execution.replicated
+        return jax.jit(score_all, in_shardings=whole, out_shardings=whole)
+
+    return shared_program(apply, (task, execution, axes.runs, axes.sets), make)
+
+
+class _Counter:
+    """The number of programs that were compiled since it was made."""
+
+    def __init__(self) -> None:
+        self.compiled: list[None] = []  # one entry each: threads compile at once
+
+    @property
+    def programs(self) -> int:
+        return len(self.compiled)
+
+
+_counters: list[_Counter] = []
+
+
+@functools.cache
+def _listen() -> None:
+    """Registers a listener, for good: not every supported JAX can remove one."""
+
+    def listen(event: str, duration_secs: float, **about: Any) -> None:
+        probe = xla_option_probe.__name__ in about.get("fun_name", "")
+        if not probe and event == "/jax/core/compile/backend_compile_duration":
+            for counter in tuple(_counters):
+                counter.compiled.append(None)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+
+
+@contextmanager
+def count_programs() -> Iterator[_Counter]:
+    """Counts the programs that XLA compiles, including accidental ones.
+
+    >>> import numpy as np
+    >>> with count_programs() as counter:
+    ...     doubled = jax.jit(lambda x: x * 2.0)(np.ones(3, np.float32))
+    >>> counter.programs
+    1
+    """
+    _listen()
+    counter = _Counter()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters.remove(counter)

@@ -1,0 +1,305 @@
+"""Checkpoint files: a ``.npz`` with a checksum for every array, and what is restored from it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base import FedState, PyTree
+from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
+from fedjax_sim.run.client_memory import ClientMemory, ClientRows, client_rows
+from fedjax_sim.run.layout import Layout, put_on_devices
+from fedjax_sim.run.records import Collected, Interval, Run
+
+SERVER = "server"
+"""Prefix of the arrays of a kept server model."""
+
+VERSION = 3
+"""Version of the files. Version 2, which has arrays for each evaluation, is read too."""
+
+NAMES = "arrays"
+"""Key of a file's list of its arrays."""
+
+_CLIENTS = ".clients"
+"""Suffix of the clients whose rows a compact array has."""
+
+_BY_INTERVAL = ("metrics", "scored")
+
+
+class CheckpointError(ValueError):
+    """The checkpoints of a folder are of another run, or cannot be used."""
+
+
+class CheckpointWarning(RuntimeWarning):
+    """A checkpoint could not be written, or is damaged; the run goes on."""
+
+
+def write_arrays(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
+    """Writes a file as a whole or not at all; if interrupted, the old file stays.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    description = json.dumps({**about, NAMES: list(arrays)})
+    write_npz(path, {"about": np.array(description), **arrays})
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """Returns the description in a file, and its arrays.
+
+    Raises:
+        OSError: if it cannot be opened.
+        DamagedError: if it is not whole.
+    """
+    arrays = read_npz(path)
+    try:
+        about = dict(json.loads(str(arrays.pop("about"))))
+        complete = about.pop(NAMES) == list(arrays)  # the list of a zip file has no checksum
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{path}: it has no valid description") from error
+    if not complete:
+        raise DamagedError(f"{path}: some arrays are missing")
+    return about, arrays
+
+
+def pack(prefix: str, tree: PyTree) -> Arrays:
+    """Returns the leaves on the host, by their paths."""
+    arrays: Arrays = {}
+    for path, leaf in _leaves(tree):
+        if isinstance(leaf, ClientRows):
+            arrays[f"{prefix}{path}{_CLIENTS}"] = leaf.clients
+            leaf = leaf.rows
+        arrays[f"{prefix}{path}"] = _on_host(leaf)
+    return arrays
+
+
+def unpack(arrays: Arrays, prefix: str, shapes: PyTree, *, exact: bool = False) -> Any:
+    """Returns the tree whose leaves :func:`pack` returned.
+
+    Args:
+        arrays: arrays by name.
+        prefix: prefix of the names.
+        shapes: a tree of the same structure.
+        exact: whether the shapes must be the same; the rows of an interval vary in number.
+
+    Raises:
+        CheckpointError: if an array is missing or has another shape.
+    """
+    leaves = []
+    for path, like in _leaves(shapes):
+        name, shape = f"{prefix}{path}", np.shape(like)
+        array: Any = arrays.get(name)
+        if array is not None and array.dtype.kind == "V":  # NumPy's files do not know bfloat16
+            array = array.view(like.dtype)
+        if (clients := arrays.get(f"{name}{_CLIENTS}")) is not None:
+            array = client_rows(array, clients, shape[1])
+        if array is None or (exact and array.shape[: len(shape)] != shape):
+            raise CheckpointError(f"the checkpoint lacks {name} {list(shape)}")
+        leaves.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(like) else array)
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def _leaves(tree: PyTree) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        yield jax.tree_util.keystr(path), leaf
+
+
+def _on_host(leaf: Any) -> NDArray[Any]:
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    # Copied unless it owns its data: the next rounds overwrite the buffers of a device's arrays.
+    owner = isinstance(leaf, np.ndarray) and leaf.flags.owndata
+    array: NDArray[Any] = leaf if owner else np.array(leaf)
+    if array.dtype.hasobject:
+        raise CheckpointError(f"record must give arrays, to be saved, got {type(leaf).__name__}")
+    return array
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+class Checkpoint(NamedTuple):
+    """A run as it was when it was saved.
+
+    Attributes:
+        done: number of rounds.
+        rounds: rounds of each interval that was evaluated.
+        seconds: seconds that the run took.
+        arrays: arrays by name.
+        folder: folder of the file.
+    """
+
+    done: int
+    rounds: tuple[int, ...]
+    seconds: float
+    arrays: Arrays
+    folder: Path
+
+    @property
+    def evaluated(self) -> int:
+        """The rounds up to the last evaluation."""
+        return sum(self.rounds)
+
+    def restored(
+        self,
+        shapes: Mapping[str, PyTree],
+        layout: Layout | ClientMemory,
+        rounds: int,
+        record: Callable[[FedState], PyTree] | None,
+    ) -> tuple[Run, list[tuple[int, Interval]]]:
+        """Restores the run and its intervals, each with the rounds done after it.
+
+        Args:
+            shapes: results of the programs of the experiment, by name.
+            layout: layout of the state.
+            rounds: rounds of the whole run; models in flight are collected only at its end.
+            record: what was kept of each state.
+
+        Raises:
+            CheckpointError: if the arrays do not fit the programs.
+        """
+        exported: Run = unpack(
+            self.arrays, "run", layout.exported_shapes(shapes["start"]), exact=True
+        )
+        run = layout.restored(exported)
+        collected: Collected | None = None
+        if self.done == rounds and "finish" in shapes:
+            end = unpack(self.arrays, "collected", shapes["finish"], exact=True)
+            collected = put_on_devices(layout.execution.replicated, end)
+        server = run.state.server if collected is None else collected.variables
+        of_rounds, of_counts = shapes["advance"][1:]
+        metrics, scored = None, None
+        if self.rounds:
+            metrics = unpack(self.arrays, "metrics", of_rounds)
+            scored = unpack(self.arrays, "scored", of_counts)
+        wall = self.arrays.get("wall", np.full(len(self.rounds), np.nan))  # older files lack it
+        kept = None if record is None else jax.device_get(record(exported.state))
+        intervals, done = [], 0
+        for i, todo in enumerate(self.rounds):
+            done += todo
+            last = done == self.done
+            interval = Interval(
+                todo,
+                jax.tree.map(lambda a, end=done, n=todo: a[:, end - n : end], metrics),
+                jax.tree.map(lambda a, i=i: a[i], scored),
+                server if last else None,
+                collected if last else None,
+                run if last else None,
+                unpack(self.arrays, f"{i}.recorded", kept),
+                float(wall[i]),
+            )
+            intervals.append((done, interval))
+        if done < self.done:
+            begun = unpack(self.arrays, "begun", of_rounds)
+            interval = Interval(self.done - done, begun, None, server, None, run, None)
+            intervals.append((self.done, interval))
+        return run, intervals
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a folder, the oldest first."""
+    return sorted(folder.glob("[0-9]*.npz"))
+
+
+def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Checkpoint]]:
+    """Yields path, description and content of readable checkpoints, the newest first.
+
+    Warns of each that is damaged.
+    """
+    for path in reversed(checkpoint_paths(folder)):
+        try:
+            about, arrays = read_arrays(path)
+            if about["version"] == 2:
+                about["version"], arrays = VERSION, _from_version_2(arrays, len(about["rounds"]))
+            rounds, seconds = tuple(about["rounds"]), about["seconds"]
+            checkpoint = Checkpoint(about["done"], rounds, seconds, arrays, folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            warnings.warn(
+                f"{error}; the run goes on from the checkpoint before it, or from the beginning",
+                CheckpointWarning,
+                stacklevel=4,
+            )
+            continue
+        yield path, about, checkpoint
+
+
+def _from_version_2(arrays: Arrays, intervals: int) -> Arrays:
+    """Joins the metrics and counts, which version 2 has for each interval apart."""
+    kept = {n: a for n, a in arrays.items() if not n.partition(".")[2].startswith(_BY_INTERVAL)}
+    for name in {n.removeprefix("0.") for n in arrays if n.startswith("0.")}:
+        if name.startswith(_BY_INTERVAL):
+            parts = [arrays[f"{i}.{name}"] for i in range(intervals)]
+            joins = name.startswith("metrics")
+            kept[name] = np.concatenate(parts, axis=1) if joins else np.stack(parts)
+    for name in [*kept]:  # the server models that the command recorded
+        i, _, path = name.partition(".recorded")
+        if i.isdigit():
+            kept[f"{_server_prefix(int(i))}{path}"] = kept[name]
+    return kept
+
+
+def _server_prefix(i: int) -> str:
+    return f"{SERVER} {i} "
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Returns the newest readable checkpoint of a folder; None if it has no checkpoints.
+
+    Raises:
+        CheckpointError: if it has some, but none that is whole.
+    """
+    for _, _, checkpoint in intact_checkpoints(folder):
+        return checkpoint
+    if checkpoint_paths(folder):
+        raise CheckpointError(f"{folder} has no whole checkpoint")
+    return None
+
+
+def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
+    """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``."""
+    collected = any(name.startswith("collected") for name in checkpoint.arrays)
+    prefix = "collected.variables" if collected else "run.state.server"
+    return unpack(checkpoint.arrays, prefix, shapes)
+
+
+def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTree:
+    """Returns the server's model after an earlier evaluation, if the weights were kept.
+
+    Raises:
+        ValueError: if there was no evaluation, or the weights were not kept.
+    """
+    ends = [sum(checkpoint.rounds[: i + 1]) for i in range(len(checkpoint.rounds))]
+    if round not in ends:
+        known = ", ".join(map(str, ends))
+        raise ValueError(f"at must be a round that was evaluated, one of {known}, got {round!r}")
+    if round == ends[-1]:
+        return server_model(checkpoint, shapes)
+    path = checkpoint.folder / server_file(round)
+    if path.exists():
+        arrays = read_arrays(path)[1]
+    else:
+        arrays = kept_server_model(checkpoint, ends.index(round))
+    if not arrays:
+        raise ValueError(f"the weights of round {round} were not kept: --keep-weights")
+    return unpack(arrays, SERVER, shapes)
+
+
+def server_file(done: int) -> str:
+    """Returns the name of the file with the server's model after so many rounds."""
+    return f"server-{done:08d}.npz"
+
+
+def kept_server_model(checkpoint: Checkpoint, i: int) -> Arrays:
+    """Returns the server's model after the i-th interval, which older checkpoints hold."""
+    prefix = _server_prefix(i)
+    found = {name: a for name, a in checkpoint.arrays.items() if name.startswith(prefix)}
+    return {f"{SERVER}{name.removeprefix(prefix)}": a for name, a in found.items()}

@@ -1,0 +1,305 @@
+"""Compiles the programs of an experiment and runs them from one evaluation to the next."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.stages import Compiled
+
+from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
+from fedjax_sim.run.checkpoint_files import Checkpoint
+from fedjax_sim.run.checkpoints import Checkpoints, Saver
+from fedjax_sim.run.client_memory import ClientMemory
+from fedjax_sim.run.functions import Sets
+from fedjax_sim.run.identity import code_digests, digest, random_settings
+from fedjax_sim.run.layout import Layout, client_axes, one_run, replicated, weights_of_runs
+from fedjax_sim.run.metrics import Counts
+from fedjax_sim.run.prefetch import Prefetcher
+from fedjax_sim.run.programs import ONCE, Programs
+from fedjax_sim.run.records import Collected, EvaluatedModels, Interval, Run, SetCounts
+
+CALL_SECONDS = 10.0
+"""Seconds after which a program returns: progress, checkpoints and signals wait no longer."""
+
+
+class Runner:
+    """Runs the programs of an experiment; :mod:`fedjax_sim.run.rounds` is a loop over them.
+
+    All are compiled once, before the first round. Data and sets are placed on the devices, each
+    array once even if several trees hold it.
+
+    Args:
+        programs: the programs.
+
+    Attributes:
+        compile_seconds: seconds of tracing, lowering and compiling.
+        device_bytes: the most bytes that a device holds, once the programs are compiled.
+        model_bytes: bytes of one model, once the programs are compiled.
+        traffic: bytes that are sent, once the programs are compiled.
+    """
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+        self.compile_seconds = 0.0
+        self.device_bytes = self.model_bytes = 0
+        self.traffic = Traffic(0, 0, 0, 0)
+        self._prefetcher: Prefetcher | None = None
+        hosted, clients = programs.hosted, programs.data.clients
+        self._memory = ClientMemory(programs.layout, clients) if hosted else None
+        self._compiled: dict[str, Compiled] = {}
+
+    @functools.cached_property
+    def _inputs(self) -> tuple[ClientData, Sets]:
+        """Data and sets on the devices; only the server's own samples if others are fetched."""
+        programs = self.programs
+        data = programs.data if programs.blocks is None else programs.blocks.fetched(None)
+        return replicated((data, programs.sets), programs.execution)
+
+    def exported(self, run: Run) -> Run:
+        """Returns the run as users see it; see :class:`fedjax_sim.run.layout.Layout`."""
+        return self._exporter.exported(run)
+
+    @property
+    def _exporter(self) -> Layout | ClientMemory:
+        return self._memory or self.programs.layout
+
+    def intervals(
+        self,
+        seeds: Sequence[int],
+        rounds: int,
+        initial: Variables | None = None,
+        record: Callable[[FedState], PyTree] | None = None,
+        on_compiled: Callable[[int], None] | None = None,
+        saved: Checkpoint | None = None,
+    ) -> Iterator[tuple[int, Interval]]:
+        """Runs all rounds; yields the rounds done and the interval at every evaluation.
+
+        Between evaluations, about every ten seconds, it yields the rounds of the interval that are
+        done. Intervals of a checkpoint, ``saved``, come first, unchanged.
+        """
+        programs, over = self.programs, saved is not None and saved.evaluated == rounds
+        # A resumed run needs no initial programs, and a finished one needs none at all.
+        self._prepare(
+            initial, lambda name: not over and (saved is None or name not in ONCE), rounds
+        )
+        if on_compiled is not None and not over:
+            on_compiled(self.device_bytes)
+        parts: list[Metrics] = []  # the rounds since the last evaluation
+        if saved is None:
+            run, done = self.start(seeds, initial), 0
+        else:
+            run, past = saved.restored(programs.shapes, self._exporter, rounds, record)
+            yield from past
+            done = saved.done
+            parts = [interval.metrics for _, interval in past if interval.scored is None]
+        if programs.blocks is not None and not over:
+            began, data = time.perf_counter(), self._inputs[0]
+            loaded = run if self._memory is None else self._memory.load(run, np.arange(0))
+            cohorts = programs.cohorts(loaded, data, rounds - done)
+            if self._memory is not None:
+                self._memory.reserve(cohorts, self.device_bytes)
+            self.compile_seconds += time.perf_counter() - began  # the draws take little of it
+            self._prefetcher = Prefetcher(
+                programs.blocks, programs.execution, data, cohorts, programs.every, done
+            )
+        seconds: float | None = None  # of a round
+        while done < rounds:
+            left = min(programs.every - done % programs.every, rounds - done)
+            todo = rounds_of_call(min(left, programs.capacity), seconds)
+            began = time.perf_counter()
+            run, metrics, scored = self.advance(run, todo, score=todo == left)
+            parts.append(jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics))
+            seconds = max(time.perf_counter() - began, 1e-9) / todo
+            done += todo
+            rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
+            count = sum(part.loss.shape[1] for part in parts)
+            server = run.state.server
+            if scored is None:
+                yield done, Interval(count, rows, None, server, None, run, None)
+                continue
+            parts = []
+            collected = self.finish(run) if done == rounds else None
+            server = server if collected is None else collected.variables
+            kept = None if record is None else jax.device_get(record(self.exported(run).state))
+            yield done, Interval(count, rows, scored, server, collected, run, kept)
+
+    def saver(
+        self,
+        where: Checkpoints | str | Path,
+        rounds: int,
+        seeds: Sequence[int],
+        initial: Variables | None,
+    ) -> Saver:
+        """Returns the saver of a run, which has the checkpoint to resume from.
+
+        Raises:
+            CheckpointError: if the folder has checkpoints of another run, or of more rounds.
+        """
+        programs = self.programs
+        algorithm, model = programs.algorithm, programs.model
+        test, *validation = programs.sets
+        identity = {
+            "algorithm": " ".join(repr(algorithm).split()),
+            "setting of the algorithm": digest(algorithm.parts.by_role()),
+            "model": digest(model),
+            "task": repr(programs.task),
+            "seeds": [*map(int, seeds)],
+            "eval_every": programs.every,
+            "clients' data": digest(programs.data),
+            "test set": digest(test),
+            "validation set": digest(validation),
+            "initial": digest(initial),
+            "personal": programs.personal,
+            **random_settings(),
+            "code": {
+                "python": platform.python_version_tuple()[:2],
+                "functions": code_digests((algorithm.parts.by_role(), model, programs.task)),
+            },
+        }
+        if programs.per_run is not None:
+            identity["points"] = [dict(settings) for settings in programs.per_run.settings]
+        given = where if isinstance(where, Checkpoints) else Checkpoints(where)
+        return Saver(given, identity, rounds, programs.every, self._exporter)
+
+    def start(self, seeds: Sequence[int], initial: Variables | None = None) -> Run:
+        """Initialises R runs, from the weights ``initial [*p]`` or ``[R, *p]``, or the model's."""
+        weights, numbers = self._prepare(initial), np.asarray(seeds, np.uint32)
+        weights = self._compiled["weights"](numbers) if weights is None else weights
+        run: Run = self._compiled["start"](numbers, weights, self._inputs[0])
+        return run if self._memory is None else self._memory.begin(run)
+
+    def _prepare(
+        self,
+        initial: Variables | None,
+        wanted: Callable[[str], bool] = lambda name: True,
+        rounds: int | None = None,
+    ) -> Variables | None:
+        """Compiles the programs that are ``wanted``, once; returns the initial weights of runs."""
+        programs = self.programs
+        shapes = jax.eval_shape(lambda: programs.model.init(jax.random.key(0)))
+        weights = None if initial is None else weights_of_runs(initial, shapes, programs.runs)
+        if not self.model_bytes:
+            self._compile(weights, wanted, rounds)
+            self.model_bytes = tree.num_bytes(shapes)
+            data = self._inputs[0]
+            one = jax.eval_shape(lambda d: one_run(d, client_axes(data)), data)
+            self.traffic = programs.algorithm.traffic(shapes, one)
+        return weights
+
+    def advance(
+        self, run: Run, todo: int, *, score: bool = True
+    ) -> tuple[Run, Metrics, SetCounts | None]:
+        """Runs ``todo`` rounds, at most the capacity, and evaluates the models if ``score``."""
+        if self.programs.blocks is None:
+            given = (*self._inputs, np.int32(todo), np.bool_(score))
+            run, rows, models = self._compiled["advance"](run, *given)
+            return run, rows, self._counts(run, models) if score else None
+        assert self._prefetcher is not None
+        parts: list[Metrics] = []
+        while todo:
+            assert self._prefetcher.next is not None
+            block, data = self._prefetcher.next
+            clients, memory = self.programs.blocks.clients(block), self._memory
+            count = min(todo, block.rounds)
+            run = run if memory is None else memory.load(run, clients)
+            run, rows = self._compiled["rounds"](run, data, np.int32(count))
+            self._prefetcher.fetch(count)  # while they run
+            run = run if memory is None else memory.store(run, clients)
+            parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], rows))
+            todo -= count
+        rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
+        if not score:
+            return run, rows, None
+        return run, rows, self._counts(run, self._compiled["models"](run, *self._inputs))
+
+    def finish(self, run: Run) -> Collected | None:
+        """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
+        if not self.programs.algorithm.ends:
+            return None
+        uploads, models = self._compiled["finish"](run, *self._inputs)
+        run = run._replace(state=run.state._replace(server=models.variables))
+        return Collected(models.variables, uploads, self._counts(run, models))
+
+    def _counts(self, run: Run, models: EvaluatedModels) -> SetCounts:
+        counts: tuple[Counts, ...]
+        counts = self._compiled["evaluate"](models.variables, self._inputs[1])
+        own = self._personal_counts(run) if models.personal is None else models.personal
+        return SetCounts(counts, own)
+
+    def _personal_counts(self, run: Run) -> Counts | None:
+        """Counts personal models, some clients at a time, if per-client state is on the host."""
+        programs, memory = self.programs, self._memory
+        if memory is None or not programs.personal:
+            return None
+        found, capacity, total = [], programs.layout.clients, programs.data.clients
+        for first in range(0, total, capacity):
+            some = np.arange(first, min(first + capacity, total), dtype=np.int32)
+            clients = np.full(capacity, total, np.int32)
+            clients[: len(some)] = some
+            out = self._compiled["own"](memory.load(run, some), *self._inputs, clients)
+            found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
+        answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
+        counts: Counts = self._compiled["count"](answers, self._inputs[1])
+        return counts
+
+    def _compile(
+        self, weights: Variables | None, wanted: Callable[[str], bool], rounds: int | None
+    ) -> None:
+        """Compiles programs; XLA compiles one while the next is traced."""
+        began = time.perf_counter()
+        pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
+        try:
+            compiling = {
+                name: pool.submit(compiled, lowered, self.programs.options(name, rounds))
+                for name, lowered in self.programs.lowered(weights=weights)
+                if wanted(name)
+            }
+            self._compiled = {name: job.result() for name, job in compiling.items()}
+        finally:  # an interrupt does not wait for XLA
+            pool.shutdown(wait=False, cancel_futures=True)
+        self.compile_seconds += time.perf_counter() - began
+        self.device_bytes = max(map(self._bytes_during, self._compiled), default=0)
+        check_fits(self.device_bytes, devices)
+
+    def _bytes_during(self, name: str) -> int:
+        """Returns the bytes on a device while a program runs, its own and those held by others."""
+        programs = self.programs
+        sets = tree.num_bytes(programs.sets)
+        reading_sets = {"evaluate", "own", "count"}
+        if programs.personal and not programs.hosted:
+            reading_sets |= {"advance", "models", "finish"}
+        others = 0 if name in reading_sets or name in ONCE else sets
+        if name == "evaluate":  # the run and the data, which the program before it was given
+            before = "advance" if programs.blocks is None else "models"
+            others += arguments(self._compiled[before]) - (sets if before in reading_sets else 0)
+        if programs.blocks is not None:
+            block = tree.num_bytes(programs.blocks.changing(programs.blocks.shapes()))
+            others += block if name == "rounds" else 2 * block
+        return needed(self._compiled[name]) + others
+
+
+def rounds_of_call(left: int, seconds: float | None) -> int:
+    """Returns how many rounds the next call of a program runs: about ten seconds of them.
+
+    All processes of a run follow process 0.
+
+    Args:
+        left: the most rounds.
+        seconds: seconds of a round in the last call; None before the first call, of one round.
+    """
+    if left <= 1:
+        return left
+    fitting = 1 if seconds is None else max(1, int(min(CALL_SECONDS / seconds, left)))
+    if jax.process_count() > 1:
+        fitting = int(multihost_utils.broadcast_one_to_all(np.int32(fitting)))
+    return fitting
