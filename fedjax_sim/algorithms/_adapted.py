@@ -31,7 +31,7 @@ def per_fedavg(
               \nabla F_b\bigl(w_k - \alpha \nabla F_{b'}(w_k)\bigr)
 
     Without the Hessian this is Per-FedAvg (FO), with it Per-FedAvg (HF); see
-    :func:`fedjax_sim.adaptation.after_a_step`. A client's personal model is the server model after
+    :class:`fedjax_sim.adaptation.after_a_step`. A client's personal model is the server model after
     steps with learning rate α on the client's minibatches; it is recomputed for each evaluation.
     Clients are weighted equally by default, as in the authors' code.
 
@@ -91,7 +91,7 @@ def pfedme(
               w_{t+1} = (1 - \beta) w_t + \beta \frac1m \sum_{k \in U} w_k
 
     where θ̃_b is the result of K steps from w_k on the minibatch; see
-    :func:`fedjax_sim.adaptation.moreau_envelope`. A client's personal model is θ_k for the server
+    :class:`fedjax_sim.adaptation.moreau_envelope`. A client's personal model is θ_k for the server
     model, trained on all of the client's samples; it is recomputed for each evaluation. Clients are
     weighted equally by default, as in the authors' code.
 

@@ -32,7 +32,7 @@ def adaptive_steps(
 
     More local steps save aggregations, which cost b each; fewer keep the clients' models close. h
     bounds how far they drift apart and grows with the divergence of their gradients; see
-    :func:`fedjax_sim.local.budgeted`. In the paper, all clients participate, costs are measured in
+    :class:`fedjax_sim.local.budgeted`. In the paper, all clients participate, costs are measured in
     every round, the scarcest of several resources counts, and the result is the model with the
     least loss. Here, one resource has given costs, and the result is the last model. Once the
     budget is spent, clients stop training, although models are still exchanged until the run ends.
@@ -83,7 +83,7 @@ def skewscout(
               \lambda_C \frac{C(\tau)}{CM}, \qquad \frac{C(\tau)}{CM} = \frac{1}{\tau}
 
     Clients' models travel to the next cohort, which measures AL, the accuracy that they lose on its
-    data. Hill climbing doubles or halves τ; see :func:`fedjax_sim.local.scouted`. As in all
+    data. Hill climbing doubles or halves τ; see :class:`fedjax_sim.local.scouted`. As in all
     methods, a round counts as one however many steps it has: compare by steps, or by simulated
     seconds.
 
@@ -133,7 +133,7 @@ def loadaboost(
     .. math:: E_k \in [E/2,\, 3E/2], \qquad
               F_k(w_k) \le \operatorname{med}_{j \in U_{t-1}} F_j(w_j) \text{ or } E_k = 3E/2
 
-    See :func:`fedjax_sim.local.boosted`. With one epoch it is FedAvg. The paper adds samples that
+    See :class:`fedjax_sim.local.boosted`. With one epoch it is FedAvg. The paper adds samples that
     all clients share, a hundredth of the total: ``--share-beta 0.01``.
 
     Args:

@@ -24,7 +24,7 @@ def ifca(
               \theta_j \leftarrow
               \sum_{k \in U_t: \hat\jmath_k = j} \frac{n_k}{\sum_{i: \hat\jmath_i = j} n_i} w_k
 
-    See :func:`fedjax_sim.clustering.ifca`. Pooled scores evaluate the server model, the average
+    See :class:`fedjax_sim.clustering.ifca`. Pooled scores evaluate the server model, the average
     over the whole cohort; a client's personal model is the cluster model that it would choose.
 
     Args:
@@ -62,8 +62,8 @@ def dynamic_clustering(
               W \leftarrow \Bigl\{ \frac{1}{|G|} \sum_{k \in G} w_k :
               G \in \mathrm{Cluster}_C(U_t) \Bigr\}
 
-    Each group trains its own model. See :func:`fedjax_sim.clustering.dynamic`: for cohorts of up to
-    12 clients, the number of groups is provably minimal. W holds up to m models. Pooled scores
+    Each group trains its own model. See :class:`fedjax_sim.clustering.dynamic`: for cohorts of up
+    to 12 clients, the number of groups is provably minimal. W holds up to m models. Pooled scores
     evaluate the server model, the average over the whole cohort; a client's personal model is the
     one in W that it would choose. Clients are weighted equally by default, as in the paper.
 

@@ -25,7 +25,7 @@ def cmfl(
               \operatorname{sgn}(\bar u_i) \bigr] \ge v \Bigr\}
 
     where :math:`\bar u` is the server's last step; a client that missed rounds uses the change
-    since it last received the model: see :func:`fedjax_sim.sending.relevant_only`. If no client
+    since it last received the model: see :class:`fedjax_sim.sending.relevant_only`. If no client
     sends, w stays.
 
     Args:
@@ -202,8 +202,9 @@ def fedavg_sketched(
               \mathbb{E}\,C(\Delta_k) = \Delta_k
 
     where C keeps a fraction s of the entries, scaled by 1/s, rotates them at random and quantises
-    them to b bits each: see :func:`fedjax_sim.compression.random_mask`,
-    :func:`fedjax_sim.compression.rotated` and :func:`fedjax_sim.compression.uniform_quantisation`.
+    them to b bits each: see :class:`fedjax_sim.compression.random_mask`,
+    :class:`fedjax_sim.compression.rotated` and
+    :class:`fedjax_sim.compression.uniform_quantisation`.
 
     Args:
         share: s: fraction of an update's entries that is sent; 1 sends all.

@@ -31,7 +31,7 @@ def fedprox(
         mu: μ: weight of the proximal term, in the first round if adaptive. None: 0.01, or 0 if
           adaptive.
         adaptive: raise μ by 0.1 when the training loss rises, and lower it by 0.1 after five
-          decreases in a row; see :func:`fedjax_sim.corrections.adaptive_proximal`.
+          decreases in a row; see :class:`fedjax_sim.corrections.adaptive_proximal`.
         inexactness: γ: a client stops after the epoch that reduces the gradient norm of h_k to γ
           times its initial value. None: as the local update has it.
 
@@ -75,7 +75,7 @@ def scaffold(
 
     Args:
         option: a client's new control variate: 1, its full gradient at the received model; 2, the
-          mean gradient along its steps (see :func:`fedjax_sim.corrections.scaffold`).
+          mean gradient along its steps (see :class:`fedjax_sim.corrections.scaffold`).
         server_lr: η_g: server learning rate.
 
     Returns:
@@ -124,7 +124,7 @@ def scaffnew(
         clients_per_round: N: all clients participate.
         lr: γ: learning rate of the clients' SGD, as set in the local update.
         momentum: momentum of the clients' SGD, as set in the local update; 0 in the paper, see
-          :func:`fedjax_sim.corrections.scaffnew`.
+          :class:`fedjax_sim.corrections.scaffnew`.
         coin: p: probability of averaging after a step; a round has 1/p steps on average.
 
     Returns:

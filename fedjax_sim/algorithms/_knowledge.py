@@ -28,9 +28,9 @@ def fedproto(
               \bar C_j = \frac{\sum_{k \in U} n_{k,j} C_{k,j}}{\sum_{k \in U} n_{k,j}}
 
     The features z are the inputs of the model's last dense layer, and C_{k,j} their mean over the
-    client's samples of class j; see :func:`fedjax_sim.terms.prototypes`. A client predicts with its
-    own model. (The paper's clients predict the class of the nearest prototype; the authors' code
-    reports both.) The server model keeps its initial weights: use the personal scores.
+    client's samples of class j; see :class:`fedjax_sim.terms.prototypes`. A client predicts with
+    its own model. (The paper's clients predict the class of the nearest prototype; the authors'
+    code reports both.) The server model keeps its initial weights: use the personal scores.
 
     Args:
         clients_per_round: m: clients per round, sampled without replacement; the authors use all.
@@ -89,7 +89,7 @@ def fd(
               \log \sigma(f(w_k, x_i))_c
 
     where :math:`\hat q_{k,j}` is the mean output for class j over the other clients of the last
-    cohort that have it; see :func:`fedjax_sim.terms.near_outputs`. Clients keep their models. The
+    cohort that have it; see :class:`fedjax_sim.terms.near_outputs`. Clients keep their models. The
     server model keeps its initial weights: use the personal scores.
 
     Args:
@@ -150,11 +150,11 @@ def fedmd(
               w_k \leftarrow \mathrm{train}\Bigl(\mathrm{Adam}\bigl(w_k,
               \tfrac{1}{M} \lVert f(w, x_i) - \bar f(x_i) \rVert_1,\, D_0\bigr),\, D_k\Bigr)
 
-    See :func:`fedjax_sim.local.agreed`. All clients have the same architecture here, different ones
-    in the paper. The paper's clients first train on the labelled public samples; for this, pass the
-    weights of such a run to ``--initial``. The public samples are the same in every round, whereas
-    the authors' code draws 5,000 from a larger set each time. The server model keeps its initial
-    weights: use the personal scores.
+    See :class:`fedjax_sim.local.agreed`. All clients have the same architecture here, different
+    ones in the paper. The paper's clients first train on the labelled public samples; for this,
+    pass the weights of such a run to ``--initial``. The public samples are the same in every round,
+    whereas the authors' code draws 5,000 from a larger set each time. The server model keeps its
+    initial weights: use the personal scores.
 
     Args:
         clients_per_round: m: clients per round, sampled without replacement; the paper uses all.

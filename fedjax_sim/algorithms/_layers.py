@@ -99,7 +99,7 @@ def fedbn(
     Scales, offsets and running statistics of these layers stay at the client.
 
     Args:
-        norms: pattern of the layers that stay, see :func:`fedjax_sim.leaves.named`.
+        norms: pattern of the layers that stay, see :class:`fedjax_sim.leaves.named`.
 
     Returns:
         The algorithm. Memory: the BatchNorm layers of every client. Traffic per round: m models

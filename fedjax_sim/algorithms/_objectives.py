@@ -27,7 +27,7 @@ def moon(
               {e^{\cos(z, z_{recv}) / \tau} + e^{\cos(z, z_{prev}) / \tau}}
 
     It also pushes them away from the features of the client's previous model. The features z are
-    the inputs of the model's last dense layer; see :func:`fedjax_sim.terms.model_contrast`.
+    the inputs of the model's last dense layer; see :class:`fedjax_sim.terms.model_contrast`.
 
     Args:
         mu: μ: weight of the contrastive term; the authors use 0.1, 1, 5 or 10.
@@ -66,7 +66,8 @@ def fedntd(
 
     .. math:: F_b(w) + \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_w\bigr)
 
-    Both distributions leave out the true class; see :func:`fedjax_sim.terms.not_true_distillation`.
+    Both distributions leave out the true class; see
+    :class:`fedjax_sim.terms.not_true_distillation`.
 
     Args:
         beta: β: weight of the distillation term.
@@ -140,7 +141,7 @@ def fedgkd(
               \,\Big\|\, \sigma\bigl(f(w, x) / \tau\bigr)\Bigr), \qquad
               \bar w_t = \frac1M \sum_{i=0}^{M-1} w_{t-i}
 
-    where f are the logits and σ is the softmax; see :func:`fedjax_sim.terms.teacher_distillation`.
+    where f are the logits and σ is the softmax; see :class:`fedjax_sim.terms.teacher_distillation`.
 
     Args:
         gamma: γ: weight of the distillation term; 0 is FedAvg.

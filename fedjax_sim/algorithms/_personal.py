@@ -23,7 +23,7 @@ def ditto(
 
     .. math:: v_k \leftarrow v_k - \eta \bigl( \nabla F_k(v_k) + \lambda (v_k - w_t) \bigr)
 
-    for as many minibatch steps as w_k takes; see :func:`fedjax_sim.personal.ditto`. The server
+    for as many minibatch steps as w_k takes; see :class:`fedjax_sim.personal.ditto`. The server
     model is FedAvg's, bit for bit. A client's personal model is v_k as of its last round.
 
     Args:
@@ -101,8 +101,8 @@ def apfl(
               \bar v_k = \alpha_k v_k + (1 - \alpha_k) w_k
 
     on the same minibatches. The server model is FedAvg's, bit for bit. A client's personal model is
-    v̄_k with its last v_k and the server's w; see :func:`fedjax_sim.personal.interpolated`. Clients
-    are weighted equally by default, as in the authors' code.
+    v̄_k with its last v_k and the server's w; see :class:`fedjax_sim.personal.interpolated`.
+    Clients are weighted equally by default, as in the authors' code.
 
     Args:
         local: the local update of w_k and, without its corrections, of v_k.
@@ -139,7 +139,7 @@ def fedrod(
 
     The shared model is trained as if all classes were equally frequent at all clients; h_k, which
     does not affect it, learns how frequent they are. The head is the last dense layer; see
-    :func:`fedjax_sim.terms.balanced` and :func:`fedjax_sim.personal.added`. This is the paper's
+    :class:`fedjax_sim.terms.balanced` and :class:`fedjax_sim.personal.added`. This is the paper's
     linear FedRoD, without a hypernetwork.
 
     Args:
@@ -195,7 +195,7 @@ def fedala(
 
     Each weight of the head, the last dense layer, has its own mixing weight in W_k, which the
     client learns before it trains; all other layers are as received. A client's personal model is ŵ
-    for the newest server model; see :func:`fedjax_sim.personal.adaptive_start`.
+    for the newest server model; see :class:`fedjax_sim.personal.adaptive_start`.
 
     Args:
         mix_lr: η_W: learning rate of the mixing weights; 0 is FedAvg.

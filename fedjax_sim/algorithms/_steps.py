@@ -138,7 +138,7 @@ def fedcm(
               w_{t+1} = w_t + \eta_g \sum_k p_k (w_k - w_t)
 
     K is the cohort's mean number of local steps T_k, which all equal K in the paper; see
-    :func:`fedjax_sim.corrections.client_momentum`. The paper's server learning rate is K η η_g.
+    :class:`fedjax_sim.corrections.client_momentum`. The paper's server learning rate is K η η_g.
     Clients are weighted equally by default, as in the paper.
 
     Args:

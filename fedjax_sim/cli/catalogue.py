@@ -32,17 +32,17 @@ ASKED = {
     "tifl": '--clock "tiers(1, 2, 10)"',
     "oort": '--clock "tiers(1, 2, 10)"',
 }
-"""What the command must be given for some methods, beside their names."""
+"""Flags that the command requires for some methods."""
 
 LEGEND = """
 m (--clients-per-round) of N clients train in a round; client k has n_k samples.
-Parts are those beside FedAvg's, traffic is that of a round, flags have their defaults:
---help says what they mean, docs/algorithms.md has mathematics and sources."""
+Parts are listed where they differ from FedAvg's, flags with their defaults, traffic per round.
+--help describes the flags; docs/algorithms.md has formulas and sources."""
 
 PLAIN = (
     "0",
-    "of the clients' SGD, which is 0.9 for other methods; the default --lr is ten times the data "
-    "set's with it",
+    "momentum of the clients' SGD (0.9 for other methods); the default --lr is then ten times the "
+    "data set's",
 )
 """The default momentum of a method that :func:`fedjax_sim.base.plain_sgd` marks."""
 
@@ -52,20 +52,22 @@ HEAD = """\
 
 Generated from the docstrings by `python -m fedjax_sim.cli.catalogue > docs/algorithms.md`.
 
-There are N clients. In a round the cohort U of m clients (`--clients-per-round`) trains: client k,
-which has n_k samples of M classes, receives the server model w and makes w_k of it in T_k minibatch
-steps, E epochs in batches of B at learning rate η. F_k is its mean loss, F_b that of a minibatch.
+There are N clients. In each round, a cohort U of m clients (`--clients-per-round`) trains: client
+k, with n_k samples of M classes, receives the server model w and trains it to w_k in T_k minibatch
+steps, which are E epochs in batches of B at learning rate η. F_k is the client's mean loss, F_b the
+mean loss of a minibatch.
 
-Each method is one `compose(...)`; its parts are shown where they are not FedAvg's, as its defaults
-make them for 10 clients a round and 10 classes. `local` and `objective` are the user's, `<optax>`
-is an optax optimiser. A part that an option brings in stands below the others, with that option.
-The [glossary](glossary.md) says what each role is.
+Each method is one `compose(...)`. The tables show the parts that differ from FedAvg's, with the
+method's defaults for 10 clients a round and 10 classes. `local` and `objective` are yours,
+`<optax>` is an optax optimiser. A part that an option adds stands below the others, with that
+option.
+The [glossary](glossary.md) explains the roles.
 
-A method's command takes its options as flags, which hold for the methods beside it too, or as its
-own: `--algo "fedprox(mu=0.1)"`. In Python,
+On the command line, options are flags, which apply to every method of the run that has them, or
+settings of one method: `--algo "fedprox(mu=0.1)"`. In Python,
 `fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
 
-What [the five papers](papers.md) name has a page of its own, with what is not included.
+[Another page](papers.md) lists the methods of the five papers, with what is not included.
 
 | method | what it does | paper |
 | --- | --- | --- |"""
@@ -167,7 +169,7 @@ def page() -> str:
     for m in methods:
         lines += ["", f"## {m.name}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
         lines += ["", *_parts_table(m)]
-        lines += ["", "| option | default | what it is |", "| --- | --- | --- |"]
+        lines += ["", "| option | default | description |", "| --- | --- | --- |"]
         lines += [
             _row(f"`{name}`", default or "all", text) for name, (default, text) in m.options.items()
         ]
@@ -262,7 +264,7 @@ def _wrapped(key: str, text: str) -> list[str]:
 
 
 def _parts_table(method: Method) -> list[str]:
-    lines = ["| part | how it is made | what it does |", "| --- | --- | --- |"]
+    lines = ["| part | code | what it does |", "| --- | --- | --- |"]
     for role, parts in _own(method).items():
         for i, part in enumerate(parts):
             first = f"with `{part.option}`" if part.option else role if i == 0 else ""
