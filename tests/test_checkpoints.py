@@ -100,7 +100,16 @@ def stopped_after(folder: Path, rounds: int) -> None:
 def scaffold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fs.Result]:
     """A folder with every checkpoint of a run, and its result."""
     folder = tmp_path_factory.mktemp("scaffold")
-    return folder, run(algorithm("scaffold"), fs.Checkpoints(folder, seconds=0, keep=9))
+
+    def wait(done: int) -> None:
+        """Waits for a checkpoint: while one is written, no other is."""
+        for _ in range(6000):
+            if (folder / f"{done:08d}.npz").exists():
+                return
+            time.sleep(0.01)
+
+    saved = fs.Checkpoints(folder, seconds=0, keep=9)
+    return folder, run(algorithm("scaffold"), saved, on_rounds=wait)
 
 
 CUT: dict[str, tuple[str, dict[str, Any]]] = {
