@@ -25,7 +25,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.draws import distinct, signs
-from fedjax_sim.engine.memory import check_room
+from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.needs import OWN_SAMPLES
 
 
@@ -174,7 +174,7 @@ def deep_q(
     def init(variables: Variables, data: ClientData, execution: PerClient) -> Agent:
         clients = data.clients
         held = f"{replay:,} times {clients + 1:,} sketches of {size:,} numbers"
-        check_room(held, 4 * replay * (clients + 1) * size)
+        check_memory_for(held, 4 * replay * (clients + 1) * size)
 
         def start(variables: Variables, client: ClientView) -> Array:
             return sketch(tree.subtract(first(variables, client), variables), size)

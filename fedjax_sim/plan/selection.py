@@ -21,7 +21,7 @@ from fedjax_sim.base import (
     part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.draws import another, distinct
+from fedjax_sim.engine.draws import distinct, draw_free
 from fedjax_sim.plan.choice import power_of_choice
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
@@ -93,7 +93,7 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
         return jnp.where(free, queue[jnp.maximum(rank, 0)], clients), state
 
     def one(key: Array, state: PyTree, data: ClientData, taken: Array) -> Array:
-        return another(key, data.clients, taken)
+        return draw_free(key, data.clients, taken)
 
     return Selection(
         init=lambda variables, data, execution: (),
