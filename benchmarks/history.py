@@ -20,8 +20,9 @@ from benchmarks.host import peak_memory
 from benchmarks.reproduce.common import markdown
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.run import checkpoints, saved
-from fedjax_sim.run.history import Evaluations
+from fedjax_sim.run import checkpoints
+from fedjax_sim.run.checkpoint_files import newest_checkpoint
+from fedjax_sim.run.records import Evaluations
 
 
 def measured(evaluations: int, folder: Path) -> dict[str, Any]:
@@ -31,14 +32,14 @@ def measured(evaluations: int, folder: Path) -> dict[str, Any]:
     execution = fs.make_execution(devices=1)
     algorithm = fs.fedavg(local, clients_per_round=2)
     saving: list[float] = []
-    write: Any = vars(checkpoints)["write"]
+    write: Any = vars(checkpoints)["write_arrays"]
 
     def timed(*args: Any) -> None:
         began = time.perf_counter()
         write(*args)
         saving.append(time.perf_counter() - began)
 
-    vars(checkpoints)["write"] = timed
+    vars(checkpoints)["write_arrays"] = timed
     held: list[int] = []
 
     def note(evaluation: fs.Evaluation) -> None:
@@ -60,7 +61,7 @@ def measured(evaluations: int, folder: Path) -> dict[str, Any]:
         kept.append(one)
     appended = time.process_time() - began
     began = time.perf_counter()
-    saved.newest(folder)
+    newest_checkpoint(folder)
     read = time.perf_counter() - began
     began = time.perf_counter()
     again = run()
