@@ -15,7 +15,7 @@ from conftest import Federation, Play, assert_trees, known, make_federation, pla
 
 import fedjax_sim as fs
 from fedjax_sim import broadcast, preaggregation, schedule, selection, server
-from fedjax_sim.base import Diagnostic, Gathered, Sending, Sent, Server, Variables
+from fedjax_sim.base import Diagnostic, Gathered, Sending, Server, Variables
 from fedjax_sim.engine.chunks import Addend, run_in_chunks
 from fedjax_sim.models import layers
 from fedjax_sim.server.aggregators import coordinate_median
@@ -23,10 +23,7 @@ from fedjax_sim.server.aggregators import coordinate_median
 reading = Diagnostic(
     init=lambda variables, data: (), measure=lambda key, state, server, models, cohort: ({}, state)
 )
-sent_as_it_is = Sending(
-    init=lambda variables, data: (),
-    send=lambda key, kept, update, message, client: Sent(update, message, kept),
-)
+sent_as_it_is = Sending()
 users_own = Server(
     init=lambda variables: (), update=lambda key, step, w, state, gathered: (step, state)
 )
