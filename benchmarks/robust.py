@@ -176,10 +176,17 @@ def one_of(number: Array, parts: Sequence[PreAggregation | None]) -> PreAggregat
     return PreAggregation(init=lambda variables, data: (), apply=apply)
 
 
-def attack_of(number: Array, parts: Sequence[Sending | None]) -> Sending:
-    """The attack of that number, None for none: what clients send alone, and then together."""
+class _AnyAttack(Sending):
+    """The attack of a traced number, None for none: first client by client, then together."""
 
-    def of(part: Sending | None) -> Any:
+    number: Array
+    parts: Sequence[Sending | None]
+
+    def together(self, key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
+        branches = [self._sent(part) for part in self.parts]
+        return jax.lax.switch(self.number, branches, key, updates, client, sends)
+
+    def _sent(self, part: Sending | None) -> Any:
         def sent(key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
             if part is None:
                 return updates
@@ -194,11 +201,6 @@ def attack_of(number: Array, parts: Sequence[Sending | None]) -> Sending:
             return updates if part.together is None else part.together(key, updates, client, sends)
 
         return sent
-
-    def together(key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
-        return jax.lax.switch(number, [of(p) for p in parts], key, updates, client, sends)
-
-    return Sending(init=lambda variables, data: (), together=together)
 
 
 def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Namespace) -> Any:
@@ -231,7 +233,7 @@ def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Nam
             honest,
             selection=selection.uniform(),
             schedule=schedule.every_round(args.clients),
-            sending=(attack_of(attack, sent),),
+            sending=(_AnyAttack(attack, sent),),
             weighting=weighting.equal,
             preaggregation=(one_of(rule, before),),
             aggregator=aggregator,

@@ -1687,3 +1687,19 @@ def test_random_streams_never_change() -> None:
         name: {stream.name: int(stream) for stream in level} for name, level in levels.items()
     }
     assert tables == STREAMS
+
+
+class counted(base.Task):
+    """A user's task with a setting that has the name of a promise."""
+
+    classes: int
+
+
+def test_a_setting_may_have_the_name_of_a_hook() -> None:
+    """It has no default: the role's property is not taken for one."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'classes'"):
+        counted()  # type: ignore[call-arg]
+    part = counted(3)
+    assert (part.classes, str(part), part.replace(classes=4)) == (3, "counted(3)", counted(4))
+    assert not hasattr(counted, "classes")
+    assert fs.tasks.regression().classes is None
