@@ -218,8 +218,22 @@ class Wrapper(LocalUpdate):
         """The local update that it delegates to: ``local``, or ``local`` with other settings."""
         return self.local
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The settings of ``local`` that ``inner`` has in their place."""
+        return ()
+
     def change(self, **settings: Any) -> LocalUpdate:
-        """Returns the wrapper of the changed local update."""
+        """Returns the wrapper of the changed local update.
+
+        Raises:
+            ValueError: if the wrapper sets one of the settings itself.
+        """
+        for name in self.sets:
+            if (value := settings.get(name)) is not None:
+                raise ValueError(
+                    f"{name} must be None, as {type(self).__name__} sets it, got {value}"
+                )
         return self.replace(local=self.local.change(**settings))
 
 
