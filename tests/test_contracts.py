@@ -370,30 +370,43 @@ def cases(kind: str) -> pytest.MarkDecorator:
     )
 
 
+def is_part(value: Any, kind: str) -> bool:
+    """Whether a class, or what a function returns by its annotation, is a part of a role."""
+    if inspect.isfunction(value):
+        return inspect.signature(value).return_annotation == kind
+    role = getattr(base, kind, None)
+    if role is None or not inspect.isclass(value) or not issubclass(value, base.Part):
+        return False
+    if issubclass(role, base.Part):
+        return issubclass(value, role)
+    calls = (
+        inspect.signature(c.__call__).parameters for c in (value, role) if "__call__" in dir(c)
+    )
+    names = [[*parameters] for parameters in calls]
+    return len(names) == 2 and names[0] == names[1] and "args" not in names[0]
+
+
 @pytest.mark.parametrize("kind", PARTS)
 def test_no_part_is_left_out(kind: str) -> None:
-    """Of the functions of the package that say that they return such a part."""
+    """Of the classes of a role, and of functions that return such a part by their annotation."""
     found = set()
     for info in pkgutil.walk_packages(fs.__path__, "fedjax_sim."):
         if "__main__" in info.name or info.name.startswith("fedjax_sim.cli."):
             continue
         for name, value in vars(importlib.import_module(info.name)).items():
-            if (
-                inspect.isfunction(value)
-                and value.__module__ == info.name
-                and not name.startswith("_")
-                and inspect.signature(value).return_annotation == kind
-            ):
+            of_module = getattr(value, "__module__", None) == info.name
+            if of_module and not name.startswith("_") and is_part(value, kind):
                 found.add(name)
     found -= {
+        kind,
         "wrap",
         "in_floats",
-        "needing",
         "scoring",
         "colluding",
-        "as_law",
         "remade",
-    }  # which make one of another
+        "Rule",
+        "ByClock",
+    }  # which make one of another, and classes that others are made of
     assert found <= {name.partition(",")[0] for name in PARTS[kind]}
 
 
@@ -478,7 +491,8 @@ def test_availability(make: Make, run: Any) -> None:
 def test_link(make: Make, run: Any) -> None:
     link = make()
     for law in (link.up, link.down):
-        chex.assert_shape(run(law)(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
+        rates = run(lambda *of_clients, law=law: base.evaluate_law(law, *of_clients))
+        chex.assert_shape(rates(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
 
 
 @cases("Clock")
@@ -504,13 +518,13 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     free = jnp.array([True, False, True, True]) if part.sticky else jnp.ones(SLOTS, bool)
     told = before
     if part.poll is not None:
-        asked = run(part.poll.whom)(KEY, before, crowd)
+        asked = run(part.poll)(KEY, before, crowd)
         chex.assert_type(asked, jnp.int32)
         assert len({*asked.tolist()}) == len(asked)
         answers: Any = ()
-        if part.poll.ask is not None:
-            answers = jnp.stack([part.poll.ask(start, view(crowd, int(k))) for k in asked])
-        told = run(part.poll.tell)(before, asked, answers)
+        if part.ask is not None:
+            answers = jnp.stack([part.ask(start, view(crowd, int(k))) for k in asked])
+        told = run(part.record_answers)(before, asked, answers)
         same_form(told, before)
     clients, after = run(part.draw)(KEY, told, crowd, last, free, visited)
     if part.timed is not None:
@@ -1194,7 +1208,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Of the wrong kind, in every role.
     "local": ({"local": risk}, "local must be a LocalUpdate, got <functools"),
     "selection": (
-        {"selection": fs.selection.uniform}, "selection must be a Selection, got <function uniform",
+        {"selection": fs.selection.uniform}, "selection must be a Selection, got the class uniform",
     ),
     "schedule": ({"schedule": 4}, "schedule must be a Schedule, got 4"),
     "broadcast": (
@@ -1206,7 +1220,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got the class no"),
     "exchange": (
         {"exchange": fs.exchange.everything},
-        "exchange must be an Exchange, got <function everything",
+        "exchange must be an Exchange, got the class everything",
     ),
     "sending": (
         {"sending": fs.sending.clip_norm(1.0)},
@@ -1242,7 +1256,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
     ),
     "clock": (
-        {"clock": fs.clock.simulated}, "clock must be a Clock, got <function simulated",
+        {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
     ),
     "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.

@@ -68,7 +68,7 @@ def phase_shift(
     return compose(
         local.change(epochs=local.epochs / round_factor),
         selection=selection.uniform(sticky=True),
-        schedule=stagger._replace(round_factor=round_factor),
+        schedule=stagger.replace(round_factor=round_factor),
         refresh=refresh.drift_correction(),
         execution=execution,
     )

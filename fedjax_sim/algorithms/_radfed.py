@@ -8,7 +8,7 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import LocalUpdate, Objective, Server, concrete, part
+from fedjax_sim.base import LocalUpdate, Objective, Selection, Server, concrete, part
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
@@ -114,7 +114,7 @@ def radfed(
         raise ValueError(f"redistribution_rounds must be at least 1, got {redistribution_rounds}")
     if active_clients is not None and not 1 <= active_clients <= clients_per_round:
         raise ValueError(f"active_clients must be in 1..{clients_per_round}, got {active_clients}")
-    draws = selection.uniform(active=active_clients)
+    draws: Selection = selection.uniform(active=active_clients)
     if importance is not None:
         if objective is None:
             raise ValueError(f"objective must be given for importance {importance!r}, got None")

@@ -20,7 +20,7 @@ from fedjax_sim.base.client import (
     Told,
     wrap,
 )
-from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
+from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
 from fedjax_sim.base.data import (
     Batch,
@@ -65,13 +65,9 @@ from fedjax_sim.base.plan import (
     Outlook,
     Participation,
     PerClient,
-    Poll,
     Redistribution,
     Schedule,
     Selection,
-    SelectionNext,
-    SelectionSee,
-    SelectionTimed,
 )
 from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
@@ -167,7 +163,6 @@ __all__ = [
     "Participation",
     "PerClient",
     "Personal",
-    "Poll",
     "PreAggregation",
     "PyTree",
     "Redistribution",
@@ -178,9 +173,6 @@ __all__ = [
     "Schedule",
     "ScoresOf",
     "Selection",
-    "SelectionNext",
-    "SelectionSee",
-    "SelectionTimed",
     "SendTogether",
     "Sending",
     "Sent",
@@ -207,6 +199,7 @@ __all__ = [
     "Weighting",
     "and_then",
     "concrete",
+    "evaluate_law",
     "for_classes",
     "origin_of",
     "origins",

@@ -35,7 +35,7 @@ LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 class Part:
     """A component of an algorithm.
 
@@ -63,7 +63,7 @@ class Part:
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
         for name in required:
             setattr(cls, name, None)  # hides the property, so that instances can set the name
-        fields = [(field.name, field.type) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        fields = [(field.name, field.type) for field in _fields(cls)]
         cls._integers = _integers(fields)
 
     _integers = types.MappingProxyType[str, int]({})
@@ -274,8 +274,9 @@ def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
     return flat
 
 
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
+def _fields(value: Any) -> list[dataclasses.Field[Any]]:
+    """Returns the fields that are settings; those by keyword alone last, as in a call."""
+    return sorted((f for f in dataclasses.fields(value) if f.init), key=lambda f: bool(f.kw_only))
 
 
 def _values(value: Any) -> list[Any]:
