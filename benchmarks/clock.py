@@ -163,7 +163,7 @@ def thirds(law: Law) -> NDArray[np.int64]:
 
 def deadline(law: Law, problem: Problem, local: LocalUpdate, size: int) -> float:
     """Twice the seconds that the median client takes for a visit."""
-    steps = np.asarray(local.steps(np.diff(np.atleast_2d(problem.data.start)[0])))
+    steps = np.asarray(local.steps_for(np.diff(np.atleast_2d(problem.data.start)[0])))
     visits = steps * speeds(law) + size / (0.1 * MB) + size / (0.4 * MB)
     return float(2 * np.median(visits))
 

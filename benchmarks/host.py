@@ -52,7 +52,7 @@ def measured(method: str, clients: int) -> dict[str, Any]:
     model = fs.models.logistic((FEATURES,), CLASSES)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
     execution = fs.make_execution(1, samples_mb=1, client_state_mb=1)
-    algorithm = ALGORITHMS[method](local, clients_per_round=10, execution=execution)
+    algorithm = ALGORITHMS[method](local, clients_per_round=10).on(execution)
     sent: list[int] = []
     placed: Any = vars(windows)["placed"]
 
@@ -62,7 +62,7 @@ def measured(method: str, clients: int) -> dict[str, Any]:
 
     vars(windows)["placed"] = counted
     first: list[float] = []
-    before, began = _held(), time.perf_counter()
+    before, began = peak_memory(), time.perf_counter()
     result = fs.simulate(
         algorithm, model, data, (data.x[:1000], data.y[:1000]), rounds=ROUNDS, classes=CLASSES,
         eval_every=EVERY, on_evaluation=lambda _: first.append(time.perf_counter() - began),
@@ -75,13 +75,13 @@ def measured(method: str, clients: int) -> dict[str, Any]:
         "start s": f"{first[0] - result.compile_seconds:.2f}",
         "KB a window": f"{max(sent) / 1e3:,.1f}",
         "data MB": f"{tree.num_bytes(data) / MB:,.0f}",
-        "host MB more": f"{(_held() - before) / MB:,.0f}",
+        "host MB more": f"{(peak_memory() - before) / MB:,.0f}",
         "device MB": f"{result.device_bytes / MB:,.1f}",
         "rows of clients' states": f"{kept[0].rows.shape[1]:,}" if kept else "0",
     }
 
 
-def _held() -> int:
+def peak_memory() -> int:
     """Bytes of this process at most so far."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -62,7 +62,7 @@ def composed(
     """Returns a method with SGD with momentum."""
     sgd = optax.sgd(LR, momentum=MOMENTUM)
     local = fs.local_sgd(fs.empirical_risk(model), sgd, batch_size=8)
-    return method(local, clients_per_round=COHORT, execution=execution)
+    return method(local, clients_per_round=COHORT).on(execution)
 
 
 def trained(

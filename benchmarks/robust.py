@@ -235,8 +235,7 @@ def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Nam
             weighting=weighting.equal,
             preaggregation=(one_of(rule, before),),
             aggregator=aggregator,
-            execution=execution,
-        )
+        ).on(execution)
 
         def run(seed: Array, data: ClientData) -> Array:
             key = jax.random.key(seed)

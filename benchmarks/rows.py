@@ -95,7 +95,7 @@ def main() -> None:
         local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.01), batch_size=10)
         size = tree.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
         for method in (fs.algorithms.fedavg, fs.algorithms.radfed):
-            plain = method(local, clients_per_round=COHORT, execution=execution)
+            plain = method(local, clients_per_round=COHORT).on(execution)
             ordered = plain.replace(preaggregation=(in_slot_order(),))
             one, other = (compiled(a, model, data, given.rounds) for a in (plain, ordered))
             times = np.array([[one(), other()] for _ in range(given.repeats)])

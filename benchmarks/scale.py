@@ -104,7 +104,7 @@ def measured(
     make, given = ALGORITHMS[arm.method], dict(arm.options)
     if arm.clock and "clock" in keywords(make):
         given["clock"] = arm.clock
-    method = make(local, clients_per_round=cohort, execution=execution, **given)
+    method = make(local, clients_per_round=cohort, **given).on(execution)
     if arm.clock and "clock" not in given:
         method = method.replace(clock=arm.clock)
     data, test = federation(clients, shape, samples)

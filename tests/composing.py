@@ -224,28 +224,23 @@ def local_update() -> LocalUpdate:
     return fs.local_sgd(risk(), optax.sgd(0.1), batch_size=8)
 
 
-@functools.cache
-def one_step() -> LocalUpdate:
+class one_step(LocalUpdate):
     """A step towards the client's number, to trace what is not about training."""
 
-    def train(key: Any, variables: Any, client: Any, own: Any, common: Any) -> Trained:
+    batch_size = 8
+    stops = known = True
+
+    def train(self, key: Any, variables: Any, client: Any, own: Any, common: Any) -> Trained:
         target = client.start.astype(jnp.float32)
         moved = jax.tree.map(lambda w: w - 0.1 * (w - target), variables)
         steps = jnp.minimum(client.size, 1)
         return Trained(moved, own, (), LocalInfo(target, steps, client.size))
 
-    return LocalUpdate(
-        client_state=lambda variables: (),
-        shared_state=lambda variables: (),
-        train=train,
-        reduce=lambda common, messages, samples, clients, aggregator: (),
-        change=lambda **settings: one_step(),
-        steps=lambda samples: 0 * samples + 1,
-        epochs=1.0,
-        batch_size=8,
-        stops=True,
-        known=True,
-    )
+    def steps_for(self, samples: Any) -> Any:
+        return 0 * samples + 1
+
+    def change(self, **settings: Any) -> one_step:
+        return self
 
 
 def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
@@ -281,7 +276,7 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
         local = change(local)
     if method is not None:
         return method.replace(local=local, **roles)
-    return fs.compose(local, execution=ONE, **roles)
+    return fs.compose(local, **roles).on(ONE)
 
 
 MARKED = (
@@ -301,10 +296,22 @@ def marked(part: Part, number: int) -> Any:
     made = part.make()
     if not bears_marks(part):
         return made
-    if not hasattr(made, "_fields"):
+    if not isinstance(made, fs.base.Part):
         return marking(made, number)
-    functions = {name: value for name, value in made._asdict().items() if callable(value)}
-    return made._replace(**{name: marking(value, number) for name, value in functions.items()})
+    kind = type(made)
+    names = {name for of in kind.__mro__ for name in vars(of) if of is not fs.base.Part}
+    hooks = {
+        name: marking(getattr(made, name), number)
+        for name in names
+        if name == "__call__" or (name[0] != "_" and callable(getattr(made, name)))
+    }
+    marks: dict[str, Any] = {
+        name: property(functools.partial(lambda hook, copy: hook, hook))
+        for name, hook in hooks.items()
+    }
+    copy: Any = object.__new__(type(kind.__name__, (kind,), marks))
+    vars(copy).update(vars(made))
+    return copy
 
 
 def marking(function: Callable[..., Any], number: int) -> Callable[..., Any]:

@@ -70,7 +70,7 @@ DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
 DATASETS = tests("datasets") + " -k=tokens"
 HUGGINGFACE, LORA = tests("huggingface"), tests("lora_command")
-FORMS = tests("file_forms")
+FORMS, CALLS = tests("file_forms"), tests("calls")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant("base/spelling.py", 'f"{counted}s", ', "", tests("bench") + " -k=mistyped"),
     Mutant("base/spelling.py", "other, text", "text", tests("registry") + " -k=word"),
     Mutant("cli/catalogue.py", "all(word.lower()", "any(word.lower()", tests("bench") + " -k=list"),
-    Mutant("data/categories.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
+    Mutant("data/cells.py", "fractions and 5 * len", "fractions and len", tests("own_data")),
     Mutant("base/brief.py", "html.escape(cell)}</td>", "cell}</td>", tests("results")),
     Mutant(
         "base/brief.py",
@@ -190,7 +190,7 @@ MUTANTS = [
     Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
     Mutant("engine/lanes.py", "written(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
-    Mutant("client/visiting.py", "walked.steps - plan.before", "walked.steps", tests("lanes")),
+    Mutant("client/sgd.py", "progress.steps - plan.before", "progress.steps", tests("lanes")),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",
@@ -418,7 +418,7 @@ MUTANTS = [
     ),
     Mutant(
         "client/corrections.py",
-        "new = done.gradient() if option == 1 else done.path",
+        "new = done.gradient() if self.option == 1 else done.path",
         "new = done.path",
         LOCAL,
     ),
@@ -430,8 +430,8 @@ MUTANTS = [
     ),
     Mutant(
         "client/sgd.py",
-        'if self.last_batch == "drop":\n            return size // self.batch_size',
-        'if self.last_batch == "keep":\n            return size // self.batch_size',
+        'if self.last_batch == "drop":\n            return samples // self.batch_size',
+        'if self.last_batch == "keep":\n            return samples // self.batch_size',
         LOCAL,
     ),
     Mutant("client/sgd.py", "jnp.minimum(total, self.max_steps)", "total", LOCAL),
@@ -454,8 +454,8 @@ MUTANTS = [
         "drawn",
         tests("data_side"),
     ),
-    Mutant("client/sending.py", "jnp.minimum(1, limit / norm)", "limit / norm", SENDING),
-    Mutant("attacks/_alone.py", "jnp.asarray(-scale, a.dtype) * a", "-a", SENDING),
+    Mutant("client/sending.py", "jnp.minimum(1, self.limit / norm)", "self.limit / norm", SENDING),
+    Mutant("attacks/_alone.py", "jnp.asarray(-self.scale, leaf.dtype) * leaf", "-leaf", SENDING),
     Mutant(
         "attacks/_together.py",
         "mu - by.astype(mu.dtype) * sigma",
@@ -465,11 +465,11 @@ MUTANTS = [
     Mutant("attacks/_malicious.py", "classes - 1 - honest", "honest", SENDING),
     Mutant(
         "attacks/_together.py",
-        "hostile = sends & hostile_rows(malicious, client)",
+        "hostile = sends & self.hostile(client)",
         "hostile = sends",
         SENDING,
     ),
-    Mutant("attacks/_together.py", "tree.scale(-epsilon, mean)", "mean", SENDING),
+    Mutant("attacks/_together.py", "tree.scale(-self.epsilon, mean)", "mean", SENDING),
     Mutant(
         "attacks/_together.py",
         "jnp.where(seen.honest, after, clients)",
@@ -482,8 +482,8 @@ MUTANTS = [
     Mutant("attacks/_optimised.py", "jnp.where(better, found, reached)", "found", tests("robust")),
     Mutant(
         "personal/_models.py",
-        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * (v - w)",
-        "lambda g, v, w: g + jnp.asarray(lam, v.dtype) * v",
+        "g + jnp.asarray(self.lam, v.dtype) * (v - w)",
+        "g + jnp.asarray(self.lam, v.dtype) * v",
         tests("personal"),
     ),
     Mutant(
@@ -510,14 +510,18 @@ MUTANTS = [
     Mutant("compression/_sketches.py", "(sign * _hadamard(", "(_hadamard(", CODES),
     Mutant("compression/_sketches.py", "if count < n else 0", "", CODES),
     Mutant("compression/_sketches.py", "space @ (space.T @ matrix)", "matrix", CODES),
-    Mutant("compression/_sketches.py", "leaf.shape[:-1]) > rank", "leaf.shape) > rank", CODES),
+    Mutant(
+        "compression/_sketches.py", "leaf.shape[:-1]) > self.rank", "leaf.shape) > self.rank", CODES
+    ),
     Mutant(
         "client/augment.py",
         "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",
         "new.x",
         tests("data_side"),
     ),
-    Mutant("client/augment.py", "0, 2 * padding + 1", "0, 2 * padding", tests("data_side")),
+    Mutant(
+        "client/augment.py", "0, 2 * self.padding + 1", "0, 2 * self.padding", tests("data_side")
+    ),
     # server
     Mutant(
         "server/update.py",
@@ -544,7 +548,7 @@ MUTANTS = [
         SERVER,
     ),
     Mutant("server/update.py", "-taken if", "taken if", SERVER),
-    Mutant("client/distilling.py", "updates % buffer].set", "0].set", tests("drift")),
+    Mutant("client/distilling.py", "updates % self.buffer].set", "0].set", tests("drift")),
     Mutant("client/distilling.py", "<= updates", "< buffer", tests("drift")),
     Mutant("client/distilling.py", "gamma * temperature**2", "gamma", tests("drift")),
     Mutant("round/traffic.py", "if parts.local.told is None", "if True", tests("methods")),
@@ -670,12 +674,17 @@ MUTANTS = [
         "gathered.weights",
         CLUSTERS,
     ),
-    Mutant("privacy/_clipped.py", "jnp.minimum(1, clip / norms)", "clip / norms", tests("privacy")),
+    Mutant(
+        "privacy/_clipped.py",
+        "jnp.minimum(1, clip_now / norms)",
+        "clip_now / norms",
+        tests("privacy"),
+    ),
     Mutant("engine/needs.py", "all(part.mixes is None", "all(part is not None", tests("privacy")),
     Mutant(
-        "privacy/_gaussian.py",
-        "noise_multiplier * clip / clients_per_round if",
-        "noise_multiplier / clients_per_round if",
+        "privacy/_clipped.py",
+        "z * self.clip / self.clients_per_round if",
+        "z / self.clients_per_round if",
         tests("privacy"),
     ),
     Mutant(
@@ -686,14 +695,14 @@ MUTANTS = [
     ),
     Mutant("privacy/_gaussian.py", "- (2 * bits) ** -2", "- bits**-2", tests("privacy")),
     Mutant(
-        "privacy/_tree.py",
+        "privacy/_correlated.py",
         "return tree.subtract(total, node(level, now - 1))",
         "return tree.sum_of(total, node(level, now - 1))",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_tree.py",
-        "now % epoch_rounds(cohort.data.clients, clients_per_round)",
+        "privacy/_correlated.py",
+        "now % length",
         "now",
         tests("privacy"),
     ),
@@ -707,7 +716,7 @@ MUTANTS = [
     Mutant("privacy/_clipped.py", "not parts.server.reads_updates", "True", tests("epsilon")),
     Mutant("privacy/_clipped.py", "not reads_clients(parts.server)", "True", tests("epsilon")),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         'parts.selection.participation == "cyclic"',
         "parts.selection.participation is not None",
         tests("privacy", "epsilon"),
@@ -785,9 +794,9 @@ MUTANTS = [
         tests("mixtures", "server_methods"),
     ),
     Mutant(
-        "round/algorithm.py",
-        "(sent | came.dropped) & trips.uploads",
-        "trips.uploads",
+        "round/stages.py",
+        "uploaded & transfers.uploads",
+        "transfers.uploads",
         SENDING,
     ),
     Mutant(
@@ -823,48 +832,36 @@ MUTANTS = [
     ),
     Mutant(
         "algorithms/_robust.py",
-        "aggregators.trimmed_mean(spoilt)",
+        "aggregators.trimmed_mean(malicious)",
         "aggregators.trimmed_mean(0.2)",
         named("robust"),
     ),
     Mutant(
         "algorithms/_robust.py",
-        "aggregators.krum(spoilt)",
+        "aggregators.krum(malicious)",
         "aggregators.krum(0.2)",
         named("robust"),
     ),
     Mutant(
         "algorithms/_robust.py",
-        "aggregators.multi_krum(spoilt)",
+        "aggregators.multi_krum(malicious)",
         "aggregators.multi_krum(0.2)",
         named("robust"),
     ),
     Mutant(
-        "algorithms/_scaffold.py",
-        "server.optimizer(optax.sgd(server_lr))",
-        "server.replace()",
+        "algorithms/_drift.py",
+        "server=server_sgd(server_lr)",
+        "server=server.replace()",
         named("scaffold"),
     ),
     Mutant(
-        "algorithms/_dynamic_clustering.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("dynamic_clustering"),
-    ),
-    Mutant(
-        "algorithms/_stc.py",
-        "weighting.equal if equal_weights else weighting.by_samples",
-        "weighting.equal",
-        named("stc"),
-    ),
-    Mutant(
-        "algorithms/_fedasync.py",
+        "algorithms/_asynchronous.py",
         "schedule.every_round(buffer_size, round",
         "schedule.every_round(1, round",
         named("fedasync"),
     ),
     Mutant(
-        "algorithms/_radfed.py",
+        "algorithms/_delayed.py",
         'Evaluated = "in_flight"',
         'Evaluated = "server"',
         tests("radfed_family"),
@@ -938,8 +935,8 @@ MUTANTS = [
     ),
     Mutant(
         "client/corrections.py",
-        "tree.subtract(own, _pull(alpha, params, context))",
-        "tree.sum_of(own, _pull(alpha, params, context))",
+        "tree.subtract(own, _pull(self.alpha, params, context))",
+        "tree.sum_of(own, _pull(self.alpha, params, context))",
         tests("drift"),
     ),
     Mutant(
@@ -948,7 +945,7 @@ MUTANTS = [
         "tree.subtract(context.received.params, context.memory.params)",
         tests("drift"),
     ),
-    Mutant("client/terms.py", "context: context.received", "context: trained", tests("drift")),
+    Mutant("client/terms.py", "return context.received", "return trained", tests("drift")),
     Mutant(
         "server/preaggregation/_discrepancy.py",
         "jnp.maximum(size - self.a * d + self.b, 0)",
@@ -971,13 +968,13 @@ MUTANTS = [
         tests("mixtures"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "return drawn - jnp.tensordot(",
         "return drawn + jnp.tensordot(",
         tests("privacy"),
     ),
     Mutant(
-        "privacy/_banded.py",
+        "privacy/_correlated.py",
         "jnp.concatenate([new[None], last])",
         "jnp.concatenate([last, new[None]])",
         tests("privacy"),
@@ -996,8 +993,8 @@ MUTANTS = [
     ),
     Mutant("server/preaggregation/_nova.py", "FRESH, known)", "known)", tests("local_methods")),
     Mutant("client/momentum.py", "tree.sum_of(gradient, common.gradient)", "common.gradient", MIME),
-    Mutant("client/momentum.py", "momentum, told.gradient)", "momentum, told.momentum)", MIME),
-    Mutant("client/correcting.py", "tree.subtract(grads, start())", "grads", MIME),
+    Mutant("client/momentum.py", "momentum, state.gradient)", "momentum, state.momentum)", MIME),
+    Mutant("client/descent.py", "tree.subtract(grads, start())", "grads", MIME),
     Mutant(
         "round/training.py", "jnp.any(weights > 0), weights, 1)", "weights < 0, weights, 1)", MIME
     ),
@@ -1007,15 +1004,15 @@ MUTANTS = [
         "placed.samples.astype(jnp.float32)",
         tests("weighting"),
     ),
-    Mutant("client/skipping.py", "p * (1 - momentum * (1 - p))", "p * (1 - momentum)", SCAFFNEW),
+    Mutant("client/skipping.py", "self.momentum * (1 - self.p)", "self.momentum", SCAFFNEW),
     Mutant(
         "client/skipping.py",
-        "Skipping(variate(own, context), params)",
+        "Skipping(self._variate(own, context), params)",
         "Skipping(own.h, params)",
         SCAFFNEW,
     ),
     Mutant("client/length.py", "-jax.random.uniform", "0.1 - jax.random.uniform", SCAFFNEW),
-    Mutant("client/visiting.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
+    Mutant("client/sgd.py", "-(-plan.total // jnp.maximum(batches, 1))", "1", SCAFFNEW),
     Mutant("client/control.py", "jnp.where(sent.smoothness > 0, weights, 0)", "weights", ADAPTIVE),
     Mutant("client/control.py", "_mean(weights, tree.norms", "_mean(known, tree.norms", ADAPTIVE),
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
@@ -1035,17 +1032,17 @@ MUTANTS = [
     Mutant(
         "client/skew.py", "cost > state.cost, -state.way", "cost < state.cost, -state.way", SCOUT
     ),
-    Mutant("client/skew.py", "jnp.maximum(0, loss - allowed)", "jnp.maximum(0, loss)", SCOUT),
+    Mutant("client/skew.py", "jnp.maximum(0, loss - of.allowed)", "jnp.maximum(0, loss)", SCOUT),
     Mutant("client/skew.py", "next_home=sent.home[row]", "next_home=sent.away[row]", SCOUT),
-    Mutant("client/skew.py", "| (there >= levels)", "", SCOUT),
+    Mutant("client/skew.py", "| (there >= of.levels)", "", SCOUT),
     Mutant("client/momentum.py", "share * counts", "counts", tests("drift")),
     Mutant(
         "client/momentum.py", "tree.scale(-1 / length,", "tree.scale(1 / length,", tests("drift")
     ),
     Mutant(
-        "round/algorithm.py",
-        "shared_state if parts.local.follow is None else new.shared_state",
-        "shared_state",
+        "round/stages.py",
+        "delivery.shared_state if parts.local.follow is None else new.shared_state",
+        "delivery.shared_state",
         tests("drift"),
     ),
     Mutant("round/collecting.py", "turn % len(masks) == number", "number == 0", tests("fragments")),
@@ -1098,7 +1095,9 @@ MUTANTS = [
     ),
     Mutant("personal/_starts.py", "jnp.clip(w - s, 0, 1) - w", "-s", tests("personalised")),
     Mutant("personal/_starts.py", "start=client.start + first,", "", tests("personalised")),
-    Mutant("client/terms.py", "logits + gamma *", "logits - gamma *", tests("personalised")),
+    Mutant(
+        "client/terms.py", "logits + self.gamma *", "logits - self.gamma *", tests("personalised")
+    ),
     Mutant(
         "personal/_models.py",
         "companion.used(found[0].own, received)",
@@ -1107,12 +1106,12 @@ MUTANTS = [
     ),
     Mutant("server/steps.py", "mean / (2 * (", "mean / (1 * (", tests("drift")),
     Mutant(
-        "data/owners.py",
-        "place[clients] = np.arange(clients.size)",
-        "place[clients] = clients",
+        "data/splits.py",
+        "position[clients] = np.arange(clients.size)",
+        "position[clients] = clients",
         OWNED,
     ),
-    Mutant("data/owners.py", "if whole and", "if", OWNED),
+    Mutant("data/splits.py", "if whole and", "if", OWNED),
     Mutant("data/_summary.py", "if n[k] and not n[1 - k]", "if not n[1 - k]", OWNED),
     Mutant("cli/dealing.py", "10 * SHARE * most", "10 * most", OWNED),
     Mutant("cli/dealing.py", "if not 0 < emd >= least:", "if not 0 < emd:", OWNED),
@@ -1147,8 +1146,8 @@ MUTANTS = [
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
     Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
     # data of Hugging Face
-    Mutant("data/_hf_splits.py", "-1 if k != k", "0 if k != k", FORMS),
-    Mutant("data/_hf_splits.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),
+    Mutant("data/_hf_columns.py", "-1 if k != k", "0 if k != k", FORMS),
+    Mutant("data/_hf_columns.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),
     Mutant(
         "data/_huggingface.py",
         "[len(part.rows) for part in parts]",
@@ -1159,7 +1158,7 @@ MUTANTS = [
     Mutant("run/result.py", "sign = -1 if self.lowest(metric) else 1", "sign = 1", TASKS),
     Mutant("run/checks.py", "if task.classes is not None:\n        return", "return", TASKS),
     Mutant("cli/report.py", "np.fmin if result.lowest(metric) else np.fmax", "np.fmax", TASKS),
-    Mutant("data/targets.py", "guessed = task_of(y)", "guessed = None", TASKS),
+    Mutant("data/targets.py", "inferred = task_of(y)", "inferred = None", TASKS),
     # files as they come
     Mutant(
         "data/_hf_columns.py",
@@ -1167,19 +1166,19 @@ MUTANTS = [
         "names = [*map",
         FORMS,
     ),
-    Mutant("data/_leaf.py", 'encoding="utf-8-sig"', 'encoding="utf-8"', FORMS),
+    Mutant("data/_leaf.py", '"utf-8-sig"', '"utf-8"', FORMS),
     Mutant("data/_csv.py", "~(np.isin(x, (0, 1)) | np.isnan(x))", "~np.isin(x, (0, 1))", FORMS),
-    Mutant("data/categories.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
+    Mutant("data/cells.py", "x[train & ~gaps[:, c], c]", "x[~gaps[:, c], c]", FORMS),
     Mutant(
-        "data/categories.py",
-        "numbers_or_texts(texts[texts",
+        "data/cells.py",
+        "integers_or_texts(texts[texts",
         "(texts[texts",
-        "fedjax_sim/data/categories.py",
+        "fedjax_sim/data/cells.py",
     ),
-    Mutant("data/_folder.py", "numbers_or_texts(np.array(found, np.str_))", "found", FORMS),
+    Mutant("data/_folder.py", "integers_or_texts(np.array(names, np.str_))", "names", FORMS),
     Mutant("data/pixels.py", 'layers.size, "white"', 'layers.size, "black"', FORMS),
-    Mutant("data/scaling.py", "(rounding * mean[c]) ** 2", "0", tests("splits")),
-    Mutant("data/scaling.py", "return round(float(mean)", "return 0 * round(float(mean)", FORMS),
+    Mutant("data/standardise.py", "(rounding * mean[c]) ** 2", "0", tests("splits")),
+    Mutant("data/arrays.py", "return round(float(mean)", "return 0 * round(float(mean)", FORMS),
     Mutant(
         "data/standardise.py",
         "(x[..., c] - mean[c])",
@@ -1191,7 +1190,16 @@ MUTANTS = [
     # settings of local training
     Mutant("cli/local.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
     Mutant("cli/local.py", "rounds_of(made, rounds))", "rounds)", FLAGS),
-    Mutant("cli/rates.py", "1 / first, 1.0", "0.0, 1.0", FLAGS),
+    Mutant("cli/rates.py", "1 / rounds, 1.0", "0.0, 1.0", FLAGS),
+    # texts of calls
+    Mutant("base/calls.py", "math.prod(counts)", "sum(counts)", CALLS),
+    Mutant("base/calls.py", 'or (isinstance(node, Name) and ":" in node)', "", CALLS),
+    Mutant("base/binding.py", "isinstance(node, Name) and node in choices", "False", CALLS),
+    Mutant("base/binding.py", "if not fits and value", "if False and value", CALLS),
+    Mutant("cli/parts.py", "and takes(found) else", "else", CALLS),
+    Mutant("cli/parts.py", "        fits=_declares,", "        fits=callable,", CALLS),
+    Mutant("cli/parser.py", "and not _own(role, given[role], chosen)", "", CALLS),
+    Mutant("cli/timing.py", '["shared=True"] * ', '["shared=True"] * 0 * ', CALLS),
     Mutant("cli/training.py", 'known.setdefault("momentum", None)', "pass", FLAGS),
     Mutant("engine/reach.py", "[*near] if proportional", "[*near] if True", FLAGS),
     # skipped clients
@@ -1220,7 +1228,7 @@ MUTANTS = [
     Mutant("plan/guidance.py", "value >= CUT *", "value >= 0 *", CHOSEN),
     Mutant("plan/guidance.py", "jnp.minimum(limit / seconds, 1)", "jnp.ones_like(u)", CHOSEN),
     Mutant("plan/guidance.py", "speed = 1 /", "speed = 1 *", CHOSEN),
-    Mutant("client/reports.py", "jnp.square(objective(", "jnp.abs(objective(", CHOSEN),
+    Mutant("client/reports.py", "jnp.square(loss)", "jnp.abs(loss)", CHOSEN),
     Mutant("round/polling.py", "FORWARD = 1 / 3", "FORWARD = 1", CHOSEN),
     Mutant("round/polling.py", "metrics.downloads + asked.downloads", "metrics.downloads", CHOSEN),
     Mutant("round/polling.py", "jnp.where(has, 0, plain", "jnp.where(False, 0, plain", CHOSEN),
@@ -1264,17 +1272,17 @@ MUTANTS = [
     ),
     Mutant("client/boosting.py", "(weights > 0) & jnp", "jnp", BOOST),
     Mutant("client/boosting.py", "jnp.where(count > 0, middle, median)", "middle", BOOST),
-    Mutant("client/visiting.py", "over | ended", "over", BOOST),
-    Mutant("client/sgd.py", "and self.until is None", "", BOOST),
+    Mutant("client/sgd.py", "over | ended", "over", BOOST),
+    Mutant("client/local.py", "and self.until is None", "", BOOST),
     Mutant("client/outputs.py", "(own.round == now - 1) & ", "", FD),
     Mutant("client/outputs.py", " & (jnp.sum(own.mean, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "- jnp.where(mine[:, None], own.mean, 0)", "", FD),
-    Mutant("client/outputs.py", "told.clients - mine.astype(jnp.int32)", "told.clients", FD),
+    Mutant("client/outputs.py", "cohort.clients - mine.astype(jnp.int32)", "cohort.clients", FD),
     Mutant("client/outputs.py", "(weights[:, None] > 0) & ", "", FD),
     Mutant("client/outputs.py", " & (jnp.sum(sent, axis=-1) > 0)", "", FD),
     Mutant("client/outputs.py", "jnp.where(others[batch.y] > 0, gap, 0)", "gap", FD),
     Mutant("client/outputs.py", "gamma * masked_mean", "masked_mean", FD),
-    Mutant("client/agreement.py", "jnp.where(told.clients > 0, -(-", "jnp.where(True, -(-", FEDMD),
+    Mutant("client/agreement.py", "jnp.where(mean.clients > 0, -(-", "jnp.where(True, -(-", FEDMD),
     Mutant("client/agreement.py", "jnp.where(place < samples, ", "jnp.where(True, ", FEDMD),
     Mutant(
         "client/agreement.py", "jax.random.fold_in(key, e)", "jax.random.fold_in(key, 0)", FEDMD
@@ -1282,8 +1290,8 @@ MUTANTS = [
     Mutant("client/agreement.py", "order[jnp.minimum(place, samples - 1)]", "place", FEDMD),
     Mutant(
         "client/agreement.py",
-        "told.logits[jnp.minimum(position, samples - 1)]",
-        "told.logits[jnp.minimum(place, samples - 1)]",
+        "mean.logits[jnp.minimum(position, samples - 1)]",
+        "mean.logits[jnp.minimum(place, samples - 1)]",
         FEDMD,
     ),
     Mutant("client/agreement.py", "jnp.abs(logits", "jnp.square(logits", FEDMD),
@@ -1296,20 +1304,27 @@ MUTANTS = [
     Mutant("client/agreement.py", "jnp.where(anyone, mean, last.logits)", "mean", FEDMD),
     Mutant("client/agreement.py", "jnp.minimum(end - first, samples)", "end - first", FEDMD),
     Mutant(
-        "data/_xor.py",
-        "pixels[target] ^ pixels[coded_with]",
-        "pixels[target] | pixels[coded_with]",
+        "data/sharing.py",
+        "pixels[i] ^ pixels[j]",
+        "pixels[i] | pixels[j]",
         XOR,
     ),
     Mutant(
-        "data/_xor.py",
-        "rng.choice(held[labels[j]])",
-        "held[labels[j]][0]",
+        "data/sharing.py",
+        "rng.choice(of_server[labels[j]])",
+        "of_server[labels[j]][0]",
         XOR,
     ),
-    Mutant("data/_xor.py", "known & (own != own[first])", "own != own[first]", XOR),
-    Mutant("data/_xor.py", "p=many / many.sum()", "p=(many > 0) / (many > 0).sum()", XOR),
-    Mutant("data/_xor.py", "labels[target]]", "labels[coded_with]]", XOR),
+    Mutant(
+        "data/sharing.py", "known & (classes != classes[first])", "classes != classes[first]", XOR
+    ),
+    Mutant(
+        "data/sharing.py",
+        "p=partners / partners.sum()",
+        "p=(partners > 0) / (partners > 0).sum()",
+        XOR,
+    ),
+    Mutant("data/sharing.py", "labels[i]]", "labels[j]]", XOR),
     # the end of a run
     Mutant("run/stop.py", "values > np.fmax", "values >= np.fmax", STOP),
     Mutant("run/stop.py", "np.fmax.accumulate(before)", "before", STOP),
@@ -1380,7 +1395,7 @@ MUTANTS = [
     ),
     Mutant(
         "privacy/_clipped.py",
-        "len(weights) / clients_per_round",
+        "len(weights) / self.clients_per_round",
         "len(weights) / jnp.sum(weights > 0)",
         CLOCK,
     ),

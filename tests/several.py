@@ -28,8 +28,8 @@ def trained(method: str) -> list[NDArray[np.generic]]:
     execution = fs.make_execution(client_state_mb=HOSTED.get(method))
     cohort = 2 if method in HOSTED else 6
     algorithm = fs.ALGORITHMS[method](
-        local, clients_per_round=cohort, execution=execution, **OPTIONS.get(method, {})
-    )
+        local, clients_per_round=cohort, **OPTIONS.get(method, {})
+    ).on(execution)
     result = fs.simulate(
         algorithm,
         problem.model,

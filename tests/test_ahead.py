@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, largest_change, needs_a_clock, some_slow
+from conftest import Federation, assert_trees, known, largest_change, some_slow
 from jax.experimental import topologies
 
 import fedjax_sim as fs
-from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Array, Variables
-from fedjax_sim.base.signatures import keywords
 from fedjax_sim.bench import main
+from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.engine import memory, targets
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.streams import Seed, stream
@@ -42,23 +41,14 @@ FIRST = ["weights", "start", "advance", "evaluate"]
 
 @functools.lru_cache(maxsize=4)  # one is compiled once for each execution that it runs on
 def algorithm_of(name: str, model: fs.Model, clients: int) -> fs.Algorithm:
-    objective = fs.empirical_risk(model)
-    common: dict[str, Any] = {
-        "model": model,
-        "objective": objective,
-        "classes": 3,
-        "lr": 0.1,
-        "momentum": 0.0,
-    }
-    function = ALGORITHMS[name]
-    common |= {"mediator_size": 2} if name == "astraea" else {}  # it must divide the cohort
-    common |= {"norms": "*bias"}  # the network has none
-    common |= {"clock": fs.clock.simulated(1.0, deadline=60.0)} if needs_a_clock(function) else {}
-    common |= {"clients_per_round": clients if name == "scaffnew" else 4}
-    return function(
-        fs.local_sgd(objective, optax.sgd(0.1), batch_size=8),
-        **{key: value for key, value in common.items() if key in keywords(function)},
-    )
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
+    common = stand_in(
+        model, local=local, classes=3, momentum=0.0,
+        clients_per_round=clients if name == "scaffnew" else 4,
+    )  # fmt: skip
+    # Mediators must divide the cohort; the network has no norms.
+    own: dict[str, dict[str, Any]] = {"astraea": {"mediator_size": 2}, "fedbn": {"norms": "*bias"}}
+    return make(name, common, **own.get(name, {}))
 
 
 def experiment_of(
@@ -131,7 +121,7 @@ def test_training_is_traced_once_for_all_that_asks(
 
     local = fs.local_sgd(counted, optax.sgd(0.1), batch_size=8)
     one = fs.make_execution(devices=1)
-    algorithm = fs.radfed(local, clients_per_round=4, execution=one)
+    algorithm = fs.radfed(local, clients_per_round=4).on(one)
     given = models["logistic"], federation.data, federation.test
     fs.simulate(algorithm, *given, rounds=1, classes=3, execution=one)
     assert len(traces) == 1
@@ -389,7 +379,7 @@ def test_a_step_changes_weights_in_place(monkeypatch: pytest.MonkeyPatch) -> Non
     model = fs.models.mlp((6,), 3, widths=(40, 50))
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=2, execution=one)
+    algorithm = fs.fedavg(local, clients_per_round=2).on(one)
     made = experiment(algorithm, model, data, (x, y), classes=3, execution=one)
     copies = []
     for flags in ("", f"--{REGIONS}=false"):
@@ -407,7 +397,7 @@ def test_a_part_may_print(federation: Federation, models: dict[str, fs.Model]) -
 
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(told))
     one = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=4, execution=one)
+    algorithm = fs.fedavg(local, clients_per_round=4).on(one)
     given = models["logistic"], federation.data, federation.test
     result = fs.simulate(algorithm, *given, rounds=1, classes=3, execution=one)
     assert np.isfinite(result.accuracy).all()
@@ -431,7 +421,7 @@ def test_what_a_step_takes_of_many_samples_waits_for_no_thread(
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=4)
     one = fs.make_execution(devices=1)
     made = experiment(
-        fs.algorithms.scaffold(local, clients_per_round=5, execution=one),
+        fs.algorithms.scaffold(local, clients_per_round=5).on(one),
         model, data, (x[:9], [0, 1, 2] * 3), classes=3, execution=one,
     )  # fmt: skip
     text = rounds_of(made)

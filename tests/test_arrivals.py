@@ -324,7 +324,9 @@ def test_fedasync_against_numpy() -> None:
     def moved(k: int, w: Any, old: Any, trained: Any, age: int) -> oracle.Layers:
         return [alpha * (age + 1) ** -0.5 * e for e in oracle.plus(trained, w, -1)]
 
-    made = fedasync(local(), clients_per_round=5, buffer_size=2, mu=mu, clock=MIXED, **ONE)
+    made = fedasync(local(), clients_per_round=5, buffer_size=2, mu=mu, clock=MIXED).on(
+        ONE["execution"]
+    )
     assert made.round_factor == 2.5
     check(by_hand(5, 2, 8, mu, moved), play(made, net(), federation().data, 8).servers)
 
@@ -341,9 +343,11 @@ def test_fedbuff_against_numpy() -> None:
         sign = -1 if flipped[k] else 1
         return [0.7 * sign * (age + 1) ** -0.5 * e for e in oracle.plus(trained, old, -1)]
 
-    made = fedbuff(
-        local(), clients_per_round=5, buffer_size=2, server_lr=0.7, clock=MIXED, **ONE
-    ).replace(sending=(fs.attacks.sign_flip(flipped, 1.0),))
+    made = (
+        fedbuff(local(), clients_per_round=5, buffer_size=2, server_lr=0.7, clock=MIXED)
+        .on(ONE["execution"])
+        .replace(sending=(fs.attacks.sign_flip(flipped, 1.0),))
+    )
     ours = play(made, net(), federation().data, 8)
     check(by_hand(5, 2, 8, 0.0, moved), ours.servers)
     sent = flipped[np.array([m.client for m in ours.metrics])]
@@ -374,7 +378,7 @@ def test_a_period_takes_who_comes_back_in_it() -> None:
 
 def test_if_nobody_wakes_rounds_pass() -> None:
     asleep = clock.simulated(1.0, available=clock.bernoulli(0.0), idle=7.0)
-    made = fedbuff(local(), clients_per_round=4, buffer_size=2, clock=asleep, **ONE)
+    made = fedbuff(local(), clients_per_round=4, buffer_size=2, clock=asleep).on(ONE["execution"])
     found = play(made, net(), federation().data, 3)
     assert [float(known(m.time).seconds) for m in found.metrics] == [7.0] * 3
     assert [int(known(m.time).asleep) for m in found.metrics] == [4] * 3
@@ -387,7 +391,9 @@ def test_if_nobody_wakes_rounds_pass() -> None:
 
 def test_a_client_keeps_its_state_from_visit_to_visit() -> None:
     """The momentum of each is its own; who is at work has not trained yet."""
-    made = fedbuff(local(optimizer_state="keep").change(), clients_per_round=4, clock=MIXED, **ONE)
+    made = fedbuff(local(optimizer_state="keep").change(), clients_per_round=4, clock=MIXED).on(
+        ONE["execution"]
+    )
     made = made.replace(local=fs.local_sgd(fs.empirical_risk(net()), optax.sgd(LR, momentum=0.9),
                                            BATCH, optimizer_state="keep"))  # fmt: skip
     found = play(made, net(), federation().data, 3)
@@ -399,11 +405,11 @@ def test_a_client_keeps_its_state_from_visit_to_visit() -> None:
 
 @pytest.mark.slow
 def test_devices_and_chunks_change_nothing() -> None:
-    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=MIXED, **ONE)
+    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=MIXED).on(ONE["execution"])
     a = play(made, net(), federation().data, 5)
     for devices, chunk in ((3, 2), (1, 0)):
         execution = fs.make_execution(devices=devices, chunk=chunk)
-        b = play(made.replace(execution=execution), net(), federation().data, 5)
+        b = play(made.on(execution), net(), federation().data, 5)
         assert_trees([m.time for m in a.metrics], [m.time for m in b.metrics])
         assert_trees(a.servers, b.servers, rtol=2e-5, atol=1e-6)
 
@@ -416,7 +422,7 @@ def test_models_at_work_are_not_copied() -> None:
     train = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), BATCH)
     keys = jax.random.split(jax.random.key(0), 1)  # a run beside others is a vmapped one
 
-    made = fedasync(train, clients_per_round=50, clock=MIXED, **ONE)
+    made = fedasync(train, clients_per_round=50, clock=MIXED).on(ONE["execution"])
 
     def rounds(keys: Any, states: Any, data: Any) -> Any:
         step: Any = jax.vmap(lambda key, state: made.step(key, state, data)[0])
@@ -443,7 +449,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no places": (lambda: fs.schedule.periodic(1, at_work=0), "at_work must be at least 1, got 0"),
     "an age that is drawn": (
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
-        "max_staleness must be None on a clock, by which models are as old as they are, got 4",
+        "max_staleness must be None with a clock, which determines the staleness, got 4",
     ),
     "no clock": (
         lambda: composed(fs.schedule.buffered(2, at_work=4)),
@@ -501,7 +507,8 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "fewer clients": (
         lambda: play(
-            fedbuff(local(), clients_per_round=9, clock=MIXED, **ONE), net(), federation().data, 1
+            fedbuff(local(), clients_per_round=9, clock=MIXED).on(ONE["execution"]),
+            net(), federation().data, 1
         ),
         "at_work must be at most the 8 clients, got 9",
     ),

@@ -36,7 +36,7 @@ def robust(malicious: Any, attack: Any) -> tuple[fs.Model, fs.Algorithm]:
     model = fs.models.with_scaling(net, digits.mean, digits.std)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.02, momentum=0.9), epochs=0.5)
     execution = fs.make_execution(devices=1)
-    algorithm = fs.algorithms.robust(local, clients_per_round=COHORT, execution=execution)
+    algorithm = fs.algorithms.robust(local, clients_per_round=COHORT).on(execution)
     sending = () if attack is None else (attack(malicious),)
     return model, algorithm.replace(sending=sending)
 
@@ -122,7 +122,7 @@ REFUSED = {
     "unknown": (
         ["--attack", "flip", "--attackers", "0.5"],
         "--attack: must be one of sign_flip(scale=4.0), gaussian(sigma), alie(z=None), "
-        "ipm(epsilon=0.5), mimic(target=0), optimised(along=spread, evaluations=20), label_flip, "
+        "ipm(epsilon=0.5), mimic(target=0), optimised(along='spread', evaluations=20), label_flip, "
         "got 'flip'",
     ),
     "needed": (["--attack", "gaussian", "--attackers", "0.5"], "gaussian(sigma), alie"),

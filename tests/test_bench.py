@@ -317,7 +317,7 @@ def test_help_is_of_the_methods_that_run(capsys: pytest.CaptureFixture[str]) -> 
     text = told(capsys)
     assert text.startswith("usage: python -m fedjax_sim.bench [--algo NAME] [--compare NAME ...] [")
     assert "flags of phase_shift, fedavg, and their defaults there:" in text
-    assert "--phases N n, the groups; must divide clients_per_round." in text
+    assert "--phases N n: number of groups; must divide clients_per_round." in text
     assert "--redistribution-rounds" not in text  # of a method that does not run
     assert "learning rate; the defaults are for SGD (default: digits 0.02, mnist 0.001" in text
 
@@ -336,8 +336,8 @@ def test_help_is_true_for_every_method_that_has_the_flag(
 def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "--algo", "dp_fedavg", "--compare", "robust")
     assert "flags of dp_fedavg, robust, and their defaults there:" in text
-    assert "(dp_fedavg 1.0) C, the" in text  # the clip of either
-    assert "None: no limit (robust None)" in text
+    assert "(dp_fedavg 1.0) C: clipping norm" in text  # the clip of either
+    assert "None: no clipping (robust None)" in text
     assert "--phases N" not in text
     assert "--rounds N" in text
     assert "--mu" not in told(capsys, "--algo", "scaffold")
@@ -463,7 +463,7 @@ BAD = {
     "another word": (["--learning-rate", "0.1"], "did you mean --lr?\n"),
     "another word for a setting": (
         ["--algo", "fedprox(local_epochs=1)"],
-        "local_epochs is no setting of fedprox; did you mean epochs?",
+        "local_epochs is not a setting of fedprox; did you mean epochs?",
     ),
     "another word for a sampler": (["--partition", "dir(0.1)"], "mean dirichlet(0.1)? allowed: "),
     "a mistyped kind": (["--dataset", "cvs:a.csv,label=b"], "did you mean csv:a.csv,label=b? kno"),
@@ -729,7 +729,7 @@ def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("algo", "flags", "why"),
     [
-        ("dp_fedavg", ["--clock", "constant(1)", "--first", "1"], "clock simulated("),
+        ("dp_fedavg", ["--clock", "simulated(constant(1), first=1)"], "clock simulated("),
         ("dp_ftrl", ["--share-beta", "0.2"], "samples that all clients are sent (--share-beta)"),
         ("dp_ftrl", ["--server-fraction", "0.1"], "the server's own samples"),
     ],
@@ -803,8 +803,8 @@ def test_the_pull_of_fedprox_is_known() -> None:
     local = local_sgd(problem.objective, optax.sgd(0.1))
 
     def pull(rounds: int, **options: Any) -> dict[str, float]:
-        options |= {"clients_per_round": 10, "execution": make_execution(1)}
-        fedprox = ALGORITHMS["fedprox"](local, **options)
+        fedprox = ALGORITHMS["fedprox"](local, clients_per_round=10, **options)
+        fedprox = fedprox.on(make_execution(1))
         result = simulate(
             fedprox, problem.model, problem.data, problem.test, rounds=rounds, classes=10
         )

@@ -63,8 +63,8 @@ FLAGS += ["--algo", "fedprox", "--rounds", "6", "--eval-every", "2", "--devices"
 
 def composed(name: str, devices: int = 1, rate: float = 0.05) -> fs.Algorithm:
     local = fs.local_sgd(TOY.objective, optax.sgd(rate, momentum=0.9))
-    given: dict[str, Any] = {"execution": fs.make_execution(devices), **OPTIONS.get(name, {})}
-    return fs.ALGORITHMS[name](local, clients_per_round=6, **given)
+    made = fs.ALGORITHMS[name](local, clients_per_round=6, **OPTIONS.get(name, {}))
+    return made.on(fs.make_execution(devices))
 
 
 algorithm = functools.cache(composed)  # one is compiled once, however often it runs

@@ -299,7 +299,7 @@ def test_models_that_are_collected_with_a_residual_are_refused() -> None:
     problem = fs.toy(20, 0.9)
     execution = fs.make_execution(1, client_state_mb=0.02)
     local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-    algorithm = fs.phase_shift(local, clients_per_round=3, phases=3, execution=execution)
+    algorithm = fs.phase_shift(local, clients_per_round=3, phases=3).on(execution)
     coded = algorithm.replace(sending=[fs.compression.compressed(fs.compression.top_k(0.1))])
     with pytest.raises(ValueError, match="no last step or upload of all clients"):
         fs.simulate(

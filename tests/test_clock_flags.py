@@ -24,34 +24,38 @@ BASE += ["--devices", "1"]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--deadline 3", "--deadline is for --clock"),
-        ("--bandwidth own(1,2)", "--bandwidth is for --clock"),
-        ("--clock tiers(1) --late drop", "--late is for --deadline"),
-        ("--clock tiers()", "--clock: must be written tiers(seconds, ...), got 'tiers()'"),
-        ("--clock tiers(1,-2)", "--clock: tiers(seconds, ...): values must be positive and finite"),
         (
-            "--clock tiers(1,nan)",
-            "--clock: tiers(seconds, ...): must be a number that is finite, got",
+            "--deadline 3",
+            'unrecognized arguments: --deadline 3: use --clock "simulated(tiers(1, 2, 10), deadl',
         ),
-        ("--clock uniform(1)", "--clock: must be one of constant(seconds), lognormal(median, sig"),
-        ("--clock tiers(1) --bandwidth own(1)", "--bandwidth: must be written own(up, down), got"),
-        ("--clock tiers(1) --bandwidth own(0,1)", "--bandwidth: own(up, down): up must be positiv"),
-        ("--clock tiers(1) --availability bernoulli(2)", "--availability: bernoulli(p): p must be"),
-        ("--clock tiers(1) --deadline 0", "--deadline: must be a number above 0"),
-        ("--first 3", "--first is for --clock"),
-        ("--clock tiers(1) --first 0", "--first: must be a whole number at least 1"),
+        ("--clock tiers()", "--clock: tiers(): tiers needs at least one value"),
+        ("--clock tiers(1,-2)", "--clock: tiers(1,-2): values must be positive and finite, got -2"),
+        ("--clock tiers(1,nan)", "--clock: tiers(1,nan): values must be a number, got nan"),
+        ("--clock tier(1)", "--clock: tier(1): 'tier' is no clock; did you mean tiers?"),
+        ("--clock krum(0.1)", "--clock: krum(0.1): 'krum' is no clock"),
         (
-            "--clock tiers(1) --first 9",
-            "fedavg: --clock tiers(1): clock simulated(tiers(1.0), first=9) needs at least 9",
+            "--clock simulated(1,bandwidth(1))",
+            "--clock: simulated(1,bandwidth(1)): bandwidth(1) mu",
         ),
-        ("--clock tiers(1) --failures 1", "--failures: must be a number at least 0 and below 1"),
+        (
+            "--clock simulated(1,deadlin=3)",
+            "--clock: simulated(1,deadlin=3): deadlin is not an arg",
+        ),
+        (
+            "--clock simulated(1,failures=1)",
+            "--clock: simulated(1,failures=1): failures must be in",
+        ),
+        (
+            "--clock simulated(tiers(1),first=9)",
+            "fedavg: --clock simulated(tiers(1), first=9): clock simulated(tiers(1), first=9) need",
+        ),
         (
             "--algo gossip --clock tiers(1)",
-            "gossip: --clock tiers(1): clock simulated(tiers(1.0)) needs models that clients",
+            "gossip: --clock simulated(tiers(1)): clock simulated(tiers(1)) needs models that",
         ),
         (
             "--algo fedasync --max-staleness 4 --clock tiers(1)",
-            "fedasync: --max-staleness must be None on a clock, by which models are as old as they",
+            "fedasync: --max-staleness must be None with a clock, which determines the staleness",
         ),
     ],
 )
@@ -61,9 +65,9 @@ def test_the_command_refuses(given: str, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_rules_of_a_round_are_those_of_the_flags() -> None:
-    given = ["--clock", "tiers(1, 2)", "--first", "3", "--deadline", "9", "--late", "partial"]
-    made = timing.made(parse([*BASE, *given]).timing)
+def test_a_clock_has_the_rules_of_its_text() -> None:
+    text = "simulated(tiers(1, 2), first=3, deadline=9, late=partial)"
+    made = timing.made(parse([*BASE, "--clock", text]).timing)
     assert made is not None
     assert (made.first, made.deadline, made.late) == (3, 9, "partial")
 
@@ -86,7 +90,7 @@ def test_the_command_tells_the_seconds(
     monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     out = tmp_path / "run"
     argv = [*BASE, "--algo", "fedavg", "--rounds", "3", "--partition", "iid", "--out", str(out)]
-    argv += ["--clock", "Constant( 0.5 )", "--watts", "2", "--target", "0.3"]
+    argv += ["--clock", "Simulated(Constant( 1/2 ), watts=2)", "--target", "0.3"]
     assert bench.main(argv) == 0
     told = json.loads((out / "summary.json").read_text())["fedavg"]
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -100,7 +104,10 @@ def test_the_command_tells_the_seconds(
     assert 0 <= told["idle_share"] < 0.1
     full = 8 * told["seconds"] * 2 / 3600
     assert told["watt_hours"] == pytest.approx((1 - told["idle_share"]) * full)
-    assert json.loads((out / "config.json").read_text())["clock"] == "constant(0.5)"
+    assert (
+        json.loads((out / "config.json").read_text())["clock"]
+        == "simulated(constant(0.5), watts=2)"
+    )
     shown = capsys.readouterr().out
     assert "seconds to 30 %" in shown
     assert "fedavg: clients waited" in shown
@@ -113,11 +120,13 @@ def test_the_command_tells_the_seconds(
     assert "| method | target | rounds | kB | seconds |" in page
     (table,) = csv.DictReader((out / "report" / "table.csv").read_text().splitlines())
     assert float(table["seconds"]) == seconds[3]
-    assert bench.main(["--resume", str(out), "--deadline", "1"]) == 2
-    assert "--deadline is 1.0, and None in the run in" in capsys.readouterr().err
+    late = "simulated(constant(0.5), watts=2, deadline=0.25)"
+    assert bench.main(["--resume", str(out), "--clock", late]) == 2
+    told = f"--clock is {late.replace(', watts=2, deadline=0.25', ', deadline=0.25, watts=2')}, and"
+    assert told in capsys.readouterr().err
     monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     argv[argv.index(str(out))] = str(tmp_path / "late")
-    assert bench.main([*argv, "--deadline", "0.25"]) == 0
+    assert bench.main([*argv, "--clock", late]) == 0
     told = json.loads((tmp_path / "late" / "summary.json").read_text())["fedavg"]
     assert (told["seconds"], told["late"]) == (0.75, 24)
     assert told["target_seconds_per_run"] == [None, None]

@@ -312,11 +312,10 @@ METHODS: dict[str, Callable[..., fs.Algorithm]] = {
 def make(name: str, model: fs.Model, m: int = 6, **options: Any) -> fs.Algorithm:
     risk = fs.empirical_risk(model)
     local = fs.local_sgd(risk, optax.sgd(LR), batch_size=BATCH, epochs=2)
+    method: Any = METHODS.get(name, fs.fedavg)
+    given = {"objective": risk} if name in METHODS else {}
     # Devices other than one are for the runs with two seeds.
-    options = {"clients_per_round": m, "execution": fs.make_execution(devices=1), **options}
-    if name == "fedavg":
-        return fs.fedavg(local, **options)
-    return METHODS[name](local, objective=risk, **options)
+    return method(local, clients_per_round=m, **given, **options).on(fs.make_execution(devices=1))
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +404,7 @@ def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str,
         execution = fs.make_execution(devices=2 if name == "angle" else 1)
         for seeds in ((0, 1), (1,)) if name == "angle" else ((0, 1),):
             runs[name + str(seeds)] = fs.simulate(
-                make(name, models["logistic"], execution=execution, **weights),
+                make(name, models["logistic"], **weights).on(execution),
                 models["logistic"],
                 fs.client_data(x, y, [splits[s][0] for s in seeds]),
                 eval_set(x, y, [splits[s][1] for s in seeds]),
@@ -455,8 +454,7 @@ def test_clusters_and_wandering_models_compose(
         schedule=schedule.delayed(6, 2),
         broadcast=clustering.ifca(2, risk),
         personal=personal.as_received(),
-        execution=fs.make_execution(devices=1),
-    )
+    ).on(fs.make_execution(devices=1))
     out = play(algorithm, models["logistic"], planted.data, 4)
     np.testing.assert_array_equal(*(s.slots.tag for s in out.states[:2]))
     assert_trees(out.states[1].broadcast, out.states[2].broadcast)

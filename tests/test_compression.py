@@ -136,12 +136,20 @@ def walsh(size: int) -> np.ndarray:
     return out / math.sqrt(size)
 
 
+class one_entry(compression.Compressor):
+    """A code that keeps entry j."""
+
+    j: int
+
+    def compress(self, key: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x).at[self.j].set(x[self.j])
+
+
 def test_a_rotation_is_undone_and_leaves_the_code_its_entries() -> None:
     """Of a code that keeps entry j, R^T e_j e_j^T R; R is orthogonal, drawn by the key."""
     x, found = jax.random.normal(KEY, (23,)), []
     for j in (0, 5, 31):
-        one = compression.Compressor(lambda key, y, j=j: jnp.zeros_like(y).at[j].set(y[j]), len)  # type: ignore[arg-type, misc]
-        found.append(np.asarray(jax.jit(compression.rotated(one).compress)(KEY, x)))
+        found.append(np.asarray(jax.jit(compression.rotated(one_entry(j)).compress)(KEY, x)))
     signs = np.asarray(jax.random.rademacher(jax.random.split(KEY)[0], (32,), jnp.float32))
     rotation = (walsh(32) * signs)[:, :23]
     np.testing.assert_allclose(walsh(32) @ walsh(32), np.eye(32), atol=1e-12)
@@ -286,7 +294,7 @@ ROUNDS, COHORT = 4, 3
 @pytest.fixture(scope="module")
 def whole(federation: Federation, models: dict[str, fs.Model], local: LocalUpdate) -> Play:
     return play(
-        fs.fedavg(local, clients_per_round=COHORT, execution=ONE),
+        fs.fedavg(local, clients_per_round=COHORT).on(ONE),
         models["logistic"],
         federation.data,
         ROUNDS,
@@ -297,7 +305,7 @@ def whole(federation: Federation, models: dict[str, fs.Model], local: LocalUpdat
 def test_fine_quantisation_is_nearly_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:
-    fine = fedavg_qsgd(local, clients_per_round=COHORT, levels=2**20, execution=ONE)
+    fine = fedavg_qsgd(local, clients_per_round=COHORT, levels=2**20).on(ONE)
     ours = play(fine, models["logistic"], federation.data, ROUNDS)
     assert_trees(ours.servers, whole.servers, rtol=1e-3, atol=1e-4)
 
@@ -307,7 +315,7 @@ def test_a_rank_of_all_is_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:
     """And a lower one is not."""
-    plain = fs.fedavg(local, clients_per_round=COHORT, execution=ONE)
+    plain = fs.fedavg(local, clients_per_round=COHORT).on(ONE)
     ours = [
         play(plain.replace(sending=(compression.low_rank(r),)), models["logistic"],
              federation.data, 2).servers
@@ -321,7 +329,7 @@ def test_a_rank_of_all_is_fedavg(
 def test_fine_sketches_are_nearly_fedavg(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate, whole: Play
 ) -> None:
-    fine = fedavg_sketched(local, clients_per_round=COHORT, share=1.0, bits=16, execution=ONE)
+    fine = fedavg_sketched(local, clients_per_round=COHORT, share=1.0, bits=16).on(ONE)
     ours = play(fine, models["logistic"], federation.data, 2)
     assert_trees(ours.servers, whole.servers[:2], rtol=1e-3, atol=1e-4)
 
@@ -364,7 +372,7 @@ def close(ours: Any, theirs: np.ndarray) -> None:
 def test_top_k_against_numpy(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
 ) -> None:
-    method = fedavg_top_k(local, clients_per_round=COHORT, sparsity=0.3, execution=ONE)
+    method = fedavg_top_k(local, clients_per_round=COHORT, sparsity=0.3).on(ONE)
     ours = play(method, models["logistic"], federation.data, ROUNDS)
     rounds = Rounds(federation, models["logistic"], "top_k", 0.3)
     w, residuals = rounds.start, np.zeros((8, len(rounds.start)))
@@ -379,7 +387,7 @@ def test_stc_against_numpy(
     federation: Federation, models: dict[str, fs.Model], local: LocalUpdate
 ) -> None:
     """Round by round: rounding decides among entries that tie at the server."""
-    method = stc(local, clients_per_round=COHORT, sparsity=0.3, execution=ONE)
+    method = stc(local, clients_per_round=COHORT, sparsity=0.3).on(ONE)
     ours = play(method, models["logistic"], federation.data, ROUNDS)
     rounds = Rounds(federation, models["logistic"], "ternary", 0.3)
     w, behind = rounds.start, np.zeros(len(rounds.start))
@@ -413,8 +421,7 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
             sending=up,
             weighting=weighting.equal,
             server=down,
-            execution=ONE,
-        )
+        ).on(ONE)
     return fs.compose(
         local,
         selection=selection.uniform(sticky=True),
@@ -422,8 +429,7 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
         refresh=refresh.drift_correction(),
         sending=up,
         server=down,
-        execution=ONE,
-    )
+    ).on(ONE)
 
 
 def two_runs(algorithm: fs.Algorithm, model: fs.Model, data: Any, rounds: int) -> Any:

@@ -29,7 +29,6 @@ from conftest import (
     context_of,
     known,
     make_federation,
-    needs_a_clock,
     play,
 )
 
@@ -50,6 +49,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.client import mixup
 from fedjax_sim.client.agreement import consensus
 from fedjax_sim.engine import streams
@@ -370,36 +370,31 @@ def cases(kind: str) -> pytest.MarkDecorator:
     )
 
 
-def is_part(value: Any, kind: str) -> bool:
-    """Whether a class, or what a function returns by its annotation, is a part of a role."""
+def makes(value: Any, kind: str) -> bool:
+    """Whether a function returns a part of a kind, or a class is of it or is called like it."""
     if inspect.isfunction(value):
         return inspect.signature(value).return_annotation == kind
-    role = getattr(base, kind, None)
-    if role is None or not inspect.isclass(value) or not issubclass(value, base.Part):
+    if not (inspect.isclass(value) and issubclass(value, base.Part)):
         return False
-    if issubclass(role, base.Part):
+    role = getattr(base, kind, fs.reports.accuracy if kind == "Score" else object)
+    if issubclass(role, base.Part) and kind != "Score":
         return issubclass(value, role)
-    calls = (
-        inspect.signature(c.__call__).parameters for c in (value, role) if "__call__" in dir(c)
-    )
-    names = [[*parameters] for parameters in calls]
-    return len(names) == 2 and names[0] == names[1] and "args" not in names[0]
+    calls = [vars(of).get("__call__") for of in (value, role)]
+    own, wanted = ([*inspect.signature(c).parameters] if c else None for c in calls)
+    return own is not None and own == wanted
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_no_part_is_left_out(kind: str) -> None:
-    """Of the classes of a role, and of functions that return such a part by their annotation."""
+    """Looks for public functions that return such a part, and for classes of it."""
     found = set()
     for info in pkgutil.walk_packages(fs.__path__, "fedjax_sim."):
         if "__main__" in info.name or info.name.startswith("fedjax_sim.cli."):
             continue
         for name, value in vars(importlib.import_module(info.name)).items():
-            of_module = getattr(value, "__module__", None) == info.name
-            if of_module and not name.startswith("_") and is_part(value, kind):
-                found.add(name)
+            if getattr(value, "__module__", "") == info.name and name[0].islower():
+                found |= {name} if makes(value, kind) else set()
     found -= {
-        kind,
-        "wrap",
         "in_floats",
         "scoring",
         "colluding",
@@ -625,7 +620,7 @@ def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables)
         chex.assert_type([trained.info.loss, *trained.info.extra.values()], jnp.float32)
         chex.assert_type([trained.info.steps, trained.info.samples], jnp.int32)
         chex.assert_tree_all_finite((trained.variables, trained.client_state, trained.info))
-        assert int(trained.info.steps) <= int(local.steps(samples))
+        assert int(trained.info.steps) <= int(local.steps_for(samples))
         if local.known:
             assert int(trained.info.steps) == local.epochs * -(-samples // 8)
         # Rows without samples are absent, whatever they sent.
@@ -661,8 +656,8 @@ def test_correction(make: Make, run: Any, start: Variables) -> None:
     own, common = part.client_state(w), part.shared_state(w)
     context = context_of(w)
     before = common
-    if part.survey is not None:
-        common = part.survey.tell(common, part.survey.ask(lambda: w, context))
+    if part.ask is not None:
+        common = part.tell(common, part.ask(lambda: w, context))
     same_form(run(part.direction)(w, w, context, own, common), w)
     info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
 
@@ -963,8 +958,7 @@ def test_a_cohort_says_which_rows_are_there() -> None:
         schedule=fs.schedule.delayed(6, 2),
         redistribution=fs.redistribution.permute,
         diagnostics={"rows": Rows()},
-        execution=fs.make_execution(devices=4),
-    )
+    ).on(fs.make_execution(devices=4))
     run = play(algorithm, net(), make_federation().data, 2)
     assert [m.diagnostics for m in run.metrics] == [{"present": 4, "agree": 8}] * 2
     chex.assert_shape(run.states[-1].slots.client, (6,))
@@ -995,13 +989,11 @@ METHODS = [
 
 def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:
     """A method with what the command would fill in."""
-    method = ALGORITHMS[name]
-    filled = {"model": net(), "objective": risk(), "classes": LABELS, "lr": 0.1, "momentum": 0.5}
-    if needs_a_clock(method):
-        filled["clock"] = fs.clock.simulated(0.5, deadline=60.0)
-    given = {key: value for key, value in filled.items() if key in keywords(method)}
-    given |= {"clients_per_round": COHORT} | OPTIONS.get(name, {}) | options
-    return method(local, **given)
+    common = stand_in(
+        net(), local=local, objective=risk(), classes=LABELS, momentum=0.5,
+        clients_per_round=COHORT, clock=fs.clock.simulated(0.5, deadline=60.0),
+    )  # fmt: skip
+    return make(name, common, **(OPTIONS.get(name, {}) | options))
 
 
 class Rounds:
@@ -1009,7 +1001,7 @@ class Rounds:
 
     def __init__(self, name: str, devices: int) -> None:
         execution = fs.make_execution(devices=devices)
-        algorithm = named(name, update(), execution=execution)
+        algorithm = named(name, update()).on(execution)
         data = jax.device_put(make_federation(UNEQUAL).data, execution.replicated)
         self.begin = lambda: algorithm.init(KEY, net().init(KEY), data)
         self.step = jax.jit(
@@ -1091,7 +1083,7 @@ def test_repr_tells_what_differs() -> None:
 
 def test_replace_exchanges_a_part_and_no_other() -> None:
     execution = fs.make_execution(devices=1)
-    plain = fs.algorithms.scaffold(update(), clients_per_round=3, execution=execution)
+    plain = fs.algorithms.scaffold(update(), clients_per_round=3).on(execution)
     clip, median = fs.sending.clip_norm(0.5), fs.aggregators.coordinate_median
     robust = plain.replace(sending=(clip,), aggregator=median)
     before, after = plain.parts.by_role(), robust.parts.by_role()
@@ -1127,7 +1119,7 @@ def test_replace_refuses_what_is_no_part() -> None:
 def test_a_wrong_call_of_a_part_names_its_function() -> None:
     with pytest.raises(TypeError, match=r"^fedavg\(\) missing .*: 'clients_per_round'"):
         fs.fedavg(update())  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^delayed\(\) got an unexpected .* 'num_rounds'"):
+    with pytest.raises(TypeError, match=r"^delayed.__init__\(\) got an unexpected .* 'num_rounds'"):
         fs.schedule.delayed(3, num_rounds=2)  # type: ignore[call-arg]
 
 
@@ -1140,9 +1132,8 @@ def composed(**parts: Any) -> fs.Algorithm:
         "local": update(),
         "selection": fs.selection.uniform(),
         "schedule": fs.schedule.every_round(4),
-        "execution": fs.make_execution(1),
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(fs.make_execution(1))
 
 
 def gathering(source: Any) -> Any:
@@ -1258,7 +1249,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
     ),
-    "execution": ({"execution": 2}, "execution must be an Execution, got 2"),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
     "infinite": ({"weighting": weighing(1, np.inf, 1)}, f"{NUMBERS}[1.0, inf, 1.0]"),
@@ -1443,11 +1433,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mediators of other slots": (
         {"selection": fs.selection.mediators(3, 2, LABELS)},
-        "selection mediators(3, 2, 3) needs the 3 slots that it is told of, schedule is every_rou",
+        "selection mediators(3, 2, 3) needs exactly 3 slots, schedule is every_round(",
     ),
     "groups of fewer slots": (
         {"broadcast": fs.broadcast.dynamic(90.0, "angle", 3, risk())},
-        "needs at most the 3 slots that it is told of, schedule is every_round(4): use schedule=",
+        "needs at most 3 slots, schedule is every_round(4): use schedule=",
     ),
     "Zeno before others": (
         {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},
@@ -1570,13 +1560,20 @@ def test_a_number_that_no_client_reports_is_refused(federation: Federation, role
 # ---- local updates lose nothing ----
 
 
+class sending_first(base.Wrapper):
+    def setup_traffic(self, variables: Any, data: Any) -> SetupTraffic:
+        count = self.local.setup_traffic
+        up, down = (0, 0) if count is None else count(variables, data)
+        return SetupTraffic(up + 7, down + 11)
+
+
 def marked() -> LocalUpdate:
-    """With a function of its own, which a change must keep."""
-    return update().replace(setup_traffic=lambda variables, data: SetupTraffic(7, 11))
+    """A wrapper of the user's, which a change must keep."""
+    return sending_first(update())
 
 
 WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
-    "replace": lambda local: local.replace(peers=True),
+    "in_turn": lambda local: fs.local.in_turn(local),
     "ditto": lambda local: fs.local.ditto(local, 0.1, own=local),
     "adaptive_start": lambda local: fs.personal.adaptive_start(
         local, risk(), fs.leaves.head(net())
@@ -1599,7 +1596,7 @@ def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     assert after.setup_traffic(start, crowd) == SetupTraffic(7, 11)
     assert after.response is not None
     assert after.response(2) == pytest.approx([0.1, 0.25])  # 0.1, then 0.1 (1 + 0.5) more
-    assert int(after.steps(17)) == 2 * 5
+    assert int(after.steps_for(17)) == 2 * 5
     client = view(crowd, 3, peers=after.peers)
     ends = [
         jax.jit(local.train)(
@@ -1627,17 +1624,14 @@ def test_methods_keep_what_a_local_update_brings(
         return
     plain, ours = (named(name, local) for local in (update(), marked()))
     before, after = (a.setup_traffic(start, crowd) for a in (plain, ours))
-    if name == "fedmix":  # which brings its own
-        assert after == before
-        assert after.up > 0
-    else:
-        assert (after.up - before.up, after.down - before.down) == (7, 11)
+    assert (after.up - before.up, after.down - before.down) == (7, 11)
 
 
 def test_fedmix_keeps_its_traffic(crowd: ClientData, start: Variables) -> None:
     local = named("fedmix", update()).parts.local
-    exchanged = mixup.exchange(keywords(ALGORITHMS["fedmix"])["mix_samples"].default)(start, crowd)
-    for changed in (local.change(epochs=3), local.replace(batch_size=4).change(epochs=3)):
+    means = mixup.peer_means(keywords(ALGORITHMS["fedmix"])["mix_samples"].default)
+    exchanged = means.setup_traffic(start, crowd)
+    for changed in (local.change(epochs=3), local.change(batch_size=4).change(epochs=3)):
         assert changed.setup_traffic is not None
         assert changed.setup_traffic(start, crowd) == exchanged
         assert changed.peers

@@ -77,8 +77,7 @@ def test_against_numpy(federation: Federation) -> None:
         penalty=PENALTY,
         peers=PEERS,
         mixing_lr=MIXING,
-        execution=fs.make_execution(devices=4),
-    )
+    ).on(fs.make_execution(devices=4))
     ours = play(method, MODEL, federation.data, ROUNDS)
     initial = MODEL.init(jax.random.fold_in(jax.random.key(0), 0))
     clients = oracle.Oracle(federation.data, initial, LR, 0.0, BATCH, 1)
@@ -195,7 +194,7 @@ def test_who_is_alike_listens_to_each_other() -> None:
 
 
 def test_nothing_is_learned_of_models_that_nobody_has_trained(federation: Federation) -> None:
-    alone = play(made(mixing_lr=0.0, execution=ONE), MODEL, federation.data, 1)
+    alone = play(made(mixing_lr=0.0).on(ONE), MODEL, federation.data, 1)
     assert (alone.states[0].redistribution == 0).all()
     assert alone.metrics[0].uploads == 0
     part = redistribution.learned(peers=40)
@@ -225,11 +224,15 @@ def own_scores(method: fs.Algorithm, state: Any, data: fs.ClientData) -> Any:
 @pytest.mark.parametrize("kind", some_slow(["dada", "gossip", "push_sum"]))
 def test_a_node_s_own_model_is_its_own(federation: Federation, kind: str) -> None:
     """The one client that is no node has the mean of all."""
-    method = {
-        "dada": made(),
-        "gossip": gossip(local(), clients_per_round=NODES),
-        "push_sum": push_sum(local(), clients_per_round=NODES, graph_seed=3),
-    }[kind].replace(personal=fs.personal.as_received(), execution=ONE)
+    method = (
+        {
+            "dada": made(),
+            "gossip": gossip(local(), clients_per_round=NODES),
+            "push_sum": push_sum(local(), clients_per_round=NODES, graph_seed=3),
+        }[kind]
+        .replace(personal=fs.personal.as_received())
+        .on(ONE)
+    )
     state = play(method, MODEL, federation.data, 3).states[-1]
     found, mean = own_scores(method, state, federation.data)
     models = state.slots.variables
@@ -255,7 +258,7 @@ def test_two_kinds_of_clients_are_told_apart() -> None:
     model = fs.models.logistic(x.shape[1:], 2)
     risk = fs.empirical_risk(model)
     train = fs.local_sgd(risk, optax.sgd(0.1), batch_size=BATCH)
-    method = dada(train, clients_per_round=12, objective=risk, execution=ONE)
+    method = dada(train, clients_per_round=12, objective=risk).on(ONE)
     state = play(method, model, data, 15).states[-1]
     graph, mine = np.asarray(state.redistribution), kind[state.slots.client]
     same = (mine[:, None] == mine) & ~np.eye(12, dtype=bool)
@@ -333,7 +336,7 @@ def test_clients_that_report_no_loss_are_refused(federation: Federation) -> None
 def test_attackers_are_left_out(federation: Federation) -> None:
     """A client that sends nonsense is far from all others: nobody listens to it."""
     noisy = fs.attacks.gaussian(np.arange(8) == 2, 30.0)
-    method = made(8, execution=ONE, peers=8).replace(sending=(noisy,))
+    method = made(8, peers=8).on(ONE).replace(sending=(noisy,))
     state = play(method, MODEL, federation.data, 4).states[-1]
     slot = int(jnp.argmax(state.slots.client == 2))
     graph = np.asarray(state.redistribution)

@@ -185,10 +185,10 @@ def test_copies_change_neither_steps_nor_weights(models: dict[str, fs.Model]) ->
     assert altered.capacity > data.capacity
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8, epochs=2)
-    run = play(fs.fedavg(local, clients_per_round=4, execution=ONE), model, altered, 1)
+    run = play(fs.fedavg(local, clients_per_round=4).on(ONE), model, altered, 1)
     assert int(run.metrics[0].steps) == 2 * int(np.ceil(sizes / 8).sum())
     # Slots outlive the round.
-    kept = fs.phase_shift(local, clients_per_round=4, phases=4, execution=ONE)
+    kept = fs.phase_shift(local, clients_per_round=4, phases=4).on(ONE)
     after = play(kept, model, altered, 1)
     assert float(after.states[0].server_samples) in sizes
     rows = np.argsort(np.asarray(after.states[0].slots.client))
@@ -439,10 +439,9 @@ def test_fedmix_without_mixing_is_fedavg(
     model, execution = models["logistic"], make_execution(1, chunk=0)
     risk = fs.empirical_risk(model)
     local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.9), batch_size=8)
-    common: dict[str, Any] = {"clients_per_round": 3, "execution": execution}
-    plain = play(fs.fedavg(local, **common), model, federation.data, 2)
-    none = fedmix(local, objective=risk, mix_ratio=0.0, mix_samples=3, **common)
-    mixed = play(none, model, federation.data, 2)
+    plain = play(fs.fedavg(local, clients_per_round=3).on(execution), model, federation.data, 2)
+    none = fedmix(local, clients_per_round=3, objective=risk, mix_ratio=0.0, mix_samples=3)
+    mixed = play(none.on(execution), model, federation.data, 2)
     assert_trees(mixed.servers, plain.servers, rtol=1e-6, atol=1e-8)  # sums in another order
     assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
 
@@ -506,8 +505,8 @@ def test_fedmix_against_numpy(federation: Federation, models: dict[str, fs.Model
     """Blocks of 7, of clients with 1 to 40 samples: most have a shorter last one."""
     risk = fs.empirical_risk(models["mlp"])
     local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.5), batch_size=8, epochs=2)
-    algorithm = fedmix(
-        local, objective=risk, clients_per_round=5, mix_ratio=0.2, mix_samples=7, execution=ONE
+    algorithm = fedmix(local, objective=risk, clients_per_round=5, mix_ratio=0.2, mix_samples=7).on(
+        ONE
     )
     clients = slow(Mixing, federation.data, models["mlp"], ratio=0.2, each=7)
     theirs = oracle.fedavg(clients, 4, 5)
@@ -528,8 +527,7 @@ def test_means_are_counted_for_each_run(
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.05), max_steps=1)
     algorithm = fedmix(
         local, objective=fs.empirical_risk(models["logistic"]), clients_per_round=1, mix_samples=3,
-        execution=ONE,
-    )  # fmt: skip
+        ).on(ONE)  # fmt: skip
     out = fs.simulate(
         algorithm,
         models["logistic"],
@@ -553,7 +551,7 @@ def test_fedmix_passes_the_convolutions_of_the_package() -> None:
     model = fs.models.fashion_cnn((8, 8, 1), 3)
     risk = fs.empirical_risk(model)
     local = fs.local_sgd(risk, optax.sgd(0.05), batch_size=4)
-    algorithm = fedmix(local, objective=risk, clients_per_round=2, execution=ONE)
+    algorithm = fedmix(local, objective=risk, clients_per_round=2).on(ONE)
     data = jax.device_put(images.data)
 
     def go(key: Any) -> Any:
@@ -645,10 +643,10 @@ def test_one_client_a_mediator_is_fedavg_of_everyone(
 ) -> None:
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8)
-    common: dict[str, Any] = {"clients_per_round": 8, "execution": ONE}
-    mediated = astraea(local, classes=3, mediator_size=1, **common)
+    mediated = astraea(local, clients_per_round=8, classes=3, mediator_size=1)
     one, plain = (
-        play(made, model, federation.data, 2) for made in (mediated, fs.fedavg(local, **common))
+        play(made.on(ONE), model, federation.data, 2)
+        for made in (mediated, fs.fedavg(local, clients_per_round=8))
     )
     assert_trees(one.final, plain.final, rtol=1e-5, atol=1e-6)
 

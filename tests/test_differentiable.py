@@ -83,9 +83,8 @@ def fedavg(at: Tree, execution: fs.Execution) -> fs.Algorithm:
         selection=fs.selection.uniform(),
         schedule=fs.schedule.every_round(COHORT),
         server=fs.server.optimizer(optax.sgd(at["server"], momentum=0.5)),
-        execution=execution,
         **weighed(at),
-    )
+    ).on(execution)
 
 
 def scaffold(at: Tree, execution: fs.Execution) -> fs.Algorithm:
@@ -94,20 +93,17 @@ def scaffold(at: Tree, execution: fs.Execution) -> fs.Algorithm:
         clients_per_round=COHORT,
         option=1,
         server_lr=at["server"],
-        execution=execution,
-    )
+    ).on(execution)
     return made.replace(**weighed(at))
 
 
 def radfed(at: Tree, execution: fs.Execution) -> fs.Algorithm:
-    made = fs.radfed(
-        local_of(at), clients_per_round=COHORT, redistribution_rounds=2, execution=execution
-    )
+    made = fs.radfed(local_of(at), clients_per_round=COHORT, redistribution_rounds=2).on(execution)
     return made.replace(server=fs.server.mix(at["server"]), **weighed(at))
 
 
 def phase_shift(at: Tree, execution: fs.Execution) -> fs.Algorithm:
-    made = fs.phase_shift(local_of(at), clients_per_round=COHORT, phases=2, execution=execution)
+    made = fs.phase_shift(local_of(at), clients_per_round=COHORT, phases=2).on(execution)
     return made.replace(server=fs.server.mix(at["server"]), **weighed(at))
 
 
@@ -175,18 +171,17 @@ def qffl(at: Tree, execution: fs.Execution) -> fs.Algorithm:
         lr=at["client"],
         momentum=0.5,
         q=at["power"],
-        execution=execution,
-    )
+    ).on(execution)
 
 
 def fltrust(at: Tree, execution: fs.Execution) -> fs.Algorithm:
-    return fs.algorithms.fltrust(local_of(at), clients_per_round=COHORT, execution=execution)
+    return fs.algorithms.fltrust(local_of(at), clients_per_round=COHORT).on(execution)
 
 
 def fednova(at: Tree, execution: fs.Execution) -> fs.Algorithm:
     made = fs.algorithms.fednova(
-        local_of(at), clients_per_round=COHORT, lr=at["client"], momentum=0.5, execution=execution
-    )
+        local_of(at), clients_per_round=COHORT, lr=at["client"], momentum=0.5
+    ).on(execution)
     return made.replace(
         server=fs.server.optimizer(fs.optimizers.yogi(at["server"], tau=at["power"]))
     )
@@ -194,13 +189,13 @@ def fednova(at: Tree, execution: fs.Execution) -> fs.Algorithm:
 
 def scaffnew(at: Tree, execution: fs.Execution) -> fs.Algorithm:
     return fs.algorithms.scaffnew(
-        local_of(at), clients_per_round=8, lr=at["client"], momentum=0.5, execution=execution
-    )
+        local_of(at), clients_per_round=8, lr=at["client"], momentum=0.5
+    ).on(execution)
 
 
 def mime(at: Tree, execution: fs.Execution) -> fs.Algorithm:
-    return fs.algorithms.mime(
-        local_of(at), clients_per_round=COHORT, beta=at["power"], execution=execution
+    return fs.algorithms.mime(local_of(at), clients_per_round=COHORT, beta=at["power"]).on(
+        execution
     )
 
 

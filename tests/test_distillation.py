@@ -52,8 +52,8 @@ def local_of(net: fs.Model) -> fs.LocalUpdate:
 
 def made(net: fs.Model, **options: Any) -> fs.Algorithm:
     given: dict[str, Any] = {"distill_steps": STEPS, "distill_lr": RATE, "distill_batch_size": 20}
-    given |= {"clients_per_round": COHORT, "execution": ONE} | options
-    return feddf(local_of(net), model=net, **given)
+    given |= {"clients_per_round": COHORT} | options
+    return feddf(local_of(net), model=net, **given).on(ONE)
 
 
 def share(logits: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def test_a_model_that_is_absent_may_be_nan(rooted: ClientData, net: fs.Model) ->
 
 
 def test_without_steps_it_is_fedavg(rooted: ClientData, net: fs.Model) -> None:
-    plain = fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE)
+    plain = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
     ours, theirs = (play(a, net, rooted, 2) for a in (made(net, distill_steps=0), plain))
     assert_trees(ours.servers, theirs.servers)
 

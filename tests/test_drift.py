@@ -435,7 +435,7 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     local = local_of(net)
     if name == "diloco":
         local = local.change(optimizer=optax.sgd(LR, momentum=BETA))
-    return method(local, **{"clients_per_round": COHORT, "execution": ONE} | options)
+    return method(local, **{"clients_per_round": COHORT} | options).on(ONE)
 
 
 def rounds_of(
@@ -653,7 +653,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made("fedcm", net, server_lr=0.0), "server_lr must be positive, got 0.0",
     ),
     "cm's optimiser": (
-        lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that it is told of, optax.sgd",
+        lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that its settings assume",
     ),
     "cm in flight": (
         lambda net: made("fedcm", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),

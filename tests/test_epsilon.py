@@ -18,7 +18,6 @@ from conftest import make_federation
 import fedjax_sim as fs
 from fedjax_sim import (
     attacks,
-    broadcast,
     clock,
     compression,
     corrections,
@@ -62,9 +61,8 @@ def gaussian(**parts: Any) -> fs.Algorithm:
         "selection": selection.shuffled(),
         "schedule": schedule.every_round(M),
         "preaggregation": (mechanism,),
-        "execution": ONE,
     }
-    return fs.compose(**(plain | parts))
+    return fs.compose(**(plain | parts)).on(ONE)
 
 
 def poisson(slots: int) -> fs.Algorithm:
@@ -203,38 +201,91 @@ def test_epsilon_of_poisson_cohorts_counts_the_slots(slots: int) -> None:
 
 
 @pytest.mark.parametrize(("expected", "slots"), [(M, 7), (0.5, 2)])
-def test_a_mechanism_is_told_how_clients_take_part(expected: float, slots: int) -> None:
-    told: dict[str, Any] = {}
-    mechanism = privacy.gaussian_mechanism(1.0, Z, 5)._replace(
-        epsilon=lambda **settings: told.update(settings) or 1.0
-    )
+def test_a_mechanism_is_given_the_participation(expected: float, slots: int) -> None:
+    given: dict[str, Any] = {}
+
+    class records(privacy.gaussian_mechanism):
+        def epsilon(self, **settings: Any) -> float:
+            given.update(settings)
+            return 1.0
+
     algorithm = gaussian(
         selection=privacy.poisson(expected),
         schedule=schedule.every_round(slots),
-        preaggregation=(mechanism,),
+        preaggregation=(records(1.0, Z, 5),),
     )
     assert algorithm.epsilon(DATA, ROUNDS, DELTA) == 1
     cohort = {"clients": N, "clients_per_round": expected, "slots": slots, "sampling": "poisson"}
-    assert told == {**cohort, "rounds": ROUNDS, "delta": DELTA}
+    assert given == {**cohort, "rounds": ROUNDS, "delta": DELTA}
 
 
 def changed(**fields: Any) -> ClientData:
     return dataclasses.replace(DATA, **fields)
 
 
-def unread(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
-    return updates, weights, state
+class unchanged(fs.base.PreAggregation):
+    """A pre-aggregation that changes nothing."""
+
+    def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+        return updates, weights, state
+
+
+class cyclic(fs.base.Selection):
+    """A user's selection with the package's name: it draws uniformly and promises nothing."""
+
+    def draw(
+        self, key: Any, state: Any, data: Any, clients: Any, free: Any, visits: Any
+    ) -> tuple[jax.Array, Any]:
+        return jax.random.choice(key, data.clients, (len(free),), replace=False), state
+
+
+class promised(cyclic):
+    """A user's selection that promises how clients take part."""
+
+    participation = "cyclic"
+
+
+class sees_updates(promised):
+    """A user's selection that reads single clients' updates."""
+
+    def see(self, state: Any, client: Any, updates: Any, moved: Any) -> Any:
+        return state
+
+
+class remembers(fs.base.Broadcast):
+    """The server model for all; a copy of the first one is kept."""
+
+    def init(self, variables: Any) -> Any:
+        return variables
+
+    def send(self, key: Any, state: Any, server: Any, client: Any) -> Any:
+        return server, ()
+
+
+class looks(Server):
+    """A server that looks for the names of leaves."""
+
+    reads_updates = False
+    replaces = True
+
+    def init(self, variables: Any) -> Any:
+        return looks_for_names(variables)
+
+    def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
+        return step, state
 
 
 def looks_for_names(variables: Any) -> Any:
     return variables.params["Dense_0"]
 
 
-OTHER = fs.base.PreAggregation(init=lambda variables, data: (), apply=unread)
+class named_leaves(fs.base.Wrapper):
+    def shared_state(self, variables: Any) -> Any:
+        return looks_for_names(variables)
+
+
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
-REMEMBERS = broadcast.latest()._replace(init=lambda variables: variables)
-CUSTOM = selection.uniform()._replace(participation=None)
-FEDAVG = fs.fedavg(LOCAL, clients_per_round=M, execution=ONE)
+FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
 # What is composed or trained on, and the part that is named.
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
@@ -263,13 +314,10 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         "unknown because of selection uniform(sticky=True)",
     ),
     "a selection of the user's": (
-        lambda: gaussian(selection=CUSTOM), "unknown because of selection uniform()",
+        lambda: gaussian(selection=cyclic()), "unknown because of selection cyclic()",
     ),
     "a selection that sees updates": (
-        lambda: gaussian(
-            selection=selection.uniform()._replace(see=lambda state, client, updates, moved: state)
-        ),
-        "unknown because of selection uniform()",
+        lambda: gaussian(selection=sees_updates()), "unknown because of selection sees_updates()",
     ),
     "clients that are awake": (
         lambda: gaussian(
@@ -278,8 +326,8 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         "unknown because of selection awake()",
     ),
     "another part before the mechanism": (
-        lambda: gaussian(preaggregation=(OTHER, MECHANISM)),
-        "unknown because of preaggregation (PreAggregation(), gaussian_mechanism(1.0, 2.0, 3))",
+        lambda: gaussian(preaggregation=(unchanged(), MECHANISM)),
+        "unknown because of preaggregation (unchanged(), gaussian_mechanism(1.0, 2.0, 3))",
     ),
     "trust by the server's samples": (
         lambda: gaussian(preaggregation=(preaggregation.trust(LOCAL), MECHANISM)),
@@ -306,15 +354,14 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         "unknown because of exchange Exchange()",
     ),
     "a broadcast that remembers": (
-        lambda: gaussian(broadcast=REMEMBERS), "unknown because of broadcast latest()",
+        lambda: gaussian(broadcast=remembers()), "unknown because of broadcast remembers()",
     ),
     "a local update that cannot be seen through": (
-        lambda: gaussian(local=LOCAL.replace(shared_state=looks_for_names)),
-        "unknown because of local local_sgd(",
+        lambda: gaussian(local=named_leaves(LOCAL)),
+        "unknown because of local named_leaves(local_sgd(",
     ),
     "a server that cannot be seen through": (
-        lambda: gaussian(server=server.replace()._replace(init=looks_for_names)),
-        "unknown because of server replace()",
+        lambda: gaussian(server=looks()), "unknown because of server looks()",
     ),
     "a server that trains": (
         lambda: gaussian(server=server.train_on_root(LOCAL)),
@@ -353,21 +400,11 @@ def test_epsilon_is_unknown_because_of_the_data(data: ClientData, message: str) 
         gaussian().epsilon(data, ROUNDS, DELTA)
 
 
-def drawn_anew() -> fs.base.Selection:
-    """A user's part by the name of the package's, which draws uniformly."""
-    return selection.uniform()
-
-
-drawn_anew.__name__ = "cyclic"
-cyclic = fs.base.part(drawn_anew)
-
-
 def test_bands_need_a_promise_and_no_name() -> None:
     bands = privacy.banded_mechanism(1.0, Z, M, 3)
-    with pytest.raises(ValueError, match=r"needs clients that come again .* selection is cyclic\("):
+    with pytest.raises(ValueError, match=r"needs clients that wait .* selection is cyclic\("):
         gaussian(selection=cyclic(), preaggregation=(bands,))
-    mine = fs.base.Selection(init=lambda *_: (), draw=None, sticky=False, participation="cyclic")
-    spent = gaussian(selection=mine, preaggregation=(bands,)).epsilon(DATA, ROUNDS, DELTA)
+    spent = gaussian(selection=promised(), preaggregation=(bands,)).epsilon(DATA, ROUNDS, DELTA)
     assert spent == pytest.approx(normal(BANDS), rel=1e-3)
 
 
@@ -378,6 +415,12 @@ class by_loss(Server):
 
     def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
         return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
+
+
+class unchecked(privacy.gaussian_mechanism):
+    """The mechanism without its needs."""
+
+    needs = ()
 
 
 SERVERS: dict[str, Callable[[], Server]] = {
@@ -403,7 +446,7 @@ WIDE, NARROW = (8.0, -8.0, 0.0, 1.0) * 3, (2.0, -2.0, 1.0, 0.0) * 3
 
 def after_a_round(lengths: Sequence[float], move: Server) -> Variables:
     """The server model under the mechanism, of which the need that is tested is left out."""
-    mechanism = privacy.gaussian_mechanism(1.0, 1e-4, M)._replace(needs=())
+    mechanism = unchecked(1.0, 1e-4, M)
     parts = (
         gaussian(schedule=schedule.every_round(N), selection=selection.everyone())
         .replace(preaggregation=(mechanism,), server=move)

@@ -67,7 +67,7 @@ def plays(federation: Federation, net: fs.Model) -> dict[str, Play]:
     devices = dict.fromkeys(METHODS, ONE) | {"fedrep": FOUR}
     return {
         name: play(
-            make(net, clients_per_round=COHORT, execution=devices[name]),
+            make(net, clients_per_round=COHORT).on(devices[name]),
             net, federation.data, ROUNDS,
         )
         for name, make in METHODS.items()
@@ -147,7 +147,7 @@ def test_personal_scores_are_of_the_clients_own_layers(
     federation: Federation, net: fs.Model, plays: dict[str, Play]
 ) -> None:
     """The frame scores what was received with the client's leaves in it, before any visit too."""
-    algorithm = METHODS["fedper"](net, clients_per_round=COHORT, execution=ONE)
+    algorithm = METHODS["fedper"](net, clients_per_round=COHORT).on(ONE)
     data, state = jax.tree.map(jnp.asarray, federation.data), plays["fedper"].states[1]
 
     def score(_: Any, variables: Variables, x: jax.Array) -> jax.Array:
@@ -178,7 +178,7 @@ class Normed(nn.Module):
 def test_fedbn_keeps_scales_offsets_and_statistics() -> None:
     few, net = make_federation((9, 5, 8)), fs.models.from_linen(Normed(), (6,))
     local = fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), batch_size=8)
-    out = play(fedbn(local, clients_per_round=2, execution=ONE), net, few.data, 3)
+    out = play(fedbn(local, clients_per_round=2).on(ONE), net, few.data, 3)
     start, end = start_of(net), out.servers[-1]
     names = {
         jax.tree_util.keystr(path, simple=True, separator="/"): float(jnp.abs(a - b).max())
@@ -207,8 +207,10 @@ def _flat(variables: Variables) -> list[tuple[Any, Any]]:
 def test_codes_and_attacks_act_on_what_travels(federation: Federation, net: fs.Model) -> None:
     """Top-k keeps its share of the body, and costs that; the head is not sent at all."""
     code = fs.compression.top_k(0.2)
-    algorithm = METHODS["fedper"](net, clients_per_round=COHORT, execution=ONE).replace(
-        sending=(fs.sending.compressed(code),)
+    algorithm = (
+        METHODS["fedper"](net, clients_per_round=COHORT)
+        .on(ONE)
+        .replace(sending=(fs.sending.compressed(code),))
     )
     out = play(algorithm, net, federation.data, 1)
     change = jax.tree.map(jnp.subtract, out.servers[0], start_of(net))
@@ -228,8 +230,7 @@ def test_noise_for_privacy_is_of_what_travels(federation: Federation, net: fs.Mo
     """The body's noise is what was asked for; the head has none."""
     private = fs.algorithms.dp_fedavg(
         whole_batches(net), clients_per_round=COHORT, sampling="fixed", clip=1e-6,
-        noise_multiplier=1e6, execution=ONE,
-    )  # fmt: skip
+        noise_multiplier=1e6, ).on(ONE)  # fmt: skip
     own = private.replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
     out = play(own, net, federation.data, 1)
     moved = layers_of(jax.tree.map(jnp.subtract, out.final, start_of(net)))
@@ -247,8 +248,10 @@ def test_models_in_flight_meet_the_layers_of_each_client(
         "delayed": lambda local: fs.radfed(local, clients_per_round=4, redistribution_rounds=2),
         "gossip": lambda local: fs.algorithms.gossip(local, clients_per_round=4),
     }
-    algorithm = named[plan](whole_batches(net)).replace(
-        exchange=fs.exchange.split(own=fs.leaves.head(net)), execution=ONE
+    algorithm = (
+        named[plan](whole_batches(net))
+        .replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
+        .on(ONE)
     )
     out = play(algorithm, net, federation.data, 4)
     start = layers_of(start_of(net))
@@ -264,8 +267,10 @@ def test_models_in_flight_meet_the_layers_of_each_client(
 
 
 def test_frozen_leaves_stay_even_if_they_are_trained(federation: Federation, net: fs.Model) -> None:
-    algorithm = fs.fedavg(whole_batches(net), clients_per_round=COHORT, execution=ONE).replace(
-        exchange=fs.exchange.split(frozen=fs.leaves.named("Dense_0"))
+    algorithm = (
+        fs.fedavg(whole_batches(net), clients_per_round=COHORT)
+        .on(ONE)
+        .replace(exchange=fs.exchange.split(frozen=fs.leaves.named("Dense_0")))
     )
     out = play(algorithm, net, federation.data, 2)
     start, end = layers_of(start_of(net)), layers_of(out.servers[-1])
@@ -295,8 +300,10 @@ def test_a_part_that_moves_what_does_not_travel_is_refused(net: fs.Model, role: 
         "server": Moving(),
     }
     frozen = fs.exchange.split(frozen=fs.leaves.named("Dense_0"))
-    algorithm = fs.fedavg(whole_batches(net), clients_per_round=COHORT, execution=ONE).replace(
-        exchange=frozen, **{role: parts[role]}
+    algorithm = (
+        fs.fedavg(whole_batches(net), clients_per_round=COHORT)
+        .on(ONE)
+        .replace(exchange=frozen, **{role: parts[role]})
     )
     with pytest.raises(ValueError, match=rf"{role} .*must return what .*'kernel': None"):
         play(algorithm, net, make_federation().data, 1)
@@ -308,7 +315,7 @@ def test_weights_that_are_not_trained_stay_through_momentum_and_decay(net: fs.Mo
     decaying = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(LR, momentum=0.9))
     kernel = fs.leaves.named("Dense_1/*/kernel")
     local = fs.local_sgd(fs.empirical_risk(net), decaying, trained=kernel)
-    out = play(fs.fedavg(local, clients_per_round=1, execution=ONE), net, data, 2)
+    out = play(fs.fedavg(local, clients_per_round=1).on(ONE), net, data, 2)
     start, end = layers_of(start_of(net)), layers_of(out.servers[-1])
     moved = [bool(np.abs(a - b).max() > 0) for a, b in zip(start, end, strict=True)]
     assert moved == [False, False, True, False]
@@ -318,7 +325,7 @@ def test_in_turn_is_one_local_update_after_another(net: fs.Model) -> None:
     data = make_federation((17,)).data
     first, second = whole_batches(net, epochs=1), whole_batches(net, epochs=2)
     both = fs.local.in_turn(first, second)
-    out = play(fs.fedavg(both, clients_per_round=1, execution=ONE), net, data, 1)
+    out = play(fs.fedavg(both, clients_per_round=1).on(ONE), net, data, 1)
     rows, start = data.index, layers_of(start_of(net))
     at = [descended(start, data.x[rows], data.y[rows], ALL, steps) for steps in range(4)]
     losses = [loss_and_gradient(layers, data.x[rows], data.y[rows])[0] for layers in at[:3]]
@@ -334,18 +341,21 @@ def test_in_turn_is_one_local_update_after_another(net: fs.Model) -> None:
 def test_an_objective_sees_what_was_received_and_remembers(net: fs.Model) -> None:
     """A loss of 0 but for the memory: the number of a client's visits, started at 1."""
     data = make_federation((4, 3)).data
-    seen = fs.base.Memory(
-        init=lambda variables: jnp.float32(1),
-        keep=lambda trained, context: context.memory + 1,
-    )
+
+    class visits(fs.base.Memory):
+        def init(self, variables: Any) -> Any:
+            return jnp.float32(1)
+
+        def keep(self, trained: Any, context: fs.base.Context) -> Any:
+            return context.memory + 1
 
     def objective(params: Any, state: Any, batch: Any, context: fs.base.Context) -> Any:
         moved = jax.tree.map(jnp.subtract, params, context.received.params)
         far = sum(jnp.sum(jnp.abs(a)) for a in jax.tree.leaves(moved))
         return context.memory + far, state
 
-    local = fs.local_sgd(objective, optax.sgd(0.0), batch_size=40, memory=seen)
-    out = play(fs.fedavg(local, clients_per_round=2, execution=ONE), net, data, 3)
+    local = fs.local_sgd(objective, optax.sgd(0.0), batch_size=40, memory=visits())
+    out = play(fs.fedavg(local, clients_per_round=2).on(ONE), net, data, 3)
     assert [float(m.loss) for m in out.metrics] == [1.0, 2.0, 3.0]
     assert out.states[-1].client_state.memory.tolist() == [4.0, 4.0]
 
@@ -353,11 +363,13 @@ def test_an_objective_sees_what_was_received_and_remembers(net: fs.Model) -> Non
 def test_a_correction_may_take_the_gradients_place(net: fs.Model) -> None:
     """By its sign: signSGD."""
     data = make_federation((17,)).data
-    signs = fs.corrections.proximal(0.0)._replace(
-        direction=lambda gradient, *_: jax.tree.map(jnp.sign, gradient), origin=None
-    )
-    local = whole_batches(net).change(corrections=(signs,))
-    out = play(fs.fedavg(local, clients_per_round=1, execution=ONE), net, data, 1)
+
+    class signs(fs.base.Correction):
+        def direction(self, gradient: Any, *given: Any) -> Any:
+            return jax.tree.map(jnp.sign, gradient)
+
+    local = whole_batches(net).change(corrections=(signs(),))
+    out = play(fs.fedavg(local, clients_per_round=1).on(ONE), net, data, 1)
     change = jax.tree.map(jnp.subtract, out.servers[0].params, start_of(net).params)
     for leaf in jax.tree.leaves(change):
         np.testing.assert_allclose(np.abs(leaf)[leaf != 0], LR, rtol=1e-4)
@@ -381,7 +393,7 @@ def test_the_rate_follows_the_number_of_the_round(net: fs.Model) -> None:
     """One step a round of one client, half as long each time, also for a model in flight."""
     data = make_federation((17,)).data
     local = whole_batches(net).change(rate_by_round=lambda t: jnp.exp2(-t.astype(jnp.float32)))
-    algorithm = fs.radfed(local, clients_per_round=1, redistribution_rounds=3, execution=ONE)
+    algorithm = fs.radfed(local, clients_per_round=1, redistribution_rounds=3).on(ONE)
     out = play(algorithm, net, data, 3)
     layers, rows = layers_of(start_of(net)), data.index
     for t in range(3):
@@ -451,7 +463,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "no head": (
         lambda net: fs.leaves.head(fs.Model(net.init, net.apply)),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "a rate": (
         lambda net: whole_batches(net).change(rate_by_round=0.5),

@@ -59,8 +59,7 @@ def algorithm(clock: fs.base.Clock | None = None, **changes: Any) -> fs.Algorith
         selection=part(**changes),
         schedule=fs.schedule.every_round(M),
         clock=clock,
-        execution=fs.make_execution(devices=1),
-    )
+    ).on(fs.make_execution(devices=1))
 
 
 def play(made: fs.Algorithm, rounds: int = ROUNDS) -> list[tuple[Any, Any, Any, Any]]:

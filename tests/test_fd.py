@@ -32,9 +32,8 @@ def made(model: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm
     given: dict[str, Any] = {"classes": CLASSES, "distill_weight": GAMMA} | options
     risk = fs.empirical_risk(model)
     return algorithms.fd(
-        local_of(model), clients_per_round=clients, model=model, objective=risk, execution=ONE,
-        **given,
-    )  # fmt: skip
+        local_of(model), clients_per_round=clients, model=model, objective=risk, **given,
+    ).on(ONE)  # fmt: skip
 
 
 def samples(data: fs.ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -36,8 +36,8 @@ def made(model: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm
     given: dict[str, Any] = {
         "classes": 3, "public_samples": 9, "digest_epochs": EPOCHS, "digest_lr": DIGEST, **options,
     }  # fmt: skip
-    return algorithms.fedmd(
-        local_of(model), clients_per_round=clients, model=model, execution=ONE, **given
+    return algorithms.fedmd(local_of(model), clients_per_round=clients, model=model, **given).on(
+        ONE
     )
 
 
@@ -108,7 +108,9 @@ def test_minibatches_are_in_an_order_of_chance(
     """Of five samples in batches of two, the last one alone: each once in an epoch."""
     model, key = models["logistic"], jax.random.key(3)
     still = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.0))
-    local = fs.local.agreed(still, model, 3, samples=9, epochs=EPOCHS, lr=DIGEST, batch_size=2)
+    local = fs.local.agreed(
+        still, model, 3, samples=9, digest_epochs=EPOCHS, digest_lr=DIGEST, digest_batch_size=2
+    )
     variables, data = model.init(jax.random.key(1)), jax.device_put(rooted)
     visit = tree.take(visits(data, jnp.array([2])), jnp.int32(0)).view(samples_of(data), data)
     wanted = jax.random.normal(jax.random.key(2), (9, 3))

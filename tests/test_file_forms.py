@@ -151,7 +151,10 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
                 [41, 8, 1, 1, 0, 0],
             ],
             [True, True, False, False, False, False],
-            ("3 of 6 rows have the training mean for a missing cell: years, education, work.",),
+            (
+                "3 of 6 rows have missing cells filled with the training mean: years, education, "
+                "work.",
+            ),
         ),
     ),
     "categories and gaps: rows without them": (
@@ -161,7 +164,7 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
         (
             [[50, 7, 0, 0, 1], [60, 5, 0, 0, 1], [41, 8, 1, 1, 0]],
             (
-                "3 of 6 rows lack a cell and are left out.",
+                "3 of 6 rows lack a cell and were dropped.",
                 "True and false are read as 1 and 0: native.",
                 "Column 'work' is one-hot encoded: Local-gov, Private.",
             ),
@@ -245,8 +248,8 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         "leaf:users",
         "3 different whole numbers, .* give task=classification or task=regression",
     ),
-    "LEAF's texts": (sent140, "leaf:users", "user 'a': x must be .*: give tokens, equally many"),
-    "LEAF's names of files": (celeba, "leaf:users", "user 'a': x must be .* by folder:DIR"),
+    "LEAF's texts": (sent140, "leaf:users", "user 'a': x must be .*: give tokens, the same number"),
+    "LEAF's names of files": (celeba, "leaf:users", "user 'a': x must be .* use folder:DIR"),
     "categories": (
         adult,
         "csv:mine.csv,label=income",
@@ -255,18 +258,18 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
     "a gap": (
         adult,
         "csv:mine.csv,label=income,categorical=all",
-        r"line 2, column 'education' must have a value, got '\?': missing=drop .*missing=mean",
+        r"line 2, column 'education' must have a value, got '\?': use missing=drop .*missing=mean",
     ),
-    "a semicolon": (lambda: table("a;b", "1;2"), "csv:mine.csv,label=b", "give sep=;"),
+    "a semicolon": (lambda: table("a;b", "1;2"), "csv:mine.csv,label=b", "use sep=;"),
     "another encoding": (
         lambda: table("a,b", "1,é", encoding="latin-1"),
         "csv:mine.csv,label=b",
-        "must be a text in UTF-8.*encoding=latin-1",
+        "must be text in UTF-8.*encoding=latin-1",
     ),
     "labels that never match": (
         lambda: table("a,b,test", "1,<=50K,0", "2,>50K,0", "3,<=50K.,1", "4,>50K.,1"),
         "csv:mine.csv,label=b,test=test",
-        r"classes of the training set, <=50K, >50K, got <=50K\., >50K\.: name",
+        r"classes of the training set, <=50K, >50K, got <=50K\., >50K\.: use",
     ),
     "codes without names": (
         lambda: splits((["cat", "dog"], ["0", "1"])),
@@ -276,9 +279,9 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
     "a time to learn": (
         times,
         "csv:mine.csv,target=time,categorical=kind",
-        r"float32 tells apart, .*subtract a constant, such as 1700000009\.5",
+        r"distinct in float32, .*subtract a constant, such as 1700000009\.5",
     ),
-    "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* give size=4x4"),
+    "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* use size=4x4"),
 }
 
 
@@ -331,7 +334,7 @@ def test_a_hugging_face_table_as_it_comes() -> None:
         4,
     )
     assert data.notes[:2] == (
-        "3 of 6 rows lack a value and are left out.",
+        "3 of 6 rows lack a value and were dropped.",
         "Column 'job' is one-hot encoded: a, b.",
     )
     rows = rows.select([0, 1, 2, 4, 5])

@@ -40,7 +40,7 @@ def local_of(net: fs.Model, **options: Any) -> fs.LocalUpdate:
 
 def made(net: fs.Model, **options: Any) -> fs.Algorithm:
     given: dict[str, Any] = {"clients_per_round": COHORT, "classes": 3} | CALIBRATION | options
-    return algorithms.ccvr(local_of(net), model=net, execution=ONE, **given)
+    return algorithms.ccvr(local_of(net), model=net, **given).on(ONE)
 
 
 def calibrated(layers: Layers, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> Layers:
@@ -93,7 +93,7 @@ def test_whole_runs_are_those_of_the_oracle(federation: Federation, net: fs.Mode
 
 def test_without_steps_it_is_fedavg(federation: Federation, net: fs.Model) -> None:
     ours = play(made(net, calibration_steps=0), net, federation.data, 2)
-    plain = fs.fedavg(local_of(net), clients_per_round=COHORT, execution=ONE)
+    plain = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
     theirs = play(plain, net, federation.data, 2)
     assert_trees(ours.servers, theirs.servers)
     assert_trees(ours.final, theirs.final)
@@ -104,7 +104,7 @@ def test_it_is_the_last_model_that_is_calibrated_and_its_traffic_counts(
     federation: Federation, net: fs.Model
 ) -> None:
     """The models that phase shift leaves in flight are collected first; then all are sent one."""
-    plain = algorithms.phase_shift(local_of(net), clients_per_round=4, phases=2, execution=ONE)
+    plain = algorithms.phase_shift(local_of(net), clients_per_round=4, phases=2).on(ONE)
     options = {"samples": 7, "steps": 4, "lr": 0.3}
     ours = plain.replace(finish=finish.calibrated(net, 3, **options))  # type: ignore[arg-type]
     collected = layers_of(play(plain, net, federation.data, ROUNDS).final)
@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "no head": (
         lambda net: finish.calibrated(net._replace(head=None), 3),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "a factory": (
         lambda net: made(net).replace(finish=finish.calibrated),

@@ -20,15 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import needs_a_clock
 from jax.extend import core
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.effects import NEEDS
 from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.making import Common, make, stand_in
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
 from fedjax_sim.engine.reading import needed
@@ -98,7 +97,6 @@ def test_every_choice_of_the_command_is_read() -> None:
     """The settings that are one of some words."""
     beside = {"standardise": ["--split", "clients"], "lora_variant": ["--lora", "2"]}
     beside["optimizer"] = ["--weight-decay", "0.1"]  # without it AdamW is Adam
-    beside["late"] = ["--clock", "tiers(1)", "--deadline", "3"]
     seen = 0
     for group, settings in GROUPS.items():
         hints = typing.get_type_hints(settings)
@@ -178,7 +176,7 @@ class Small(NamedTuple):
     model: fs.Model
     objective: fs.base.Objective
     data: fs.ClientData
-    common: dict[str, Any]
+    common: Common
 
 
 @functools.cache
@@ -190,9 +188,7 @@ def problem() -> Small:
     data = fs.client_data(x, np.arange(40) % 3, owned, root=np.arange(30, 40))
     model = fs.models.mlp((6,), 3, widths=(4, 4))  # of three layers
     objective = fs.empirical_risk(model)
-    common = {"model": model, "objective": objective, "classes": 3, "momentum": 0.9}
-    common |= {"clients_per_round": 10, "execution": fs.make_execution(devices=1)}
-    common["clock"] = fs.clock.simulated(1.0, deadline=60.0)
+    common = stand_in(model, classes=3)
     return Small(model, objective, jax.tree.map(jnp.asarray, data), common)
 
 
@@ -202,17 +198,14 @@ def small() -> Small:
 
 
 def made(small: Small, name: str, options: dict[str, Any], lr: Any = 0.1) -> fs.Algorithm:
-    method = ALGORITHMS[name]
-    given = {k: v for k, v in (small.common | {"lr": lr}).items() if k in keywords(method)}
-    if not needs_a_clock(method):
-        given.pop("clock", None)
-    if name == "dynamic_clustering":
-        given["cluster_limit"] = 40.0
-    if name == "fedbn":
-        given["norms"] = "*bias"  # the network has no norms
+    given: dict[str, Any] = {"cluster_limit": 40.0} if name == "dynamic_clustering" else {}
+    given |= {"norms": "*bias"} if name == "fedbn" else {}  # the network has no norms
     optimizer = optax.sgd(lr, momentum=0.9)
     local = fs.local_sgd(small.objective, optimizer, batch_size=4, epochs=2)
-    return method(local, **(given | options))
+    given |= options
+    execution = given.pop("execution", fs.make_execution(devices=1))
+    common = small.common._replace(local=local, lr=lr, execution=execution)
+    return make(name, common, **given)
 
 
 def switches(name: str) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from composing import ALPHA, PART_LIST, crowd, part_named, refusal
 from test_contracts import net
 
 import fedjax_sim as fs
-from fedjax_sim.client.carried import Common, Kept
+from fedjax_sim.client.descent import Common, Kept
 from fedjax_sim.client.reflected import Reflected
 from fedjax_sim.personal._models import kept_of
 

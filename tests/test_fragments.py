@@ -39,7 +39,7 @@ def local_of(net: fs.Model) -> LocalUpdate:
 
 
 def streaming(net: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm:
-    return streaming_diloco(local_of(net), clients_per_round=clients, execution=ONE, **options)
+    return streaming_diloco(local_of(net), clients_per_round=clients, **options).on(ONE)
 
 
 def nesterov(state: dict[str, Any], step: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def test_whole_runs_are_those_of_the_oracle(
 @pytest.mark.slow
 def test_one_fragment_of_all_clients_is_diloco(federation: Federation, net: fs.Model) -> None:
     ours = play(streaming(net, 8, fragments=1), net, federation.data, 3)
-    whole = diloco(local_of(net), clients_per_round=8, execution=ONE)
+    whole = diloco(local_of(net), clients_per_round=8).on(ONE)
     theirs = play(whole, net, federation.data, 3)
     assert_trees(ours.servers, theirs.servers, rtol=1e-6, atol=1e-7)
 
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "few layers": (
         lambda net: play(streaming(net, fragments=3), net, make_federation().data, 1),
-        "strided(2, 3) needs a model of more layers than 2",
+        "strided(2, 3) needs a model with more layers than 2",
     ),
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
     "nothing collected": (

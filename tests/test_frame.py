@@ -46,8 +46,7 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any) -> None:
         selection=selection.uniform(),
         schedule=schedule.serverless(3),
         redistribution=RING,
-        execution=fs.make_execution(devices=2),
-    )
+    ).on(fs.make_execution(devices=2))
     data = make_federation([4] * clients).data
     seen: list[set[int]] = [set(), set(), set()]
     for state in play(algorithm, models["logistic"], data, rounds=40).states:
@@ -67,8 +66,7 @@ def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> Non
         schedule=schedule.every_round(8),
         broadcast=clustering.ifca(2, risk),
         sending=[sending.clip_norm(limit)],
-        execution=fs.make_execution(devices=2),
-    )
+    ).on(fs.make_execution(devices=2))
     states = play(algorithm, model, federation.data, rounds=3).states
     before = jax.tree.map(np.asarray, states[0].broadcast.variables.params)
     after = states[-1].broadcast.variables.params
@@ -101,8 +99,7 @@ def test_an_empty_cohort_moves_nothing(models: Any) -> None:
         selection=poisson(0.5),
         schedule=schedule.every_round(4),
         server=fs.server.optimizer(optax.sgd(0.5, momentum=0.9)),
-        execution=fs.make_execution(devices=1),
-    )
+    ).on(fs.make_execution(devices=1))
     ours = play(algorithm, models["logistic"], make_federation([5] * 8).data, rounds=12)
     empty = [int(m.visits) == 0 for m in ours.metrics]
     assert any(empty)
@@ -122,8 +119,7 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
         selection=selection.uniform(sticky=True),
         schedule=schedule.delayed(5, rounds=3),
         sending=[noise],
-        execution=fs.make_execution(devices=1),
-    )
+    ).on(fs.make_execution(devices=1))
     model, data = models["logistic"], jax.device_put(federation.data)
     state = algorithm.init(jax.random.key(0), model.init(jax.random.key(0)), data)
     state, _ = jax.jit(algorithm.step)(jax.random.key(1), state, data)

@@ -204,14 +204,14 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "split 'test' must have rows, got none",
     ),
     "no train": (lambda: two(a=pets(), b=pets()), {}, "must have a split 'train', got a, b"),
-    "missing": (pets, {"label": "sort"}, "has no column 'sort'; its columns: height, old"),
+    "missing": (pets, {"label": "sort"}, "has no column 'sort'; columns: height, old"),
     "missing client": (pets, {"label": "kind", "client": "hub"}, "has no column 'hub'"),
     "missing in the test": (
         lambda: two(train=pets(), test=pets().remove_columns("owner")),
         {"label": "kind", "client": "owner"},
         "split 'test' has no column 'owner'",
     ),
-    "no label": (pets, {"client": "owner"}, "label=COLUMN or target=.* as no column is of class"),
+    "no label": (pets, {"client": "owner"}, "label=COLUMN or target=.* as no column has class"),
     "test": (pets, {"label": "kind", "test": "later"}, "test must be a share, a .* got 'later'"),
     "share": (pets, {"label": "kind", "test": -0.5}, "test must be a share between 0 and 1"),
     "test rows": (pets, {"label": "kind", "test": "legs"}, "row 2, column 'legs' must be one of"),
@@ -240,15 +240,15 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"label": "kind"},
         "row 0, column 'kind' must have a value, got none or the label -1: missing=drop",
     ),
-    "numbers": (pets, {"label": "height"}, "must be class labels.* given by target=height"),
-    "texts": (pets, {"target": "kind"}, "must be numbers.* given by label=kind"),
+    "numbers": (pets, {"label": "height"}, "must be class labels.* use target=height"),
+    "texts": (pets, {"target": "kind"}, "must be numbers.* use label=kind"),
     "one class": (lambda: pets(kind=["a"] * 20), {"label": "kind"}, "two classes or more, got a"),
     "ragged": (
         lambda: pets(walk=[[1] * (i + 1) for i in range(20)]),
         {"label": "kind", "input": "walk"},
-        "column 'walk' must be of one shape in all rows",
+        "column 'walk' must have one shape in all rows",
     ),
-    "twice": (pets, {"label": "kind", "client": "kind"}, "another column .* for label and client"),
+    "twice": (pets, {"label": "kind", "client": "kind"}, "its own column, .* for label and client"),
     "both": (pets, {"label": "kind", "target": "legs"}, "must have label or target"),
 }
 
@@ -284,7 +284,7 @@ def test_refuses_images_of_two_sizes_and_broken_ones() -> None:
     [
         ("hf:", "hf: must have a folder, file or name"),
         ("hf:pets,streaming=true", "hf: takes label=, target=, client=, .* got 'streaming=true'"),
-        ("hf:pets,label=a,client=a", "hf: must have another column"),
+        ("hf:pets,label=a,client=a", "hf: each role must have its own column"),
         ("hf:pets,test=2", "hf: test must be a share between 0 and 1"),
     ],
 )
@@ -305,7 +305,7 @@ def test_what_is_not_there(
     argv = ["--dataset", "hf:nobody/pets,client=owner", "--rounds", "1"]
     assert bench.main(argv) == 2
     error = capsys.readouterr().err
-    assert "there is no folder or file nobody/pets, and as a name of the Hub it cannot" in error
+    assert "there is no folder or file nobody/pets, and as a name on the Hub it cannot" in error
     assert error.count("\n") == 1
     assert not datasets.config.HF_HUB_OFFLINE  # as it was
     monkeypatch.setitem(sys.modules, "datasets", None)

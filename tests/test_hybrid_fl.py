@@ -55,9 +55,12 @@ def test_it_is_the_mean_with_one_client_more(
         return oracle.average(models, [*(float(clients.sizes[k]) for k in cohort), n_0])
 
     theirs, _ = oracle.fedavg(clients, ROUNDS, M, absorb=absorb)
-    algorithm = fs.fedavg(local, clients_per_round=M).replace(
-        server=server.chain(server.replace(), server.train_beside(local)),
-        execution=fs.make_execution(devices=1),
+    algorithm = (
+        fs.fedavg(local, clients_per_round=M)
+        .replace(
+            server=server.chain(server.replace(), server.train_beside(local)),
+        )
+        .on(fs.make_execution(devices=1))
     )
     for layers, ours in zip(theirs, play(algorithm, model, rooted, ROUNDS).servers, strict=True):
         for a, b in zip(layers, oracle.layers_of(ours), strict=True):

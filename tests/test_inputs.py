@@ -58,8 +58,7 @@ def run(federation: Federation, models: dict[str, fs.Model]) -> Run:
         clients_per_round=6,
         classes=federation.classes,
         mediator_size=2,
-        execution=fs.make_execution(devices=1),
-    )
+    ).on(fs.make_execution(devices=1))
 
     def rounds(data: fs.ClientData) -> tuple[Any, Any]:
         state = algorithm.init(KEY, model.init(KEY), data)

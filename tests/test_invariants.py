@@ -101,7 +101,9 @@ def test_client_numbers_are_invisible(federation: Federation, models: dict[str, 
         index=np.concatenate(lists),
         start=np.cumsum([0, *map(len, lists)]).astype(np.int32),
     )
-    algorithm = fs.fedavg(local_sgd(model, batch_size=64, epochs=1), clients_per_round=8, **ONE)
+    algorithm = fs.fedavg(local_sgd(model, batch_size=64, epochs=1), clients_per_round=8).on(
+        ONE["execution"]
+    )
     key, start = jax.random.key(0), model.init(jax.random.key(1))
     step = jax.jit(algorithm.step)
 
@@ -117,7 +119,7 @@ def test_client_numbers_are_invisible(federation: Federation, models: dict[str, 
 @pytest.mark.slow
 def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
     model = models["logistic"]
-    algorithm = fs.fedavg(local_sgd(model), clients_per_round=4, **ONE)
+    algorithm = fs.fedavg(local_sgd(model), clients_per_round=4).on(ONE["execution"])
     runs = [
         play(algorithm, model, dataclasses.replace(federation.data, capacity=capacity), 3).final
         for capacity in (40, 64, 300)
@@ -157,8 +159,7 @@ def on(federation: Federation, models: dict[str, fs.Model], devices: int, chunk:
         local_sgd(models["logistic"]),
         clients_per_round=8,
         phases=2,
-        execution=fs.make_execution(devices=devices, chunk=chunk),
-    )
+    ).on(fs.make_execution(devices=devices, chunk=chunk))
     return play(algorithm, models["logistic"], federation.data, 4)
 
 
@@ -187,8 +188,8 @@ def test_a_batched_learning_rate_is_one_rate_after_another(
 
     def trained(lr: Any, devices: int) -> Any:
         local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr))
-        algorithm = fs.phase_shift(
-            local, clients_per_round=4, phases=2, execution=fs.make_execution(devices=devices)
+        algorithm = fs.phase_shift(local, clients_per_round=4, phases=2).on(
+            fs.make_execution(devices=devices)
         )
 
         def one(t: jax.Array, state: Any) -> Any:
@@ -226,7 +227,7 @@ def test_seeds_are_separate_runs(federation: Federation, models: dict[str, fs.Mo
 def test_advancing_again_compiles_nothing(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4, **ONE)
+    algorithm = fs.fedavg(local_sgd(models["logistic"]), clients_per_round=4).on(ONE["execution"])
     sets = (eval_set(*federation.test),)
     programs = Programs(algorithm, models["logistic"], federation.task, federation.data, sets, 1, 3)
     experiment = Experiment(programs)

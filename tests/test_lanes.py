@@ -16,7 +16,7 @@ from conftest import Federation, Play, assert_trees, known, play
 
 import fedjax_sim as fs
 from fedjax_sim import personal
-from fedjax_sim.base import LocalUpdate, TrainInSteps
+from fedjax_sim.base import LocalUpdate, Trained, TrainInSteps, Wrapper
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.chunks import Addend
 from fedjax_sim.engine.dealing import lanes_for
@@ -154,7 +154,7 @@ def one_and_lanes(
     make: Any, model: fs.Model, data: fs.ClientData, devices: int, lanes: int, rounds: int = 3
 ) -> tuple[Play, Play]:
     one, other = (
-        play(make(execution=execution), model, data, rounds)
+        play(make().on(execution), model, data, rounds)
         for execution in (fs.make_execution(1, 1), fs.make_execution(devices, lanes=lanes))
     )
     assert_trees(one.servers, other.servers, rtol=2e-5, atol=2e-6)
@@ -225,7 +225,7 @@ def test_runs_share_the_lanes(federation: Federation, models: dict[str, fs.Model
 
     def trained(execution: Execution, lr: Any, seed: Any) -> Any:
         local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
-        algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+        algorithm = fs.fedavg(local, clients_per_round=4).on(execution)
         state = algorithm.init(key, model.init(key), data)
         state, metrics = algorithm.step(jax.random.key(seed), state, data)
         return state.server, metrics.steps, metrics.executed
@@ -252,13 +252,17 @@ def test_a_wrapper_that_cannot_stop_trains_all_the_same(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     local = local_sgd(models["logistic"])
-    plain = local.replace(train=lambda *visit: local.train(*visit))
+
+    class plain(Wrapper):
+        def train(self, *visit: Any) -> Trained:
+            return self.local.train(*visit)
+
     states = [
         play(
-            fs.fedavg(update, clients_per_round=5, execution=fs.make_execution(1, 1, lanes=lanes)),
+            fs.fedavg(update, clients_per_round=5).on(fs.make_execution(1, 1, lanes=lanes)),
             models["logistic"], federation.data, 1,
         )
-        for update, lanes in ((local, 0), (plain, 2))
+        for update, lanes in ((local, 0), (plain(local), 2))
     ]  # fmt: skip
     assert_trees(states[0].servers, states[1].servers, rtol=2e-5, atol=2e-6)
 
@@ -268,7 +272,7 @@ def test_the_lanes_fit_the_sizes(federation: Federation, models: dict[str, fs.Mo
     open_ = Execution(tuple(here), None, lanes=None)
 
     def programs(execution: Execution, runs: int) -> Programs:
-        algorithm = fs.fedavg(local_sgd(model), clients_per_round=6, execution=execution)
+        algorithm = fs.fedavg(local_sgd(model), clients_per_round=6).on(execution)
         return experiment(
             algorithm, model, federation.data, federation.test, classes=3, seeds=range(runs),
             execution=execution,

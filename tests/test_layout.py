@@ -56,7 +56,7 @@ def kept(method: str, devices: int, *, personal: bool = False) -> fs.Result:
     data = fs.client_data(d, y, each)
     execution = fs.make_execution(devices)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05))
-    algorithm = fs.ALGORITHMS[method](local, clients_per_round=4, execution=execution)
+    algorithm = fs.ALGORITHMS[method](local, clients_per_round=4).on(execution)
     test = fs.data.eval_set(d, y, each)
     return fs.simulate(
         algorithm, model, data, test, rounds=1, classes=10, execution=execution, personal=personal

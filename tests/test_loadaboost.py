@@ -32,8 +32,7 @@ def boosted(model: fs.Model, epochs: float, clients: int = M) -> fs.Algorithm:
         local_of(model, epochs),
         clients_per_round=clients,
         objective=fs.empirical_risk(model),
-        **ONE,
-    )
+    ).on(ONE["execution"])
 
 
 @functools.cache
@@ -87,7 +86,7 @@ def test_like_the_paper(
 @pytest.mark.slow
 def test_with_one_epoch_it_is_fedavg(federation: Federation, models: dict[str, fs.Model]) -> None:
     model, data = models["logistic"], federation.data
-    plain = fs.fedavg(local_of(model, 1), clients_per_round=M, **ONE)
+    plain = fs.fedavg(local_of(model, 1), clients_per_round=M).on(ONE["execution"])
     ours, theirs = (play(a, model, data, 3) for a in (boosted(model, 1), plain))
     assert_trees(ours.servers, theirs.servers, rtol=1e-6, atol=1e-7)
 
@@ -101,12 +100,15 @@ def test_a_visit_ends_when_it_is_told(federation: Federation, models: dict[str, 
             trained = jnp.isfinite(w.params["Dense_0"]["Dense_0"]["bias"][0])
             return (epoch.astype(jnp.float32) == at) & trained
 
-        return fs.fedavg(local_of(model, 4, until=until), clients_per_round=M, **ONE)
+        return fs.fedavg(local_of(model, 4, until=until), clients_per_round=M).on(ONE["execution"])
 
     for at, epochs in ((-1.0, 4), (2.0, 2)):
         ours = play_numbers(make, "until", model, data, 2, {"at": at})
         theirs = play(
-            fs.fedavg(local_of(model, epochs), clients_per_round=M, **ONE), model, data, 2
+            fs.fedavg(local_of(model, epochs), clients_per_round=M).on(ONE["execution"]),
+            model,
+            data,
+            2,
         )
         assert_trees(ours.servers, theirs.servers, rtol=1e-6, atol=1e-7)
         assert [int(m.steps) for m in ours.metrics] == [int(m.steps) for m in theirs.metrics]
@@ -118,7 +120,7 @@ def test_a_visit_ends_when_it_is_told(federation: Federation, models: dict[str, 
 
 def test_lanes_end_visits_as_well(federation: Federation, models: dict[str, fs.Model]) -> None:
     model, data = models["logistic"], federation.data
-    beside = boosted(model, 6).replace(execution=fs.make_execution(devices=1, lanes=3))
+    beside = boosted(model, 6).on(fs.make_execution(devices=1, lanes=3))
     ours, theirs = play(beside, model, data, 4), rounds_of(6, M, model)
     assert_trees(ours.servers, theirs.servers[:4], rtol=2e-5, atol=1e-6)
     steps = [int(m.steps) for m in ours.metrics]

@@ -80,9 +80,7 @@ CASES: dict[str, tuple[Callable[..., fs.Algorithm], dict[str, Any], float, Slow]
 def run_of(case: str, model: fs.Model) -> Play:
     method, options, momentum, _ = CASES[case]
     execution = fs.make_execution(devices=2) if case.startswith("fednova") else ONE
-    made = method(
-        local_sgd(model, momentum), clients_per_round=COHORT, execution=execution, **options
-    )
+    made = method(local_sgd(model, momentum), clients_per_round=COHORT, **options).on(execution)
     return play(made, model, make_federation().data, ROUNDS)
 
 
@@ -104,8 +102,8 @@ def test_scaffold_by_a_median_under_attack(
     """Both that leave a client are forged, and both are guarded: the model and the variate."""
     model, malicious = models["logistic"], np.arange(8) < 2
     algorithm = scaffold(
-        local_sgd(model, 0.0), clients_per_round=COHORT, execution=ONE
-    ).replace(
+        local_sgd(model, 0.0), clients_per_round=COHORT
+    ).on(ONE).replace(
         aggregator=fs.aggregators.coordinate_median,
         sending=(fs.attacks.sign_flip(malicious, 3.0),),
     )  # fmt: skip
@@ -160,7 +158,7 @@ def test_an_optimiser_that_adds_nothing_changes_nothing(
     )
     ours, plain = (
         play(
-            fedavg(each, clients_per_round=COHORT, execution=ONE),
+            fedavg(each, clients_per_round=COHORT).on(ONE),
             models["logistic"], federation.data, 2,
         ).servers
         for each in (nothing, local)
@@ -229,7 +227,7 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
     pull = 1 - (1 - lr * CURVATURE) ** STEPS
     stuck = pull @ CENTRE / pull.sum()
     assert np.abs(best - stuck).max() > 0.3
-    out = play(scaffold(local, clients_per_round=2, execution=ONE), point(), data, 150)
+    out = play(scaffold(local, clients_per_round=2).on(ONE), point(), data, 150)
     np.testing.assert_allclose(out.final.params, best, atol=1e-3)
     own, common = out.states[-1].client_state[1][0], out.states[-1].shared_state[1][0]
     np.testing.assert_allclose(common, np.mean(own, axis=0), atol=1e-5)
@@ -238,7 +236,7 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
 
 def test_scaffolds_server_goes_a_part_of_the_way() -> None:
     """From zero variates: η_g times the plain mean of what the clients' steps lead to."""
-    algorithm = scaffold(on_bowls(epochs=3), clients_per_round=4, server_lr=0.3, execution=ONE)
+    algorithm = scaffold(on_bowls(epochs=3), clients_per_round=4, server_lr=0.3).on(ONE)
     moved = play(algorithm, point(), quadratics(), 1).final.params - 1
     whole = np.mean(descended(np.ones(2), 0.05), axis=0) - 1
     np.testing.assert_allclose(moved, 0.3 * whole, rtol=1e-5)
@@ -248,7 +246,7 @@ def test_scaffolds_server_goes_a_part_of_the_way() -> None:
 def test_fednova_on_slopes(momentum: float, mu: float) -> None:
     """A constant gradient g_k moves a client by -η a_k g_k: all a_k must cancel."""
     local = on_bowls(0.1, momentum, slope, epochs=3)
-    nova = fednova(local, clients_per_round=4, lr=0.1, momentum=momentum, mu=mu, execution=ONE)
+    nova = fednova(local, clients_per_round=4, lr=0.1, momentum=momentum, mu=mu).on(ONE)
     moved = np.asarray(play(nova, point(), quadratics(), 1).final.params) - 1
     direction = -SHARE @ CENTRE
     a = [
@@ -263,7 +261,7 @@ def test_fednova_on_slopes(momentum: float, mu: float) -> None:
 def test_fednova_starts_momenta_afresh() -> None:
     """a_k counts on it: a momentum that lives on would go further than that."""
     local = on_bowls(0.05, 0.9, optimizer_state="keep")
-    made = fednova(local, clients_per_round=4, lr=0.05, momentum=0.9, execution=ONE)
+    made = fednova(local, clients_per_round=4, lr=0.05, momentum=0.9).on(ONE)
     start = point().init(jax.random.key(0))
     kept = [each.client_state(start).optimizer for each in (local, made.parts.local)]
     assert [len(jax.tree.leaves(state)) for state in kept] == [1, 0]
@@ -280,7 +278,7 @@ def test_inexactness_stops_when_solved() -> None:
     gamma, mu, lr, epochs = 0.3, 1.0, 0.1, 12
     local = on_bowls(lr, epochs=epochs)
     out = play(
-        fedprox(local, clients_per_round=4, mu=mu, inexactness=gamma, execution=ONE),
+        fedprox(local, clients_per_round=4, mu=mu, inexactness=gamma).on(ONE),
         point(), quadratics(), 1,
     )  # fmt: skip
     per_epoch = -(-SIZES // 2)
@@ -292,7 +290,7 @@ def test_inexactness_stops_when_solved() -> None:
 
 def test_one_step_each() -> None:
     out = play(
-        parallel_sgd(on_bowls(epochs=3), clients_per_round=4, execution=ONE),
+        parallel_sgd(on_bowls(epochs=3), clients_per_round=4).on(ONE),
         point(), quadratics(), 2,
     )  # fmt: skip
     w = np.ones(2)
@@ -339,7 +337,7 @@ def test_variates_of_clients_that_took_no_step(
     """Batches of 16 that are dropped if short: clients of 1, 3, 5 and 8 samples take none."""
     model, data = models["logistic"], jax.device_put(federation.data)
     local = local_sgd(model, last_batch="drop")
-    algorithm = scaffold(local, clients_per_round=8, option=option, execution=ONE)
+    algorithm = scaffold(local, clients_per_round=8, option=option).on(ONE)
     state = algorithm.init(jax.random.key(0), model.init(jax.random.key(1)), data)
     ones = jax.tree.map(jnp.ones_like, state.client_state)
     after, _ = jax.jit(algorithm.step)(jax.random.key(2), state._replace(client_state=ones), data)
@@ -457,13 +455,13 @@ def test_mu_in_a_run(federation: Federation, models: dict[str, fs.Model]) -> Non
     """It follows the loss that rounds report, and the next round trains with it."""
     model, data = models["logistic"], federation.data
     local = local_sgd(model)
-    options: dict[str, Any] = {"clients_per_round": 2, "execution": ONE}
-    out = play(fedprox(local, adaptive=True, **options), model, data, 8)
+    options: dict[str, Any] = {"clients_per_round": 2}
+    out = play(fedprox(local, adaptive=True, **options).on(ONE), model, data, 8)
     mus = [float(s.shared_state[1][0].mu) for s in out.states]
     np.testing.assert_allclose(mus, trajectory([float(m.loss) for m in out.metrics], 5), atol=1e-6)
     assert max(mus) > 0
     given_, fixed = (
-        play(fedprox(local, mu=0.4, adaptive=flag, **options), model, data, 1).final
+        play(fedprox(local, mu=0.4, adaptive=flag, **options).on(ONE), model, data, 1).final
         for flag in (True, False)
     )
     assert_trees(given_, fixed, 1e-6, 1e-7)
@@ -668,8 +666,7 @@ def test_two_seeds_are_two_runs() -> None:
         schedule=fs.schedule.every_round(2),
         sending=(fs.sending.clip_norm(1.0), fs.sending.compressed(fs.compression.top_k(0.5))),
         server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
-        execution=ONE,
-    )
+    ).on(ONE)
     model, data = point(), jax.device_put(quadratics())
     keys = jnp.stack([jax.random.key(seed) for seed in (0, 1)])
 
@@ -715,7 +712,7 @@ def on_the_go(local: Any = None, **parts: Any) -> fs.Algorithm:
     )
 
 
-SGD = "needs the optimiser that it is told of, optax.sgd(0.05"
+SGD = "needs the optimiser that its settings assume, optax.sgd(0.05"
 
 
 def test_fednova_takes_an_optimiser_that_remembers_nothing() -> None:
@@ -754,7 +751,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a correction not called": (
         lambda: on_bowls().change(corrections=(corrections.scaffold,)),
-        "corrections must be a sequence of Correction, such as (scaffold(),), got (<function",
+        "corrections must be a sequence of Correction, such as (scaffold(),), got (<class",
     ),
     "a transform alone": (
         lambda: on_bowls().change(transforms=lambda key, batch, client: batch),
@@ -868,7 +865,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "v0 of optax": (
         lambda: fedyogi(on_bowls(), clients_per_round=1, variant="optax", v0=0.1),
-        "v0 must be left out with variant 'optax', got 0.1",
+        "v0 must be None with variant 'optax', got 0.1",
     ),
     "beta1 of optax": (
         lambda: fedadagrad(on_bowls(), clients_per_round=1, variant="optax", beta1=0.5),

@@ -62,8 +62,10 @@ def composed(model: fs.Model, name: str) -> fs.Algorithm:
         trained=named(*method.trained),
     )
     own = named(*method.own) if method.own else None
-    return fs.fedavg(local, clients_per_round=COHORT, execution=ONE).replace(
-        exchange=fs.exchange.split(own=own, frozen=named(*method.frozen))
+    return (
+        fs.fedavg(local, clients_per_round=COHORT)
+        .on(ONE)
+        .replace(exchange=fs.exchange.split(own=own, frozen=named(*method.frozen)))
     )
 
 
@@ -171,7 +173,7 @@ def test_of_full_rank_it_is_fedavg_on_the_matrices(federation: Federation, net: 
     local = fs.local_sgd(
         fs.empirical_risk(net), optax.sgd(LR), batch_size=40, epochs=STEPS, trained=named("*kernel")
     )
-    fedavg = fs.fedavg(local, clients_per_round=COHORT, execution=ONE)
+    fedavg = fs.fedavg(local, clients_per_round=COHORT).on(ONE)
     theirs = play(fedavg, net, federation.data, 2)
     trunk, parts = parts_of(ours.servers[-1])
     merged = [w + a @ b for w, a, b in zip(trunk[::2], parts["A"], parts["B"], strict=True)]

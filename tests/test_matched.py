@@ -24,6 +24,7 @@ from fedjax_sim.partition import (
     size_statistics,
     validate_partition,
 )
+from fedjax_sim.partition._matched import round_table
 from fedjax_sim.partition.closest import closest_table
 from fedjax_sim.partition.rectangles import (
     BLOCK,
@@ -34,7 +35,6 @@ from fedjax_sim.partition.rectangles import (
     start_state,
     take_moves,
 )
-from fedjax_sim.partition.rounding import round_table
 
 MNIST = [6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958]  # train and test
 # Columns: two classes x three values; the groups are the classes, then the values.
@@ -233,7 +233,7 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"theta": 0.1, "features": {"f": [0.5] * 6}},
         "features['f'] must be int [6], got float64 [6]",
     ),
-    "xi": ({"xi": 1.5}, "xi must be above 0 and at most 1, a part of a cell, got 1.5"),
+    "xi": ({"xi": 1.5}, "xi must be above 0 and at most 1, a fraction of a cell, got 1.5"),
     "slack": ({"slack": -0.1}, "slack must be at least 0, got -0.1"),
     "burn_in": ({"burn_in": -1}, "burn_in must be in 0..100000000, got -1"),
     "moves": ({"moves": -1}, "moves must be in 0..100000000, got -1"),
@@ -290,7 +290,7 @@ def test_a_target_that_fits_is_met() -> None:
 
 
 def test_a_solver_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"sizes must add up to 6, as counts do, got 2"):
+    with pytest.raises(ValueError, match=r"sizes must sum to 6, as counts do, got 2"):
         closest_table(np.array([1, 1]), np.array([5, 1]), np.zeros((2, 2)), np.array([[0], [1]]))
     monkeypatch.setattr("fedjax_sim.partition.closest.STEPS", 2)
     with pytest.raises(RuntimeError, match=r"no closest table for 9 clients and 6 columns: "):

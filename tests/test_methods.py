@@ -47,6 +47,8 @@ from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli import catalogue
 from fedjax_sim.cli.build import build
+from fedjax_sim.cli.making import make as make_on
+from fedjax_sim.cli.making import stand_in
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.engine.doubles import enable_x64
@@ -312,16 +314,12 @@ def networks() -> dict[str, fs.Model]:
 def make(
     name: str, model: fs.Model, devices: int | None = None, chunk: int | None = None
 ) -> fs.Algorithm:
-    objective = fs.empirical_risk(model)
-    local = fs.local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
-    function = ALGORITHMS[name]
-    common = {"model": model, "objective": objective, "classes": 10, "lr": LR, "momentum": MOMENTUM}
-    if needs_a_clock(function):
-        common["clock"] = fs.clock.simulated(0.5, LINK, deadline=1e9)
-    given = {key: value for key, value in common.items() if key in keywords(function)}
-    execution = fs.make_execution(devices, chunk)
-    given |= {"clients_per_round": COHORT} | METHODS[name].options
-    return function(local, execution=execution, **given)
+    common = stand_in(
+        model, lr=LR, momentum=MOMENTUM, clients_per_round=COHORT,
+        clock=fs.clock.simulated(0.5, LINK, deadline=1e9),
+        execution=fs.make_execution(devices, chunk),
+    )  # fmt: skip
+    return make_on(name, common, **METHODS[name].options)
 
 
 def simulated(algorithm: fs.Algorithm, model: fs.Model, seeds: tuple[int, ...]) -> fs.Result:
@@ -650,15 +648,10 @@ EQUAL_WEIGHTS = {
 
 @pytest.mark.parametrize("name", EQUAL_WEIGHTS)
 def test_equal_weights_are_equal(name: str) -> None:
-    local = fs.local_sgd(no_risk, optax.sgd(LR))
-    method = ALGORITHMS[name]
-    model = networks()["mlp"]
-    common = {"model": model, "objective": fs.empirical_risk(model), "classes": 10}
-    common |= {"lr": LR, "momentum": 0.0}
-    given: dict[str, Any] = {k: v for k, v in common.items() if k in keywords(method)}
+    common = stand_in(networks()["mlp"], local=fs.local_sgd(no_risk, optax.sgd(LR)), momentum=0.0)
 
     def weights(**options: Any) -> Any:
-        algorithm = method(local, clients_per_round=COHORT, **given, **options)
+        algorithm = make_on(name, common, clients_per_round=COHORT, **options)
         return algorithm.parts.weighting
 
     assert weights(equal_weights=True) is weighting.equal

@@ -214,7 +214,7 @@ def test_by_client_is_a_loop_over_clients(
     model = models["logistic"]
     execution = fs.make_execution(devices=4)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), epochs=2)
-    algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+    algorithm = fs.fedavg(local, clients_per_round=4).on(execution)
     result = fs.simulate(
         algorithm, model, federation.data, examples,
         rounds=2, classes=3, seeds=(0, 1, 2), validation=federation.test, execution=execution,
@@ -248,7 +248,7 @@ def test_a_test_set_is_the_same_in_any_form(
     whole, cut = (Partition(index, np.array(at, np.int32)) for at in ([0, n], [0, 9, 80, n]))
     model, execution = models["logistic"], fs.make_execution(devices=1)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05))
-    algorithm = fs.fedavg(local, clients_per_round=4, execution=execution)
+    algorithm = fs.fedavg(local, clients_per_round=4).on(execution)
     sets = (eval_set(x, y, form) for form in (whole, [whole, whole], cut))
     forms: list[Any] = [(x, y), *sets]
     pooled = []
@@ -271,7 +271,7 @@ def test_validation_chooses_the_round(federation: Federation, models: dict[str, 
     model, execution = models["logistic"], fs.make_execution(devices=1)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.3, momentum=0.9), batch_size=4)
     result = fs.simulate(
-        fs.fedavg(local, clients_per_round=2, execution=execution), model, federation.data,
+        fs.fedavg(local, clients_per_round=2).on(execution), model, federation.data,
         (x[half], y[half]), rounds=8, classes=3, seeds=np.arange(3),
         validation=(x[~half], y[~half]),
     )  # fmt: skip
@@ -297,7 +297,7 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
     execution = fs.make_execution(devices=1)
     model = fs.models.logistic((6,), 3)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1))
-    algorithm = fs.fedavg(local, clients_per_round=1, execution=execution)
+    algorithm = fs.fedavg(local, clients_per_round=1).on(execution)
     programs = Programs(algorithm, model, federation.task, data, sets, 1, 1)
     on_device, examples = Experiment(programs)._inputs
     placed = [on_device.x, *(s.x for s in examples)]

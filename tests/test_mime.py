@@ -73,7 +73,7 @@ def test_whole_runs_are_those_of_the_oracle(
     """Three of eight unequal clients, of one to five minibatches; a step is anchored on its own."""
     model = models["mlp"]
     execution = fs.make_execution(devices=1 if equal else 2)
-    algorithm = mime(model, equal_weights=equal, execution=execution)
+    algorithm = mime(model, equal_weights=equal).on(execution)
     out = play(algorithm, model, federation.data, ROUNDS)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
     oracle = Mime(federation.data, initial, LR, 0.0, BATCH, 2)
@@ -91,8 +91,10 @@ def test_the_aggregator_guards_what_is_told(
     """After one whole step from the server's model, all clients have gone the median's way."""
     model = models["logistic"]
     local = local_of(model, batch_size=40, max_steps=1)
-    algorithm = algorithms.mime(local, clients_per_round=8, beta=BETA, **ONE).replace(
-        aggregator=fs.aggregators.coordinate_median
+    algorithm = (
+        algorithms.mime(local, clients_per_round=8, beta=BETA)
+        .on(ONE["execution"])
+        .replace(aggregator=fs.aggregators.coordinate_median)
     )
     out = play(algorithm, model, federation.data, 1)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
@@ -107,7 +109,7 @@ def test_the_aggregator_guards_what_is_told(
 def test_without_a_cohort_the_momentum_stays(models: dict[str, fs.Model]) -> None:
     """In a round of nobody: 8 clients come with a probability of 1 in 8,000 each."""
     model, data = models["logistic"], make_federation().data
-    algorithm = mime(model, **ONE).replace(selection=fs.selection.poisson(0.001))
+    algorithm = mime(model).on(ONE["execution"]).replace(selection=fs.selection.poisson(0.001))
     state = algorithm.init(jax.random.key(0), model.init(jax.random.key(1)), data)
     ones = jax.tree.map(jnp.ones_like, state.shared_state)
     after, metrics = jax.jit(algorithm.step)(

@@ -173,7 +173,7 @@ def specs(draw: Any, *exchanges: str) -> dict[str, Any]:
 
 def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
     rho = spec["momentum"]
-    local = fs.local_sgd(
+    local: fs.LocalUpdate = fs.local_sgd(
         objective, optax.sgd(mixture.LR, momentum=rho or None), batch_size=mixture.BATCH,
         epochs=mixture.EPOCHS, optimizer_state=spec["optimizer_state"],
         corrections=CORRECTIONS[spec["correction"]](rho),
@@ -198,8 +198,7 @@ def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
         server=SERVERS[spec["server"]],
         diagnostics={"ages": ages()} if spec["broadcast"] == "stale" else None,
         evaluated=spec["evaluated"],
-        execution=fs.make_execution(devices=devices),
-    )
+    ).on(fs.make_execution(devices=devices))
 
 
 def population() -> fs.ClientData:

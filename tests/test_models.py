@@ -562,7 +562,7 @@ def test_frozen_weights_are_held_once(images: np.ndarray) -> None:
     data = jax.device_put(fs.client_data(x, y, fs.partition.iid(y, 8, seed=0)))
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=2)
     execution = fs.make_execution(devices=1, chunk=0)
-    algorithm = fs.phase_shift(local, clients_per_round=8, phases=2, execution=execution)
+    algorithm = fs.phase_shift(local, clients_per_round=8, phases=2).on(execution)
 
     keys = jax.random.split(jax.random.key(0), 2)
     begin = jax.vmap(lambda key: algorithm.init(key, model.init(key), data))

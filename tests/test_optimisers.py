@@ -16,7 +16,7 @@ import pytest
 from conftest import assert_trees, context_of
 
 import fedjax_sim as fs
-from fedjax_sim import base, corrections
+from fedjax_sim import base
 from fedjax_sim.engine.optimizers import GIVEN
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
@@ -133,15 +133,11 @@ def test_polyak_halves_a_bowl() -> None:
 PUSH = jnp.array([0.5, 1.0, -2.0])
 
 
-def pushed() -> base.Correction:
-    """A correction that adds PUSH to every gradient."""
+class pushed(base.Correction):
+    """Adds PUSH to every gradient."""
 
-    def none(*args: Any) -> Any:
-        return ()
-
-    return corrections.proximal(0.0)._replace(
-        client_state=none, shared_state=none, direction=lambda g, *_: g + PUSH, origin=None
-    )
+    def direction(self, gradient: Any, *given: Any) -> Any:
+        return gradient + PUSH
 
 
 def test_sharpness_is_sought_along_the_corrected_gradient() -> None:

@@ -29,9 +29,7 @@ def both(
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
     local = fs.local_sgd(fs.empirical_risk(model), optimizer, batch, epochs, last_batch)
     execution = fs.make_execution(devices=2)
-    ours = play(
-        fs.ALGORITHMS[name](local, execution=execution, **options), model, federation.data, rounds
-    )
+    ours = play(fs.ALGORITHMS[name](local, **options).on(execution), model, federation.data, rounds)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
     slow = oracle.Oracle(federation.data, initial, LR, MOMENTUM, batch, epochs, last_batch)
     literal = {

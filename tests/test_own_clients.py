@@ -53,14 +53,16 @@ def test_a_summary_says_how_the_data_were_taken() -> None:
         "classes: a 2 + 1, b 3 + 0, <b 0 + 2, c 0 + 0 (training + test samples)",
         "only the training set has: 'b' (60 % of it)",
         "only the test set has: '<b' (67 % of it)",
-        "clients: the data name none",
+        "clients: none named in the data",
         "scored: on the test set",
         "loading: Row 3 is left out.",
     ]
     many = from_arrays("many", np.zeros((40, 1)), np.arange(40) % 20, test=np.arange(40) > 29)
     assert "classes: 20, of 1 to 2 training and 0 to 1 test samples" in data.summary(many).text()
     numbers = from_arrays("numbers", np.zeros((5, 1)), RNG.normal(size=(5, 2)))
-    assert "task: regression(targets=2), as y is 2 numbers a sample" in data.summary(numbers).text()
+    assert (
+        "task: regression(targets=2), as y is 2 numbers per sample" in data.summary(numbers).text()
+    )
     assert json.loads(json.dumps(found.as_dict()))["classes"]["<b"] == [0, 2]
 
 

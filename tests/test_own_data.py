@@ -102,7 +102,7 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "no class 2": ({"y_train": np.full(8, 4)}, "y must have every class"),
     "one class": ({"y_train": np.zeros(8, int), "y_test": np.zeros(4, int)}, "at least two"),
     "owners": ({"client_train": np.zeros(7)}, r"client_train must have shape \[8\], got \[7\]"),
-    "owner alone": ({"client_test": np.zeros(4, int)}, "client_test must come with client_train"),
+    "owner alone": ({"client_test": np.zeros(4, int)}, "client_test needs client_train"),
     "owners' kinds": (
         {"client_train": np.zeros(8, int), "client_test": np.array(list("abcd"))},
         "client_test must be int64, as client_train, got <U1",
@@ -203,7 +203,11 @@ BAD_CSV: dict[str, tuple[int, str, str]] = {
     "repeated": (0, ROWS[0].replace("sex", "height"), "line 1 must have .* got 'height' again"),
     "text": (2, "tall,2,1,cat,train", "line 3, column 'height' must be a number, got 'tall'"),
     "empty cell": (6, "5,30, ,cat,1", "line 7, column 'sex' must have a value, got an empty"),
-    "nan": (5, "nan,30,1,cat,1", "line 6, column 'height' must have a value, got 'nan': missing="),
+    "nan": (
+        5,
+        "nan,30,1,cat,1",
+        "line 6, column 'height' must have a value, got 'nan': use missing=",
+    ),
     "digits with a gap": (
         5,
         "1_0,30,1,cat,1",
@@ -231,18 +235,18 @@ def test_csv_refuses(case: str, pets: Callable[[list[str]], None]) -> None:
     [
         ("csv:pets.csv,label=b", ["a,b"], "must have rows below"),
         ("csv:pets.csv,label=b", [], "has no column 'b'"),
-        ("csv:pets.csv,label=b", ["b", "1", "2"], "must have a column of inputs too, got only b"),
+        ("csv:pets.csv,label=b", ["b", "1", "2"], "must have an input column too, got only b"),
         (
             "csv:pets.csv,label=b",
             ["a;b", "1;2"],
-            "has no column 'b'; columns: a;b; ';' seems .* give sep=;",
+            "has no column 'b'; columns: a;b; ';' seems .* use sep=;",
         ),
         ("csv:pets.csv,label=b", ["a,b", "1,c", "2,c"], "column 'b' must have two .* got c alone"),
         ("csv:pets.csv,label=b", ["a,b", "1,c", "2,d"], "test=0.2 must leave .* got 0 of 2 rows"),
         (
             "csv:pets.csv,label=b",
             ["a,b", "1,2.5", "2,3", "3,4.5", "4,2.5"],
-            r"column 'b' has 3 different numbers in 4 rows, such as 2\.5: give target=b",
+            r"column 'b' has 3 distinct numbers in 4 rows, such as 2\.5: give target=b",
         ),
         ("csv:pets.csv,label=b,test=t", ["a,b,t", "1,c,1", "2,d,1"], "test=t must .* got 2 of 2"),
     ],
@@ -265,16 +269,16 @@ def test_csv_refuses_a_table(
         ),
         ("csv:pets.csv,label=a,label=b", "csv: takes .* got 'label=b'"),
         ("csv:pets.csv,label=", "csv: takes .* got 'label='"),
-        ("csv:pets.csv,label=a,client=a", "csv: must have another column for each"),
+        ("csv:pets.csv,label=a,client=a", "csv: each role must have its own column"),
         ("csv:pets.csv,label=a,test=1", "csv: test must be a share between 0 and 1, .* got 1"),
         ("csv:pets.csv,label=a,test=nan", "csv: test must be a share"),
         ("csv:pets.csv,label=a,missing=skip", "csv: missing must be one of refuse, drop, mean"),
         ("csv:pets.csv,label=a,encoding=utf9", "csv: encoding must be one .* such as latin-1"),
         ("csv:pets.csv,label=a,sep=::", "csv: sep must be one character, tab or space, got '::'"),
-        ("csv:pets.csv,label=a,categorical=a+b", "csv: must have another column for each"),
+        ("csv:pets.csv,label=a,categorical=a+b", "csv: each role must have its own column"),
         ("csv:pets.csv,target=a,classes=2", "csv: classes= is for labels"),
         ("csv:pets.csv,target=a,task=classification", "csv: target= must be of task=regression"),
-        ("mine.npz,classes=1", "npz: classes must be a whole number from 2, got '1'"),
+        ("mine.npz,classes=1", "npz: classes must be an integer of at least 2, got '1'"),
         ("mine.npz,label=a", "npz: takes classes=, task= once each, got 'label=a'"),
         ("leaf:users,task=words", "leaf: task must be one of classification, regression, multi"),
         ("folder:images,size=0", "folder: size must be PIXELS or WIDTHxHEIGHT, .* got '0'"),
@@ -292,7 +296,7 @@ def test_csv_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(DataNotFoundError, match=r"there is no file pets\.csv$"):
         load_dataset(PETS)
     Path("pets.csv").write_bytes(b"height,ward,sex,kind,part\n1,2,0,d\xf8g,1\n")
-    check_refused("must be a text in UTF-8", PETS)
+    check_refused("must be text in UTF-8", PETS)
 
 
 # Images
@@ -345,9 +349,9 @@ def test_folder_refuses(tmp_path: Path) -> None:
     bad = tmp_path / "test/eel/z.png"
     good = bad.read_bytes()
     Image.new("L", (5, 4)).save(bad)
-    check_refused(r"z\.png must be 6 x 4 pixels, as \S+c\.png is, got 5 x 4: give size=6x4", name)
+    check_refused(r"z\.png must be 6 x 4 pixels, as \S+c\.png is, got 5 x 4: use size=6x4", name)
     Image.new("I;16", (6, 4)).save(bad)
-    check_refused(r"z\.png must be of 8 bits a channel, got mode I;16", name)
+    check_refused(r"z\.png must have 8 bits a channel, got mode I;16", name)
     for content in (b"no image", good[:60]):
         bad.write_bytes(content)
         check_refused(r"z\.png must be an image that Pillow reads", name)
@@ -408,11 +412,11 @@ def test_leaf(tmp_path: Path) -> None:
         ({"users": ["u2", "u5"]}, """a.json, user 'u5': user_data must have "x" and "y"$"""),
         (
             {"u1": {"x": [[1.0]]}},
-            r"user 'u1': x must be like that of .*'u2', \w+ \[2, 2\], got \w+ \[1, 1",
+            r"user 'u1': x must be like x of .*'u2', \w+ \[2, 2\], got \w+ \[1, 1",
         ),
         ({"u1": {"x": [[1.0], [2.0, 3.0]]}}, "user 'u1': x and y must be lists of one shape"),
         ({"u1": {"x": ["to be"]}}, "user 'u1': x must be numbers .* got <U5"),
-        ({"u1": {"y": ["or"]}}, r"user 'u1': y must be like that of .*'u2', int64 .* got <U2"),
+        ({"u1": {"y": ["or"]}}, r"user 'u1': y must be like y of .*'u2', int64 .* got <U2"),
         ({"u1": {"y": [0, 1]}}, r"user 'u1': y must be 1 numbers or texts, .* got int64 \[2\]"),
         (
             {"u1": {"y": [7]}},

@@ -71,7 +71,7 @@ def test_a_round(data: Dataset, net: str) -> None:
     clients = fs.client_data(x, y, fs.partition.iid(y, 3, seed=0))
     objective = fs.empirical_risk(model, task.loss, l2=1e-4)
     local = fs.local_sgd(objective, optax.sgd(1e-3), batch_size=4)
-    algorithm = fs.fedavg(local, clients_per_round=2, execution=fs.make_execution(devices=1))
+    algorithm = fs.fedavg(local, clients_per_round=2).on(fs.make_execution(devices=1))
 
     @jax.jit
     def go(key: Any, clients: fs.ClientData) -> Any:

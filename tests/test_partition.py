@@ -17,11 +17,16 @@ from fedjax_sim.partition import (
     Partition,
     c_score,
     client_emds,
+    client_jsds,
+    client_kls,
     dirichlet,
     dirichlet_classes,
     draw_partition,
+    draw_skew,
     emd,
     iid,
+    jsd,
+    kl,
     label_table,
     limit_label,
     limit_label_emd,
@@ -205,7 +210,7 @@ def test_measures_by_hand() -> None:
     assert c_score(table) == pytest.approx((1.125 + 0.375 + 0.375) / 3)
 
 
-@pytest.mark.parametrize("measure", [client_emds, emd, c_score])
+@pytest.mark.parametrize("measure", [client_emds, client_kls, client_jsds, emd, kl, jsd, c_score])
 def test_measures_refuse_empty_clients(measure: Callable[[ArrayLike], object]) -> None:
     with pytest.raises(ValueError, match=r"every client a sample, got none for \[1\]"):
         measure([[1, 2], [0, 0]])
@@ -271,7 +276,7 @@ def _partition(index: list[int], start: list[int]) -> Partition:
         (_partition([0, 1], [0, 2, 1, 2]), "must not decrease"),
         (_partition([0, 5], [0, 1, 2]), "partition.index must be in 0 to 2, got 5"),
         (_partition([0, -1], [0, 1, 2]), "partition.index must be in 0 to 2, got -1"),
-        (_partition([1, 1], [0, 1, 2]), "must have a sample once, got 1 more than once"),
+        (_partition([1, 1], [0, 1, 2]), "must have each sample once, got 1 more than once"),
         (_partition([0, 1], [0, 2, 2, 2]), "clients 1, 2 have no samples; use fewer clients"),
     ],
 )
@@ -303,7 +308,7 @@ def test_copies_and_shared_samples_are_checked_client_by_client() -> None:
         validate_partition(Partition(made.index, made.start, repeats=True), samples=3)
 
     check([0, 1, 3, 3], [1, 0])  # copies of 0, and samples that two clients have
-    with pytest.raises(ValueError, match="must have a sample once, got 1, 2 more than once"):
+    with pytest.raises(ValueError, match="must have each sample once, got 1, 2 more than once"):
         check([0, 1, 1], [0, 2, 2], [1, 1])
 
 
@@ -368,7 +373,7 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),
-            r"emd must be at most 1.5 for these labels and 4 clients, that of ll\(1, 1\), got 1.6",
+            r"emd must be at most 1.5 for these labels and 4 clients, by ll\(1, 1\), got 1.6",
         ),
         (lambda y: limit_label_emd(y, 4, emd=0, seed=0), "emd must be above 0 .* got 0"),
         (lambda y: limit_label_emd(y, 4, emd=np.nan, seed=0), "emd must be above 0 .* got nan"),
@@ -426,15 +431,19 @@ def test_parse_sampler_lists_the_forms(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-def test_draw_partition_writes_a_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draw", [draw_partition, draw_skew])
+def test_figures_are_written(draw: Callable[..., None], tmp_path: Path) -> None:
     tables = [label_table(BALANCED, iid(BALANCED, k, seed=0), 10) for k in (5, 30)]
     path = tmp_path / "pictures" / "p.png"
-    draw_partition(tables, path, ["a", "b"])
+    draw(tables, path, ["a", "b"])
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="titles must be one for each of 2 tables, got 1"):
-        draw_partition(tables, path, ["a"])
+        draw(tables, path, ["a"])
+
+
+def test_tables_of_a_figure_have_the_same_classes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="same classes"):
-        draw_partition([np.ones((2, 3)), np.ones((2, 4))], path, ["a", "b"])
+        draw_partition([np.ones((2, 3)), np.ones((2, 4))], tmp_path / "p.png", ["a", "b"])
 
 
 @pytest.mark.slow

@@ -95,7 +95,10 @@ def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixtur
     # A flag says of every sampler that has it what it is there.
     assert "--alpha X dirichlet, quantity: α, the concentration, positive" in text
     assert "--q X ll_q: a probability, in 0 … 1; q = t/M has no skew (needed) q: a prob" in text
-    assert "dirichlet: the least samples of a client, at least 1 (default: 1) natural: " in text
+    assert (
+        "dirichlet: minimum number of samples of a client, at least 1 (default: 1) natural: "
+        in text
+    )
     for word in ("--pool", "--seeds", "robin_hood(target[, tolerance])", "else emd(1.4), or 7/9"):
         assert word in text
 

@@ -403,7 +403,7 @@ def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
         (lambda y: power_law(y, 4, exponent=-1, seed=0), "exponent must be at least 0 .* got -1"),
         (
             lambda y: shards(y, 4, shards_per_client=11, seed=0),
-            "shards_per_client must be in 1 to 10 for 40 samples at 4 clients, got 11",
+            "shards_per_client must be in 1 to 10 for 40 samples and 4 clients, got 11",
         ),
         (
             lambda y: label_sets(y, 2, labels_per_client=1, seed=0),
@@ -415,7 +415,7 @@ def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
         ),
         (
             lambda y: dirichlet(y, 4, alpha=1, min_size=11, seed=0),
-            "min_size must be in 1 to 10 for 4 clients, as there are 40 samples, got 11",
+            "min_size must be in 1 to 10 for 4 clients and 40 samples, got 11",
         ),
         (
             lambda y: dirichlet(y, 4, alpha=1, min_size=0, seed=0),

@@ -50,7 +50,7 @@ def made(name: str, model: fs.Model, **numbers: float) -> fs.Algorithm:
     """Two steps a visit, each on all samples of a client: their order does not matter."""
     local = local_sgd(model, batch_size=40, epochs=2)
     method: Any = {"fedavg": fs.fedavg, "ditto": ditto}[name]
-    return method(local, clients_per_round=3, execution=ONE, **numbers)
+    return method(local, clients_per_round=3, **numbers).on(ONE)
 
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -212,7 +212,7 @@ def tuned(
 ) -> fs.Result:
     local = local_sgd(models["logistic"])
     return fs.simulate(
-        fine_tuned(local, clients_per_round=3, fine_tuning_epochs=2, execution=ONE),
+        fine_tuned(local, clients_per_round=3, fine_tuning_epochs=2).on(ONE),
         models["logistic"], two_partitions, own_tests,
         rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True, personal=True,
     )  # fmt: skip
@@ -269,7 +269,7 @@ def test_fine_tuning_leaves_the_run_as_it_is(
     tuned: fs.Result,
 ) -> None:
     fedavg = fs.simulate(
-        fs.fedavg(local_sgd(models["logistic"]), clients_per_round=3, execution=ONE),
+        fs.fedavg(local_sgd(models["logistic"]), clients_per_round=3).on(ONE),
         models["logistic"], two_partitions, own_tests,
         rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True,
     )  # fmt: skip
@@ -297,8 +297,7 @@ def test_the_model_that_all_receive_scores_as_the_servers(
         selection=selection.uniform(sticky=True),
         schedule=schedule.staggered(4, 2),
         personal=personal.as_received(),
-        execution=fs.make_execution(devices=1 if runs == 1 else 4),
-    )
+    ).on(fs.make_execution(devices=1 if runs == 1 else 4))
     data, test = two_partitions, own_tests
     if runs == 1:
         data, test = federation.data, eval_set(*federation.test, partition_from_lists(LISTS[0]))
@@ -370,8 +369,7 @@ def test_divergence_of_fine_tuning_names_the_round(
         selection=selection.uniform(),
         schedule=schedule.every_round(2),
         personal=explode,
-        execution=ONE,
-    )
+    ).on(ONE)
     test = eval_set(*federation.test, partition_from_lists(LISTS[0]))
     with pytest.raises(fs.DivergedError, match=r"in round 2 \(seed 0\)"):
         fs.simulate(

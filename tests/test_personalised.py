@@ -251,8 +251,8 @@ def made(name: str, net: fs.Model, local: LocalUpdate | None = None, **options: 
     method: Any = getattr(algorithms, name)
     common = {"model": net, "objective": fs.empirical_risk(net)}
     given = {key: value for key, value in common.items() if key in keywords(method)}
-    given |= {"clients_per_round": COHORT, "execution": ONE} | options
-    return method(local or local_of(net), **given)
+    given |= {"clients_per_round": COHORT} | options
+    return method(local or local_of(net), **given).on(ONE)
 
 
 @functools.cache
@@ -358,7 +358,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "gamma": (lambda net: made("fedrod", net, gamma=-1.0), "gamma must be at least 0, got -1.0"),
     "no head": (
         lambda net: made("fedrod", net, model=fs.Model(net.init, net.apply)),
-        "model must say which layer is its head",
+        "model must declare its head",
     ),
     "mix_lr": (lambda net: made("fedala", net, mix_lr=-1.0), "mix_lr must be at least 0, got -1"),
     "mix_share": (

@@ -122,12 +122,9 @@ def check_noise(flat: np.ndarray, deviation: float) -> None:
 def test_a_clients_own_noise() -> None:
     """On every parameter alone, fresh for every client; nothing is added to what is not one."""
 
-    def still(key: Any, variables: Any, client: Any, client_state: Any, shared_state: Any) -> Any:
-        return (
-            flat()
-            .train(key, variables, client, client_state, shared_state)
-            ._replace(variables=variables)
-        )
+    class still(fs.base.Wrapper):
+        def train(self, key: Any, variables: Any, *rest: Any) -> Any:
+            return self.local.train(key, variables, *rest)._replace(variables=variables)
 
     model = Variables({"a": jnp.ones(20_000), "b": jnp.ones((100, 200))}, {"mean": jnp.ones(3)})
     part = privacy.noise(0.3)
@@ -142,7 +139,7 @@ def test_a_clients_own_noise() -> None:
     data = fs.client_data(
         np.zeros((2, 1)), np.zeros(2, int), fs.partition.partition_from_lists([[0], [1]])
     )
-    algorithm = fs.fedavg(flat().replace(train=still), clients_per_round=2, execution=ONE)
+    algorithm = fs.fedavg(still(flat()), clients_per_round=2).on(ONE)
     wide = fs.Model(lambda key: Variables({"w": jnp.zeros(20_000)}, ()), lambda *_, **__: None)  # type: ignore[arg-type]
     out = play(algorithm.replace(sending=(part,)), wide, data, 2)
     first, second = (np.asarray(v.params["w"]) for v in out.servers)
@@ -405,9 +402,7 @@ def run(
     rounds: int = 3,
     **settings: Any,
 ) -> Play:
-    return play(
-        dp_fedavg(local, execution=ONE, **settings), models["logistic"], federation.data, rounds
-    )
+    return play(dp_fedavg(local, **settings).on(ONE), models["logistic"], federation.data, rounds)
 
 
 @pytest.mark.parametrize("quantile", [None, 0.7])
@@ -454,8 +449,7 @@ def test_a_round_without_clients_is_noise(
         selection=privacy.poisson(1e-6),
         schedule=schedule.every_round(2),
         preaggregation=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
-        execution=ONE,
-    )
+    ).on(ONE)
     out = play(algorithm, models["logistic"], federation.data, 2)
     assert [int(m.visits) for m in out.metrics] == [0, 0]
     assert [float(m.loss) for m in out.metrics] == [0, 0]
@@ -636,14 +630,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dp_ftrl(flat(), clients_per_round=3, bands=4).init(
             KEY, Variables({"w": jnp.zeros(2)}, ()), make_federation((1,) * 9).data
         ),
-        "bands must be in 1..3, the rounds in which none of 9 clients, 3 a round, comes twice, got "
-        "4",
+        "bands must be in 1..3, the rounds between two visits of one of 9 clients with 3 per "
+        "round, got 4",
     ),
     "spent on bands": (
         lambda: privacy.banded_epsilon(
             1.0, bands=4, clients=9, clients_per_round=3, rounds=1, delta=1e-3
         ),
-        "bands must be in 1..3, the rounds in which",
+        "bands must be in 1..3, the rounds between",
     ),
     "spent on trees": (
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
@@ -796,7 +790,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         f"{LAST}agnostic(0.1), gaussian_mechanism(1.0, 0.5, 6))",
     ),
     "a change of the noisy rows": (
-        lambda: with_noise(preaggregation=(mechanism(), _scaled())),
+        lambda: with_noise(preaggregation=(mechanism(), _Unchanged())),
         f"{LAST}gaussian_mechanism(1.0, 0.5, 6), ",
     ),
     "a median of rows of an adaptive clip": (
@@ -808,26 +802,26 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "clients that come twice in an epoch": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(selection=selection.uniform()),
-        "preaggregation tree_mechanism(1.0, 1.0, 6) needs clients that come once in an epoch, "
-        "selection is uniform(): use selection=shuffled()",
+        "preaggregation tree_mechanism(1.0, 1.0, 6) needs clients that take part at most once in "
+        "an epoch, selection is uniform(): use selection=shuffled()",
     ),
     "clients that come before their bands end": (
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
             selection=selection.shuffled()
         ),
-        "preaggregation banded_mechanism(1.0, 1.0, 6, 1) needs clients that come again after as "
+        "preaggregation banded_mechanism(1.0, 1.0, 6, 1) needs clients that wait at least as "
         "many rounds as it has bands, selection is shuffled(): use selection=cyclic()",
     ),
     "bands of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
             schedule=schedule.every_round(5)
         ),
-        "needs cohorts of the 6 clients that it is told of, schedule is every_round(5)",
+        "needs exactly 6 slots, schedule is every_round(5)",
     ),
     "a tree of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.every_round(5)),
-        "preaggregation tree_mechanism(1.0, 1.0, 6) needs cohorts of the 6 clients that it is told "
-        "of, schedule is every_round(5): use schedule=every_round(6)",
+        "preaggregation tree_mechanism(1.0, 1.0, 6) needs exactly 6 slots, schedule is "
+        "every_round(5): use schedule=every_round(6)",
     ),
     "a tree of models in flight": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.delayed(6, 2)),
@@ -848,7 +842,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "what was exchanged before": (
         lambda: with_noise(
-            flat().replace(setup_traffic=lambda variables, data: fs.base.SetupTraffic(7, 11))
+            flat().change(transforms=(fs.mixup.peer_means(3),))
         ), PEERS,
     ),
     "losses before the draw": (
@@ -871,13 +865,11 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
-def _scaled() -> fs.base.PreAggregation:
+class _Unchanged(fs.base.PreAggregation):
     """A pre-aggregation that reads nothing."""
 
-    def apply(key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
+    def apply(self, key: Any, state: Any, updates: Any, weights: Any, cohort: Any) -> Any:
         return updates, weights, state
-
-    return fs.base.PreAggregation(init=lambda variables, data: (), apply=apply)
 
 
 @pytest.mark.parametrize("case", VOID)
@@ -897,7 +889,7 @@ def test_what_keeps_it_is_not_refused(federation: Federation) -> None:
             sending.clip_norm(2.0), sending.noise(0.1), sending.compressed(compression.top_k(0.5))
         ),
         server=fs.server.optimizer(optax.adam(0.1)),
-        preaggregation=(_scaled(), mechanism()),
+        preaggregation=(_Unchanged(), mechanism()),
     )  # fmt: skip
     state = algorithm.init(KEY, WEIGHTS, federation.data)
     assert jax.tree.leaves(state.client_state)

@@ -36,9 +36,7 @@ def local_of(net: fs.Model, **options: Any) -> fs.LocalUpdate:
 def made(net: fs.Model, local: fs.LocalUpdate | None = None, **options: Any) -> fs.Algorithm:
     given: dict[str, Any] = {"clients_per_round": COHORT, "classes": 3, "lam": LAM} | options
     risk = fs.empirical_risk(net)
-    return algorithms.fedproto(
-        local or local_of(net), model=net, objective=risk, execution=ONE, **given
-    )
+    return algorithms.fedproto(local or local_of(net), model=net, objective=risk, **given).on(ONE)
 
 
 def own_models(out: Play) -> list[Layers]:

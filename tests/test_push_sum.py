@@ -38,9 +38,8 @@ def pushed(matrix: Any, **parts: Any) -> fs.Algorithm:
         "schedule": schedule.serverless(len(matrix)),
         "redistribution": redistribution.push(matrix),
         "weighting": weighting.equal,
-        "execution": fs.make_execution(devices=1),
     }
-    return fs.compose(local(), **(made | parts))
+    return fs.compose(local(), **(made | parts)).on(fs.make_execution(devices=1))
 
 
 def close(ours: Any, theirs: oracle.Layers) -> None:
@@ -65,8 +64,7 @@ def test_push_sum_against_numpy(federation: Federation, sign: float) -> None:
         clients_per_round=NODES,
         links=LINKS,
         graph_seed=1,
-        execution=fs.make_execution(devices=4 if sign > 0 else 1),
-    )
+    ).on(fs.make_execution(devices=4 if sign > 0 else 1))
     if sign < 0:
         method = method.replace(sending=(fs.attacks.sign_flip(np.ones(8, bool), 1.0),))
     ours = play(method, MODEL, federation.data, ROUNDS)

@@ -168,18 +168,16 @@ def numpy_radfed(
 
 
 def make(model: fs.Model, m: int, inner: int, **options: Any) -> fs.Algorithm:
-    given: dict[str, Any] = {
-        "objective": fs.empirical_risk(model),
-        "execution": fs.make_execution(devices=1),
-    }
-    return radfed(sgd(model), clients_per_round=m, redistribution_rounds=inner, **given | options)
+    given: dict[str, Any] = {"objective": fs.empirical_risk(model)}
+    made = radfed(sgd(model), clients_per_round=m, redistribution_rounds=inner, **given | options)
+    return made.on(fs.make_execution(devices=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        ALL | {"active_clients": 2, "execution": fs.make_execution(devices=2)},
+        ALL | {"active_clients": 2},
         {"server_optimizer": "adagrad", "beta1": 0.9, "server_lr": 0.3, "tau": 0.1, "v0": 0.0},
         {"alpha": 0.3, "importance": "minibatch", "gamma": 0.4},
     ],
@@ -187,7 +185,10 @@ def make(model: fs.Model, m: int, inner: int, **options: Any) -> fs.Algorithm:
 )
 def test_against_numpy(federation: Federation, model: fs.Model, options: dict[str, Any]) -> None:
     m, inner, data = 3, 2, federation.data
-    run = play(make(model, m, inner, **options), model, data, 4)
+    algorithm = make(model, m, inner, **options)
+    if "active_clients" in options:
+        algorithm = algorithm.on(fs.make_execution(devices=2))
+    run = play(algorithm, model, data, 4)
     initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
     servers, scores = numpy_radfed(run, initial, data, m, inner, options)
     for state, layers, p in zip(run.states, servers, scores, strict=True):
@@ -401,7 +402,7 @@ def test_the_mean_in_flight_is_scored_after_every_round(
         stale.append(oracle.loss_and_gradient(server, x, y)[0])
     execution = fs.make_execution(devices=1)
     result = fs.simulate(
-        make(model, m, inner, evaluated="in_flight", execution=execution), model, federation.data,
+        make(model, m, inner, evaluated="in_flight").on(execution), model, federation.data,
         federation.test, rounds=rounds, classes=3, execution=execution,
     )  # fmt: skip
     ours = [float(e.test_loss[0]) for e in result.evaluations]
@@ -430,9 +431,7 @@ def test_drift_correction_weighs_by_samples_and_not_by_copies(
         copies=True,
     )
     still = sgd(model).change(optimizer=optax.sgd(0.0), epochs=1)
-    algorithm = phase_shift(
-        still, clients_per_round=4, phases=2, execution=fs.make_execution(devices=1)
-    )
+    algorithm = phase_shift(still, clients_per_round=4, phases=2).on(fs.make_execution(devices=1))
     data, key = jax.device_put(data), jax.random.key(0)
     state = algorithm.init(key, model.init(key), data)
     state, _ = jax.jit(algorithm.step)(key, state, data)  # the first two are due
@@ -489,7 +488,7 @@ def test_options_switched_off_are_radfed(
 ) -> None:
     """To the bit, like the same parts with diagnostics, which only look."""
     on_all = fs.make_execution()
-    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5, execution=on_all)
+    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5).on(on_all)
     run = play(off, model, federation.data, 5)
     assert_trees(run.servers, watched.servers[:5])
 
@@ -527,7 +526,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "redistribution_rounds must be at least 1, got 0",
     ),
     "peers": (
-        lambda local: diagnostics.central_divergence(local.replace(peers=True)),
+        lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
     ),
     "rate": (

@@ -25,14 +25,19 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
 def averaged(federation: Federation, models: dict[str, fs.Model]) -> Play:
     """Four rounds of FedAvg, weighted by n_k."""
     model = models["logistic"]
-    return play(fs.fedavg(local_sgd(model), clients_per_round=3, **ONE), model, federation.data, 4)
+    return play(
+        fs.fedavg(local_sgd(model), clients_per_round=3).on(ONE["execution"]),
+        model,
+        federation.data,
+        4,
+    )
 
 
 def test_one_phase_is_fedavg(
     federation: Federation, models: dict[str, fs.Model], averaged: Play
 ) -> None:
     model = models["logistic"]
-    shifted = fs.phase_shift(local_sgd(model), clients_per_round=3, phases=1, **ONE)
+    shifted = fs.phase_shift(local_sgd(model), clients_per_round=3, phases=1).on(ONE["execution"])
     ours = play(shifted, model, federation.data, 4)
     assert_trees(averaged.servers, ours.servers)
     assert_trees(averaged.final, ours.final)
@@ -44,9 +49,9 @@ def test_one_inner_round_is_fedavg(
 ) -> None:
     """With equal weights."""
     local, model = local_sgd(models["logistic"]), models["logistic"]
-    plain = fs.fedavg(local, clients_per_round=3, equal_weights=True, **ONE)
+    plain = fs.fedavg(local, clients_per_round=3, equal_weights=True).on(ONE["execution"])
     equal = play(plain, model, federation.data, 4)
-    one = fs.radfed(local, clients_per_round=3, redistribution_rounds=1, **ONE)
+    one = fs.radfed(local, clients_per_round=3, redistribution_rounds=1).on(ONE["execution"])
     wandering = play(one, model, federation.data, 4)
     assert_trees(equal.servers, wandering.servers)
     assert largest_change(averaged.servers[-1], equal.servers[-1]) > 1e-3
@@ -55,7 +60,7 @@ def test_one_inner_round_is_fedavg(
 def test_one_client_is_gradient_descent(models: dict[str, fs.Model]) -> None:
     lone, model = make_federation((20,)), models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=20, epochs=3)
-    ours = play(fs.fedavg(local, clients_per_round=1, **ONE), model, lone.data, 2)
+    ours = play(fs.fedavg(local, clients_per_round=1).on(ONE["execution"]), model, lone.data, 2)
     x, y = (jnp.asarray(a)[lone.data.index] for a in (lone.data.x, lone.data.y))
 
     @jax.jit
@@ -106,7 +111,9 @@ def test_last_batch_is_moot_where_batches_fit(models: dict[str, fs.Model]) -> No
     even, model = make_federation((8, 16, 24, 8)), models["logistic"]
     keep, drop, refill = (
         play(
-            fs.fedavg(local_sgd(model, batch_size=8, last_batch=kind), clients_per_round=4, **ONE),
+            fs.fedavg(local_sgd(model, batch_size=8, last_batch=kind), clients_per_round=4).on(
+                ONE["execution"]
+            ),
             model,
             even.data,
             2,
@@ -120,7 +127,7 @@ def test_last_batch_is_moot_where_batches_fit(models: dict[str, fs.Model]) -> No
 def test_dropping_every_batch_trains_nothing(models: dict[str, fs.Model]) -> None:
     small, model = make_federation((3, 5)), models["logistic"]
     local = local_sgd(model, batch_size=16, last_batch="drop")
-    out = play(fs.fedavg(local, clients_per_round=2, **ONE), model, small.data, 1)
+    out = play(fs.fedavg(local, clients_per_round=2).on(ONE["execution"]), model, small.data, 1)
     assert_trees(out.final, model.init(jax.random.fold_in(jax.random.key(0), 0)), 1e-6)
     assert float(out.metrics[0].loss) == 0.0
 
@@ -137,8 +144,7 @@ def test_epochs_mode(forty: Federation, models: dict[str, fs.Model]) -> None:
         clients_per_round=44,
         phases=4,
         mode="epochs",
-        **ONE,
-    )
+    ).on(ONE["execution"])
     out = play(algorithm, models["logistic"], forty.data, 1)
     assert algorithm.round_factor == pytest.approx(8 / 5)
     assert int(out.metrics[0].steps) == 5 * int(np.ceil(forty.sizes / 2).sum())
@@ -168,7 +174,7 @@ def test_traffic(
     last: int,
 ) -> None:
     rounds, model = 5, models["logistic"]
-    algorithm = fs.ALGORITHMS[name](local_sgd(model), **options, **ONE)
+    algorithm = fs.ALGORITHMS[name](local_sgd(model), **options).on(ONE["execution"])
     result = fs.simulate(algorithm, model, forty.data, forty.test, rounds=rounds, classes=3, **ONE)
     uploads = [up * (t + 1) for t in range(rounds)]
     uploads[-1] += last
@@ -185,7 +191,7 @@ def test_first_group_uploads_after_one_round(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     model = models["logistic"]
-    algorithm = fs.phase_shift(local_sgd(model), clients_per_round=8, phases=4, **ONE)
+    algorithm = fs.phase_shift(local_sgd(model), clients_per_round=8, phases=4).on(ONE["execution"])
     out = play(algorithm, model, federation.data, 2)
     start = model.init(jax.random.fold_in(jax.random.key(0), 0))
     assert largest_change(out.servers[0], start) > 1e-3

@@ -41,7 +41,7 @@ def run(
 def radfed(federation: Federation, models: dict[str, fs.Model]) -> fs.Result:
     """RADFed with SCAFFOLD's variates, of which the server model is kept at each evaluation."""
     local = local_of(models["logistic"]).change(corrections=(fs.corrections.scaffold(),))
-    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3, execution=ONE)
+    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3).on(ONE)
     return run(
         federation, models["logistic"], algorithm, eval_every=2,
         record=lambda state: (state.round, state.server),
@@ -51,7 +51,7 @@ def radfed(federation: Federation, models: dict[str, fs.Model]) -> fs.Result:
 @pytest.fixture(scope="module")
 def fedavg(models: dict[str, fs.Model]) -> fs.Algorithm:
     """One object, which is compiled once."""
-    return fs.fedavg(local_of(models["logistic"]), clients_per_round=4, execution=ONE)
+    return fs.fedavg(local_of(models["logistic"]), clients_per_round=4).on(ONE)
 
 
 def test_every_round_reports(federation: Federation, radfed: fs.Result) -> None:
@@ -70,7 +70,7 @@ def test_rounds_one_by_one_report_the_same(
     federation: Federation, models: dict[str, fs.Model], radfed: fs.Result
 ) -> None:
     local = local_of(models["logistic"]).change(corrections=(fs.corrections.scaffold(),))
-    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3, execution=ONE)
+    algorithm = fs.radfed(local, clients_per_round=4, redistribution_rounds=3).on(ONE)
     alone = play(algorithm, models["logistic"], federation.data, ROUNDS, seed=5)
     for t, metrics in enumerate(alone.metrics):
         np.testing.assert_array_equal(metrics.client, radfed.metrics.client[1, t])

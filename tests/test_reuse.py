@@ -25,9 +25,9 @@ from fedjax_sim.run.simulation import experiment
 
 def method(name: str, model: fs.Model, **given: Any) -> fs.Algorithm:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8)
-    given = {"execution": fs.make_execution(devices=1)} | given
     given |= {"model": model} if name == "fedper" else {}
-    return ALGORITHMS[name](local, clients_per_round=4, **given)
+    made = ALGORITHMS[name](local, clients_per_round=4, **given)
+    return made.on(fs.make_execution(devices=1))
 
 
 def radfed(model: fs.Model) -> fs.Algorithm:
@@ -168,7 +168,7 @@ def test_own_models_are_scored_as_asked(
 @pytest.mark.slow
 def test_padding_is_that_of_the_clients(models: dict[str, fs.Model]) -> None:
     """Eight clients have none on 2 devices, nine have: neither fits the programs of the other."""
-    scaffold = method("scaffold", models["logistic"], execution=fs.make_execution(2))
+    scaffold = method("scaffold", models["logistic"]).on(fs.make_execution(2))
     shapes = []
     for clients in (8, 9):
         there = make_federation([9] * clients)

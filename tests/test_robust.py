@@ -651,7 +651,7 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
     local = fs.local_sgd(
         fs.empirical_risk(model), optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2
     )
-    ours = play(fltrust(local, clients_per_round=5, **ONE), model, data, 5)
+    ours = play(fltrust(local, clients_per_round=5).on(ONE["execution"]), model, data, 5)
     for layers, variables in zip(servers, ours.servers, strict=True):
         for a, b in zip(layers, oracle.layers_of(variables), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
@@ -842,9 +842,8 @@ def under_attack(model: fs.Model, *defences: Any, **parts: Any) -> fs.Algorithm:
         schedule=schedule.every_round(10),
         sending=(hostile,),
         preaggregation=[make(local) for make in defences],
-        **ONE,
         **parts,
-    )
+    ).on(ONE["execution"])
 
 
 @pytest.mark.slow
@@ -865,7 +864,7 @@ def test_the_mean_collapses_and_the_others_learn(
 
 def test_robust_with_the_mean_is_fedavg() -> None:
     made, plain = (
-        method(LOCAL, clients_per_round=4, **options, **ONE).parts
+        method(LOCAL, clients_per_round=4, **options).on(ONE["execution"]).parts
         for method, options in (
             (robust, {"aggregator": "mean"}),
             (fs.fedavg, {"equal_weights": True}),
@@ -881,12 +880,12 @@ def test_one_client_makes_every_rule_its_model(
     """Also on four devices, where three rows are padding."""
     model = models["logistic"]
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
-    alone = trained(model, fs.fedavg(local, clients_per_round=1, **ONE), crowd.data, 1)
+    alone = trained(
+        model, fs.fedavg(local, clients_per_round=1).on(ONE["execution"]), crowd.data, 1
+    )
     execution = fs.make_execution(devices=4)
     for rule in ("krum", "geometric_median"):
-        algorithm = robust(
-            local, clients_per_round=1, aggregator=rule, byzantine=0, execution=execution
-        )
+        algorithm = robust(local, clients_per_round=1, aggregator=rule, byzantine=0).on(execution)
         assert_trees(alone, trained(model, algorithm, crowd.data, 1), rtol=1e-6)
 
 
@@ -1018,7 +1017,7 @@ def test_attackers_know_what_they_are_told(
     variables = models["logistic"].init(jax.random.key(0))
     for before, message in (
         (FAIR, "must be without state, got agnostic(0.1)"),
-        (preaggregation.normalise(0.1), "normalise(0.1) looks at cohort.info"),
+        (preaggregation.normalise(0.1), "normalise(0.1) reads cohort.info"),
     ):
         attack = attacks.optimised(MALICIOUS, aggregators.mean, (before,))
         algorithm = fs.fedavg(local, clients_per_round=4).replace(sending=(attack,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import io
@@ -39,7 +40,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[fs.cli.loading.Save
     """A run with a clock, a target and a budget, and what it told scripts."""
     out = tmp_path_factory.mktemp("timed") / "run"
     argv = "--clients 6 --seeds 1 --rounds 3 --model logistic --algo fedprox --compare none"
-    argv += " --clock constant(1) --watts 2 --target 0.99 --budget-mb 0.04 --devices 1 --json"
+    argv += " --clock simulated(1,watts=2) --target 0.99 --budget-mb 0.04 --devices 1 --json"
     with contextlib.redirect_stdout(io.StringIO()) as told:
         assert bench.main([*argv.split(), "--out", str(out)]) == 0
     return fs.load_run(out), json.loads(told.getvalue())
@@ -83,6 +84,29 @@ def test_the_validated_weights_are_those_of_each_runs_best_round(kept: Any, labe
         mine = rows[i::6]
         best = max(mine, key=lambda row: row["validation"]["client_accuracy"]["mean"])
         assert accuracy(kept, weights, i) == pytest.approx(best["accuracy"], abs=1e-6)
+
+
+CRAFTED: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "no validation": lambda rows: rows[-1].pop("validation"),
+    "null": lambda rows: rows[1].update(validation=None),
+    "a list": lambda rows: rows[1].update(validation=["client_accuracy"]),
+    "no score": lambda rows: rows[1].update(validation={}),
+    "no mean": lambda rows: rows[1]["validation"].update(client_accuracy={"std": 1.0}),
+    "a text": lambda rows: rows[1]["validation"].update(client_accuracy={"mean": "1"}),
+    "infinity": lambda rows: rows[1]["validation"].update(client_accuracy=1e400),
+    "a line less": lambda rows: rows.pop(),
+    "lines of no run": lambda rows: rows.extend(rows[-6:]),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_crafted_records_are_a_line(case: str, kept: Any) -> None:
+    rows = copy.deepcopy([row for row in kept.records if row["algorithm"] == "radfed"])
+    CRAFTED[case](rows)
+    crafted = dataclasses.replace(kept, records=rows)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged: [^\n]*radfed") as caught:
+        crafted.variables("radfed", at="validated")
+    assert type(caught.value) is ValueError
 
 
 def test_what_was_not_kept(kept: Any, timed: Any) -> None:

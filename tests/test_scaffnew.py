@@ -30,10 +30,8 @@ def made(model: fs.Model, momentum: float = 0.0, **options: Any) -> fs.Algorithm
     local = fs.local_sgd(
         fs.empirical_risk(model), optax.sgd(LR, momentum=momentum or None), batch_size=BATCH
     )
-    given: dict[str, Any] = {
-        "clients_per_round": N, "lr": LR, "momentum": momentum, "coin": COIN, "execution": ONE,
-    }  # fmt: skip
-    return algorithms.scaffnew(local, **given | options)
+    given: dict[str, Any] = {"clients_per_round": N, "lr": LR, "momentum": momentum, "coin": COIN}
+    return algorithms.scaffnew(local, **given | options).on(ONE)
 
 
 def lengths(rounds: int) -> list[int]:
@@ -81,7 +79,7 @@ def test_rounds_are_the_steps_of_the_paper(
 ) -> None:
     """Eight unequal clients, of one to five minibatches, through several epochs in a round."""
     model = models["logistic"]
-    algorithm = made(model, momentum, execution=fs.make_execution(devices=1 if momentum else 2))
+    algorithm = made(model, momentum).on(fs.make_execution(devices=1 if momentum else 2))
     out = play(algorithm, model, federation.data, ROUNDS)
     steps = lengths(ROUNDS)
     assert min(steps) < 5 < max(steps)
@@ -104,8 +102,10 @@ def test_with_an_average_after_every_step_it_is_parallel_sgd(
     model = models["logistic"]
     ours = made(model, coin=1.0)
     plain = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
-    theirs = algorithms.parallel_sgd(plain, clients_per_round=N, execution=ONE).replace(
-        weighting=fs.weighting.equal
+    theirs = (
+        algorithms.parallel_sgd(plain, clients_per_round=N)
+        .on(ONE)
+        .replace(weighting=fs.weighting.equal)
     )
     a, b = (play(algorithm, model, federation.data, 3) for algorithm in (ours, theirs))
     assert_trees(a.servers, b.servers, rtol=1e-5, atol=1e-6)
@@ -119,9 +119,7 @@ def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Mod
     model = models["logistic"]
     risk = fs.empirical_risk(model, l2=0.5)
     local = fs.local_sgd(risk, optax.sgd(LR), batch_size=64)
-    ours = algorithms.scaffnew(
-        local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN, execution=ONE
-    )
+    ours = algorithms.scaffnew(local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN).on(ONE)
     plain = ours.replace(local=ours.parts.local.change(corrections=None))
 
     oracle = Oracle(federation.data, None, LR, 0, 64, 1)
@@ -195,7 +193,7 @@ FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
     ),
     "another rate": (
         lambda a: a.replace(local=a.parts.local.change(optimizer=optax.sgd(0.3))),
-        "needs the optimiser that it is told of, optax.sgd(0.1)",
+        "needs the optimiser that its settings assume, optax.sgd(0.1)",
     ),
     "steps": (lambda a: a.parts.local.change(steps=5), "steps must be drawn, such as by geo"),
     "two lengths": (

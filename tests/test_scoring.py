@@ -38,7 +38,7 @@ def hinge(logits: jax.Array, y: jax.Array) -> jax.Array:
 def test_each_loss_has_its_own_scores(federation: Federation) -> None:
     """Of the same model, task and sets."""
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.fedavg(local_of(model), clients_per_round=4, execution=ONE)
+    algorithm = fs.fedavg(local_of(model), clients_per_round=4).on(ONE)
 
     def result(**options: Any) -> fs.Result:
         given = algorithm, model, federation.data, federation.test
@@ -56,7 +56,7 @@ def test_each_loss_has_its_own_scores(federation: Federation) -> None:
 @pytest.mark.slow
 def test_runs_with_sets_of_their_own_share_nothing_with_others(federation: Federation) -> None:
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.fedavg(local_of(model), clients_per_round=4, execution=ONE)
+    algorithm = fs.fedavg(local_of(model), clients_per_round=4).on(ONE)
     x, y = federation.test
     sizes = np.array([len(x[s::2]) for s in (0, 1)])
     halves = [
@@ -80,7 +80,7 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     x, y = (np.concatenate([np.asarray(a)] * 50) for a in (federation.data.x, federation.data.y))
     data = fs.client_data(x, y, federation.partition)
     model = fs.models.logistic((6,), 3)
-    algorithm = fs.algorithms.scaffold(local_of(model), clients_per_round=4, execution=ONE)
+    algorithm = fs.algorithms.scaffold(local_of(model), clients_per_round=4).on(ONE)
     made = experiment(algorithm, model, data, (x.copy(), y.copy()), classes=3, execution=ONE)
     made.start((0,))
     kept = sum(a.nbytes for a in jax.tree.leaves(made.start((0,)).state.client_state))
@@ -111,7 +111,7 @@ def test_a_model_may_be_applied_by_what_is_no_key(federation: Federation) -> Non
     found = []
     for by in (1.0, -1.0):
         model = fs.Model(init, Scaled(by))
-        algorithm = fs.fedavg(local_of(model, rate=0.0), clients_per_round=4, execution=ONE)
+        algorithm = fs.fedavg(local_of(model, rate=0.0), clients_per_round=4).on(ONE)
         given = algorithm, model, federation.data, federation.test
         found.append(fs.simulate(*given, rounds=1, classes=3).accuracy[-1, 0])
     x, y = federation.test

@@ -29,7 +29,11 @@ UP = fs.clock.tiers(10, 30)
 CLOCK = fs.clock.simulated(
     fs.clock.tiers(1, 2, 10), fs.clock.bandwidth(UP, 40.0), fs.clock.bernoulli(0.7)
 )
-compose = functools.partial(fs.compose, execution=fs.make_execution(devices=1))
+ONE = fs.make_execution(devices=1)
+
+
+def compose(*args: Any, **parts: Any) -> fs.Algorithm:
+    return fs.compose(*args, **parts).on(ONE)
 
 
 @functools.cache
@@ -620,7 +624,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "penalty": (
         lambda: fs.selection.guided(penalty=-1), "penalty must be at least 0, got -1",
     ),
-    "window": (lambda: fs.selection.guided(window=0), "window must be at least 1, got 0"),
+    "window": (lambda: fs.selection.guided(window=0), "window must be in 1..10000000, got 0"),
     "nobody's utility": (
         lambda: play(algorithm(fs.selection.guided(), CLOCK), 1),
         r"selection guided\(\) needs clients that report utility, local is local_sgd",

@@ -108,7 +108,7 @@ def run(algorithm: fs.Algorithm, rounds: int, start: np.ndarray = START) -> Run:
 
 
 def fedavg(*parts: Sending, local: fs.LocalUpdate | None = None) -> fs.Algorithm:
-    plain = fs.fedavg(local or local_sgd(), clients_per_round=4, equal_weights=True, execution=ONE)
+    plain = fs.fedavg(local or local_sgd(), clients_per_round=4, equal_weights=True).on(ONE)
     return plain.replace(sending=parts)
 
 
@@ -187,8 +187,7 @@ def test_every_hop_of_radfed(case: str) -> None:
         clients_per_round=4,
         redistribution_rounds=3,
         active_clients=active if active < 4 else None,
-        execution=ONE,
-    )
+    ).on(ONE)
     ours = run(method.replace(sending=parts), 5)
     server: Row = START.astype(float)
     slots, forged = [server] * 4, 0
@@ -216,7 +215,7 @@ def test_every_hop_of_radfed(case: str) -> None:
 
 def test_every_neighbour_of_gossip() -> None:
     """Those in collusion know what is sent, which one of them has turned around before."""
-    method = gossip(local_sgd(), clients_per_round=4, execution=ONE)
+    method = gossip(local_sgd(), clients_per_round=4).on(ONE)
     ours = run(method.replace(sending=(FLIP, attacks.alie(COLLUDING, 1.5))), 3)
     nodes = ours.metrics.client[0].tolist()
     assert sum(COLLUDING[nodes]) == 2, nodes
@@ -236,7 +235,7 @@ def test_every_neighbour_of_gossip() -> None:
 def test_phase_shift_sends_one_message_when_due() -> None:
     """Attack, then code with feedback, then clip: at an upload, and when the rest is collected."""
     limit = 2.0
-    method = fs.phase_shift(local_sgd(), clients_per_round=4, phases=2, execution=ONE)
+    method = fs.phase_shift(local_sgd(), clients_per_round=4, phases=2).on(ONE)
     method = method.replace(sending=(FLIP, TOP_TWO, sending.clip_norm(limit)))
     ours = run(method, 5)
     server, residual, behind = START.astype(float), np.zeros((N, WIDTH)), 0
@@ -296,7 +295,7 @@ def test_a_code_between_clients_is_no_saving() -> None:
 
 def test_scaffold_forges_the_variate_too() -> None:
     local = local_sgd(epochs=2)
-    ours = run(scaffold(local, clients_per_round=4, execution=ONE).replace(sending=(FLIP,)), 3)
+    ours = run(scaffold(local, clients_per_round=4).on(ONE).replace(sending=(FLIP,)), 3)
     w, c, own = START.astype(float), np.zeros(WIDTH), np.zeros((N, WIDTH))
     for t, clients in enumerate(ours.metrics.client.tolist()):
         updates, changes = [], []
@@ -318,9 +317,7 @@ def test_scaffold_forges_the_variate_too() -> None:
 def test_qffl_measures_what_is_sent() -> None:
     """The forged updates are in the step and in the bound of its curvature."""
     q = 2
-    method = qffl(
-        local_sgd(), clients_per_round=4, objective=bowl, lr=LR, q=float(q), execution=ONE
-    )
+    method = qffl(local_sgd(), clients_per_round=4, objective=bowl, lr=LR, q=float(q)).on(ONE)
     ours = run(method.replace(sending=(FLIP,)), 3)
     w = START.astype(float)
     for t, clients in enumerate(ours.metrics.client.tolist()):
@@ -335,7 +332,7 @@ def test_qffl_measures_what_is_sent() -> None:
 
 
 def test_ifca_forges_the_cluster() -> None:
-    method = ifca(local_sgd(), clients_per_round=5, objective=bowl, clusters=2, execution=ONE)
+    method = ifca(local_sgd(), clients_per_round=5, objective=bowl, clusters=2).on(ONE)
     ours = run(method.replace(sending=(FLIP,)), 3)
     theta = np.asarray(ours.first.broadcast.variables.params["w"], np.float64)
     taken: set[int] = set()
@@ -432,12 +429,10 @@ def test_messages_are_forged_where_they_are_floats() -> None:
 
 
 POISONED: dict[str, Callable[[fs.LocalUpdate], fs.Algorithm]] = {
-    "qffl": lambda local: qffl(
-        local, clients_per_round=5, objective=two_bowls, lr=LR, q=2.0, execution=ONE
+    "qffl": lambda local: qffl(local, clients_per_round=5, objective=two_bowls, lr=LR, q=2.0).on(
+        ONE
     ),
-    "ifca": lambda local: ifca(
-        local, clients_per_round=5, objective=two_bowls, clusters=2, execution=ONE
-    ),
+    "ifca": lambda local: ifca(local, clients_per_round=5, objective=two_bowls, clusters=2).on(ONE),
 }
 
 
@@ -481,7 +476,7 @@ def test_a_code_does_not_decide_by_rounding(name: str) -> None:
     start, ends = model.init(jax.random.key(1)), []
     for devices in (1, 4):
         execution = fs.make_execution(devices=devices)
-        algorithm = CODED[name](local, clients_per_round=5, execution=execution)
+        algorithm = CODED[name](local, clients_per_round=5).on(execution)
 
         @jax.jit
         def whole(start: Variables, algorithm: fs.Algorithm = algorithm) -> Variables:
@@ -528,7 +523,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels twice": (
         lambda: attacks.label_flip(attacks.label_flip(DATA, MALICIOUS, 2), MALICIOUS, 2),
-        "data must have their own labels, got some that were changed before",
+        "data must have its original labels, got labels that were changed before",
     ),
     "parts": (
         lambda: fedavg().replace(sending=attacks.sign_flip(MALICIOUS)),

@@ -191,8 +191,7 @@ def test_ozdayi_against_numpy(rooted: ClientData, model: fs.Model, local: LocalU
         threshold=theta,
         server_epochs=2,
         backwards=True,
-        **ONE,
-    )
+    ).on(ONE["execution"])
     check(servers, play(algorithm, model, rooted, 3).servers)
     assert 0.1 < min(stopped) <= max(stopped) < 0.9  # both kinds of coordinates
 
@@ -265,7 +264,7 @@ def test_two_runs_with_their_own_roots_are_two_runs(
     federation: Federation, model: fs.Model, local: LocalUpdate, two_roots: Any
 ) -> None:
     x, y, partitions, roots = two_roots
-    algorithm = ozdayi(local, clients_per_round=4, **ONE)
+    algorithm = ozdayi(local, clients_per_round=4).on(ONE["execution"])
 
     data = fs.client_data(x, y, partitions, root=roots)
     both = fs.simulate(
@@ -456,8 +455,7 @@ def test_fedasync_against_numpy(
         slope=a,
         grace=b,
         mu=mu,
-        **ONE,
-    )
+    ).on(ONE["execution"])
     assert algorithm.slots == buffer
     assert algorithm.round_factor == 4 / buffer  # as many visits as FedAvg in a user's round
     check(servers, play(algorithm, model, federation.data, rounds).servers)
@@ -473,7 +471,7 @@ def test_gossip_on_a_ring_against_numpy(
     clients = slow(federation.data, model)
     models = [oracle.layers_of(clients.initial)] * 8
     two = fs.make_execution(devices=2)
-    ring = gossip(local, clients_per_round=8, topology="ring", execution=two)
+    ring = gossip(local, clients_per_round=8, topology="ring").on(two)
     ours = play(ring, model, federation.data, ROUNDS)
     for t in range(ROUNDS):
         near = [[models[i - 1], models[i], models[(i + 1) % 8]] for i in range(8)]
@@ -612,8 +610,8 @@ def test_qffl_against_numpy(federation: Federation, model: fs.Model) -> None:
     risk = fs.empirical_risk(model)
     algorithm = qffl(
         fs.local_sgd(risk, optax.sgd(LR, momentum=momentum), batch_size=BATCH),
-        clients_per_round=4, objective=risk, lr=LR, momentum=momentum, q=q, **ONE,
-    )  # fmt: skip
+        clients_per_round=4, objective=risk, lr=LR, momentum=momentum, q=q,
+    ).on(ONE["execution"])  # fmt: skip
     check(servers, play(algorithm, model, federation.data, ROUNDS).servers)
 
 
@@ -661,7 +659,7 @@ def projected(v: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def agnostic(federation: Federation, model: fs.Model, local: LocalUpdate) -> Play:
     objective = fs.empirical_risk(model)
-    algorithm = afl(local, clients_per_round=4, objective=objective, step=0.4, **ONE)
+    algorithm = afl(local, clients_per_round=4, objective=objective, step=0.4).on(ONE["execution"])
     return play(algorithm, model, federation.data, 12)
 
 
@@ -733,7 +731,7 @@ def test_fltrust_averages_the_state_of_the_trusted() -> None:
     """By their scores; if nobody is trusted, the statistics stay, like the weights."""
     model, objective = drifting()
     local = fs.local_sgd(objective, optax.sgd(1.0), batch_size=1)
-    algorithm = fltrust(local, clients_per_round=3, **ONE)
+    algorithm = fltrust(local, clients_per_round=3).on(ONE["execution"])
     start, step_of = model.init(jax.random.key(0)), jax.jit(algorithm.step)
     clients = partition_from_lists([[0], [1], [2]])
     for root, state in (([0, 1], [3.0, 1.0]), ([-1, 0], [0.0, 0.0])):
@@ -804,9 +802,8 @@ def together(local: LocalUpdate | None = None, slots: int = 6, **parts: Any) -> 
     plain = {
         "selection": selection.uniform(),
         "schedule": schedule.every_round(slots),
-        "execution": ONE["execution"],
     }
-    return fs.compose(local or any_local(), **{**plain, **parts})
+    return fs.compose(local or any_local(), **{**plain, **parts}).on(ONE["execution"])
 
 
 def of_sgd(*arguments: Any, **options: Any) -> LocalUpdate:
@@ -924,19 +921,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "q-FFL told of another rate": (
         lambda: qffl(of_sgd(0.2), clients_per_round=6, objective=NONE, lr=0.1),
-        "preaggregation q_fair(1.0, 0.1) needs the optimiser that it is told of, optax.sgd(0.1), "
-        "local is with_initial_loss(local_sgd(empirical_risk(<Model>), <optax>)",
+        "preaggregation q_fair(1.0, 0.1) needs the optimiser that its settings assume, "
+        "optax.sgd(0.1), local is with_initial_loss(local_sgd(empirical_risk(<Model>), <optax>)",
     ),
     "q-FFL not told of the momentum": (
         lambda: qffl(of_sgd(0.1, momentum=0.9), clients_per_round=6, objective=NONE, lr=0.1),
-        "needs the optimiser that it is told of, optax.sgd(0.1), local is ",
+        "needs the optimiser that its settings assume, optax.sgd(0.1), local is ",
     ),
     "q-FFL with Nesterov's momentum": (
         lambda: qffl(
             of_sgd(0.1, momentum=0.9, nesterov=True),
             clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9,
         ),
-        "needs the optimiser that it is told of, optax.sgd(0.1, momentum=0.9), local is ",
+        "needs the optimiser that its settings assume, optax.sgd(0.1, momentum=0.9), local is ",
     ),
     "variates that no server holds": (
         lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),
@@ -984,13 +981,17 @@ def test_parts_that_do_not_fit_are_refused(case: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+class unknown(fs.base.Wrapper):
+    response = None
+
+
 def test_parts_that_fit_are_not_refused() -> None:
     """The same parts, each beside what it needs."""
     heavy = of_sgd(0.1, momentum=0.9)
     qffl(heavy, clients_per_round=6, objective=NONE, lr=0.1, momentum=0.9)
     told = preaggregation.q_fair(1, 0.1)
     # An optimiser that is not known cannot be checked.
-    together(heavy.replace(response=None), preaggregation=(told,))
+    together(unknown(heavy), preaggregation=(told,))
     together(preaggregation=(told, preaggregation.agnostic(0.1)))
     together(of_sgd(optax.constant_schedule(0.1)), preaggregation=(told,))
     together(**STICKY, sending=(fs.sending.clip_norm(1.0),))

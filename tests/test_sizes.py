@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+import re
 import resource
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import make_federation, with_root
+from test_contracts import UNEQUAL, named, net, update
 
 import fedjax_sim as fs
 from fedjax_sim import bench
+from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import number
 from fedjax_sim.cli.methods import owners_of
 from fedjax_sim.cli.parser import _TAKEN, _chosen, _parser
@@ -30,7 +36,6 @@ RUN += " --compare none --dry-run --no-cache"
 BESIDE = {
     "--folds": "--split clients",
     "--patience": "--split clients",
-    "--first": "--clock constant(1)",
     "--lora": "--model mlp",
     "feddf": "--server-fraction 0.1",
     "fedmd": "--server-fraction 0.1",
@@ -69,7 +74,7 @@ SOME = {
     "--digest-epochs": ("fedmd", "epochs must be at most 1000, got"),
     "--fragments": ("streaming_diloco", "--fragments must be in 1..1000, got"),
     "--bands": ("dp_ftrl", "--bands must be in 1..2, the rounds in which none of"),
-    "--pace-rounds": ("oort", "a whole number is too large for the devices: "),
+    "--pace-rounds": ("oort", "window must be in 1..10000000, got 2147483647"),
 }
 
 
@@ -116,7 +121,9 @@ def test_what_multiplies_is_counted_before_it_is_made(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="grid must have at most 10,000 cells, got 1,000,000,000"):
         read_study(file)
     many = "|".join(map(str, range(1, 1001)))
-    with pytest.raises(ArgumentTypeError, match="may have 1,000 settings, got 1,000,000,000"):
+    with pytest.raises(
+        ArgumentTypeError, match="stands for 1,000,000,000 texts: use at most 1,000"
+    ):
         written(f"fedavg(epochs={many}, batch_size={many}, lr={many})")
     with pytest.raises(ValueError, match="seeds must be at most 100,000, got 1,000,000,000"):
         checked_seeds(range(10**9))
@@ -136,6 +143,72 @@ def test_parts_take_whole_numbers_of_32_bits(number: int) -> None:
             make()
     with pytest.raises(ValueError, match="clients_per_round must be at most 10000000, got"):
         fs.fedavg(local, clients_per_round=2**31 - 1)
+
+
+CALLED = {
+    "fewest_steps": "fewest",
+    "fine_tuning_steps": "epochs",
+    "public_samples": "public samples",
+    "digest_epochs": "epochs",
+    "tiers": "count",
+    "sketch_size": "sketches",
+    "pace_rounds": "window",
+    "mediator_epochs": "rounds",
+}
+"""The arguments of methods that parts call otherwise."""
+COUNTS = [
+    (name, argument)
+    for name in fs.ALGORITHMS
+    for argument, kind in keywords(fs.ALGORITHMS[name]).items()
+    if kind.annotation in (int, int | None)
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        case if case in (("phase_shift", "clients_per_round"), ("push_sum", "clients_per_round"),
+                         ("oort", "pace_rounds"), ("fd", "classes"))
+        else pytest.param(*case, marks=pytest.mark.slow)
+        for case in COUNTS
+    ],
+)  # fmt: skip
+def test_no_whole_number_of_a_method_hangs_or_fills_the_memory(name: str, argument: str) -> None:
+    """Made, priced and traced: a ValueError that names it and the number, or accepted."""
+    data = with_root(make_federation(UNEQUAL).data, range(8))
+    variables = jax.eval_shape(net().init, jax.random.key(0))
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    for value in (2**31 - 1, 2**31, 10**400):
+        try:
+            made = named(name, update(), **{argument: value})
+            made.traffic(variables, data)
+            state = jax.eval_shape(made.init, jax.random.key(0), variables, data)
+            jax.eval_shape(made.step, jax.random.key(0), state, data)
+        except ValueError as error:
+            told = str(error).replace(",", "")
+            assert argument in told or CALLED[argument] in told
+            assert re.search(r"\d{10}", told)
+            assert len(told) < 200
+        else:
+            assert value == 2**31 - 1
+    assert time.perf_counter() - began < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
+
+
+def test_the_clients_of_a_graph_are_priced() -> None:
+    local = fs.local_sgd(fs.toy(3).objective, optax.sgd(0.1))
+    for method in (fs.algorithms.gossip, fs.algorithms.push_sum):
+        with pytest.raises(memory.TooLargeError, match="graph of 9,999,999 clients_per_round take"):
+            method(local, clients_per_round=9_999_999)
+
+
+def test_a_number_that_no_part_rejects_is_a_line() -> None:
+    problem = fs.toy(3)
+    late = fs.schedule.every_round(2)._replace(due=lambda t: jnp.full(2, t >= 2**33))
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    algorithm = fs.compose(local, selection=fs.selection.uniform(), schedule=late)
+    with pytest.raises(ValueError, match="a whole number is too large for the devices: "):
+        problem.accuracy(algorithm, rounds=1)
 
 
 @pytest.mark.parametrize(

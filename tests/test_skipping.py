@@ -59,8 +59,7 @@ def fedavg(clients: int, *, screens: bool, code: bool = False) -> fs.Algorithm:
     codes = [fs.sending.compressed(fs.compression.top_k(0.4))] if code else []
     algorithm = fs.fedavg(
         local(optimizer_state="keep"), clients_per_round=clients,
-        execution=fs.make_execution(devices=1),
-    )  # fmt: skip
+        ).on(fs.make_execution(devices=1))  # fmt: skip
     return algorithm.replace(sending=[*([FINITE()] if screens else []), *codes])
 
 

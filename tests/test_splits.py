@@ -89,7 +89,7 @@ lists = st.lists(st.integers(1, 30), min_size=1, max_size=8).map(
         ([0.0], "must be integers"),
         ([], "must be integers"),
         (1, r"must be integers \[K\]"),
-        ([2, 0, 2], r"clients must have a client once, got \[2 0 2\]"),
+        ([2, 0, 2], r"clients must have each client once, got \[2 0 2\]"),
     ],
 )
 def test_clients_that_cannot_be_taken(clients: Any, message: str) -> None:
@@ -157,8 +157,14 @@ def test_global_statistics_are_of_the_training_clients_alone() -> None:
 
 BAD_TABLES: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"x": np.full((4, 2), "a")}, r"x must be numbers \[n, ..., C\], got <U1 \[4, 2\]"),
-    "NaN": ({"x": np.full((4, 2), np.nan)}, "x must be finite where statistics are taken, got NaN"),
-    "inf": ({"x": np.full((4, 2), np.inf)}, "x must be finite where statistics are taken, got NaN"),
+    "NaN": (
+        {"x": np.full((4, 2), np.nan)},
+        "x must be finite where statistics are computed",
+    ),
+    "inf": (
+        {"x": np.full((4, 2), np.inf)},
+        "x must be finite where statistics are computed",
+    ),
     "columns": ({"numeric": [1]}, r"numeric must be bool \[2\], got int64 \[1\]"),
     "flags": ({"numeric": [0, 1]}, r"numeric must be bool \[2\], got int64 \[2\]"),
     "rows": ({"rows": [[0, 4]]}, "{name} must have samples in 0 to 3, got 0 to 4"),
@@ -210,7 +216,7 @@ def test_local_statistics_are_each_clients_own() -> None:
         standardise_local(changed, partition, fit=kept, numeric=NUMERIC)[kept.index],
         fitted[kept.index],
     )
-    with pytest.raises(ValueError, match="fit must have the 7 clients of clients, got 2"):
+    with pytest.raises(ValueError, match="fit must have 7 clients, as clients has, got 2"):
         standardise_local(x, partition, fit=take_clients(partition, [0, 1]))
 
 
@@ -299,8 +305,7 @@ def test_a_fold_in_a_batch_is_that_fold_alone() -> None:
     algorithm = fs.fedavg(
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=8),
         clients_per_round=2,
-        execution=fs.make_execution(1),
-    )
+    ).on(fs.make_execution(1))
 
     def run(data: Any, sets: tuple[EvalSet, EvalSet], seeds: list[int]) -> fs.Result:
         test, validation = sets
@@ -429,7 +434,7 @@ BAD = {
     "folds of another split": (["--folds", "5"], "--folds is for --split clients, not official"),
     "too few": (
         ["--split", "clients", "--folds", "11"],
-        "--clients must suffice for 11 folds and leave one to train, got 10",
+        "--clients must be enough for 11 folds with one left to train, got 10",
     ),
     "fraction": (["--split", "holdout", "--test-fraction", "1"], "--test-fraction"),
     "fraction of another split": (["--test-fraction", "0.5"], "--test-fraction is for --split"),

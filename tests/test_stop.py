@@ -86,8 +86,8 @@ def method(name: str) -> fs.Algorithm:
     """On a device; the one that collects nothing has a clock."""
     local, one = fs.local_sgd(TOY.objective, optax.sgd(0.05)), fs.make_execution(devices=1)
     if name == "phase_shift":
-        return fs.phase_shift(local, clients_per_round=4, phases=2, execution=one)
-    algorithm = fs.fedavg(local, clients_per_round=4, execution=one)
+        return fs.phase_shift(local, clients_per_round=4, phases=2).on(one)
+    algorithm = fs.fedavg(local, clients_per_round=4).on(one)
     return algorithm.replace(clock=fs.clock.simulated(fs.clock.lognormal(1.0, 1.0)))
 
 

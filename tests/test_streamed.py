@@ -49,8 +49,7 @@ def test_fedavg_on_a_stream_against_numpy(federation: Federation, equal: bool) -
         local(),
         clients_per_round=COHORT,
         equal_weights=equal,
-        execution=fs.make_execution(devices=2 if equal else 1),
-    )
+    ).on(fs.make_execution(devices=2 if equal else 1))
     ours = play(method, MODEL, streamed(federation.data, EACH), ROUNDS)
     w = oracle.layers_of(MODEL.init(jax.random.fold_in(jax.random.key(0), 0)))
     missing = 0
@@ -82,7 +81,7 @@ def test_every_sample_comes_in_once(federation: Federation) -> None:
     twice = local(2).change(epochs=2.0)
     lanes = fs.make_execution(devices=1, lanes=3)
     ours, theirs = (
-        play(fs.fedavg(twice, clients_per_round=8, execution=e), MODEL, data, rounds)
+        play(fs.fedavg(twice, clients_per_round=8).on(e), MODEL, data, rounds)
         for e in (ONE["execution"], lanes)
     )
     assert sum(int(m.samples) for m in ours.metrics) == 2 * sum(SIZES)
@@ -94,7 +93,7 @@ def test_every_sample_comes_in_once(federation: Federation) -> None:
 
 @pytest.mark.slow
 def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
-    method = fs.fedavg(local(), clients_per_round=COHORT, **ONE)
+    method = fs.fedavg(local(), clients_per_round=COHORT).on(ONE["execution"])
     whole = play(method, MODEL, federation.data, 1)
     once = play(method, MODEL, streamed(federation.data, max(SIZES)), 2)
     for run in once.servers:

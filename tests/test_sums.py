@@ -121,8 +121,7 @@ def normed(devices: int, chunk: int, held: bool) -> Play:
         NORMED,
         server=heavy,
         diagnostics={"all": reading()} if held else {},
-        execution=fs.make_execution(devices=devices, chunk=chunk),
-    )
+    ).on(fs.make_execution(devices=devices, chunk=chunk))
     return play(algorithm, NORMED, make_federation().data, 3)
 
 
@@ -139,9 +138,7 @@ def test_a_rate_for_each_run(federation: Federation, models: dict[str, fs.Model]
 
     def trained(lr: Any, seed: Any) -> Any:
         local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
-        algorithm = fs.fedavg(
-            local, clients_per_round=4, execution=fs.make_execution(devices=2, chunk=3)
-        )
+        algorithm = fs.fedavg(local, clients_per_round=4).on(fs.make_execution(devices=2, chunk=3))
         state = algorithm.init(key, model.init(key), data)
         return algorithm.step(jax.random.key(seed), state, data)[0].server
 
@@ -163,7 +160,7 @@ def test_nobody_trains(federation: Federation, models: dict[str, fs.Model]) -> N
         )
     )
     execution = fs.make_execution(devices=1)
-    run = play(composed(models["logistic"], selection=nobody, execution=execution),
+    run = play(composed(models["logistic"], selection=nobody).on(execution),
                models["logistic"], federation.data, 1)  # fmt: skip
     assert_trees(run.servers[0], models["logistic"].init(jax.random.fold_in(jax.random.key(0), 0)))
 
@@ -171,8 +168,8 @@ def test_nobody_trains(federation: Federation, models: dict[str, fs.Model]) -> N
 def temporaries(federation: Federation, model: fs.Model, cohort: int, **parts: Any) -> int:
     algorithm = composed(
         model, schedule=schedule.every_round(cohort),
-        execution=fs.make_execution(devices=1, chunk=1), **parts,
-    )  # fmt: skip
+        **parts,
+    ).on(fs.make_execution(devices=1, chunk=1))  # fmt: skip
     variables = jax.eval_shape(model.init, jax.random.key(0))
     state = jax.eval_shape(algorithm.init, jax.random.key(0), variables, federation.data)
     program = jax.jit(algorithm.step).lower(jax.random.key(0), state, federation.data).compile()

@@ -88,7 +88,7 @@ MAKERS: dict[str, tuple[Make, dict[str, list[Any]]]] = {
 
 def on(execution: fs.Execution, make: Make) -> Make:
     """The same algorithms on these devices."""
-    return lambda **settings: make(**settings).replace(execution=execution)
+    return lambda **settings: make(**settings).on(execution)
 
 
 @pytest.mark.parametrize("name", some_slow(MAKERS))
@@ -122,7 +122,7 @@ def test_runs_have_their_own_clients_and_sets() -> None:
     held = eval_set(x, labels, [fs.partition.iid(labels, 3, seed=s) for s in (2, 3)])
 
     def make(mu: float, lr: float) -> fs.Algorithm:
-        return fs.algorithms.fedprox(sgd(lr), clients_per_round=3, mu=mu, execution=ONE)
+        return fs.algorithms.fedprox(sgd(lr), clients_per_round=3, mu=mu).on(ONE)
 
     told: list[str] = []
     swept = fs.sweep(
@@ -174,7 +174,7 @@ def grouped(make: Make, grid: list[dict[str, Any]], data: fs.ClientData) -> list
 
 def test_what_changes_shapes_is_another_program(federation: Federation) -> None:
     def make(epochs: int, lr: float) -> fs.Algorithm:
-        return fs.fedavg(sgd(lr, epochs=epochs), clients_per_round=3, execution=ONE)
+        return fs.fedavg(sgd(lr, epochs=epochs), clients_per_round=3).on(ONE)
 
     grid = [{"epochs": epochs, "lr": lr} for epochs in (1, 2) for lr in (0.05, 0.2)]
     assert grouped(make, grid, federation.data) == [[0, 1], [2, 3]]
@@ -183,7 +183,7 @@ def test_what_changes_shapes_is_another_program(federation: Federation) -> None:
 def sparse(sparsity: float, lr: float) -> fs.Algorithm:
     """STC keeps a number of entries that is known when the round is compiled."""
     local = sgd(lr)
-    return fs.algorithms.stc(local, clients_per_round=3, sparsity=sparsity, execution=ONE)
+    return fs.algorithms.stc(local, clients_per_round=3, sparsity=sparsity).on(ONE)
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +221,7 @@ def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> N
             selection=fs.selection.uniform(),
             schedule=fs.schedule.every_round(3),
             sending=(part,),
-            execution=ONE,
-        )
+        ).on(ONE)
 
     settings = [{"share": share} for share in (0.5, 1.0, 0.501)]
     assert grouped(make, settings, federation.data) == [[0, 2], [1]]
@@ -241,8 +240,7 @@ def diverging(federation: Federation) -> Callable[[int], tuple[Make, Sweep]]:
                 sgd(lr),
                 selection=fs.selection.uniform(),
                 schedule=fs.schedule.every_round(3),
-                execution=execution,
-            )
+            ).on(execution)
 
         data, test = federation.data, federation.test
         sets: Any = {"validation": test, "execution": execution}
@@ -292,7 +290,7 @@ def test_a_point_that_diverges_is_told_and_takes_no_other_along(
 )
 def test_what_is_refused(grid: Any, message: str, federation: Federation) -> None:
     def make(mu: float) -> fs.Algorithm:
-        return fs.algorithms.fedprox(sgd(0.1), clients_per_round=3, mu=mu, execution=ONE)
+        return fs.algorithms.fedprox(sgd(0.1), clients_per_round=3, mu=mu).on(ONE)
 
     with pytest.raises(ValueError, match=message) as error:
         fs.sweep(make, grid, MODEL, federation.data, federation.test, **SCALE)
@@ -302,7 +300,7 @@ def test_what_is_refused(grid: Any, message: str, federation: Federation) -> Non
 @pytest.mark.slow
 def test_a_sweep_goes_on_and_another_is_refused(federation: Federation, tmp_path: Path) -> None:
     def make(lr: float) -> fs.Algorithm:
-        return fs.fedavg(sgd(lr), clients_per_round=3, execution=ONE)
+        return fs.fedavg(sgd(lr), clients_per_round=3).on(ONE)
 
     def go(lrs: list[float], rounds: int, checkpoints: Path | None = tmp_path) -> Sweep:
         data, test = federation.data, federation.test

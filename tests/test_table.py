@@ -32,7 +32,7 @@ def run(
 ) -> fs.Result:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr), batch_size=8)
     return fs.simulate(
-        fs.ALGORITHMS[name](local, execution=ONE, **OPTIONS[name]),
+        fs.ALGORITHMS[name](local, **OPTIONS[name]).on(ONE),
         model,
         federation.data,
         federation.test,

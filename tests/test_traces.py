@@ -158,8 +158,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("", "fedavg: clock traced('{file}') must know the 8 clients"),
-        ("--bandwidth own(1,2)", "--bandwidth is for a --clock that is no trace"),
-        ("--availability bernoulli(1)", "--availability is for a --clock that is no trace"),
+        ("--clock traced('{file}',link=1)", "--clock: traced('{file}',link=1): "),
         ("--clock lacks.csv", "--clock: lacks.csv: No such file or directory"),
     ],
 )
@@ -167,7 +166,7 @@ def test_the_command_reads_a_trace(given: str, message: str, tmp_path: Path) -> 
     file = written(tmp_path, WINDOWS)
     argv = ["--clients", "8", "--seeds", "1", "--compare", "none", "--algo", "fedavg"]
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(file=file))}"):
-        build(parse([*argv, "--clock", str(file), *given.split()]))
+        build(parse([*argv, "--clock", str(file), *given.format(file=file).split()]))
     build(
         parse(
             [

@@ -91,7 +91,7 @@ def algorithm_of(training: Training) -> fs.Algorithm:
     local = make_local(training, fs.empirical_risk(problem()[0]), ())
     one = fs.make_execution(1)
     return scheduled(
-        training, local, ROUNDS, lambda made: fs.fedavg(made, clients_per_round=2, execution=one)
+        training, local, ROUNDS, lambda made: fs.fedavg(made, clients_per_round=2).on(one)
     )
 
 
@@ -238,11 +238,11 @@ REFUSED = {
     "--lora 2 --algo fedavg(weight_decay=0.1)": "--weight-decay is for models without --lora",
     "--lr-schedule foo": "--lr-schedule: must be constant, or one of cosine(end), linear(end), ",
     "--lr-schedule cosine*": "--lr-schedule: must be constant, or one of ",
-    "--lr-schedule cosine(1)": "--lr-schedule: cosine(end) must be a number at least 0 and below 1",
-    "--lr-schedule exponential": "--lr-schedule: exponential must be written exponential(factor)",
-    "--lr-schedule warmup(1)": "--lr-schedule: warmup(rounds) must be a whole number at least 2",
+    "--lr-schedule cosine(1)": "--lr-schedule: cosine(1): end must be a number at least 0 and be",
+    "--lr-schedule exponential": "--lr-schedule: exponential: exponential() must be written exp",
+    "--lr-schedule warmup(1)": "--lr-schedule: warmup(1): rounds must be a whole number at least 2",
     "--lr-schedule step(0.1,4,2)": (
-        "--lr-schedule: step(factor, round, ...) must have its rounds in order"
+        "--lr-schedule: step(0.1,4,2): rounds must be in order, got 4, 2"
     ),
     "--lr-schedule step(0.1,5)": (
         "--lr-schedule step(0.1, 5): round 5 must be below the 5 rounds"

@@ -190,7 +190,7 @@ def test_fedavg_trains_it(model: fs.Model, start: fs.Variables) -> None:
         epochs=2,
     )
     execution = fs.make_execution(devices=1)
-    algorithm = fs.fedavg(local, clients_per_round=COHORT, execution=execution)
+    algorithm = fs.fedavg(local, clients_per_round=COHORT).on(execution)
     ours = play(algorithm, model._replace(init=lambda key: start), data, ROUNDS)
     slow = Plain(data, start, LR, 0.0, BATCH, 2)
     server = [np.asarray(w) for w in jax.tree.leaves(start.params)]

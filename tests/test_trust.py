@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -465,6 +466,17 @@ def huge(folder: Path) -> None:
         os.link(folder / "a" / "0.png", folder / "b" / f"x{i}.png")
 
 
+def vast(folder: Path) -> None:
+    """A file of 67 bytes that claims 100,000 x 100,000 pixels."""
+    from PIL import Image
+
+    Image.new("L", (1, 1)).save(folder / "a" / "0.png")
+    content = bytearray((folder / "a" / "0.png").read_bytes())
+    content[16:24] = 2 * (100_000).to_bytes(4, "big")
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    (folder / "a" / "0.png").write_bytes(content)
+
+
 def tfds(*changes: tuple[str, str], then: Callable[[Path], None] = lambda folder: None) -> str:
     """A TFDS folder whose files say something else."""
     feature = "tensorflow_datasets.core.features."
@@ -616,6 +628,8 @@ DATA: dict[str, tuple[Callable[[], str], str]] = {
     "images in lists": (lambda: picture(OUTSIDE, many=True), "must be of numbers, texts or images"),
     "a pipe of an image": (lambda: image_folder(pipe("a/x.png")), "not a regular file"),
     "large pictures": (lambda: image_folder(huge), "this machine has"),
+    "a picture of 10^10 pixels": (lambda: image_folder(vast), "that Pillow reads"),
+    "an archive": (lambda: hugging(then=written("more.rar", "Rar!")), "unpack it, or pack it as"),
     "no image": (lambda: image_folder(written("a/x.png", "\x89PNG")), "that Pillow reads"),
     "a pipe of a table": (lambda: piped("x.csv", "csv:x.csv,label=a"), "there is no file"),
     "a pipe of arrays": (lambda: piped("x.npz", "x.npz"), "there is no file"),
@@ -659,7 +673,7 @@ def test_only_a_new_run_downloads(
     else:
         flags = [*flags, "--dataset", name]
     err = line_of(lambda _: bench.main(flags), here, capsys)
-    assert "is not ready" in err or "cannot be had" in err
+    assert "is not ready" in err or "cannot be loaded" in err
 
 
 def test_a_text_of_a_table_is_no_formula() -> None:

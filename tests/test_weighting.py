@@ -14,6 +14,7 @@ import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import ClientData
 from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli.making import make, stand_in
 
 ROUNDS, CLASSES = 2, 3
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,18 +47,12 @@ def held(first: int, second: int) -> ClientData:
 def test_equal_weights_weigh_all_that_is_aggregated(name: str, equal: bool) -> None:
     """A sample held twice adds nothing but weight, as a step is on all samples of a client."""
     model = fs.models.mlp((6,), CLASSES, widths=(5,))
-    objective = fs.empirical_risk(model)
-    common = {"model": model, "objective": objective, "classes": CLASSES}
-    common |= {"lr": 0.1, "momentum": 0.0}
-    method = ALGORITHMS[name]
-    algorithm = method(
-        fs.local_sgd(objective, optax.sgd(0.1), batch_size=16),
-        clients_per_round=3,
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=16)
+    common = stand_in(
+        model, local=local, classes=CLASSES, momentum=0.0, clients_per_round=3,
         execution=fs.make_execution(devices=1),
-        equal_weights=equal,
-        **{key: value for key, value in common.items() if key in keywords(method)},
-        **OPTIONS.get(name, {}),
-    )
+    )  # fmt: skip
+    algorithm = make(name, common, equal_weights=equal, **OPTIONS.get(name, {}))
     step = jax.jit(algorithm.step)
 
     def run(data: ClientData) -> Any:

@@ -198,7 +198,7 @@ def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
     given = models["logistic"], federation.data, federation.test
     here, there = fs.make_execution(2, samples_mb=0.01), fs.make_execution(1)
-    algorithm = fs.fedavg(local, clients_per_round=3, execution=here)
+    algorithm = fs.fedavg(local, clients_per_round=3).on(here)
     composed = experiment(algorithm, *given, classes=3).programs
     told = experiment(algorithm, *given, classes=3, execution=there).programs
     for programs, execution in ((composed, here), (told, there)):

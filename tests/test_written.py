@@ -33,7 +33,7 @@ def test_a_grid_is_every_combination() -> None:
         "fedprox(mu=0.1, lr=0.01, epochs=2)",
         "fedprox(mu=0.1, lr=0.1, epochs=2)",
     )
-    assert read(labels[-1]) == ("fedprox", {"mu": 1.0}, {"lr": 1.0, "epochs": 2.0})
+    assert read(labels[-1]) == ("fedprox", {"mu": 1.0}, {"lr": 1.0, "epochs": 2.0}, {})
     assert parse(["--algo", "fedavg(lr=1|1)", "--compare", "none"]).algorithms == ("fedavg(lr=1)",)
 
 
@@ -41,7 +41,7 @@ def test_local_training_is_each_ones_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
     names = ["fedavg(epochs=4)", "fedavg(batch_size=8)", "parallel_sgd(lr=0.3, momentum=0)"]
     setup = build(parse([*TINY, "--algo", names[0], "--compare", *names[1:], "fedavg"]))
-    steps = {n: int(a.parts.local.steps(32)) for n, a in setup.algorithms.items()}
+    steps = {n: int(a.parts.local.steps_for(32)) for n, a in setup.algorithms.items()}
     assert steps == {names[0]: 8, names[1]: 8, names[2]: 1, "fedavg": 4}
 
 
@@ -76,17 +76,36 @@ def test_a_text_is_the_same_run_as_flags(tmp_path: Path, monkeypatch: pytest.Mon
     ("argv", "message"),
     [
         (["--algo", "fedprox(mu=x)"], "--algo: fedprox(mu=x): mu: "),
-        (["--algo", "fedprox(nu=1)"], "nu is no setting of fedprox: use mu, "),
-        (["--algo", "fedprox(mu)"], "settings are written key=value, got 'mu'"),
-        (["--algo", "fedprox(mu=)"], "settings are written key=value, got 'mu='"),
+        (
+            ["--algo", "fedprox(nu=1)"],
+            "fedprox(nu=1): nu is not a setting of fedprox: use mu, ",
+        ),
+        (
+            ["--algo", "fedprox(mu)"],
+            "fedprox(mu=mu): mu: must be a number that is finite, got 'mu'",
+        ),
+        (
+            ["--algo", "fedprox(mu=)"],
+            "must be written NAME or NAME(value, key=value, ...), got 'fedprox(mu=)'",
+        ),
         (["--algo", "fedprox(mu=1, mu=2)"], "mu is given twice"),
-        (["--algo", "fedprox(mu=1"], "a method is written NAME or NAME(key=value, ...), got "),
+        (
+            ["--algo", "fedprox(mu=1"],
+            "must be written NAME or NAME(value, key=value, ...), got 'fedprox(mu=1'",
+        ),
+        (["--algo", "fedprox(1, mu=2)"], "fedprox(1, mu=2): mu is given twice"),
+        (["--algo", "fedprox(1, False, 3, 4, 5, 6)"], "too many positional arguments"),
+        (["--algo", "fedavg(server=mix(2))"], "fedavg(server=mix(2)): --server mix(2): alpha must"),
+        (["--algo", "fedavg(server=mi(2))"], "server: 'mi' is no server; did you mean mi"),
         (["--algo", "nix(mu=1)"], "'nix' is no algorithm"),
         (["--algo", "fedavg(lr=0)"], "lr: must be a number above 0, got '0'"),
         (["--algo", "fedavg(batch_size=1.5)"], "batch_size: must be a whole number at least 1"),
         (["--algo", "fedavg(last_batch=x)"], "must be one of keep, drop, refill, got 'x'"),
         (["--algo", "fedprox(adaptive=1)"], "adaptive: must be True or False, got '1'"),
-        (["--compare", "fedavg(l2=1)"], "--compare: fedavg(l2=1): l2 is no setting of fedavg"),
+        (
+            ["--compare", "fedavg(l2=1)"],
+            "--compare: fedavg(l2=1): l2 is not a setting of fedavg: use ",
+        ),
         (["--compare", "none(lr=1)"], "'none' is no algorithm"),
         (["--algo", "fedprox(mu=-1)"], "fedprox(mu=-1): --mu must be at least 0, got -1"),
         (["--algo", "fedprox(mu=1)", "--mu", "2"], "--mu has no effect beside fedprox(mu=1)"),

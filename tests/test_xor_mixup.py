@@ -100,7 +100,7 @@ ROWS = np.zeros((5, 2), np.uint8)
 REFUSED: dict[str, tuple[Callable[[], XorMixup], str]] = {
     "floats": (
         lambda: xor_mixup(ROWS / 255, [0, 1, 0, 1, 0], p2, [3], samples=1, seed=0),
-        "x must be uint8, whose bits are exchanged, got float64",
+        "x must be uint8, as its bits are exchanged, got float64",
     ),
     "none": (
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [3], samples=0, seed=0),
@@ -112,11 +112,11 @@ REFUSED: dict[str, tuple[Callable[[], XorMixup], str]] = {
     ),
     "no root": (
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [], samples=1, seed=0),
-        "root must have a row at least, got none",
+        "root must have at least one row, got none",
     ),
     "one class": (
         lambda: xor_mixup(ROWS, [0, 0, 0, 1, 0], p2, [3], samples=1, seed=0),
-        "partition must have a client with samples of two classes, one of them the server's",
+        "partition must have a client with samples of two classes, of which the server has one",
     ),
     "shared": (
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], SHARED, [3], samples=1, seed=0),

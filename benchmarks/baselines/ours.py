@@ -138,8 +138,7 @@ def experiment_of(
         local,
         selection=_given(jax.numpy.asarray(workload.cohorts(ROUNDS))),
         schedule=fs.schedule.every_round(workload.cohort),
-        execution=execution,
-    )
+    ).on(execution)
     sets = (eval_set(work.x[:1], work.y[:1]),)
     task = fs.tasks.classification(VOCABULARY if workload.net == "lstm" else CLASSES)
     programs = Programs(algorithm, model, task, data, sets, 1, ROUNDS)

@@ -1,30 +1,213 @@
-"""Methods that change what a client minimises, against client drift."""
+"""Methods that correct local training against client drift."""
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
-from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Model, Objective, concrete, part, plain_sgd
-from fedjax_sim.client import corrections, terms
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.base import LocalUpdate, concrete, plain_sgd
+from fedjax_sim.client import corrections
+from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
+from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
+from fedjax_sim.server import preaggregation, weighting
 
 
-@part
+@method
+def fedprox(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    mu: float | None = None,
+    adaptive: bool = False,
+    inexactness: float | None = None,
+) -> Algorithm:
+    r"""FedProx: FedAvg on local objectives with a proximal term.
+
+    .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_t \rVert^2
+
+    Args:
+        mu: μ: weight of the proximal term, in the first round if adaptive. None: 0.01, or 0 if
+          adaptive.
+        adaptive: raise μ by 0.1 when the training loss rises, and lower it by 0.1 after five
+          decreases in a row; see :func:`fedjax_sim.corrections.adaptive_proximal`.
+        inexactness: γ: a client stops after the epoch that reduces the gradient norm of h_k to γ
+          times its initial value. None: as the local update has it.
+
+    Returns:
+        The algorithm; with μ = 0 it is FedAvg, bit for bit. Traffic per round: m models down, m up;
+        if adaptive, 12 bytes more down and 8 up for each.
+
+    Raises:
+        ValueError: if mu or inexactness is out of range.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+    networks", MLSys 2020 <https://arxiv.org/abs/1812.06127>, Algorithm 2 and section 5.3; Vo,
+    Rakotobe, "How to deal with non-IID data in federated learning", 2020 <vo2020how>, Table 2
+    (inexactness).
+    """
+    fixed = 0.01 if mu is None else mu
+    term = corrections.adaptive_proximal(mu or 0.0) if adaptive else corrections.proximal(fixed)
+    stop = {} if inexactness is None else {"inexactness": inexactness}
+    return compose(
+        local.change(corrections=(term,), **stop),
+        clients_per_round,
+    )
+
+
+@method
+def scaffold(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    option: corrections.Option = 2,
+    server_lr: float = 1.0,
+) -> Algorithm:
+    r"""SCAFFOLD: control variates correct every local step for client drift.
+
+    .. math:: w_k \leftarrow w_k - \eta\,(\nabla F_b(w_k) - c_k + c), \qquad
+              w \leftarrow w + \frac{\eta_g}{m} \sum_{k \in U} (w_k - w), \qquad
+              c \leftarrow c + \frac1N \sum_{k \in U} (c_k^+ - c_k)
+
+    All clients are weighted equally, as in the paper: since c is an unweighted mean, the method
+    minimises the unweighted mean of the clients' losses under any weights.
+
+    Args:
+        option: a client's new control variate: 1, its full gradient at the received model; 2, the
+          mean gradient along its steps (see :func:`fedjax_sim.corrections.scaffold`).
+        server_lr: η_g: server learning rate.
+
+    Returns:
+        The algorithm. Traffic per round: m models and m control variates down, as many up: twice as
+        much as FedAvg.
+
+    Raises:
+        ValueError: if option is not 1 or 2, or server_lr is not positive.
+
+    Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
+    averaging for federated learning", ICML 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
+    """
+    return compose(
+        local.change(corrections=(corrections.scaffold(option),)),
+        clients_per_round,
+        weighting=weighting.equal,
+        server=server_sgd(server_lr),
+    )
+
+
+@method
+def scaffnew(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    lr: float,
+    momentum: float,
+    coin: float = 0.2,
+) -> Algorithm:
+    r"""Scaffnew (ProxSkip): averages after a local step only with probability p, by a shared coin.
+
+    .. math:: \hat x_{k,t+1} = x_{k,t} - \gamma\,(\nabla F_b(x_{k,t}) - h_{k,t}), \qquad
+              x_{k,t+1} = \begin{cases} \frac1N \sum_j \hat x_{j,t+1} & \text{with probability } p
+              \\ \hat x_{k,t+1} & \text{otherwise} \end{cases}, \qquad
+              h_{k,t+1} = h_{k,t} + \frac p\gamma\,(x_{k,t+1} - \hat x_{k,t+1})
+
+    A round consists of the steps between two averages, T steps at all clients, with :math:`P(T = t)
+    = p (1 - p)^{t-1}`; only averaging changes h_k. All N clients participate with equal weights.
+    With p = 1 it is parallel SGD. With full gradients, strongly convex losses of condition number κ
+    and :math:`p = 1/\sqrt\kappa`, reaching a given precision takes on the order of
+    :math:`\sqrt\kappa` rounds, where gradient descent takes κ.
+
+    Args:
+        local: the local update, by SGD; its epochs and optimizer_state are overridden, so its
+          momentum restarts in every round.
+        clients_per_round: N: all clients participate.
+        lr: γ: learning rate of the clients' SGD, as set in the local update.
+        momentum: momentum of the clients' SGD, as set in the local update; 0 in the paper, see
+          :func:`fedjax_sim.corrections.scaffnew`.
+        coin: p: probability of averaging after a step; a round has 1/p steps on average.
+
+    Returns:
+        The algorithm. Memory: two models per client. Traffic per round: N models down, N up.
+
+    Raises:
+        ValueError: if coin or momentum is out of range, the local update's optimiser is not SGD
+            with lr and momentum, or clients_per_round is not N.
+
+    Source: Mishchenko, Malinovsky, Stich, Richtárik, "ProxSkip: yes! Local gradient steps provably
+    lead to communication acceleration! Finally!", ICML 2022 <https://arxiv.org/abs/2202.09357>,
+    Algorithm 2.
+    """
+    return compose(
+        local.change(
+            corrections=(corrections.scaffnew(coin, lr, momentum),),
+            steps=geometric(coin),
+            optimizer_state="reset",
+        ),
+        clients_per_round,
+        selection=selection.everyone(),
+        weighting=weighting.equal,
+    )
+
+
+@method
+def fednova(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    lr: float,
+    momentum: float,
+    mu: float = 0.0,
+) -> Algorithm:
+    r"""FedNova: FedAvg with each client's update normalised by its accumulated local steps.
+
+    .. math:: w_{t+1} = w_t - \tau_{eff} \sum_{k \in U_t} p_k \frac{w_t - w_k}{a_k}, \qquad
+              \tau_{eff} = \sum_{k \in U_t} p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
+
+    where a_k after T_k local steps is defined in :func:`fedjax_sim.preaggregation.normalise`: T_k
+    for plain SGD. It is known for momentum or for a proximal term, but not for both together.
+
+    Args:
+        local: the local update, by SGD; its optimizer_state is overridden, so its momentum restarts
+          in every round, as a_k assumes.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up, and T_k with each.
+
+    Raises:
+        ValueError: if momentum or mu is out of range or both are positive, the local update's
+            optimiser is not SGD with lr and momentum, or it has corrections.
+
+    Source: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
+    heterogeneous federated optimization", NeurIPS 2020 <https://arxiv.org/abs/2007.07481>, sections
+    3 and 4.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.05, momentum=0.9))
+        >>> algorithm = fs.algorithms.fednova(local, clients_per_round=5, lr=0.05, momentum=0.9)
+        >>> problem.accuracy(algorithm, rounds=3) > 0.8
+        True
+    """
+    return compose(
+        local.change(
+            optimizer_state="reset", corrections=(corrections.proximal(mu),) if mu else ()
+        ),
+        clients_per_round,
+        preaggregation=(preaggregation.normalise(lr, momentum, mu),),
+    )
+
+
+@method
 @plain_sgd
 def feddyn(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     alpha: float = 0.1,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedDyn: every client's loss is changed so that all agree on the server's optimum.
+    r"""FedDyn: dynamic regularisation aligns the clients' optima with the server's.
 
     .. math:: \min_w F_k(w) - \langle h_k, w \rangle + \frac{\alpha}{2} \lVert w - w_t \rVert^2,
               \qquad h_k \leftarrow h_k - \alpha (w_k - w_t)
@@ -32,16 +215,13 @@ def feddyn(
     .. math:: h \leftarrow h - \frac{\alpha}{N} \sum_{k \in U} (w_k - w_t), \qquad
               w_{t+1} = \frac1m \sum_{k \in U} w_k - \frac{h}{\alpha}
 
-    All clients count equally.
+    All clients are weighted equally.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        alpha: α; the authors take 0.1, 0.01 or 0.001.
-        execution: devices and chunks; None for this machine's default.
+        alpha: α: strength of the regularisation; the authors use 0.1, 0.01 or 0.001.
 
     Returns:
-        The algorithm. Memory: h_k on every client, as large as the model. Traffic per round: m
+        The algorithm. Memory: h_k at every client, as large as the model. Traffic per round: m
         models down, m up.
 
     Raises:
@@ -49,26 +229,16 @@ def feddyn(
 
     Source: Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
     regularization", ICLR 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.feddyn(local, clients_per_round=5)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     return compose(
         local.change(corrections=(corrections.dynamic(alpha),)),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal,
         server=server.dynamic(alpha),
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def fedadmm(
     local: LocalUpdate,
@@ -76,9 +246,8 @@ def fedadmm(
     clients_per_round: int,
     rho: float = 0.01,
     server_lr: float | None = None,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedADMM: primal and dual steps of the clients, and a server that follows both.
+    r"""FedADMM: clients take primal and dual ADMM steps; the server adds the changes of both.
 
     .. math:: w_k^+ \approx \arg\min_w F_k(w) + \langle y_k, w - w_t \rangle + \frac{\rho}{2}
               \lVert w - w_t \rVert^2, \qquad y_k^+ = y_k + \rho\,(w_k^+ - w_t)
@@ -86,22 +255,19 @@ def fedadmm(
     .. math:: w_{t+1} = w_t + \frac{\eta_g}{m} \sum_{k \in U} \Bigl( w_k^+ - w_k + \frac1\rho
               (y_k^+ - y_k) \Bigr)
 
-    All clients count equally. If all take part and :math:`\eta_g = 1`, it is FedDyn. A client's
-    steps start from w_t, as in the authors' code; in that code w_k is w_t as well, so that clients
-    send :math:`2 (w_k^+ - w_t)`. The paper's analysis is of :math:`\eta_g = m / N`, with which
-    w_t is the mean of all clients' :math:`w_k + y_k / \rho`; its code takes a constant, and a
-    smaller one later on.
+    All clients are weighted equally. With full participation and :math:`\eta_g = 1` it is FedDyn. A
+    client's steps start from w_t, as in the authors' code; in that code, w_k is w_t as well, so
+    clients send :math:`2 (w_k^+ - w_t)`. The paper analyses :math:`\eta_g = m / N`, for which w_t
+    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant, and a
+    smaller one later in the run. With few clients per round, 1 may diverge: it did with 10 of 40 on
+    skewed digits, where m / N did not.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        rho: ρ.
-        server_lr: η_g, the server's learning rate; None: m / N. If few clients take part, 1 may
-          diverge: it did with 10 of 40 on skewed digits, where m / N did not.
-        execution: devices and chunks; None for this machine's default.
+        rho: ρ: weight of the proximal term.
+        server_lr: η_g: server learning rate; None: m / N.
 
     Returns:
-        The algorithm. Memory: w_k and y_k on every client, each as large as the model. Traffic per
+        The algorithm. Memory: w_k and y_k at every client, each as large as the model. Traffic per
         round: m models down, m up.
 
     Raises:
@@ -109,193 +275,13 @@ def fedadmm(
 
     Source: Gong, Li, Freris, "FedADMM: a robust federated deep learning framework with adaptivity
     to system heterogeneity", ICDE 2022 <https://arxiv.org/abs/2204.03529>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedadmm(local, clients_per_round=5)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     if concrete(rho) and not rho > 0:
         raise ValueError(f"rho must be positive, got {rho}")
-    if server_lr is not None and concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
-    moves = server.participation() if server_lr is None else server.optimizer(optax.sgd(server_lr))
+    moves = server.participation() if server_lr is None else server_sgd(server_lr)
     return compose(
         reflected(local.change(corrections=(corrections.dynamic(rho),))),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         weighting=weighting.equal,
         server=moves,
-        execution=execution,
-    )
-
-
-@part
-def moon(
-    local: LocalUpdate,
-    *,
-    clients_per_round: int,
-    model: Model,
-    objective: Objective,
-    mu: float = 1.0,
-    temperature: float = 0.5,
-    equal_weights: bool = False,
-    execution: Execution | None = None,
-) -> Algorithm:
-    r"""MOON: a client's features stay near the server model's, and leave its own last model's.
-
-    .. math:: F_b(w) - \mu \log \frac{e^{\cos(z, z_{recv}) / \tau}}
-              {e^{\cos(z, z_{recv}) / \tau} + e^{\cos(z, z_{prev}) / \tau}}
-
-    The features z are the inputs of the model's last dense layer; see
-    :func:`fedjax_sim.terms.model_contrast`.
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains.
-        objective: what it minimises, an ``empirical_risk``.
-        mu: μ, the weight of the term; the authors take 0.1, 1, 5 or 10.
-        temperature: τ.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
-
-    Returns:
-        The algorithm. Memory: a model for every client. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if the model has no features, the objective is no ``empirical_risk``, mu is
-            negative or the temperature not positive.
-
-    Source: Li, He, Song, "Model-contrastive federated learning", CVPR 2021
-    <https://arxiv.org/abs/2103.16257>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.moon(
-        ...     local, clients_per_round=5, model=problem.model, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
-    """
-    term = terms.model_contrast(model, mu, temperature)
-    changed = terms.remade(objective, term=term)
-    return fedavg(
-        local.change(objective=changed, memory=terms.last_model()),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-        execution=execution,
-    )
-
-
-@part
-def fedntd(
-    local: LocalUpdate,
-    *,
-    clients_per_round: int,
-    model: Model,
-    objective: Objective,
-    beta: float = 1.0,
-    temperature: float = 1.0,
-    equal_weights: bool = False,
-    execution: Execution | None = None,
-) -> Algorithm:
-    r"""FedNTD: a client keeps what the server model says of the classes that are not the label's.
-
-    .. math:: F_b(w) + \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_w\bigr)
-
-    The distributions leave out the true class; see
-    :func:`fedjax_sim.terms.not_true_distillation`.
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains.
-        objective: what it minimises, an ``empirical_risk``.
-        beta: β, the weight of the term.
-        temperature: τ.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if the objective is no ``empirical_risk``, beta is negative or the temperature
-            not positive.
-
-    Source: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
-    distillation in federated learning", NeurIPS 2022 <https://arxiv.org/abs/2106.03097>.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedntd(
-        ...     local, clients_per_round=5, model=problem.model, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
-    """
-    changed = terms.remade(objective, term=terms.not_true_distillation(model, beta, temperature))
-    return fedavg(
-        local.change(objective=changed),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-        execution=execution,
-    )
-
-
-@part
-def fedlc(
-    local: LocalUpdate,
-    *,
-    clients_per_round: int,
-    objective: Objective,
-    tau: float = 1.0,
-    equal_weights: bool = False,
-    execution: Execution | None = None,
-) -> Algorithm:
-    r"""FedLC: in training, each client's logits are calibrated by its own label counts.
-
-    .. math:: f_{k,y}(x) - \tau\, n_{k,y}^{-1/4}
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        objective: what it minimises, an ``empirical_risk``.
-        tau: τ; 0 is FedAvg.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if the objective is no ``empirical_risk``, or tau is negative.
-
-    Source: Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated learning with label distribution skew via
-    logits calibration", ICML 2022 <https://arxiv.org/abs/2209.00189>.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedlc(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
-    """
-    changed = terms.remade(objective, adjust=terms.calibration(tau))
-    return fedavg(
-        local.change(objective=changed),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-        execution=execution,
     )

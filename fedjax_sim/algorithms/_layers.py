@@ -1,46 +1,38 @@
-"""Methods whose clients keep some layers for themselves."""
+"""Methods whose clients keep some layers personal."""
 
 from __future__ import annotations
 
 from fedjax_sim import personal
-from fedjax_sim.base import Leaves, LocalUpdate, Model, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.base import Leaves, LocalUpdate, Model
 from fedjax_sim.client.turns import in_turn
-from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import leaves
-from fedjax_sim.plan import exchange, schedule, selection
+from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
-@part
+@method
 def fedper(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     model: Model,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedPer: FedAvg of the body; every client keeps a head of its own.
+    r"""FedPer: FedAvg of the body; every client keeps a personal head.
 
     .. math:: \min_{u, v_1, \dots, v_N} \sum_k \frac{n_k}{n} F_k(u, v_k), \qquad
               u \leftarrow \sum_{k \in U} \frac{n_k}{\sum_j n_j} u_k
 
-    Body u and head v_k train together. The head is the last dense layer. What is evaluated for all
-    has the initial head: look at the personal scores.
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains, which says which layer is its head.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
+    Body u and head v_k train together. The head is the last dense layer. Pooled scores evaluate the
+    initial head: use the personal scores.
 
     Returns:
-        The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
+        The algorithm. Memory: one head per client. Traffic per round: m bodies down, m up.
 
     Raises:
-        ValueError: if the model has no head, or local shares anything beside the model.
+        ValueError: if the model has no head, or the local update shares anything besides the model.
 
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization
     layers", 2019 <https://arxiv.org/abs/1912.00818>, Algorithms 1 and 2.
@@ -53,38 +45,30 @@ def fedper(
         >>> algorithm.parts.exchange
         split(own=head(<Model>))
     """
-    return _keeping(leaves.head(model), local, clients_per_round, equal_weights, execution)
+    return _with_personal_leaves(leaves.head(model), local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def lg_fedavg(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     model: Model,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""LG-FedAvg: every client keeps its own body, the representation; the head is FedAvg's.
+    r"""LG-FedAvg: FedAvg of the head; every client keeps a personal body, the representation.
 
     .. math:: \min_{v, u_1, \dots, u_N} \sum_k \frac{n_k}{n} F_k(u_k, v)
 
-    The mirror image of FedPer: what travels is the last dense layer. BatchNorm's statistics belong
-    to the body. The authors begin with rounds of FedAvg, which ``simulate(initial=...)`` can take
-    over.
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains, which says which layer is its head.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
+    The mirror image of FedPer: only the last dense layer is sent. BatchNorm statistics belong to
+    the body. The authors start with rounds of FedAvg, whose weights ``simulate(initial=...)``
+    accepts.
 
     Returns:
-        The algorithm. Memory: a body for every client. Traffic per round: m heads down, m up.
+        The algorithm. Memory: one body per client. Traffic per round: m heads down, m up.
 
     Raises:
-        ValueError: if the model has no head, or local shares anything beside the model.
+        ValueError: if the model has no head, or the local update shares anything besides the model.
 
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act
     globally: federated learning with local and global representations", 2020
@@ -99,36 +83,31 @@ def lg_fedavg(
         split(own=all_but(head(<Model>)))
     """
     body = leaves.all_but(leaves.head(model))
-    return _keeping(body, local, clients_per_round, equal_weights, execution)
+    return _with_personal_leaves(body, local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedbn(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     norms: str = "*BatchNorm*",
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedBN: FedAvg of all layers but the BatchNorms, which every client keeps.
+    r"""FedBN: FedAvg of all layers except BatchNorm, which every client keeps.
 
-    Their scales, offsets and running statistics stay with the client.
+    Scales, offsets and running statistics of these layers stay at the client.
 
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         norms: pattern of the layers that stay, see :func:`fedjax_sim.leaves.named`.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
-        The algorithm. Memory: the BatchNorms of every client. Traffic per round: m models without
-        them down, m up.
+        The algorithm. Memory: the BatchNorm layers of every client. Traffic per round: m models
+        without these layers down, m up.
 
     Raises:
-        ValueError: in the first round, if the model has no such layer; if local shares anything
-            beside the model.
+        ValueError: in the first round, if the model has no such layer; if the local update shares
+            anything besides the model.
 
     Source: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
     batch normalization", ICLR 2021 <https://arxiv.org/abs/2102.07623>, Algorithm 1.
@@ -140,10 +119,10 @@ def fedbn(
         >>> fs.algorithms.fedbn(local, clients_per_round=5).parts.exchange
         split(own=named('*BatchNorm*'))
     """
-    return _keeping(leaves.named(norms), local, clients_per_round, equal_weights, execution)
+    return _with_personal_leaves(leaves.named(norms), local, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedrep(
     local: LocalUpdate,
     *,
@@ -151,29 +130,24 @@ def fedrep(
     model: Model,
     head_epochs: float = 10.0,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedRep: every client first trains its own head on the body that it received, then the body.
+    r"""FedRep: clients first train a personal head on the shared body, then the body.
 
     .. math:: v_k \leftarrow v_k - \eta \nabla_v F_b(u, v_k) \text{ for some epochs, then }
               u_k \leftarrow u_k - \eta \nabla_u F_b(u_k, v_k) \text{ for } E
 
-    The server averages the bodies. The head is the last dense layer.
+    The head is the last dense layer.
 
     Args:
-        local: the local update; its E are the epochs of the body.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains, which says which layer is its head.
-        head_epochs: the epochs for which a head trains in each visit.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
+        local: the local update; its E is for the body.
+        head_epochs: epochs of the head per round.
 
     Returns:
-        The algorithm. Memory: a head for every client. Traffic per round: m bodies down, m up.
+        The algorithm. Memory: one head per client. Traffic per round: m bodies down, m up.
 
     Raises:
-        ValueError: if the model has no head, head_epochs is not positive, or local shares anything
-            beside the model.
+        ValueError: if the model has no head, head_epochs is not positive, or the local update
+            shares anything besides the model.
 
     Source: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for
     personalized federated learning", ICML 2021 <https://arxiv.org/abs/2102.07078>, Algorithm 1.
@@ -193,10 +167,10 @@ def fedrep(
         local.change(trained=head, epochs=head_epochs),
         local.change(trained=leaves.all_but(head)),
     )
-    return _keeping(head, both, clients_per_round, equal_weights, execution)
+    return _with_personal_leaves(head, both, clients_per_round, equal_weights)
 
 
-@part
+@method
 def fedbabu(
     local: LocalUpdate,
     *,
@@ -204,23 +178,17 @@ def fedbabu(
     model: Model,
     fine_tuning_epochs: float = 1.0,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedBABU: the head stays as it was drawn while the body trains; then clients fine-tune both.
+    r"""FedBABU: trains the body under a fixed, random head; afterwards clients fine-tune both.
 
     .. math:: u \leftarrow \sum_{k \in U} \frac{n_k}{\sum_j n_j} \mathrm{train}_u(u, v_0;\, k),
               \qquad w_k = \mathrm{train}(u, v_0;\, k)
 
-    The head v_0 is the last dense layer, the same for all. Clients fine-tune for an evaluation, and
-    nothing of it is kept.
+    The head v_0 is the last dense layer, the same at all clients. Clients fine-tune for each
+    evaluation; the result is not kept.
 
     Args:
         local: the local update; it must not compress.
-        clients_per_round: m, the cohort drawn without replacement.
-        model: the model that it trains, which says which layer is its head.
-        fine_tuning_epochs: the epochs for which a client fine-tunes the whole model.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
 
     Returns:
         The algorithm. Traffic per round: m bodies down, m up; the head once to every client.
@@ -242,28 +210,23 @@ def fedbabu(
     head = leaves.head(model)
     return compose(
         local.change(trained=leaves.all_but(head)),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         exchange=exchange.split(frozen=head),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
-        execution=execution,
     )
 
 
-def _keeping(
+def _with_personal_leaves(
     own: Leaves,
     local: LocalUpdate,
     clients_per_round: int,
     equal_weights: bool,
-    execution: Execution | None,
 ) -> Algorithm:
-    """FedAvg of all leaves but ``own``."""
+    """Returns FedAvg of all leaves except ``own``, which clients keep."""
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         exchange=exchange.split(own=own),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
-        execution=execution,
+        weighting=client_weights(equal_weights),
     )

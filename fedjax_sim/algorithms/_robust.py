@@ -1,27 +1,30 @@
-"""Federated averaging with a robust aggregator."""
+"""Methods that withstand malicious clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
-from fedjax_sim.base import Aggregator, LocalUpdate, PreAggregation, part
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.base import Aggregator, LocalUpdate, Objective, PreAggregation
 from fedjax_sim.client import sending
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import aggregators, preaggregation, weighting
+from fedjax_sim.server import aggregators, preaggregation
 
 Rule = Literal[
     "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "caf"
 ]
+
+
 Mixing = Literal["nearest", "buckets"]
 
+
 SHARES = ("trimmed_mean", "krum", "multi_krum", "caf")
-"""The rules that are told the share of the malicious."""
+"""Rules that need a bound on the fraction of malicious clients."""
 
 
-@part
+@method
 def robust(
     local: LocalUpdate,
     *,
@@ -32,35 +35,31 @@ def robust(
     bucket_size: int = 2,
     clip: float | None = None,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedAvg that withstands malicious clients: a robust rule takes the place of the mean.
+    r"""Robust FedAvg: replaces the mean by a rule that tolerates malicious clients.
 
     .. math:: w_{t+1} = \mathrm{aggregate}\bigl(\{w_k : k \in U_t\}\bigr)
 
+    Clients are weighted equally by default, as in the papers, since they report n_k themselves;
+    weights only affect the mean, the geometric median and buckets.
+
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
         aggregator: the rule, see :mod:`fedjax_sim.aggregators`.
-        byzantine: the share of the cohort that may be malicious: β of the trimmed mean, f/m of
-          Krum, multi-Krum, CAF and nearest-neighbour mixing; the other rules need no such bound.
-        mixing: what the rule is given in place of the updates: "nearest", each the mean of its
-          nearest neighbours; "buckets", means of random buckets, and of these the rule must
-          withstand bucket_size times the share. None: the updates.
-        bucket_size: s, clients in a bucket.
-        clip: C, the largest L2 norm of a client's update, which is scaled down to it. None: no
-          limit.
-        equal_weights: weigh clients equally, as in the papers, not by n_k, which clients claim
-          themselves; only the mean, the geometric median and buckets weigh at all.
-        execution: devices and chunks; None for this machine's default.
+        byzantine: fraction of the cohort that may be malicious: β of the trimmed mean, f/m of Krum,
+          multi-Krum, CAF and nearest-neighbour mixing; unused by the other rules.
+        mixing: replace updates before the rule: "nearest", by means of their nearest neighbours;
+          "buckets", by means of random buckets, of which bucket_size times the fraction may be
+          malicious. None: no mixing.
+        bucket_size: s: clients per bucket.
+        clip: C: clipping norm (L2) of the clients' updates; None: no clipping.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if a setting is out of range, the aggregator or the mixing is unknown, or the
-          cohort is too small: byzantine of it is no client, or not fewer than Krum's proof asks
-          for.
+            cohort is too small: byzantine times m is below one client, or violates the condition of
+            Krum's proof.
 
     Source: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards
     optimal statistical rates", ICML 2018 <https://arxiv.org/abs/1803.01498>, for the coordinate
@@ -76,9 +75,9 @@ def robust(
     recipe for optimal Byzantine ML under heterogeneity", AISTATS 2023
     <https://arxiv.org/abs/2302.01772>, for nearest neighbours (mixing); Karimireddy, He, Jaggi,
     "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR 2022
-    <https://arxiv.org/abs/2006.09365>, for buckets (mixing); Sun, Kairouz, Suresh, McMahan,
-    "Can you really backdoor federated learning?", 2019 <https://arxiv.org/abs/1911.07963>, section
-    4 (clip).
+    <https://arxiv.org/abs/2006.09365>, for buckets (mixing); Sun, Kairouz, Suresh, McMahan, "Can
+    you really backdoor federated learning?", 2019 <https://arxiv.org/abs/1911.07963>, section 4
+    (clip).
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -96,10 +95,10 @@ def robust(
         raise ValueError(f"byzantine must be in [0, 0.5), got {byzantine}")
     if mixing not in (None, "nearest", "buckets"):
         raise ValueError(f"mixing must be 'nearest', 'buckets' or None, got {mixing!r}")
-    spoilt = byzantine
+    malicious = byzantine
     if mixing == "buckets":
-        spoilt = byzantine * bucket_size  # of the buckets
-        if aggregator in SHARES and not spoilt < 0.5:
+        malicious = byzantine * bucket_size  # of the buckets
+        if aggregator in SHARES and not malicious < 0.5:
             raise ValueError(
                 f"bucket_size must be less than 0.5 / byzantine = {0.5 / byzantine:g} for "
                 f"{aggregator}, got {bucket_size}"
@@ -107,11 +106,11 @@ def robust(
     rules: dict[str, Callable[[], Aggregator]] = {
         "mean": lambda: aggregators.mean,
         "coordinate_median": lambda: aggregators.coordinate_median,
-        "trimmed_mean": lambda: aggregators.trimmed_mean(spoilt),
+        "trimmed_mean": lambda: aggregators.trimmed_mean(malicious),
         "geometric_median": aggregators.geometric_median,
-        "krum": lambda: aggregators.krum(spoilt),
-        "multi_krum": lambda: aggregators.multi_krum(spoilt),
-        "caf": lambda: aggregators.caf(spoilt),
+        "krum": lambda: aggregators.krum(malicious),
+        "multi_krum": lambda: aggregators.multi_krum(malicious),
+        "caf": lambda: aggregators.caf(malicious),
     }
     if aggregator not in rules:
         raise ValueError(f"aggregator must be one of {', '.join(rules)}, got {aggregator!r}")
@@ -122,11 +121,96 @@ def robust(
         mixed = (preaggregation.bucketing(bucket_size),)
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round,
         sending=() if clip is None else (sending.clip_norm(clip),),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        weighting=client_weights(equal_weights),
         preaggregation=mixed,
         aggregator=rules[aggregator](),
-        execution=execution,
+    )
+
+
+@method
+def fltrust(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+) -> Algorithm:
+    r"""FLTrust: weights updates by their cosine similarity to the server's own update.
+
+    .. math:: w_{t+1} = w_t + \frac{1}{\sum_{j \in U_t} TS_j} \sum_{k \in U_t} TS_k
+              \frac{\lVert g_0 \rVert}{\lVert \Delta_k \rVert} \Delta_k, \qquad
+              TS_k = \mathrm{ReLU}(\cos(\Delta_k, g_0))
+
+    where the server computes its update :math:`g_0` with the same local update on ``data.root``.
+
+    Returns:
+        The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
+
+    Source: Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust federated learning via trust
+    bootstrapping", NDSS 2021 <https://arxiv.org/abs/2012.13995>, Algorithm 2, whose server learning
+    rate α is 1 here.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        preaggregation=(preaggregation.trust(local),),
+    )
+
+
+@method
+def zeno(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    dropped: float = 0.5,
+    rho: float = 1e-3,
+    zeno_batch_size: int = 128,
+    equal_weights: bool = True,
+) -> Algorithm:
+    r"""Zeno: averages the updates that most reduce the loss on the server's own samples.
+
+    .. math:: w \leftarrow w + \frac{1}{|R|} \sum_{k \in R} \Delta_k, \qquad
+              R = \text{the largest } m - b \text{ of }
+              s_k = F_r(w) - F_r(w + \Delta_k) - \rho \lVert \Delta_k \rVert^2
+
+    where F_r is the loss on r of the server's samples, resampled in each round; see
+    :func:`fedjax_sim.preaggregation.suspicion`. Clients are weighted equally by default, as in the
+    paper, since they report n_k themselves.
+
+    Args:
+        dropped: b/m: fraction of the cohort that is dropped; 0 is FedAvg.
+        rho: ρ: penalty on long updates.
+        zeno_batch_size: r: server samples per round; all if there are fewer.
+
+    Returns:
+        The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source: Xie, Koyejo, Gupta, "Zeno: distributed stochastic gradient descent with suspicion-based
+    fault-tolerance", ICML 2019 <https://arxiv.org/abs/1805.10032>, Algorithm 1.
+
+    Note:
+        The authors' clients send gradients of one minibatch (``max_steps=1`` of the local update),
+        and their server uses 4 samples per round.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.zeno(
+        ...     local, clients_per_round=10, objective=problem.objective
+        ... )
+        >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.4))
+        >>> problem.accuracy(algorithm.replace(sending=(attack,)), rounds=3) > 0.8
+        True
+    """
+    screen = preaggregation.suspicion(objective, dropped, rho, batch_size=zeno_batch_size)
+    return compose(
+        local,
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        preaggregation=(screen,),
     )

@@ -1,20 +1,17 @@
-"""Methods with another direction of the local steps, or another length of the server's."""
+"""Methods that change local or server steps: sharpness, extrapolation, momentum."""
 
 from __future__ import annotations
 
-import optax
-
 from fedjax_sim import server
-from fedjax_sim.algorithms._fedavg import fedavg
-from fedjax_sim.base import LocalUpdate, Objective, concrete, part, plain_sgd
+from fedjax_sim.algorithms._averaging import fedavg
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.base import LocalUpdate, Objective, plain_sgd
 from fedjax_sim.client import corrections, terms
-from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import weighting
 
 
-@part
+@method
 @plain_sgd
 def fedsam(
     local: LocalUpdate,
@@ -23,51 +20,31 @@ def fedsam(
     objective: Objective,
     rho: float = 0.05,
     equal_weights: bool = False,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedSAM: clients descend by the gradient at the worst point nearby, towards flat minima.
+    r"""FedSAM: clients use sharpness-aware minimisation, which favours flat minima.
 
     .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b\Bigl(w_k + \rho\,
               \frac{\nabla F_b(w_k)}{\lVert \nabla F_b(w_k) \rVert}\Bigr)
 
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        objective: F.
-        rho: ρ, the distance; 0 is FedAvg.
-        equal_weights: weigh clients equally, not by n_k, their numbers of samples.
-        execution: devices and chunks; None for this machine's default.
-
     Returns:
-        The algorithm, which reports the losses at those points. Traffic per round: m models down, m
-        up.
+        The algorithm, which reports the losses at the perturbed weights. Traffic per round: m
+        models down, m up.
 
     Raises:
         ValueError: if rho is negative.
 
     Source: Qu, Li, Duan, Liu, Tang, Lu, "Generalized federated learning via sharpness aware
     minimization", ICML 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedsam(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     changed = terms.sharpness_aware(objective, rho)
     return fedavg(
         local.change(objective=changed),
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def fedlesam(
     local: LocalUpdate,
@@ -76,28 +53,20 @@ def fedlesam(
     objective: Objective,
     rho: float = 0.1,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedLESAM: FedSAM whose clients look back along the server's steps, at no cost.
+    r"""FedLESAM: FedSAM with perturbations along the server's past steps, at no extra cost.
 
     .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b\Bigl(w_k + \rho\,
               \frac{w_{last} - w_t}{\lVert w_{last} - w_t \rVert}\Bigr)
 
-    where w_last is the model that the client received at its last visit, the initial one before the
-    first. The authors' code lets the server send its last step instead, to all, and divides by the
-    sum of the norms of the layers.
-
-    Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        objective: F.
-        rho: ρ, the distance; 0 is FedAvg.
-        equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
+    where w_last is the model that the client received in its previous round, the initial model
+    before the first. In the authors' code, the server instead sends its last step to all clients,
+    and the perturbation is divided by the sum of the layers' norms. Clients are weighted equally by
+    default, as in the authors' code.
 
     Returns:
-        The algorithm, which reports the losses at those points. Memory: a model for every client.
-        Traffic per round: m models down, m up.
+        The algorithm, which reports the losses at the perturbed weights. Memory: one model per
+        client. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if rho is negative.
@@ -105,47 +74,33 @@ def fedlesam(
     Source: Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang, "Locally estimated global perturbations are
     better than local perturbations for federated sharpness-aware minimization", ICML 2024
     <https://arxiv.org/abs/2405.18890>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedlesam(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     changed = terms.estimated_sharpness(objective, rho)
     return fedavg(
         local.change(objective=changed, memory=terms.last_received()),
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
-        execution=execution,
     )
 
 
-@part
+@method
 def fedexp(
     local: LocalUpdate,
     *,
     clients_per_round: int,
     eps: float = 1e-3,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedExP: the server's step is longer, the more the clients' updates differ.
+    r"""FedExP: extrapolates the server step, the further the more the clients' updates differ.
 
     .. math:: \eta_g = \max\left(1, \frac{\sum_k p_k \lVert \Delta_k \rVert^2}
               {2\,(\lVert \bar\Delta \rVert^2 + \varepsilon)}\right), \qquad
               w \leftarrow w + \eta_g \bar\Delta
 
+    Clients are weighted equally by default, as in the authors' code.
+
     Args:
-        local: the local update.
-        clients_per_round: m, the cohort drawn without replacement.
-        eps: ε.
-        equal_weights: weigh clients equally, as the authors do, not by n_k.
-        execution: devices and chunks; None for this machine's default.
+        eps: ε: constant in the denominator.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up.
@@ -155,26 +110,16 @@ def fedexp(
 
     Source: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation",
     ICLR 2023 <https://arxiv.org/abs/2301.09604>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedexp(local, clients_per_round=5)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     return compose(
         local,
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
+        clients_per_round,
+        weighting=client_weights(equal_weights),
         server=server.extrapolated(eps),
-        execution=execution,
     )
 
 
-@part
+@method
 @plain_sgd
 def fedcm(
     local: LocalUpdate,
@@ -185,56 +130,117 @@ def fedcm(
     alpha: float = 0.1,
     server_lr: float = 1.0,
     equal_weights: bool = True,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""FedCM: every local step goes on in the direction of the cohort before.
+    r"""FedCM: client-level momentum; local steps follow the previous cohort's mean update.
 
     .. math:: w_k \leftarrow w_k - \eta \bigl(\alpha \nabla F_b(w_k) + (1 - \alpha) \Delta_t\bigr),
               \qquad \Delta_{t+1} = -\frac{1}{\eta K} \sum_k p_k (w_k - w_t), \qquad
               w_{t+1} = w_t + \eta_g \sum_k p_k (w_k - w_t)
 
-    K is the cohort's mean of the local steps T_k, which are all K in the paper; see
-    :func:`fedjax_sim.corrections.client_momentum`. The paper's server rate is K η η_g.
+    K is the cohort's mean number of local steps T_k, which all equal K in the paper; see
+    :func:`fedjax_sim.corrections.client_momentum`. The paper's server learning rate is K η η_g.
+    Clients are weighted equally by default, as in the paper.
 
     Args:
-        local: the local update, by SGD; its optimizer_state is overridden, so that its momentum
-          restarts in every round.
-        clients_per_round: m, the cohort drawn without replacement.
-        lr: η of the clients' SGD; that of local's optimiser.
-        momentum: of the clients' SGD; likewise. The paper's have none.
-        alpha: α, the share of the client's own gradient; 1 is FedAvg.
-        server_lr: η_g, the server's learning rate.
-        equal_weights: weigh clients equally, as in the paper, not by n_k.
-        execution: devices and chunks; None for this machine's default.
+        local: the local update, by SGD; its optimizer_state is overridden, so its momentum restarts
+          in every round.
+        momentum: momentum of the clients' SGD, as set in the local update; 0 in the paper.
+        alpha: α: weight of the client's own gradient; 1 is FedAvg.
+        server_lr: η_g: server learning rate.
 
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models up.
 
     Raises:
-        ValueError: if alpha, momentum or server_lr is out of range; if local's optimiser is another
-          one.
+        ValueError: if alpha, momentum or server_lr is out of range, or the local update's optimiser
+            is not SGD with lr and momentum.
 
     Source: Xu, Wang, Wang, Yao, "FedCM: federated learning with client-level momentum", 2021
     <https://arxiv.org/abs/2106.10874>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedcm(
-        ...     local, clients_per_round=5, lr=0.1, momentum=0.0, alpha=0.5
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")
     term = corrections.client_momentum(alpha, lr, momentum)
     return compose(
         local.change(corrections=(term,), optimizer_state="reset"),
-        selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
-        weighting=weighting.equal if equal_weights else weighting.by_samples,
-        server=server.optimizer(optax.sgd(server_lr)),
-        execution=execution,
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        server=server_sgd(server_lr),
+    )
+
+
+@method
+@plain_sgd
+def mime(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    beta: float = 0.9,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""Mime: MimeLite with SVRG-style gradient corrections towards the cohort's mean gradient.
+
+    .. math:: w_k \leftarrow w_k - \eta \Bigl(\beta m + (1 - \beta) \bigl(\nabla F_b(w_k)
+              - \nabla F_b(w_t) + c\bigr)\Bigr), \qquad
+              c = \sum_k p_k \nabla F_k(w_t), \qquad m \leftarrow \beta m + (1 - \beta)\, c
+
+    A round has two exchanges: the clients of the cohort send their full gradients at w_t, all
+    receive the mean c, and then they train. The paper weights clients equally.
+
+    Args:
+        local: the local update; its own optimiser should be plain SGD.
+        beta: β: momentum; 0 is SVRG at every client, around the cohort's gradient.
+
+    Returns:
+        The algorithm. Traffic per round: m models, m momenta and m gradients down, m gradients and
+        m models up.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm
+    1.
+    """
+    return fedavg(
+        local.change(corrections=(corrections.mime(beta),)),
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
+    )
+
+
+@method
+@plain_sgd
+def mimelite(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    beta: float = 0.9,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""MimeLite: all local steps use one momentum, which only the server updates.
+
+    .. math:: w_k \leftarrow w_k - \eta \bigl(\beta m + (1 - \beta) \nabla F_b(w_k)\bigr), \qquad
+              m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_t)
+
+    with the same weights :math:`p_k` for the momentum as for the models. The paper weights clients
+    equally.
+
+    Args:
+        local: the local update; its own optimiser should be plain SGD.
+        beta: β: momentum; 0 is FedAvg.
+
+    Returns:
+        The algorithm. Traffic per round: m models and m momenta down, m models and m gradients up.
+
+    Raises:
+        ValueError: if beta is out of range.
+
+    Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
+    for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm
+    1.
+    """
+    changed = local.change(corrections=(corrections.global_momentum(beta),))
+    return fedavg(
+        changed,
+        clients_per_round=clients_per_round,
+        equal_weights=equal_weights,
     )

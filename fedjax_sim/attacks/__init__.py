@@ -1,10 +1,10 @@
-"""Attacks of malicious clients, to see what a defence withstands.
+"""Attacks of malicious clients, for testing defences.
 
-An attack is a part of what clients send (``compose(sending=...)``), and the first of them: codes
-and defences come after it. It acts whenever a model is sent, and forges the trainable parameters.
-Clients that attack alone forge the messages beside them too (a control variate). A model's state is
-left alone: a BatchNorm statistic out of its range would give the attacker away. Poisoned labels are
-a matter of the data, see :func:`label_flip`.
+An attack is the first part of ``compose(sending=...)``: codes and defences come after it. It acts
+whenever a model is sent, and forges the trainable parameters. Clients that attack alone also forge
+the messages sent along with the model (a control variate). A model's state is never forged: a
+BatchNorm statistic out of its range would give the attacker away. Poisoned labels are a change of
+the data, see :func:`label_flip`.
 """
 
 from __future__ import annotations

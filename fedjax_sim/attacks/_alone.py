@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.attacks._malicious import Malicious, hostile_rows, one_for_each
-from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables, part
+from fedjax_sim.attacks._malicious import Attack
+from fedjax_sim.base import Array, PyTree, Sent, Variables
 
 
-@part
-def sign_flip(malicious: Malicious, scale: float = 4.0) -> Sending:
-    r"""Sends the opposite of everything, :math:`\Delta_k \leftarrow -s\,\Delta_k`.
+class _Alone(Attack):
+    """An attack that replaces every floating-point leaf; integers stay as they are."""
+
+    messages = True
+
+    def send(
+        self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array
+    ) -> Sent:
+        hostile = self.hostile(client)
+        leaves, structure = jax.tree.flatten((update.params, message))
+        keys = jax.random.split(key, max(len(leaves), 1))
+        sent = [
+            jnp.where(hostile, self.forge(k, a), a) if jnp.issubdtype(a.dtype, jnp.floating) else a
+            for k, a in zip(keys, leaves, strict=True)
+        ]
+        params, message = jax.tree.unflatten(structure, sent)
+        return Sent(update._replace(params=params), message, kept)
+
+    def forge(self, key: Array, leaf: Array) -> Array:
+        """Returns what a malicious client sends instead of ``leaf``."""
+        raise NotImplementedError
+
+
+class sign_flip(_Alone):
+    r"""Sends the negated, scaled update, :math:`\Delta_k \leftarrow -s\,\Delta_k`.
 
     Args:
         malicious: ``bool[N]``.
         scale: s.
-
-    Returns:
-        A part of ``sending`` without state.
 
     Raises:
         ValueError: if scale is not positive and finite.
 
     Source: Li et al. 2019 <https://arxiv.org/abs/1811.03761>, section 5, with s = 4.
     """
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-    return _forged(malicious, lambda key, a: jnp.asarray(-scale, a.dtype) * a)
+
+    scale: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {self.scale}")
+
+    def forge(self, key: Array, leaf: Array) -> Array:
+        return jnp.asarray(-self.scale, leaf.dtype) * leaf
 
 
-@part
-def gaussian(malicious: Malicious, sigma: float) -> Sending:
-    r"""Sends noise in place of an update, :math:`\Delta_k \leftarrow N(0, \sigma^2 I)`.
+class gaussian(_Alone):
+    r"""Sends noise instead of an update, :math:`\Delta_k \leftarrow N(0, \sigma^2 I)`.
 
     Args:
         malicious: ``bool[N]``.
-        sigma: σ; every client draws its own noise in every round.
-
-    Returns:
-        A part of ``sending`` without state.
+        sigma: σ; every malicious client draws new noise in every round.
 
     Raises:
         ValueError: if sigma is negative or not finite.
@@ -51,26 +71,12 @@ def gaussian(malicious: Malicious, sigma: float) -> Sending:
     <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, section
     5, where the gradient itself is noise.
     """
-    if not 0 <= sigma < math.inf:
-        raise ValueError(f"sigma must be at least 0 and finite, got {sigma}")
-    return _forged(
-        malicious,
-        lambda key, a: jnp.asarray(sigma, a.dtype) * jax.random.normal(key, a.shape, a.dtype),
-    )
 
+    sigma: float
 
-def _forged(malicious: Malicious, forge: Callable[[Array, Array], Array]) -> Sending:
-    """A part by which malicious clients send ``forge(key, leaf)``; integers stay as they are."""
+    def __post_init__(self) -> None:
+        if not 0 <= self.sigma < math.inf:
+            raise ValueError(f"sigma must be at least 0 and finite, got {self.sigma}")
 
-    def send(key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array) -> Sent:
-        hostile = hostile_rows(malicious, client)
-        leaves, structure = jax.tree.flatten((update.params, message))
-        keys = jax.random.split(key, max(len(leaves), 1))
-        sent = [
-            jnp.where(hostile, forge(k, a), a) if jnp.issubdtype(a.dtype, jnp.floating) else a
-            for k, a in zip(keys, leaves, strict=True)
-        ]
-        params, message = jax.tree.unflatten(structure, sent)
-        return Sent(update._replace(params=params), message, kept)
-
-    return Sending(init=one_for_each(malicious), send=send, messages=True, forges=True)
+    def forge(self, key: Array, leaf: Array) -> Array:
+        return jnp.asarray(self.sigma, leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)

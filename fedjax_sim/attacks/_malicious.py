@@ -1,27 +1,26 @@
-"""Who is malicious, and poisoned labels."""
+"""Malicious clients, their poisoned labels and the base class of their attacks."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, PyTree, Variables
+from fedjax_sim.base import Array, ClientData, PyTree, Sending, Variables
 
 Malicious = NDArray[np.bool_]
-"""``bool[N]``, which clients attack."""
+"""``bool[N]``, True for the clients that attack."""
 
 
 def byzantine(clients: int, fraction: float, seed: int = 0) -> Malicious:
-    """A fixed random choice of malicious clients.
+    """Draws a fixed random set of malicious clients.
 
     Args:
         clients: N.
-        fraction: the share of them that is malicious, rounded to whole clients.
-        seed: of the choice.
+        fraction: the fraction of clients that is malicious, rounded to whole clients.
+        seed: the seed of the draw.
 
     Returns:
         ``bool[N]`` (NumPy), True for a malicious client.
@@ -39,11 +38,11 @@ def byzantine(clients: int, fraction: float, seed: int = 0) -> Malicious:
 
 
 def label_flip(data: ClientData, malicious: Malicious, classes: int) -> ClientData:
-    r"""The same clients, of which the malicious see wrong labels, :math:`y \leftarrow M - 1 - y`.
+    r"""Flips the labels that malicious clients see, :math:`y \leftarrow M - 1 - y`.
 
-    The labels are wrong in everything that a client computes: the gradients, and the losses by
-    which fair methods weigh it and by which it chooses a cluster. The server's own samples and the
-    test sets are never poisoned.
+    A malicious client uses the wrong labels in everything that it computes: its gradients, the
+    losses by which fair methods weight it and the losses by which it chooses a cluster. The
+    server's own samples and the test sets are never poisoned.
 
     Args:
         data: the clients.
@@ -51,11 +50,11 @@ def label_flip(data: ClientData, malicious: Malicious, classes: int) -> ClientDa
         classes: M, the number of classes.
 
     Returns:
-        The clients, on the same samples.
+        The clients with their new labels; they share the samples of ``data``.
 
     Raises:
-        ValueError: if malicious does not have an entry for each client, or the labels of data are
-            changed already.
+        ValueError: if malicious does not have an entry for each client, or the labels of data were
+            changed before.
 
     Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 4.1.
 
@@ -66,21 +65,26 @@ def label_flip(data: ClientData, malicious: Malicious, classes: int) -> ClientDa
     """
     _check_malicious(malicious, data)
     if data.relabel is not None:
-        raise ValueError("data must have their own labels, got some that were changed before")
+        raise ValueError("data must have its original labels, got labels that were changed before")
     honest = np.arange(classes, dtype=np.int32)
     seen = np.where(np.asarray(malicious)[:, None], classes - 1 - honest, honest)
     return dataclasses.replace(data, relabel=jnp.asarray(seen))
 
 
-def one_for_each(malicious: Malicious) -> Callable[[Variables, ClientData], PyTree]:
-    """``Sending.init`` of an attack, which keeps nothing."""
+class Attack(Sending):
+    """An attack of the clients ``malicious bool[N]``; the others send their true updates."""
 
-    def init(variables: Variables, data: ClientData) -> PyTree:
-        del variables
-        _check_malicious(malicious, data)
+    malicious: Malicious
+
+    forges = True
+
+    def init(self, variables: Variables, data: ClientData) -> PyTree:
+        _check_malicious(self.malicious, data)
         return ()
 
-    return init
+    def hostile(self, client: Array) -> Array:
+        """Returns whether ``client`` is malicious, in its shape; False for N, no client."""
+        return jnp.append(self.malicious, False)[client]
 
 
 def _check_malicious(malicious: Malicious, data: ClientData) -> None:
@@ -89,8 +93,3 @@ def _check_malicious(malicious: Malicious, data: ClientData) -> None:
             f"malicious must be bool[{data.clients}], one for each client, got "
             f"shape {list(np.shape(malicious))}"
         )
-
-
-def hostile_rows(malicious: Malicious, client: Array) -> Array:
-    """Which rows are malicious clients', in the shape of ``client``; N, no client, is not."""
-    return jnp.append(malicious, False)[client]

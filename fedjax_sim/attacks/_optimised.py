@@ -1,4 +1,4 @@
-"""An attack that knows the server's rule, and is as strong as does most harm."""
+"""An attack that knows the server's rule and does the most harm to it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any, Literal, NoReturn, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.attacks._malicious import Malicious
-from fedjax_sim.attacks._together import Seen, colluding, moments, shifted
+from fedjax_sim.attacks._together import Colluding, Seen, moments, shifted
 from fedjax_sim.base import (
     Aggregator,
     Array,
     ClientData,
     Cohort,
+    Need,
     PreAggregation,
     PyTree,
-    Sending,
     Variables,
-    part,
     shown,
 )
 from fedjax_sim.engine import tree
@@ -28,18 +26,11 @@ from fedjax_sim.engine.needs import NO_FLIGHT
 Along = Literal["spread", "mean"]
 
 FIRST, SHRINK = 10.0, 0.8
-"""The first step of the search, and what becomes of a step that led nowhere: ByzFL's."""
+"""The first step of the search, and the factor for a step without success, as in ByzFL."""
 
 
-@part
-def optimised(
-    malicious: Malicious,
-    rule: Aggregator,
-    preaggregation: Sequence[PreAggregation] = (),
-    along: Along = "spread",
-    evaluations: int = 20,
-) -> Sending:
-    r"""ALIE or inner-product manipulation of the strength that moves the aggregate farthest.
+class optimised(Colluding):
+    r"""ALIE or IPM with the strength that moves the aggregate farthest.
 
     .. math:: \Delta_k \leftarrow \mu - \gamma \sigma \quad\text{or}\quad
               \Delta_k \leftarrow -\gamma \mu, \qquad
@@ -48,25 +39,22 @@ def optimised(
 
     with the mean μ and standard deviation σ of every coordinate over the honest clients that send.
     The attackers know these updates and the rule, and search along the line: from γ = 0 in steps
-    that double as long as the distance grows, then in steps that shrink to 0.8 times the last. The
-    distance is over the trainable parameters; all rows weigh the same. What the server draws by
-    chance (bucketing's buckets) the attackers draw for themselves.
+    that double as long as the distance grows, then in steps that shrink by a factor of 0.8. The
+    distance is over the trainable parameters; all rows have the same weight. Where the server draws
+    at random (the buckets of bucketing), the attackers draw independently. Models must be
+    aggregated in the round in which they are sent.
 
     Args:
         malicious: ``bool[N]``.
         rule: the server's aggregator.
-        preaggregation: what the server applies before it, in order: parts without state that look
-            at nothing but updates, weights and clients.
+        preaggregation: the server's pre-aggregations, in order; they must be without state and read
+            only updates, weights and client numbers.
         along: "spread" for ALIE's μ - γσ, "mean" for -γμ.
-        evaluations: of the rule, in each round.
-
-    Returns:
-        A part of ``sending`` without state, for models that are aggregated in the round in which
-        they are sent.
+        evaluations: evaluations of the rule in each round.
 
     Raises:
         ValueError: if a setting is out of range; in the first round, if a pre-aggregation has state
-            or looks at more.
+            or reads more.
 
     Source: Shejwalkar, Houmansadr 2021
     <https://www.ndss-symposium.org/ndss-paper/manipulating-the-byzantine-optimizing-model-poisoning-attacks-and-defenses-for-federated-learning/>,
@@ -84,16 +72,35 @@ def optimised(
         >>> bool((sent.params[:2] < 0.7).all()), sent.params[2:].tolist() == rows[2:].tolist()
         (True, True)
     """
-    if along not in ("spread", "mean"):
-        raise ValueError(f"along must be 'spread' or 'mean', got {along!r}")
-    if evaluations < 1:
-        raise ValueError(f"evaluations must be at least 1, got {evaluations}")
 
-    def forge(key: Array, seen: Seen) -> PyTree:
+    rule: Aggregator
+    preaggregation: Sequence[PreAggregation] = ()
+    along: Along = "spread"
+    evaluations: int = 20
+
+    def __post_init__(self) -> None:
+        if self.along not in ("spread", "mean"):
+            raise ValueError(f"along must be 'spread' or 'mean', got {self.along!r}")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (NO_FLIGHT,)
+
+    def init(self, variables: Variables, data: ClientData) -> PyTree:
+        for before in self.preaggregation:
+            if jax.tree.leaves(before.init(variables, data)):
+                raise ValueError(
+                    f"preaggregation of optimised must be without state, got {shown(before)}"
+                )
+        return super().init(variables, data)
+
+    def forge(self, key: Array, seen: Seen) -> PyTree:
         updates = seen.updates
         mean, deviation = moments(updates.params, seen.honest)
         start, direction = mean, deviation
-        if along == "mean":
+        if self.along == "mean":
             start, direction = jax.tree.map(jnp.zeros_like, mean), mean
         sends = (seen.hostile | seen.honest).astype(jnp.float32)
 
@@ -101,43 +108,31 @@ def optimised(
             forged = tree.stack_copies(shifted(start, strength, direction), len(seen.client))
             rows = updates._replace(params=tree.select_rows(seen.hostile, forged, updates.params))
             weights = sends
-            for i, before in enumerate(preaggregation):
-                cohort = cast("Cohort", _Unseen(before, seen.client))
+            for i, before in enumerate(self.preaggregation):
+                cohort = cast("Cohort", _OnlyClients(before, seen.client))
                 rows, weights, _ = before.apply(
                     jax.random.fold_in(key, i), (), rows, weights, cohort
                 )
-            return tree.norm(tree.subtract(rule(rows, weights).params, mean))
+            return tree.norm(tree.subtract(self.rule(rows, weights).params, mean))
 
-        return shifted(start, _farthest(distance, evaluations), direction)
-
-    attack = colluding(malicious, forge)
-
-    def init(variables: Variables, data: ClientData) -> PyTree:
-        for before in preaggregation:
-            if jax.tree.leaves(before.init(variables, data)):
-                raise ValueError(
-                    f"preaggregation of optimised must be without state, got {shown(before)}"
-                )
-        return attack.init(variables, data)
-
-    return attack._replace(init=init, needs=(NO_FLIGHT,))
+        return shifted(start, _farthest(distance, self.evaluations), direction)
 
 
-class _Unseen:
-    """Stands for the cohort, of which attackers know the clients."""
+class _OnlyClients:
+    """A cohort of which only the client numbers can be read."""
 
     def __init__(self, part: PreAggregation, client: Array) -> None:
         self._part, self.client = part, client
 
     def __getattr__(self, name: str) -> NoReturn:
         raise ValueError(
-            "preaggregation of optimised must look at nothing but updates, weights and clients, "
-            f"{shown(self._part)} looks at cohort.{name}"
+            "preaggregation of optimised must read only updates, weights and clients, "
+            f"{shown(self._part)} reads cohort.{name}"
         )
 
 
 def _farthest(distance: Any, evaluations: int) -> Array:
-    """The strength with the largest distance that the search finds, ``f32[]``."""
+    """Returns the strength with the largest distance that the search finds, ``f32[]``."""
 
     def step(_: Array, search: tuple[Array, ...]) -> tuple[Array, ...]:
         best, reached, size, growing = search

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.attacks._malicious import Malicious, hostile_rows, one_for_each
-from fedjax_sim.base import Array, PyTree, Sending, Variables, part
+from fedjax_sim.attacks._malicious import Attack
+from fedjax_sim.base import Array, PyTree, Variables
 from fedjax_sim.engine import tree
 
 
 class Seen(NamedTuple):
-    """What colluding clients see of a round, by row.
+    """The updates of a round as colluding clients see them, by row.
 
     Attributes:
-        updates: ``[P, *p]``, what everyone would send.
-        client: ``int32[P]``, k; N if none.
-        hostile: ``bool[P]``, malicious clients that send.
-        honest: ``bool[P]``, the others that send.
+        updates: ``[P, *p]``, the honest updates of all clients, the attackers included.
+        client: ``int32[P]``, k; N for a row without a client.
+        hostile: ``bool[P]``, True for malicious clients that send.
+        honest: ``bool[P]``, True for honest clients that send.
     """
 
     updates: Variables
@@ -29,35 +29,28 @@ class Seen(NamedTuple):
     honest: Array
 
 
-class Forge(Protocol):
-    """The parameters that all malicious clients of a round send."""
+class Colluding(Attack):
+    """An attack in which all malicious clients of a round send the same parameters."""
 
-    def __call__(self, key: Array, seen: Seen, /) -> PyTree:
-        """``[*p]``."""
+    omniscient = True
+    """Whether ``forge`` needs honest updates; without any, attackers send their true updates."""
 
-
-def colluding(malicious: Malicious, forge: Forge, *, omniscient: bool = True) -> Sending:
-    """A part by which all malicious clients send the same parameters.
-
-    Args:
-        malicious: ``bool[N]``.
-        forge: makes them.
-        omniscient: whether they need honest updates; if none is sent, they send what they trained.
-    """
-
-    def together(key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
-        hostile = sends & hostile_rows(malicious, client)
+    def together(self, key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
+        hostile = sends & self.hostile(client)
         honest = sends & ~hostile
-        forged = tree.stack_copies(forge(key, Seen(updates, client, hostile, honest)), len(client))
-        lying = hostile & jnp.any(honest) if omniscient else hostile
-        return updates._replace(params=tree.select_rows(lying, forged, updates.params))
+        forged = self.forge(key, Seen(updates, client, hostile, honest))
+        copies = tree.stack_copies(forged, len(client))
+        lying = hostile & jnp.any(honest) if self.omniscient else hostile
+        return updates._replace(params=tree.select_rows(lying, copies, updates.params))
 
-    return Sending(init=one_for_each(malicious), together=together, forges=True)
+    def forge(self, key: Array, seen: Seen) -> PyTree:
+        """Returns the parameters ``[*p]`` that all attackers send."""
+        raise NotImplementedError
 
 
 def moments(rows: PyTree, who: Array) -> tuple[PyTree, PyTree]:
-    """Mean and standard deviation of every coordinate over the rows ``who bool[P]``."""
-    # Of no row at all the moments are not used, but NaN would do harm to derivatives.
+    """Returns mean and standard deviation of every coordinate over the rows ``who bool[P]``."""
+    # Without any row the moments are not used, but NaN would spoil derivatives.
     weights = jnp.where(jnp.any(who), who, True).astype(jnp.float32)
     mean = tree.mean(rows, weights)
     square = jax.tree.map(lambda a, mu: jnp.square(a - mu[None]), rows, mean)
@@ -65,119 +58,112 @@ def moments(rows: PyTree, who: Array) -> tuple[PyTree, PyTree]:
 
 
 def shifted(mean: PyTree, by: Array, deviation: PyTree) -> PyTree:
-    """``mean - by deviation``, in the dtypes of the mean."""
+    """Returns ``mean - by deviation``, in the dtypes of the mean."""
     return jax.tree.map(lambda mu, sigma: mu - by.astype(mu.dtype) * sigma, mean, deviation)
 
 
-@part
-def alie(malicious: Malicious, z: float | None = None) -> Sending:
-    r"""A little is enough: a shift that hides in the spread of the updates.
+class alie(Colluding):
+    r"""A little is enough (ALIE): a shift that hides in the spread of the updates.
 
     .. math:: \Delta_k \leftarrow \mu - z \sigma, \qquad
               z = \Phi^{-1}\Bigl(\frac{n - m - s}{n - m}\Bigr), \quad
               s = \Bigl\lfloor \frac n2 + 1 \Bigr\rfloor - m
 
-    with the mean μ and standard deviation σ of every coordinate over what the m malicious of the n
-    clients that send would have sent honestly: they know each other's updates and no others.
+    with the mean μ and standard deviation σ of every coordinate over the honest updates of the m
+    malicious clients among the n that send: the attackers know their own updates and no others.
 
     Args:
         malicious: ``bool[N]``.
-        z: the shift in standard deviations; None: by the formula, but at least 0: it is 0 if the
-            malicious are too few to sway a majority, such as 2 of 10.
-
-    Returns:
-        A part of ``sending`` without state.
+        z: the shift in standard deviations; None: by the formula, but at least 0. It is 0 if there
+            are too few attackers to sway a majority, such as 2 of 10.
 
     Raises:
         ValueError: if z is not finite.
 
-    Source: Baruch et al. 2019 <https://arxiv.org/abs/1902.06156>, Algorithm 3 (the paper's own, not
-    omniscient, variant).
+    Source: Baruch et al. 2019 <https://arxiv.org/abs/1902.06156>, Algorithm 3 (the paper's main
+    variant, which is not omniscient).
     """
-    if z is not None and not math.isfinite(z):
-        raise ValueError(f"z must be finite, got {z}")
 
-    def forge(key: Array, seen: Seen) -> PyTree:
-        del key
+    z: float | None = None
+
+    omniscient = False
+
+    def __post_init__(self) -> None:
+        if self.z is not None and not math.isfinite(self.z):
+            raise ValueError(f"z must be finite, got {self.z}")
+
+    def forge(self, key: Array, seen: Seen) -> PyTree:
         m = jnp.sum(seen.hostile, dtype=jnp.int32)
         n = m + jnp.sum(seen.honest, dtype=jnp.int32)
-        shift = hidden_shift(n, m) if z is None else jnp.float32(z)
+        shift = hidden_shift(n, m) if self.z is None else jnp.float32(self.z)
         mean, deviation = moments(seen.updates.params, seen.hostile)
         return shifted(mean, shift, deviation)
 
-    return colluding(malicious, forge, omniscient=False)
 
-
-@part
-def ipm(malicious: Malicious, epsilon: float = 0.5) -> Sending:
-    r"""Inner-product manipulation: the mean of the honest updates, backwards.
+class ipm(Colluding):
+    r"""Inner-product manipulation (IPM): the negated mean of the honest updates.
 
     .. math:: \Delta_k \leftarrow -\frac{\varepsilon}{\lvert H \rvert} \sum_{j \in H} \Delta_j
 
-    over the honest clients H that send, whose updates the attackers know. A small ε lies so near
-    to the honest updates that distances do not tell it apart, while the inner product of aggregate
-    and true mean becomes negative; a large one breaks the mean.
+    over the honest clients H that send, whose updates the attackers know. With a small ε the forged
+    update is so close to the honest ones that distances do not reveal it, while the inner product
+    of the aggregate and the true mean becomes negative; a large ε breaks the mean.
 
     Args:
         malicious: ``bool[N]``.
         epsilon: ε.
-
-    Returns:
-        A part of ``sending`` without state.
 
     Raises:
         ValueError: if epsilon is not positive and finite.
 
     Source: Xie et al. 2019 <https://arxiv.org/abs/1903.03936>, section 4.
     """
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
 
-    def forge(key: Array, seen: Seen) -> PyTree:
-        del key
+    epsilon: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be positive and finite, got {self.epsilon}")
+
+    def forge(self, key: Array, seen: Seen) -> PyTree:
         mean, _ = moments(seen.updates.params, seen.honest)
-        return tree.scale(-epsilon, mean)
-
-    return colluding(malicious, forge)
+        return tree.scale(-self.epsilon, mean)
 
 
-@part
-def mimic(malicious: Malicious, target: int = 0) -> Sending:
-    r"""Every attacker sends what one honest client sends, :math:`\Delta_k \leftarrow \Delta_{i^*}`.
+class mimic(Colluding):
+    r"""Copies of one honest client's update, :math:`\Delta_k \leftarrow \Delta_{i^*}`.
 
-    What is sent is honest, so that nothing about it is suspicious; but the samples of one client
-    count as many times as there are attackers, and under label skew a robust rule may take those of
-    others for the outliers.
+    The forged updates are honest, so that nothing about them is suspicious; but the samples of one
+    client count once more for every attacker, and under label skew a robust rule may take the
+    updates of the other clients for outliers.
 
     Args:
         malicious: ``bool[N]``.
-        target: i*, the client that is copied. If it is malicious or does not send in a round, it is
-            the next one by number, after the last the first, that is honest and does.
-
-    Returns:
-        A part of ``sending`` without state.
+        target: i*, the client that is copied. If it is malicious or does not send in a round, the
+            next honest client that sends is copied, by number and cyclically.
 
     Raises:
         ValueError: if there is no such client.
 
-    Source: Karimireddy et al. 2022 <https://arxiv.org/abs/2006.09365>, section 3; the paper also
-    has attackers look for the client whose copies do most harm.
+    Source: Karimireddy et al. 2022 <https://arxiv.org/abs/2006.09365>, section 3; in the paper the
+    attackers also search for the client whose copies do the most harm.
     """
-    clients = len(malicious)
-    if not 0 <= target < clients:
-        raise ValueError(f"target must be in 0..{clients - 1}, got {target}")
 
-    def forge(key: Array, seen: Seen) -> PyTree:
-        del key
-        after = (seen.client - target) % clients
+    target: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.target < len(self.malicious):
+            raise ValueError(f"target must be in 0..{len(self.malicious) - 1}, got {self.target}")
+
+    def forge(self, key: Array, seen: Seen) -> PyTree:
+        clients = len(self.malicious)
+        after = (seen.client - self.target) % clients
         nearest = jnp.argmin(jnp.where(seen.honest, after, clients))
         return tree.take(seen.updates.params, nearest)
 
-    return colluding(malicious, forge)
-
 
 def hidden_shift(n: Array, m: Array) -> Array:
-    """The z of Baruch et al. for m malicious of n rows, at least 0 and finite."""
+    """Returns the z of Baruch et al. for m malicious of n rows, at least 0 and finite."""
     needed = n // 2 + 1 - m
     honest = jnp.maximum(n - m, 1)
     share = (honest - needed).astype(jnp.float32) / honest.astype(jnp.float32)

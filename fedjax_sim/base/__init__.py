@@ -5,20 +5,15 @@ from __future__ import annotations
 from fedjax_sim.base.arrays import Array, PyTree, concrete
 from fedjax_sim.base.client import (
     Aggregator,
-    Change,
     Correction,
     Done,
     Follow,
     LocalUpdate,
     Personal,
     Reduce,
-    Response,
     SetupTraffic,
     SetupTrafficOf,
-    StateInit,
-    Steps,
-    Told,
-    wrap,
+    Wrapper,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
@@ -87,7 +82,7 @@ from fedjax_sim.base.server import (
 )
 from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
-from fedjax_sim.base.survey import Ask, CorrectionAsk, CorrectionSurvey, Survey, Tell
+from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
     Answers,
     CheckTargets,
@@ -113,7 +108,6 @@ __all__ = [
     "Availability",
     "Batch",
     "Broadcast",
-    "Change",
     "CheckTargets",
     "ClientData",
     "ClientView",
@@ -122,8 +116,6 @@ __all__ = [
     "Companion",
     "Context",
     "Correction",
-    "CorrectionAsk",
-    "CorrectionSurvey",
     "Diagnostic",
     "Done",
     "DownloadBytes",
@@ -168,7 +160,6 @@ __all__ = [
     "Redistribution",
     "Reduce",
     "Refresh",
-    "Response",
     "SampleWeight",
     "Schedule",
     "ScoresOf",
@@ -181,14 +172,11 @@ __all__ = [
     "SetupTrafficOf",
     "Shared",
     "Slots",
-    "StateInit",
-    "Steps",
     "Sums",
     "SumsOf",
     "Survey",
     "Task",
     "Tell",
-    "Told",
     "Traffic",
     "Train",
     "TrainInSteps",
@@ -197,6 +185,7 @@ __all__ = [
     "Until",
     "Variables",
     "Weighting",
+    "Wrapper",
     "and_then",
     "concrete",
     "evaluate_law",
@@ -207,6 +196,5 @@ __all__ = [
     "plain_sgd",
     "shown",
     "with_origin",
-    "wrap",
     "written_arguments",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -10,9 +10,8 @@ from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.cohort import Gathered, LocalInfo
 from fedjax_sim.base.data import ClientData, ClientView
 from fedjax_sim.base.model import Context, Leaves, Variables
-from fedjax_sim.base.need import Need
-from fedjax_sim.base.parts import Origin, Part, shown
-from fedjax_sim.base.survey import CorrectionSurvey, Survey
+from fedjax_sim.base.parts import Part
+from fedjax_sim.base.survey import Survey
 from fedjax_sim.base.train import Train
 
 
@@ -38,13 +37,6 @@ class Aggregator(Protocol):
         holds no slot. The result does not depend on the order of rows, is the common row if all are
         equal, and keeps the dtypes. At least one weight is positive.
         """
-
-
-class StateInit(Protocol):
-    """The state of a part before the first round."""
-
-    def __call__(self, variables: Variables, /) -> PyTree:
-        """``variables`` are those of the initial model; () for no state."""
 
 
 class Reduce(Protocol):
@@ -87,30 +79,6 @@ class Follow(Protocol):
         """
 
 
-class Told(Protocol):
-    """What of the shared state clients are sent."""
-
-    def __call__(self, shared_state: PyTree, /) -> PyTree:
-        """The part that counts as traffic; the server alone needs the rest."""
-
-
-class Steps(Protocol):
-    """The length of a local update."""
-
-    def __call__(self, samples: Any, /) -> Any:
-        """T_k of a client with n_k = ``samples``, a number or an array; of the same kind."""
-
-
-class Response(Protocol):
-    """How an optimiser answers."""
-
-    def __call__(self, steps: int, /) -> Sequence[float | Array]:
-        """Where a weight that starts at 0 is after 1, 2, ... ``steps`` steps of gradient -1.
-
-        Numbers, or arrays if the rate is traced.
-        """
-
-
 class SetupTrafficOf(Protocol):
     """Counts what travels once, before the first round."""
 
@@ -118,96 +86,146 @@ class SetupTrafficOf(Protocol):
         """Only shapes of ``variables`` are known; ``data.start`` is that of one run, concrete."""
 
 
-class Change(Protocol):
-    """Makes a local update again with other settings."""
-
-    def __call__(self, **settings: Any) -> LocalUpdate:
-        """See :class:`LocalUpdate`."""
-
-
-@dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class LocalUpdate:
+class LocalUpdate(Part):
     """Trains one model on one client; ``compose`` batches it over a cohort.
 
-    Settings are changed by ``change``, functions by :func:`wrap` or :meth:`replace`; in any
-    order, nothing is lost.
-
-    Attributes:
-        client_state: what each client keeps between its visits, at the start.
-        shared_state: what the server keeps and sends along with every model, at the start.
-        train: the local update.
-        reduce: makes the next shared state of the clients' messages, after every round.
-        change: the same with some settings of :func:`fedjax_sim.local.local_sgd` replaced.
-          ``corrections`` and ``transforms`` are added at the end; ``corrections=None`` drops those
-          that are there. A wrapper changes what it wraps, and wraps it again.
-        steps: T_k; if it is drawn, the most that it may be.
-        epochs: E.
-        batch_size: B.
-        peers: whether ``train`` needs ``ClientView.starts``.
-        corrections: what changes its gradients.
-        response: how far it moves a weight under a constant gradient, from a fresh state; None: not
-          known.
-        fresh: whether every visit begins with a fresh state of the optimiser.
-        stops: whether ``train`` heeds ``ClientView.limit``.
-        known: whether a visit takes T_k steps and no fewer: its end is known when it begins.
-        trained: the weights that it trains; None: all.
-        moves_start: whether it trains from another model than the one that it received.
-        reflects: whether it sends twice its new model less its last one.
-        setup_traffic: what travels before the first round; None: nothing.
-        follow: what the aggregate makes of the shared state, which costs no upload; None: nothing.
-        told: what of the shared state travels with the model; None: all of it.
-        survey: what clients say before they train, and are told of it; None: nothing.
-        needs: of the other parts.
-        origin: the call that made it.
+    A local update overrides ``train`` and ``steps_for``, and what else differs from the defaults.
     """
 
-    client_state: StateInit
-    shared_state: StateInit
-    train: Train
-    reduce: Reduce
-    change: Change
-    steps: Steps
-    epochs: float
-    batch_size: int
-    peers: bool = False
-    corrections: tuple[Correction, ...] = ()
-    response: Response | None = None
-    fresh: bool = True
-    stops: bool = False
-    known: bool = False
-    trained: Leaves | None = None
-    moves_start: bool = False
-    reflects: bool = False
-    setup_traffic: SetupTrafficOf | None = None
-    follow: Follow | None = None
-    told: Told | None = None
-    survey: Survey | None = None
-    needs: tuple[Need, ...] = ()
-    origin: Origin | None = None
+    def client_state(self, variables: Variables, /) -> PyTree:
+        """Returns the initial state of each client, for the initial model; () for no state."""
+        return ()
 
-    def __repr__(self) -> str:
-        return shown(self)
+    def shared_state(self, variables: Variables, /) -> PyTree:
+        """Returns the initial state that the server keeps and sends along with every model."""
+        return ()
 
-    def replace(self, **functions: Any) -> LocalUpdate:
-        """The same with some of its attributes replaced; ``change`` keeps them."""
-        return wrap(lambda local: dataclasses.replace(local, **functions), self)
+    @property
+    def train(self) -> Train:
+        """Trains one model on one client: a method, or a :class:`TrainInSteps`."""
+        raise NotImplementedError
+
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+        /,
+    ) -> PyTree:
+        """Returns the next shared state, see :class:`Reduce`."""
+        return shared_state
+
+    def change(self, **settings: Any) -> LocalUpdate:
+        """Returns the local update with other settings; a wrapper changes the one that it wraps."""
+        return self.replace(**settings)
+
+    def steps_for(self, samples: Any, /) -> Any:
+        """Returns T_k for n_k = ``samples``, a number or an array; of drawn T_k, the largest."""
+        raise NotImplementedError
+
+    @property
+    def epochs(self) -> float:
+        """E."""
+        return 1.0
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        raise NotImplementedError
+
+    @property
+    def peers(self) -> bool:
+        """Whether ``train`` reads ``ClientView.starts``, the samples of other clients."""
+        return False
+
+    @property
+    def corrections(self) -> Sequence[Correction]:
+        """The corrections of its gradients."""
+        return ()
+
+    @property
+    def response(self) -> Callable[[int], Sequence[float | Array]] | None:
+        """Returns the weight after 1, 2, ... steps of gradient -1, from 0 and a fresh optimiser.
+
+        The weights are numbers, or arrays if the rate is traced. None: unknown.
+        """
+        return None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the optimiser's state is reset at the start of every visit."""
+        return True
+
+    @property
+    def stops(self) -> bool:
+        """Whether ``train`` takes at most ``ClientView.limit`` steps."""
+        return False
+
+    @property
+    def known(self) -> bool:
+        """Whether a visit takes exactly T_k steps."""
+        return False
+
+    @property
+    def trained(self) -> Leaves | None:
+        """The leaves that it trains; None: all."""
+        return None
+
+    @property
+    def moves_start(self) -> bool:
+        """Whether it trains from another model than the received one."""
+        return False
+
+    @property
+    def reflects(self) -> bool:
+        """Whether it sends twice its new model minus its last one."""
+        return False
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        """Counts the traffic before the first round; None if there is none."""
+        return None
+
+    @property
+    def follow(self) -> Follow | None:
+        """Updates the shared state with the aggregate, without uploads; None: unchanged."""
+        return None
+
+    @property
+    def told(self) -> Callable[[PyTree], PyTree] | None:
+        """Selects the part of the shared state that is sent to clients; None: all of it."""
+        return None
+
+    @property
+    def survey(self) -> Survey | None:
+        """The exchange before local training; None if there is none."""
+        return None
 
 
-def wrap(wrapper: Callable[..., LocalUpdate], *locals_: LocalUpdate) -> LocalUpdate:
-    """A local update made of others, so that ``change`` changes those and makes it again.
+class Wrapper(LocalUpdate):
+    """A local update that changes another one, and delegates to it all that it does not override.
 
     Args:
-        wrapper: ``(*locals) -> LocalUpdate``, mostly ``dataclasses.replace`` of the first one.
-        locals_: the local updates that are wrapped.
-
-    Returns:
-        ``wrapper(*locals_)`` with that ``change``.
+        local: the local update that is wrapped, and that ``change`` changes.
     """
 
-    def change(**settings: Any) -> LocalUpdate:
-        return wrap(wrapper, *(local.change(**settings) for local in locals_))
+    local: LocalUpdate
 
-    return dataclasses.replace(wrapper(*locals_), change=change)
+    @property
+    def inner(self) -> LocalUpdate:
+        """The local update that it delegates to: ``local``, or ``local`` with other settings."""
+        return self.local
+
+    def change(self, **settings: Any) -> LocalUpdate:
+        """Returns the wrapper of the changed local update."""
+        return self.replace(local=self.local.change(**settings))
+
+
+for _hook in (*vars(LocalUpdate), "needs"):
+    if not _hook.startswith("_") and _hook != "change":
+        setattr(Wrapper, _hook, property(operator.attrgetter(f"inner.{_hook}")))
 
 
 class Done(NamedTuple):
@@ -231,11 +249,6 @@ class Correction(Part):
 
     A correction overrides the methods that it needs; the defaults keep, send and change nothing.
     """
-
-    HOOKS = (
-        *("client_state", "shared_state", "direction", "finish", "reduce", "path", "follow"),
-        *("survey", "anchored", "pull", "dual"),
-    )
 
     def client_state(self, params: PyTree, /) -> PyTree:
         """Returns the initial state of each client, for the parameters of the initial model."""
@@ -292,9 +305,17 @@ class Correction(Part):
         return None
 
     @property
-    def survey(self) -> CorrectionSurvey | None:
-        """The exchange before local training; None if there is none."""
+    def ask(self) -> Callable[[Callable[[], PyTree], Context], PyTree] | None:
+        """Returns a client's answer to the exchange before training; None if there is no exchange.
+
+        It is called as ``ask(gradient, context)``. ``gradient()`` is the gradient of the client's
+        whole loss at the received model, which costs a pass over its samples.
+        """
         return None
+
+    def tell(self, shared_state: PyTree, answer: PyTree, /) -> PyTree:
+        """Returns the shared state to train with, given the aggregate of the answers."""
+        return shared_state
 
     @property
     def anchored(self) -> bool:
@@ -303,6 +324,11 @@ class Correction(Part):
         It costs one more gradient in every step.
         """
         return False
+
+    @property
+    def kind(self) -> object:
+        """What it corrects: two corrections of one kind would correct twice, and are rejected."""
+        return type(self)
 
     @property
     def pull(self) -> float | Array | None:

@@ -200,7 +200,10 @@ class Batch(NamedTuple):
 
 
 class Transform(Protocol):
-    """Changes a minibatch before the step: augmentation, poisoned labels, a peer's means."""
+    """Changes a minibatch before the step: augmentation, poisoned labels, a peer's means.
+
+    If it has a method ``setup_traffic``, see :class:`fedjax_sim.base.LocalUpdate`, it is counted.
+    """
 
     def __call__(self, key: Array, batch: Batch, client: ClientView, /) -> Batch:
         """``key`` is the step's own."""

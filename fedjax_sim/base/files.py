@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import math
 import os
+import tarfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -17,6 +22,12 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 
 _MB = 1e6
+_COPIES = 4
+"""Bytes that a byte of a text takes once it is read: as characters, and as numbers."""
+_OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open
+}  # fmt: skip
+_NOT_OPENED = (b"Rar!", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _LONGEST_HEADER = 1 << 16
 _ASIDE = ".aside"
 _written: set[Path] = set()
@@ -83,7 +94,88 @@ def check_memory(size: int) -> None:
     """Raises ValueError if a declared size, in bytes, exceeds this machine's memory."""
     there = memory_of_host()
     if there is not None and size > there:
-        raise ValueError(f"it declares {size / _MB:,.0f} MB, this machine has {there / _MB:,.0f}")
+        raise ValueError(f"it needs {size / _MB:,.0f} MB, this machine has {there / _MB:,.0f}")
+
+
+def open_text(path: Path, encoding: str = "utf-8") -> IO[str]:
+    """Opens a text with the line ends that it has; one in ``.gz`` is decompressed as it is read.
+
+    Reading raises :class:`DamagedError` where a ``.gz`` file is cut or damaged, or larger than this
+    machine's memory.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        DamagedError: if it is not a regular file, or is larger than this machine's memory.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.csv.gz"
+        >>> _ = file.write_bytes(gzip.compress(b"a,b"))
+        >>> with open_text(file) as text:
+        ...     text.read()
+        'a,b'
+    """
+    check_regular(path)
+    if path.suffix == ".gz":
+        raw: Any = io.BufferedReader(_Unpacked(path, gzip.GzipFile(path), _COPIES))
+        return io.TextIOWrapper(raw, encoding=encoding, newline="")
+    _check_memory_of(path, _COPIES * path.stat().st_size)
+    return path.open(encoding=encoding, newline="")
+
+
+def check_archive(path: Path) -> None:
+    """Raises DamagedError if a file is an archive whose content is larger than the memory.
+
+    A compressed file is read through, as it does not say how large it is; an archive of a kind that
+    Python does not read is rejected.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        begin = file.read(512)
+    if begin.startswith(_NOT_OPENED):
+        raise DamagedError(f"{path}: unpack it, or pack it as .zip, .gz, .bz2, .xz or .tar")
+    for magic, opened in _OPENERS.items():
+        if begin.startswith(magic):
+            with _Unpacked(path, opened(path), 1) as unpacked:
+                while unpacked.read(1 << 20):
+                    pass
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            _check_memory_of(path, sum(member.file_size for member in archive.infolist()))
+    elif begin[257:262] == b"ustar":
+        with tarfile.open(path) as members:
+            _check_memory_of(path, sum(member.size for member in members))
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a compressed file, as far as it fits into this machine's memory."""
+
+    def __init__(self, path: Path, file: Any, copies: int) -> None:
+        self._path, self._file, self._copies, self._size = path, file, copies, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count: int = self._file.readinto(buffer)
+        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+            kind = self._path.suffix
+            raise DamagedError(f"{self._path}: not a whole {kind} file: {error}") from error
+        self._size += count
+        _check_memory_of(self._path, self._copies * self._size)
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _check_memory_of(path: Path, size: int) -> None:
+    try:
+        check_memory(size)
+    except ValueError as error:
+        raise DamagedError(f"{path}: {error}") from error
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:

@@ -141,8 +141,6 @@ class Objective(Protocol):
 class Memory(Part):
     """What a client remembers from visit to visit, for its objective."""
 
-    HOOKS = ("init", "keep")
-
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the memory before the first visit, for the variables of the initial model."""
         raise NotImplementedError

@@ -34,6 +34,12 @@ _EMPTY = inspect.Parameter.empty
 LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
 
+MOST = 10_000_000
+"""The largest number of those that have records of their own: clients of a round, classes."""
+
+COUNTED = ("clients_per_round", "slots", "at_work", "classes")
+"""The arguments that are such numbers."""
+
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 class Part:
@@ -53,23 +59,24 @@ class Part:
     def __init_subclass__(cls, **options: Any) -> None:
         """Makes a frozen dataclass of every subclass."""
         super().__init_subclass__(**options)
-        required = [  # settings that replace a property of the role
+        # A setting may have the name of a role's property, which must not become its default.
+        hidden = [
             name
             for name in inspect.get_annotations(cls)
             if name not in vars(cls) and isinstance(getattr(cls, name, None), property)
         ]
-        for name in required:
+        for name in hidden:
             setattr(cls, name, dataclasses.field())
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
-        for name in required:
-            setattr(cls, name, None)  # hides the property, so that instances can set the name
+        for name in hidden:
+            setattr(cls, name, _Setting(name))
         fields = [(field.name, field.type) for field in _fields(cls)]
         cls._integers = _integers(fields)
 
     _integers = types.MappingProxyType[str, int]({})
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Rejects integers above ``LARGEST``."""
+        """Rejects integers above ``LARGEST``, and ``COUNTED`` ones above ``MOST``."""
         if "HOOKS" in vars(cls):
             return _from_functions(cls, args, settings)
         _check_integers(cls._integers, args, settings)
@@ -105,6 +112,16 @@ class Part:
 
     def __hash__(self) -> int:
         return hash((type(self), *map(_hashable, _values(self))))
+
+
+class _Setting:
+    """The class attribute of a setting without a default; its value is in the instance."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, part: Any, kind: type) -> Any:
+        raise AttributeError(f"{kind.__name__} has no {self._name}")
 
 
 def _from_functions(role: Any, args: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
@@ -183,7 +200,7 @@ def with_origin(value: Any, origin: Origin) -> Any:
         value.origin = origin  # type: ignore[attr-defined]
         return value
     if isinstance(value, Part):
-        return value._replace(origin=origin)
+        return value._replace(origin=origin) if value.HOOKS else value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, origin=origin)
     return value._replace(origin=origin)
@@ -312,3 +329,5 @@ def _check_integers(
         number = args[i] if i < len(args) else settings.get(name)
         if isinstance(number, int) and abs(number) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
+        if name in COUNTED and isinstance(number, int) and number > MOST:
+            raise ValueError(f"{name} must be at most {MOST}, got {number}")

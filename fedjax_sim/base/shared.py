@@ -17,15 +17,13 @@ class Shared(Part):
     ``Context.shared``. Both directions count as traffic.
     """
 
-    HOOKS = ("init", "send", "reduce", "follow", "told")
-
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the statistics before the first round."""
         raise NotImplementedError
 
     def send(self, trained: Variables, context: Context, /) -> PyTree:
-        """Returns the message of a client with the model ``trained`` at the end of its visit."""
-        raise NotImplementedError
+        """Returns the message of a client with the model ``trained``; () for nothing."""
+        return ()
 
     def reduce(
         self,
@@ -37,7 +35,7 @@ class Shared(Part):
         /,
     ) -> PyTree:
         """Returns the next statistics, see :class:`Reduce`."""
-        raise NotImplementedError
+        return shared_state
 
     @property
     def follow(self) -> Follow | None:

@@ -12,8 +12,6 @@ from fedjax_sim.base.parts import Part
 class DrawnSteps(Part):
     """A random number of local steps, the same for all clients of a round."""
 
-    HOOKS = ("draw", "most")
-
     def draw(self, key: Array, shared: PyTree, /) -> Array:
         """Returns ``int32[]``; with 0 steps a client sends back the received model.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.data import ClientView
-from fedjax_sim.base.model import Context, Variables
+from fedjax_sim.base.model import Variables
 
 
 class Ask(Protocol):
@@ -64,28 +64,3 @@ class Survey(NamedTuple):
             return self.ask(key, variables, client, inner(client_state), shared_state)
 
         return Survey(ask, self.tell)
-
-
-class CorrectionAsk(Protocol):
-    """What a correction asks of one client."""
-
-    def __call__(self, gradient: Callable[[], PyTree], context: Context, /) -> PyTree:
-        """Returns arrays.
-
-        Args:
-            gradient: ``() -> [*p]``, of the client's whole loss at the received model, which costs
-                a pass over its samples.
-            context: what else the client knows.
-        """
-
-
-class CorrectionSurvey(NamedTuple):
-    """What a correction asks before training; see :class:`Survey`.
-
-    Attributes:
-        ask: the answer of one client.
-        tell: what the aggregate makes of the correction's shared state.
-    """
-
-    ask: CorrectionAsk
-    tell: Tell

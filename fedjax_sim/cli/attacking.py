@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import re
-import typing
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from fedjax_sim import attacks
 from fedjax_sim.attacks import Malicious
 from fedjax_sim.attacks._together import hidden_shift
-from fedjax_sim.base import ClientData, Sending, Task
+from fedjax_sim.base import ClientData, Sending, Task, calls
+from fedjax_sim.base.binding import argument, arguments, finder
 from fedjax_sim.cli.settings import Group, setting
-from fedjax_sim.partition.forms import read_options, reader
 from fedjax_sim.round import Algorithm
 
 SENT: Mapping[str, Callable[..., Sending]] = {
@@ -35,39 +33,26 @@ GIVEN = ("malicious", "rule", "preaggregation")
 """Arguments that an attack gets from the run."""
 
 
-class Form(NamedTuple):
-    """How an attack is written.
+def _parameters(name: str) -> list[inspect.Parameter]:
+    """Returns the parameters of an attack that a text gives."""
+    if name == LABEL_FLIP:
+        return []
+    found = inspect.signature(SENT[name]).parameters.values()
+    return [p.replace(annotation=p.empty) for p in found if p.name not in GIVEN]
 
-    Attributes:
-        text: its text form, optional arguments with their defaults.
-        arguments: their names in the order of the text, and what reads each one.
-        required: how many of them must be given.
+
+def forms() -> str:
+    """Returns the forms of all attacks.
+
+    >>> forms()[:37]
+    'sign_flip(scale=4.0), gaussian(sigma)'
     """
-
-    text: str
-    arguments: Mapping[str, Callable[[str], Any]]
-    required: int
-
-
-def forms() -> dict[str, Form]:
-    """The forms of all attacks.
-
-    >>> [form.text for form in forms().values()][:2]
-    ['sign_flip(scale=4.0)', 'gaussian(sigma)']
-    """
-    found = {}
-    for name, attack in SENT.items():
-        own = [p for p in inspect.signature(attack).parameters.values() if p.name not in GIVEN]
-        hints = typing.get_type_hints(attack)
-        needed = [p.name for p in own if p.default is p.empty]
-        words = [*needed, *(f"{p.name}={p.default}" for p in own[len(needed) :])]
-        readers = {p.name: reader(hints[p.name]) for p in own}
-        found[name] = Form(f"{name}({', '.join(words)})", readers, len(needed))
-    return found | {LABEL_FLIP: Form(LABEL_FLIP, {}, 0)}
+    texts = [f"{name}({', '.join(map(str, _parameters(name)))})" for name in SENT]
+    return ", ".join([*texts, LABEL_FLIP])
 
 
 def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
-    """The attack and its arguments that a text means.
+    """Returns the attack and its arguments that a text means.
 
     Args:
         text: such as ``ipm`` or ``sign_flip(scale=2)``.
@@ -75,20 +60,19 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     Raises:
         argparse.ArgumentTypeError: if it is none; names them all.
 
-    >>> parse_attack("optimised(mean, evaluations=8)")
+    >>> parse_attack("Optimised(mean, evaluations=8)")
     ('optimised', {'along': 'mean', 'evaluations': 8})
     """
-    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text)
-    known = forms()
     try:
-        if match is None:
-            raise ValueError
-        form, inside = known[match[1]], (match[2] or "").strip()
-        words = inside.split(",") if inside else []
-        return match[1], read_options(form.arguments, words, form.required)
-    except (ValueError, LookupError, ZeroDivisionError) as error:
-        allowed = ", ".join(form.text for form in known.values())
-        raise argparse.ArgumentTypeError(f"must be one of {allowed}, got {text!r}") from error
+        call = calls.as_call(calls.parse(text), text)
+        name = finder("attack", {name: name for name in (*SENT, LABEL_FLIP)})(call.name)
+        given = arguments(call, {p.name: p.default is p.empty for p in _parameters(name)})
+        none = finder("value", dict[str, Any]())
+        return name, {key: argument(SENT[name], key, node, none) for key, node in given.items()}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be one of {forms()}, got {text!r}: {error}"
+        ) from error
 
 
 def _checked(text: str) -> str:
@@ -110,9 +94,8 @@ class Attack(Group):
     attack: str | None = setting(
         None,
         lambda: (
-            "what malicious clients do: "
-            f"{', '.join(form.text for form in forms().values())}; optimised knows the "
-            "method's aggregator, label_flip learns from wrong labels"
+            f"what malicious clients do: {forms()}; optimised knows the method's aggregator, "
+            "label_flip learns from wrong labels"
         ),
         shown="none",
         metavar="TEXT",

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import told
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking, dealing, timing
+from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
@@ -34,9 +34,11 @@ from fedjax_sim.cli.local import (
     scheduled,
 )
 from fedjax_sim.cli.machine import ON_HOST, execution_of
+from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import Precision, Training
+from fedjax_sim.cli.written import read
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
@@ -163,14 +165,7 @@ def build(config: Config) -> Setup:
         raise ValueError(
             f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
         )
-    common = {
-        "model": model,
-        "objective": objective,
-        "classes": task.classes,
-        "clients_per_round": per_round,
-        "execution": execution,
-        "clock": timing.made(config.timing),
-    }
+    clock = timing.made(config.timing)
 
     def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
         mine, local = training, common_local
@@ -180,7 +175,6 @@ def build(config: Config) -> Setup:
                 local = local_of(mine, check=check)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        given = {**common, "lr": mine.lr, "momentum": mine.momentum or 0.0}
 
         def fits(made: Algorithm) -> None:
             if check:
@@ -188,11 +182,15 @@ def build(config: Config) -> Setup:
                 what = made, model, problem.data, problem.test
                 simulation.experiment(*what, **how).programs.check()
 
-        def make(local: LocalUpdate) -> Algorithm:
-            return make_algorithm(name, config, local, given, trained, fits)
+        def made_of(local: LocalUpdate) -> Algorithm:
+            rates = mine.lr, mine.momentum or 0.0
+            common = Common(
+                local, model, objective, task.classes, per_round, *rates, clock, execution
+            )
+            return make_algorithm(name, config, common, trained, fits)
 
         try:
-            return scheduled(mine, local, experiment.rounds, make)
+            return scheduled(mine, local, experiment.rounds, made_of)
         except ValueError as error:
             raise optimised(error, mine) from error
 
@@ -240,8 +238,7 @@ def _active(config: Config, clients: int) -> int:
 def make_algorithm(
     name: str,
     config: Config,
-    local: LocalUpdate,
-    common: dict[str, Any],
+    common: Common,
     clients: int,
     fits: Callable[[Algorithm], None],
 ) -> Algorithm:
@@ -250,8 +247,7 @@ def make_algorithm(
     Args:
         name: what ``ALGORITHMS`` has or imports, with settings of its own.
         config: its options, and the flag that named it.
-        local: the local update.
-        common: what it gets of the parameters that mean the same in every method.
+        common: the arguments that mean the same in every method.
         clients: N.
         fits: raises ValueError if the algorithm does not fit model and data.
 
@@ -263,13 +259,10 @@ def make_algorithm(
     method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
     named = f"{config.flag_of(name)} {name}" if foreign else name
-    wanted = {key: common[key] for key in common if key in own}
     try:
-        made = method(local, **given, **wanted)
-        if not isinstance(made, Algorithm):
-            raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
-        if "execution" not in own:
-            made = made.replace(execution=common["execution"])
+        clock = {"clock": common.clock} if "clock" in own else {}
+        made = make(method, common, **given, **clock)
+        made = parts.replaced(made, config.parts.texts | read(name).parts, common)
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)

@@ -27,8 +27,8 @@ ASKED = {
     "feddf": "--server-fraction 0.05",
     "fedmd": "--server-fraction 0.05",
     "fedbn": "--model fashion_cnn",
-    "fedcs": '--clock "tiers(1, 2, 10)" --deadline 60',
-    "hybrid_fl": '--clock "tiers(1, 2, 10)" --deadline 60 --server-fraction 0.01',
+    "fedcs": '--clock "simulated(tiers(1, 2, 10), deadline=60)"',
+    "hybrid_fl": '--clock "simulated(tiers(1, 2, 10), deadline=60)" --server-fraction 0.01',
     "tifl": '--clock "tiers(1, 2, 10)"',
     "oort": '--clock "tiers(1, 2, 10)"',
 }

@@ -8,40 +8,13 @@ import typing
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import optax
-
 from fedjax_sim.base import LocalUpdate, Origin, origin_of, shown, written_arguments
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
+from fedjax_sim.cli.making import make
+from fedjax_sim.cli.parts import public_names
 from fedjax_sim.client.local import local_sgd
-from fedjax_sim.client.objective import empirical_risk
-from fedjax_sim.models import logistic
-from fedjax_sim.plan.clock import simulated
 from fedjax_sim.round import Algorithm, compose
-
-COHORT, CLASSES, LR, MOMENTUM = 10, 10, 0.1, 0.9
-"""What methods are made with here: clients a round, M, η, momentum."""
-
-NAMESPACES = {
-    "objective": "fs",
-    "prototypes": "terms",
-    "steps": "server",
-    "distillation": "server",
-    "length": "local",
-    "skipping": "corrections",
-    "momentum": "corrections",
-    "turns": "local",
-    "update": "server",
-    "tree": "aggregators",
-    "mediators": "selection",
-    "choice": "selection",
-    "seconds": "selection",
-    "tiering": "selection",
-    "guidance": "selection",
-    "reinforcement": "selection",
-    "devices": "clock",
-}
-"""Where users find the parts of a module, if it is not the module's own name."""
 
 
 class Part(NamedTuple):
@@ -86,27 +59,6 @@ def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[
                     known.add(named)
                     rows.append(row._replace(option=_given(name, value)))
     return rows
-
-
-def make(method: Callable[..., Algorithm], **options: Any) -> Algorithm:
-    """The method on a stand-in for the user's local update."""
-    model = logistic((8, 8, 1), CLASSES)
-    objective = empirical_risk(model)
-    local = local_sgd(objective, optax.sgd(LR, momentum=MOMENTUM))
-    common = {
-        "model": model,
-        "objective": objective,
-        "classes": CLASSES,
-        "lr": LR,
-        "momentum": MOMENTUM,
-        "clients_per_round": COHORT,
-        "clock": simulated(1, deadline=60),
-    }
-    own = keywords(method)
-    if "clock" in own and own["clock"].default is None:  # it does without
-        del common["clock"]
-    given = {key: common[key] for key in common if key in own}
-    return method(local, **(given | options))
 
 
 def _rows(algorithm: Algorithm) -> Iterator[Part]:
@@ -176,21 +128,10 @@ def written(value: Any) -> str:
         return shown(value)
     if _is_plain(origin):
         return "objective"
-    name = public_name(origin.factory)
+    name = public_names().get(origin.factory, origin.name)
     if isinstance(value, types.FunctionType) and "origin" not in vars(value):
         return name
     return f"{name}({', '.join(written_arguments(origin, written))})"
-
-
-def public_name(function: Callable[..., Any]) -> str:
-    """Where a user finds a part: ``selection.uniform``.
-
-    >>> from fedjax_sim.plan.mediators import mediators
-    >>> public_name(mediators)
-    'selection.mediators'
-    """
-    *_, module = (n for n in function.__module__.split(".") if not n.startswith("_"))
-    return f"{NAMESPACES.get(module, module)}.{function.__name__}"
 
 
 def _others(parameter: inspect.Parameter) -> list[Any]:

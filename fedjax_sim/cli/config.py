@@ -15,6 +15,7 @@ from fedjax_sim.cli.ending import Ending
 from fedjax_sim.cli.flags import flag, number
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.methods import name_of
+from fedjax_sim.cli.parts import Parts
 from fedjax_sim.cli.settings import Group, Instead, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
@@ -251,6 +252,7 @@ class Config:
         training: the local update.
         ending: what ends it before the last round.
         timing: how long its rounds take.
+        parts: parts in place of each algorithm's own.
         weights: what models start from, and adapters.
         attack: which clients attack, and how.
         machine: devices and output.
@@ -266,6 +268,7 @@ class Config:
     training: Training
     ending: Ending
     timing: Timing
+    parts: Parts
     weights: Weights
     attack: Attack
     machine: Machine
@@ -338,6 +341,7 @@ GROUPS: Mapping[str, type[Group]] = {
     "training": Training,
     "ending": Ending,
     "timing": Timing,
+    "parts": Parts,
     "weights": Weights,
     "attack": Attack,
     "machine": Machine,

@@ -60,5 +60,5 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Local steps of each client's visit."""
     some, place = np.unique(sizes, return_inverse=True)
-    found = jax.vmap(algorithm.parts.local.steps)(jnp.asarray(some, jnp.int32))
+    found = jax.vmap(algorithm.parts.local.steps_for)(jnp.asarray(some, jnp.int32))
     return np.asarray(found)[place]

@@ -196,13 +196,14 @@ class SavedRun:
     def _validated(self, algorithm: str) -> tuple[list[int], NDArray[np.int64]]:
         """The rounds that were evaluated, and the place of each run's best among them."""
         rows = [row for row in self.records if row["algorithm"] == algorithm]
-        rounds = list(dict.fromkeys(row["round"] for row in rows))
+        rounds, runs = [*dict.fromkeys(row["round"] for row in rows)], len(self._setup.problem.runs)
         if not rows or "validation" not in rows[0]:
             raise ValueError('at="validated" is for a run with validation clients: --split clients')
-        score = self.settings["score"]
-        told = [row["validation"] for row in rows]
-        found = [t[f"client_{score}"]["mean"] if f"client_{score}" in t else t[score] for t in told]
-        values = np.array(found, np.float64).reshape(len(rounds), -1)
+        path = self.folder / "metrics.jsonl"
+        if [row["round"] for row in rows] != [r for r in rounds for _ in range(runs)]:
+            raise ValueError(f"{path} is damaged: {algorithm} must have {runs} lines a round")
+        found = [schema.validated(path, row, self.settings["score"]) for row in rows]
+        values = np.array(found, np.float64).reshape(len(rounds), runs)
         sign = -1 if self.settings["metric"]["best"] == "lowest" else 1
         return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
 

@@ -87,7 +87,7 @@ def optimised(error: Exception, training: Training) -> ValueError:
     message = str(error)
     if "rate_by_round needs" in message:
         return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
-    if matching.TOLD in message and training.optimizer != "sgd":
+    if matching.ASSUMED in message and training.optimizer != "sgd":
         return ValueError(f"--optimizer {training.optimizer}: {message}")
     return ValueError(message)
 
@@ -102,13 +102,13 @@ def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> Non
     largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
     # NumPy's: of JAX's, each operation would be a program of its own.
     samples = np.int32(min(largest, data.samples_per_round or largest))
-    batches = int(local.change(epochs=1.0).steps(samples))
+    batches = int(local.change(epochs=1.0).steps_for(samples))
     if not batches:
         raise ValueError(
             f"--batch-size {training.batch_size} leaves --last-batch drop no minibatch: the "
             f"largest client has {largest} samples"
         )
-    if not int(local.steps(samples)):
+    if not int(local.steps_for(samples)):
         raise ValueError(
             f"--epochs {training.epochs:g} is no step for any client: one of the largest client is "
             f"{1 / batches:.2g} epochs"
@@ -126,7 +126,7 @@ def without_steps(local: LocalUpdate, data: ClientData) -> list[int]:
     sizes = client_sizes(data).reshape(-1, data.clients)
     some = np.unique(sizes)
     # NumPy's: of JAX's, each operation would be a program of its own.
-    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps(np.int32(n))))
+    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps_for(np.int32(n))))
     return np.isin(sizes, some[:first]).sum(axis=1).tolist()
 
 

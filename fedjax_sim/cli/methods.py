@@ -11,6 +11,7 @@ from typing import Any
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.flags import documented, flag, kind, options
+from fedjax_sim.cli.parts import ROLES, checked
 
 
 def algorithm(text: str) -> str:
@@ -121,11 +122,14 @@ def add_options(
                     f"{flag(key)} takes other values for {other} than for {first}: run them one by "
                     "one, with --compare none"
                 )
+        told = readers[first]
+        if key in ROLES and "choices" in told:  # one of them, or any part of that role
+            told = {"type": functools.partial(checked, key), "metavar": "TEXT"}
         group.add_argument(
             flag(key),
             default=argparse.SUPPRESS,
             help=_help(key, names) if helping else None,
-            **readers[first],
+            **told,
         )
 
 

@@ -15,15 +15,17 @@ from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
 from fedjax_sim.cli.defaults import defaults_of, of_method
 from fedjax_sim.cli.effects import check_effects
-from fedjax_sim.cli.flags import Parser
+from fedjax_sim.cli.flags import Parser, kind
 from fedjax_sim.cli.methods import (
     add_options,
     chosen_options,
     function_of,
     name_of,
     owners_of,
+    parameters,
     registered,
 )
+from fedjax_sim.cli.parts import ROLES, Parts
 from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
 from fedjax_sim.cli.written import TRAINED, check_used, read, written
 
@@ -38,7 +40,7 @@ OWN_MODELS = frozenset(
 
 _TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
     *({field.name for field in dataclasses.fields(group)} for group in GROUPS.values())
-)
+) - {*ROLES}
 """Names that no parameter of an algorithm may have."""
 
 
@@ -141,6 +143,11 @@ def _config(argv: Sequence[str]) -> Config:
     chosen = _chosen(argv)
     owners = owners_of(chosen.listed, chosen.names, _TAKEN)
     given = vars(_parser(chosen, owners).parse_args(argv))
+    parts = {
+        role: given.pop(role)
+        for role in ROLES
+        if role in given and not _own(role, given[role], chosen)
+    }
     own = {label: read(label) for label in chosen.algorithms}
     options = chosen_options(given, {label: one.options for label, one in own.items()}, owners)
     check_effects(options)
@@ -148,6 +155,7 @@ def _config(argv: Sequence[str]) -> Config:
     defaults = defaults_of(given.get("dataset", Source.dataset))._asdict()
     defaults |= {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}
+    groups["parts"] = Parts(**parts)
     algo, *compare = chosen.algorithms
     trained = {
         label: of_method(function_of(label), {**given, **one.training}, defaults["lr"])
@@ -155,6 +163,13 @@ def _config(argv: Sequence[str]) -> Config:
         for label, one in own.items()
     }
     return Config(algo, tuple(compare), options, trained, **groups)
+
+
+def _own(key: str, value: str, chosen: _Chosen) -> bool:
+    """Returns whether a flag that is named like a role has a value of a method's own option."""
+    options = [own[key] for name in chosen.names if key in (own := parameters(name))]
+    choices = [kind(option.annotation).get("choices", (value,)) for option in options]
+    return any(value in values for values in choices)
 
 
 def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
@@ -205,7 +220,8 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
     add_trust(group)
     add_options(parser, owners, chosen.names, helping=chosen.helping)
     for settings in GROUPS.values():
-        settings.add_flags(parser.add_argument_group(settings.title), helping=chosen.helping)
+        section = parser.add_argument_group(settings.title)
+        settings.add_flags(section, helping=chosen.helping, without=owners)
     return parser
 
 

@@ -25,7 +25,7 @@ from fedjax_sim.data import (
     standardise_local,
     take_clients,
 )
-from fedjax_sim.data.owners import names_of
+from fedjax_sim.data.splits import names_of
 from fedjax_sim.partition import Partition
 
 HELD_OUT = 0.2

@@ -3,77 +3,88 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
-import math
 import operator
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.base import calls
+from fedjax_sim.base.binding import build, finder
 from fedjax_sim.cli.flags import number
 
 CONSTANT = "constant"
 
 
-class Form(NamedTuple):
-    """A factor that has a name.
-
-    Attributes:
-        text: how it is written.
-        numbers: how many at least and at most.
-        read: checks the numbers one by one.
-        make: ``(rounds, *numbers)`` -> an optax schedule.
-        of_rounds: whether it is another one if there are more rounds.
-    """
-
-    text: str
-    numbers: tuple[int, float]
-    read: tuple[Callable[[str], float], ...]
-    make: Callable[..., optax.Schedule]
-    of_rounds: bool = False
+ByRounds = Callable[[int], optax.Schedule]
+"""``rounds -> schedule``; rounds of the whole run."""
 
 
-def _steps(rounds: int, factor: float, *at: float) -> optax.Schedule:
-    if at[-1] >= rounds:
-        raise ValueError(f"round {at[-1]:g} must be below the {rounds} rounds")
-    return optax.piecewise_constant_schedule(1.0, {int(a): factor for a in at})
+def cosine(end: float = 0.0) -> ByRounds:
+    """Returns a half cosine from 1 to ``end``, which it reaches after the last round."""
+    _within("end", end, float, at_least=0, below=1)
+    return lambda rounds: optax.cosine_decay_schedule(1.0, rounds, end)
 
 
-_END = (number(float, at_least=0, below=1),)
-_FACTOR = number(float, above=0, below=1)
-FORMS: Mapping[str, Form] = {
-    "cosine": Form(
-        "cosine(end)", (0, 1), _END,
-        lambda rounds, end=0.0: optax.cosine_decay_schedule(1.0, rounds, end), True,
-    ),
-    "linear": Form(
-        "linear(end)", (0, 1), _END,
-        lambda rounds, end=0.0: optax.linear_schedule(1.0, end, rounds), True,
-    ),
-    "exponential": Form(
-        "exponential(factor)", (1, 1), (_FACTOR,),
-        lambda rounds, factor: optax.exponential_decay(1.0, 1, factor),
-    ),
-    "step": Form(
-        "step(factor, round, ...)", (2, math.inf), (_FACTOR, number(int, at_least=1)), _steps
-    ),
-    "warmup": Form(
-        "warmup(rounds)", (1, 1), (number(int, at_least=2),),
-        lambda rounds, first: optax.linear_schedule(1 / first, 1.0, int(first) - 1),
-    ),
-}  # fmt: skip
-"""By name; their product is the schedule."""
+def linear(end: float = 0.0) -> ByRounds:
+    """Returns a line from 1 to ``end``, which it reaches after the last round."""
+    _within("end", end, float, at_least=0, below=1)
+    return lambda rounds: optax.linear_schedule(1.0, end, rounds)
+
+
+def exponential(factor: float) -> ByRounds:
+    """Returns the powers of ``factor``."""
+    _within("factor", factor, float, above=0, below=1)
+    return lambda rounds: optax.exponential_decay(1.0, 1, factor)
+
+
+def step(factor: float, round: int, *later: int) -> ByRounds:
+    """Multiplies by ``factor`` at each of some rounds."""
+    at = (round, *later)
+    _within("factor", factor, float, above=0, below=1)
+    for one in at:
+        _within("round", one, int, at_least=1)
+    if sorted({*at}) != [*at]:
+        raise ValueError(f"rounds must be in order, got {', '.join(map(str, at))}")
+
+    def of(rounds: int) -> optax.Schedule:
+        if at[-1] >= rounds:
+            raise ValueError(f"round {at[-1]} must be below the {rounds} rounds")
+        return optax.piecewise_constant_schedule(1.0, dict.fromkeys(at, factor))
+
+    return of
+
+
+def warmup(rounds: int) -> ByRounds:
+    """Returns a line from 1 / ``rounds`` to 1, which it reaches in that round."""
+    _within("rounds", rounds, int, at_least=2)
+    return lambda _: optax.linear_schedule(1 / rounds, 1.0, rounds - 1)
+
+
+def _within(name: str, value: Any, of: Any, **limits: float) -> None:
+    try:
+        number(of, **limits)(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+FORMS: Mapping[str, Callable[..., ByRounds]] = {
+    form.__name__: form for form in (cosine, linear, exponential, step, warmup)
+}
+"""Factors by name; their product is the schedule."""
+
+TEXTS = "cosine(end), linear(end), exponential(factor), step(factor, round, ...), warmup(rounds)"
 
 
 def schedule(text: str) -> str:
-    """The text of a schedule in the same words for the same one; an argparse type.
+    """Returns the text of a schedule in the same words for the same one; an argparse type.
 
     Args:
-        text: forms of :data:`FORMS`, joined by ``*``; or "constant".
+        text: calls of :data:`FORMS`, joined by ``*``; or "constant".
 
     Raises:
         argparse.ArgumentTypeError: if it is none.
@@ -83,21 +94,17 @@ def schedule(text: str) -> str:
     """
     if text.strip().lower() == CONSTANT:
         return CONSTANT
-    told = []
-    for name, values in _read(text):
-        inside = ", ".join(f"{value:g}" for value in values)
-        told.append(f"{name}({inside})" if inside else name)
-    return " * ".join(told)
+    return " * ".join(str(call).removesuffix("()") for call, _ in _read(text))
 
 
 def changes_with(text: str) -> str | None:
-    """The first form that is another one if there are more rounds; None for none.
+    """Returns the first form that depends on the number of rounds; None for none.
 
     >>> changes_with("warmup(5) * cosine(0.1)"), changes_with("exponential(0.9)")
     ('cosine', None)
     """
     forms = [] if text == CONSTANT else _read(text)
-    return next((name for name, _ in forms if FORMS[name].of_rounds), None)
+    return next((call.name for call, _ in forms if call.name in ("cosine", "linear")), None)
 
 
 def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
@@ -120,13 +127,13 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
     if text == CONSTANT:
         return None
     made: list[optax.Schedule] = []
-    for name, values in _read(text):
+    for call, of in _read(text):
         try:
-            one = FORMS[name].make(rounds, *values)
+            one = of(rounds)
         except ValueError as error:
             raise ValueError(f"--lr-schedule {text}: {error}") from error
         if np.all(np.asarray(one(np.arange(rounds, dtype=np.float32))) == 1):
-            raise ValueError(f"--lr-schedule {text}: {name} has no effect in {rounds} rounds")
+            raise ValueError(f"--lr-schedule {text}: {call.name} has no effect in {rounds} rounds")
         made.append(one)
 
     def product(count: Any) -> Any:
@@ -136,26 +143,17 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
     return product
 
 
-def _read(text: str) -> list[tuple[str, list[float]]]:
-    found = []
-    for word in text.split("*"):
-        match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", word)
-        form = FORMS.get(match[1].lower()) if match else None
-        if match is None or form is None:
-            known = ", ".join(form.text for form in FORMS.values())
-            raise argparse.ArgumentTypeError(
-                f"must be constant, or one of {known}, or several joined by *, got {text!r}"
-            )
-        inside = (match[2] or "").strip()
-        texts = [v.strip() for v in inside.split(",")] if inside else []
-        least, most = form.numbers
-        if not least <= len(texts) <= most:
-            raise argparse.ArgumentTypeError(f"{word.strip()} must be written {form.text}")
-        try:
-            values = [form.read[min(i, len(form.read) - 1)](v) for i, v in enumerate(texts)]
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{form.text} {error}") from error
-        if sorted(set(values[1:])) != values[1:]:
-            raise argparse.ArgumentTypeError(f"{form.text} must have its rounds in order")
-        found.append((match[1].lower(), values))
-    return found
+def _read(text: str) -> list[tuple[calls.Call, ByRounds]]:
+    """Returns the calls of a text, and what they make."""
+    find = finder("schedule", FORMS)
+    try:
+        read = [calls.as_call(node, text) for node in calls.factors(text)]
+        named = [dataclasses.replace(call, name=find(call.name).__name__) for call in read]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be constant, or one of {TEXTS}, or several joined by *: {error}"
+        ) from error
+    try:
+        return [(call, build(call, find)) for call in named]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error

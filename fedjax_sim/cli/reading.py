@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.base.files import open_text
 from fedjax_sim.cli.folder import CHECKPOINTS, FILES, PICTURES
 
 STUDY, CELLS = "study.json", "cells"
@@ -46,7 +47,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with open_text(path) as text:
+            return text.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 

@@ -17,6 +17,7 @@ from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.rates import changes_with
 from fedjax_sim.cli.reading import check_entries, read_object
+from fedjax_sim.cli.timing import modernised
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
 """Settings that are the machine's: the results are those of any."""
@@ -92,7 +93,7 @@ def arguments(folder: Path) -> list[str]:
         parser.add_argument(name)
     parser.add_argument("--or-resume", action="store_true")
     add_trust(parser)
-    return parser.parse_known_args(given)[1]
+    return modernised(parser.parse_known_args(given)[1])
 
 
 def to_go_on(program: str, folder: Path) -> str:

@@ -159,6 +159,23 @@ def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[st
         _check(f"{path}, line {i}", row, {"fold": maybe(whole)})
 
 
+def validated(path: Path, row: Mapping[str, Any], score: str) -> float | None:
+    """Returns the validation score of a line of ``metrics.jsonl``, the clients' mean if it has one.
+
+    Raises:
+        ValueError: if it has none that is a number or null; names the file and the line's round.
+    """
+    found: Any = row.get("validation")
+    found = found.get(f"client_{score}", found.get(score, {})) if table(found) else {}
+    found = found.get("mean", {}) if table(found) else found
+    if not maybe(number)(found):
+        raise ValueError(
+            f"{path} is damaged: validation of {row['algorithm']} in round {row['round']} must "
+            f"have a number or null as {score}, got {str(row.get('validation'))[:40]!r}"
+        )
+    return None if found is None else float(found)
+
+
 def _check_method(where: str, found: Mapping[str, Any]) -> None:
     _check(where, found, METHOD)
     for names in TOGETHER:

@@ -1,19 +1,17 @@
-"""``--clock``: the devices, links and deadlines of a run, as texts."""
+"""``--clock``: the devices, links and deadlines of a run, as one text."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-import re
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_sim.base import Clock
-from fedjax_sim.base.clock import Late
-from fedjax_sim.cli.flags import flag, number
+from fedjax_sim.base import Clock, calls, shown
+from fedjax_sim.cli.flags import REMOVED, Parser, flag
+from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.plan import clock
@@ -22,62 +20,23 @@ from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
 
-class Form(NamedTuple):
-    """A call as it is written.
-
-    Attributes:
-        text: with the names of its numbers.
-        numbers: how many at least and at most.
-        make: what it makes of them; raises ValueError if one is out of range.
-    """
-
-    text: str
-    numbers: tuple[int, float]
-    make: Callable[..., Any]
-
-
-LAWS: Mapping[str, Form] = {
-    "constant": Form("constant(seconds)", (1, 1), clock.constant),
-    "lognormal": Form("lognormal(median, sigma)", (2, 2), clock.lognormal),
-    "pareto": Form("pareto(least, alpha)", (2, 2), clock.pareto),
-    "tiers": Form("tiers(seconds, ...)", (1, math.inf), clock.tiers),
-}
-LINKS: Mapping[str, Form] = {
-    "own": Form("own(up, down)", (2, 2), lambda up, down: clock.bandwidth(up * MB, down * MB)),
-    "shared": Form(
-        "shared(up, down)",
-        (2, 2),
-        lambda up, down: clock.bandwidth(up * MB, down * MB, shared=True),
-    ),
-}
-PRESENCE: Mapping[str, Form] = {
-    "bernoulli": Form("bernoulli(p)", (1, 1), clock.bernoulli),
-    "diurnal": Form("diurnal(share, seconds of a day)", (1, 2), clock.diurnal),
-}
-
-
-def _written(forms: Mapping[str, Form]) -> Callable[[str], str]:
-    """An argparse type: a text of one of the forms, in the same words for the same one."""
-
-    def convert(text: str) -> str:
-        try:
-            name, numbers, _ = _read(forms, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-        return f"{name}({', '.join(f'{x:g}' for x in numbers)})"
-
-    return convert
-
-
-def _devices(text: str) -> str:
-    """An argparse type: a law, or the file of a trace."""
-    if not text.endswith(ENDINGS):
-        return _written(LAWS)(text)
+def _converted(text: str) -> str:
+    """Returns the clock of a text as it prints; an argparse type."""
     try:
-        clock.traced(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
+        found = _clock(text)
+        return text if text.endswith(ENDINGS) else shown(found)
+    except (ValueError, TypeError) as error:
+        message = str(error)
+        named = message if message.startswith(text) else f"{text}: {message}"
+        raise argparse.ArgumentTypeError(named) from error
+
+
+def _clock(text: str) -> Clock:
+    """Returns the clock of a text: a clock, the seconds of a local step, or the file of a trace."""
+    if text.endswith(ENDINGS):
+        return clock.traced(text)
+    found = value("clock", calls.parse(text), {})
+    return found if isinstance(found, Clock) else clock.simulated(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,101 +44,60 @@ class Timing(Group):
     """How long a round takes; the same devices for all algorithms.
 
     Attributes:
-        clock: the seconds of a local step, by device; None: rounds take no time.
-        bandwidth: of the links; None: bytes travel in no time.
-        availability: who is awake; None: everyone.
-        failures: the probability that a client is lost in the middle of a visit; None for 0.
-        deadline: the seconds of a round at most; None for any number.
-        late: what becomes of clients that come later; None for "drop".
-        first: the uploads that a round waits for; None for all.
-        watts: of a device that computes; None: energy is not told.
+        clock: the text of a clock; None: rounds take no time.
     """
 
     title: ClassVar[str] = "simulated time, for all algorithms alike"
 
     clock: str | None = setting(
         None,
-        f"seconds of a local step by device, {', '.join(form.text for form in LAWS.values())}, or "
-        "a trace, see fs.clock.traced (.csv, .npz): rounds last as long as their slowest client; "
-        "fedasync and fedbuff take those that come back first",
+        "seconds of a local step by device: constant(seconds), lognormal(median, sigma), "
+        "pareto(least, alpha) or tiers(seconds, ...); or a clock, 'simulated(tiers(1, 2), "
+        "bandwidth(1e6, 4e6), bernoulli(0.9), deadline=60)', see fs.clock.simulated; or a trace "
+        "(.csv, .npz), see fs.clock.traced: rounds last as long as their slowest client; fedasync "
+        "and fedbuff take those that come back first",
         shown="no clock",
         metavar="TEXT",
-        convert=_devices,
-    )
-    bandwidth: str | None = setting(
-        None,
-        "MB per second, own(up, down) of each client, or shared(up, down): one uplink for all who "
-        "upload in a round",
-        shown="bytes travel in no time",
-        metavar="TEXT",
-        convert=_written(LINKS),
-    )
-    availability: str | None = setting(
-        None,
-        f"who is awake, {', '.join(form.text for form in PRESENCE.values())}",
-        shown="everyone",
-        metavar="TEXT",
-        convert=_written(PRESENCE),
-    )
-    failures: float | None = setting(
-        None,
-        "probability that a client is lost in the middle of a visit",
-        shown="0",
-        at_least=0,
-        below=1,
-    )
-    deadline: float | None = setting(
-        None, "seconds after which the server closes a round", shown="none", above=0
-    )
-    late: Late | None = setting(
-        None,
-        "of a --deadline: drop what comes later, or let clients take the steps that leave time to "
-        "send (partial)",
-        shown="drop",
-    )
-    first: int | None = setting(
-        None,
-        "uploads after which the server closes a round: it drops the others (over-selection)",
-        shown="all",
-        at_least=1,
-    )
-    watts: float | None = setting(
-        None, "of a device that computes: the summary tells the energy", shown="not told", above=0
+        convert=_converted,
     )
 
-    def __post_init__(self) -> None:
-        """Refuses settings of something that is not asked for."""
-        for field in dataclasses.fields(self):
-            if self.clock is None and getattr(self, field.name) is not None:
-                raise ValueError(f"{flag(field.name)} is for --clock")
-        for name in ("bandwidth", "availability"):
-            if (self.clock or "").endswith(ENDINGS) and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{flag(name)} is for a --clock that is no trace, which has its own"
-                )
-        if self.late is not None and self.deadline is None:
-            raise ValueError("--late is for --deadline")
+
+def modernised(argv: Sequence[str]) -> list[str]:
+    """Returns a command line of an earlier version with its clock as one text.
+
+    >>> modernised(["--clock", "tiers(1)", "--bandwidth", "own(1, 2)", "--late", "drop"])
+    ['--clock', "simulated(tiers(1), link=bandwidth(1000000.0, 2000000.0), late='drop')"]
+    """
+    parser = Parser(add_help=False)
+    for name in ("clock", *REMOVED):
+        parser.add_argument(flag(name))
+    given, others = parser.parse_known_args(argv)
+    old = {
+        word.partition("=")[0]: text
+        for name, word in REMOVED.items()
+        if (text := getattr(given, name)) is not None
+    }
+    if not old:
+        return list(argv)
+    if "link" in old:
+        link = calls.as_call(calls.parse(old["link"]), old["link"])
+        speeds = [repr(float(calls.word(speed)) * MB) for speed in link.args]
+        shared = ["shared=True"] * (link.name.lower() == "shared")
+        old["link"] = f"bandwidth({', '.join(speeds + shared)})"
+    if "late" in old:
+        old["late"] = repr(old["late"])
+    law = given.clock
+    head = f"traced({law!r}" if law.endswith(ENDINGS) else f"simulated({law}"
+    return ["--clock", ", ".join([head, *(f"{k}={v}" for k, v in old.items())]) + ")", *others]
 
 
 def made(timing: Timing) -> Clock | None:
-    """The clock of the settings; None without one.
+    """Returns the clock of the settings; None without one.
 
-    >>> made(Timing(clock="tiers(1, 2)", bandwidth="own(0.5, 2)", deadline=30.0))
-    simulated(tiers(1.0, 2.0), link=bandwidth(500000.0, 2000000.0), deadline=30.0)
+    >>> made(Timing(clock="tiers(1, 2)"))
+    simulated(tiers(1, 2))
     """
-    if timing.clock is None:
-        return None
-
-    def part(forms: Mapping[str, Form], text: str | None) -> Any:
-        return None if text is None else _read(forms, text)[2]
-
-    names = ("failures", "deadline", "late", "first", "watts")
-    rules = {name: getattr(timing, name) for name in names}
-    rules = {name: value for name, value in rules.items() if value is not None}
-    if timing.clock.endswith(ENDINGS):
-        return clock.traced(timing.clock, **rules)
-    parts = (LAWS, timing.clock), (LINKS, timing.bandwidth), (PRESENCE, timing.availability)
-    return clock.simulated(*(part(*each) for each in parts), **rules)
+    return None if timing.clock is None else _clock(timing.clock)
 
 
 def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
@@ -212,9 +130,10 @@ def measured(result: Result, timing: Timing) -> dict[str, Any]:
     }
     for name in ("asleep", "lost", "late"):
         summary[name] = float(getattr(time, name).sum(axis=1).mean())
-    if timing.watts is not None:
+    devices = made(timing)
+    if devices is not None and devices.watts is not None:
         computing = float(np.sum(time.computing, axis=1, dtype=np.float64).mean())
-        summary["watt_hours"] = timing.watts * computing / 3600
+        summary["watt_hours"] = devices.watts * computing / 3600
     return summary
 
 
@@ -231,25 +150,3 @@ def told(summary: Mapping[str, Any]) -> str:
     )
     rest = "; ".join([", ".join(counts)] * bool(counts) + energy)
     return f"{waited}; {rest} (a run)" if rest else waited
-
-
-def _read(forms: Mapping[str, Form], text: str) -> tuple[str, list[float], Any]:
-    """The name, the numbers and what they make.
-
-    >>> _read(PRESENCE, " Bernoulli( 0.5 )")[:2]
-    ('bernoulli', [0.5])
-    """
-    match = re.fullmatch(r"\s*(\w+)\s*\(([^()]*)\)\s*", text)
-    form = forms.get(match[1].lower()) if match else None
-    if match is None or form is None:
-        known = ", ".join(form.text for form in forms.values())
-        raise ValueError(f"must be one of {known}, got {text!r}")
-    words = [word.strip() for word in match[2].split(",")] if match[2].strip() else []
-    least, most = form.numbers
-    if not least <= len(words) <= most:
-        raise ValueError(f"must be written {form.text}, got {text!r}")
-    try:
-        numbers = [number(float)(word) for word in words]
-        return match[1].lower(), numbers, form.make(*numbers)
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        raise ValueError(f"{form.text}: {error}") from error

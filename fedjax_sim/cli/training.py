@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
-from fedjax_sim.cli.rates import CONSTANT, FORMS, schedule
+from fedjax_sim.cli.rates import CONSTANT, TEXTS, schedule
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.models import MODELS
 
@@ -62,8 +62,8 @@ class Training(Group):
     lr: float = by_dataset("lr", "learning rate; the defaults are for SGD", above=0)
     lr_schedule: str = setting(
         CONSTANT,
-        f"factor of --lr by the round: {', '.join(form.text for form in FORMS.values())}, or "
-        "several joined by *; end is the factor at the last round (0 if left out)",
+        f"factor of --lr by the round: {TEXTS}, or several joined by *; end is the factor at the "
+        "last round",
         metavar="TEXT",
         convert=schedule,
     )

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import itertools
-import math
-import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_sim.base import calls
+from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.spelling import hint
 from fedjax_sim.cli.flags import flag, kind
 from fedjax_sim.cli.methods import algorithm, parameters
+from fedjax_sim.cli.parts import ROLES, checked
 from fedjax_sim.cli.training import Training
 
 TRAINED = (
@@ -24,10 +24,6 @@ TRAINED = (
 """Settings of local training that a method may have of its own; the model is the same for all."""
 
 
-MOST = 1000
-"""Settings of a method that one text may stand for."""
-
-
 class Written(NamedTuple):
     """A method as it was written.
 
@@ -35,75 +31,77 @@ class Written(NamedTuple):
         name: what ``ALGORITHMS`` has or imports.
         options: its own keyword arguments.
         training: its own settings of local training.
+        parts: the texts of parts in place of its own, by role.
     """
 
     name: str
     options: dict[str, Any]
     training: dict[str, Any]
+    parts: dict[str, str]
 
 
 def written(text: str) -> tuple[str, ...]:
-    """The methods of a text, in the same words for the same method; an argparse type.
+    """Returns the methods of a text, in the same words for the same method; an argparse type.
 
     Args:
-        text: ``NAME`` or ``NAME(key=value, ...)``; ``value|value`` stands for one method each.
+        text: ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
+            of local training and parts by role; ``value|value`` stands for one method each.
 
     Raises:
         argparse.ArgumentTypeError: if there is no such method or setting, or a value is out of
             range.
 
-    >>> written("FedProx( mu=0.01|0.1, lr=0.05 )")
-    ('fedprox(mu=0.01, lr=0.05)', 'fedprox(mu=0.1, lr=0.05)')
-    >>> written("fedavg"), written("fedprox()")
-    (('fedavg',), ('fedprox',))
+    >>> written("FedProx( mu=0.01|0.1, lr=1/2 )")
+    ('fedprox(mu=0.01, lr=1/2)', 'fedprox(mu=0.1, lr=1/2)')
+    >>> written("fedavg"), written("fedprox(0.1)"), written("fedavg(aggregator=krum(0.1|0.2))")[1]
+    (('fedavg',), ('fedprox(mu=0.1)',), 'fedavg(aggregator=krum(0.2))')
     """
-    match = re.fullmatch(r"\s*([^()]+?)\s*(?:\(([^()]*)\))?\s*", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"a method is written NAME or NAME(key=value, ...), got {text!r}"
-        )
-    name, inside = algorithm(match[1]), (match[2] or "").strip()
-    given: dict[str, list[str]] = {}
-    for word in inside.split(",") if inside else []:
-        key, equals, values = map(str.strip, word.partition("="))
-        if not equals or not values:
-            raise argparse.ArgumentTypeError(
-                f"{text}: settings are written key=value, got {word.strip()!r}"
-            )
-        if key in given:
-            raise argparse.ArgumentTypeError(f"{text}: {key} is given twice")
-        given[key] = [value.strip() for value in values.split("|")]
-    if (count := math.prod(map(len, given.values()))) > MOST:
-        raise argparse.ArgumentTypeError(f"{name} may have {MOST:,} settings, got {count:,}")
-    found = []
-    for values_of_one in itertools.product(*given.values()):
-        words = ", ".join(f"{k}={v}" for k, v in zip(given, values_of_one, strict=True))
-        label = f"{name}({words})" if words else name
-        read(label)
-        found.append(label)
-    return tuple(found)
+    try:
+        trees = [calls.as_call(tree, text) for tree in calls.alternatives(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return tuple(map(_label, trees))
+
+
+def _label(call: calls.Call) -> str:
+    name = algorithm(call.name)
+    own = [*parameters(name)]
+    for key in call.named:
+        if key not in (*own, *TRAINED, *ROLES):
+            meant = hint(key, (*own, *TRAINED, *ROLES)) or f": use {', '.join((*own, *TRAINED))}"
+            raise argparse.ArgumentTypeError(f"{call}: {key} is not a setting of {name}{meant}")
+    try:
+        given = arguments(calls.Call(name, call.args), dict.fromkeys(own, False))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if twice := given.keys() & call.named.keys():
+        raise argparse.ArgumentTypeError(f"{call}: {min(twice)} is given twice")
+    given |= call.named
+    words = (f"{k}={calls.write(calls.unquoted(v))}" for k, v in given.items())
+    label = f"{name}({', '.join(words)})" if given else name
+    read(label)
+    return label
 
 
 @functools.cache
 def read(label: str) -> Written:
-    """What one text of :func:`written` says.
+    """Returns what one text of :func:`written` says.
 
     >>> read("fedprox(mu=0.1, lr=0.05)")
-    Written(name='fedprox', options={'mu': 0.1}, training={'lr': 0.05})
+    Written(name='fedprox', options={'mu': 0.1}, training={'lr': 0.05}, parts={})
     """
-    name, _, inside = label.partition("(")
-    own, found = parameters(name), Written(name, {}, {})
+    call = calls.as_call(calls.parse(label), label)
+    own, found = parameters(call.name), Written(call.name, {}, {}, {})
     readers = {**_trained(), **{key: _reader(p.annotation) for key, p in own.items()}}
-    for word in inside.removesuffix(")").split(", ") if inside else []:
-        key, _, value = word.partition("=")
-        if key not in readers:
-            known = (*own, *TRAINED)
-            meant = hint(key, known) or f": use {', '.join(known)}"
-            raise argparse.ArgumentTypeError(f"{label}: {key} is no setting of {name}{meant}")
+    for key, node in call.named.items():
         try:
-            (found.options if key in own else found.training)[key] = readers[key](value)
+            if key in ROLES and (key not in own or isinstance(node, calls.Call)):
+                found.parts[key] = checked(key, calls.write(node))
+                continue
+            value = readers[key](calls.word(node))
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise argparse.ArgumentTypeError(f"{label}: {key}: {error}") from error
+        (found.options if key in own else found.training)[key] = value
     return found
 
 

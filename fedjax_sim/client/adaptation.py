@@ -1,19 +1,21 @@
-"""Objectives of what a client makes of its weights: Per-FedAvg's, pFedMe's."""
+"""Objectives that evaluate the loss after further steps: Per-FedAvg's and pFedMe's."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Batch, Context, Objective, PyTree, concrete, part
+from fedjax_sim.base import Array, Batch, Context, PyTree, concrete
+from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import drawn
 from fedjax_sim.engine.streams import Step, stream
 
 
-@part
-def after_a_step(objective: Objective, alpha: float = 0.01, *, hessian: bool = False) -> Objective:
-    r"""The loss after one more step, of which the gradient is that of Per-FedAvg.
+class after_a_step(ObjectiveWrapper):
+    r"""The loss after one more step, whose gradient is Per-FedAvg's.
 
     .. math:: F_b(w'), \qquad w' = w - \alpha \nabla F_{b'}(w)
 
@@ -21,71 +23,67 @@ def after_a_step(objective: Objective, alpha: float = 0.01, *, hessian: bool = F
 
     .. math:: \bigl(I - \alpha \nabla^2 F_{b''}(w)\bigr) \nabla F_b(w')
 
-    b' and b'' are drawn anew in every step, each as large as b, from all samples of the client as
-    they are stored, without the local update's transforms. The product with the Hessian is exact;
-    the authors take a difference of two gradients for it. BatchNorm's statistics are those of b. It
-    costs one gradient more, with the Hessian about three. A hypergradient takes the step as a
-    constant.
+    b' and b'' are drawn in every step, each as large as b, from all samples of the client as they
+    are stored, without the local update's transforms. The product with the Hessian is exact; the
+    authors approximate it by a difference of two gradients. BatchNorm's statistics are those of b.
+    It costs one more gradient, with the Hessian about three. A hypergradient treats the step as a
+    constant. The reported loss is the loss at w'.
 
     Args:
         objective: F_b.
-        alpha: α, the rate of the step; 0 is the objective itself.
+        alpha: α, the rate of the step; with 0 it is the objective itself.
         hessian: whether the gradient has the Hessian.
-
-    Returns:
-        The objective; it reports the loss at w'.
 
     Raises:
         ValueError: if alpha is negative.
 
     Source: Fallah et al. 2020 <https://arxiv.org/abs/2002.07948>, Algorithm 1 and section 5.
     """
-    if concrete(alpha) and not alpha >= 0:
-        raise ValueError(f"alpha must be at least 0, got {alpha}")
 
-    def adapted(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    alpha: float = 0.01
+    _: dataclasses.KW_ONLY
+    hessian: bool = False
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not self.alpha >= 0:
+            raise ValueError(f"alpha must be at least 0, got {self.alpha}")
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         def step(params: PyTree, number: int) -> PyTree:
             key = jax.random.fold_in(stream(context.key, Step.ADAPTATION), number)
             other = drawn(key, context.client, len(batch.mask))
-            slope, _ = jax.grad(objective, has_aux=True)(
+            slope, _ = jax.grad(self.objective, has_aux=True)(
                 params, state, other, context._replace(key=key)
             )
-            return tree.scale(alpha, slope)
+            return tree.scale(self.alpha, slope)
 
         there = tree.subtract(params, step(jax.lax.stop_gradient(params), 0))
-        if hessian:
-            # Adds 0, of which the derivative is that of the step on b''.
+        if self.hessian:
+            # Adds 0, whose derivative is the derivative of the step on b''.
             moved = step(params, 1)
             there = tree.subtract(there, tree.subtract(moved, jax.lax.stop_gradient(moved)))
-        return objective(there, state, batch, context)
-
-    return adapted
+        return self.objective(there, state, batch, context)
 
 
-@part
-def moreau_envelope(
-    objective: Objective, lam: float = 15.0, *, inner_steps: int = 5, inner_lr: float = 0.09
-) -> Objective:
-    r"""The least loss of a model near the weights, of which the gradient is that of pFedMe.
+class moreau_envelope(ObjectiveWrapper):
+    r"""The smallest loss of a model near the weights, whose gradient is pFedMe's.
 
     .. math:: \min_\theta F_b(\theta) + \frac{\lambda}{2} \lVert \theta - w \rVert^2, \qquad
               \nabla = \lambda (w - \tilde\theta)
 
-    θ̃ is where K steps of rate δ on the minibatch lead from w. The authors' code starts them from
-    the θ̃ of the minibatch before, and adds a weight decay of 0.001 to them. The steps move all
-    weights, also those that the local update does not train. BatchNorm's statistics are those at θ̃.
-    It costs K gradients and a loss. A hypergradient takes θ̃ as a constant.
+    θ̃ is the result of K steps of rate δ on the minibatch, which start from w. The authors' code
+    starts them from the θ̃ of the previous minibatch, and adds a weight decay of 0.001. The steps
+    change all weights, also those that the local update does not train. BatchNorm's statistics are
+    those at θ̃. It costs K gradients and a loss. A hypergradient treats θ̃ as a constant. The
+    reported loss is the minimum, with its second term.
 
     Args:
         objective: F_b.
         lam: λ, the pull towards w.
         inner_steps: K.
         inner_lr: δ.
-
-    Returns:
-        The objective; it reports that least loss, with its second term.
 
     Raises:
         ValueError: if lam or inner_lr is not positive, or inner_steps below 1.
@@ -102,27 +100,32 @@ def moreau_envelope(
         >>> round(float(slope[0]), 4)  # of w² / 4
         2.0
     """
-    if concrete(lam) and not lam > 0:
-        raise ValueError(f"lam must be positive, got {lam}")
-    if inner_steps < 1:
-        raise ValueError(f"inner_steps must be at least 1, got {inner_steps}")
-    if concrete(inner_lr) and not inner_lr > 0:
-        raise ValueError(f"inner_lr must be positive, got {inner_lr}")
 
-    def envelope(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    lam: float = 15.0
+    _: dataclasses.KW_ONLY
+    inner_steps: int = 5
+    inner_lr: float = 0.09
+
+    def __post_init__(self) -> None:
+        if concrete(self.lam) and not self.lam > 0:
+            raise ValueError(f"lam must be positive, got {self.lam}")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        if concrete(self.inner_lr) and not self.inner_lr > 0:
+            raise ValueError(f"inner_lr must be positive, got {self.inner_lr}")
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         here = jax.lax.stop_gradient(params)
 
         def step(_: int, theta: PyTree) -> PyTree:
-            slope, _ = jax.grad(objective, has_aux=True)(theta, state, batch, context)
-            pull = tree.scale(lam, tree.subtract(theta, here))
-            return tree.subtract(theta, tree.scale(inner_lr, tree.sum_of(slope, pull)))
+            slope, _ = jax.grad(self.objective, has_aux=True)(theta, state, batch, context)
+            pull = tree.scale(self.lam, tree.subtract(theta, here))
+            return tree.subtract(theta, tree.scale(self.inner_lr, tree.sum_of(slope, pull)))
 
-        theta = jax.lax.stop_gradient(jax.lax.fori_loop(0, inner_steps, step, here))
-        loss, state = objective(theta, state, batch, context)
+        theta = jax.lax.stop_gradient(jax.lax.fori_loop(0, self.inner_steps, step, here))
+        loss, state = self.objective(theta, state, batch, context)
         apart = jax.tree.leaves(tree.subtract(params, theta))
         square = sum(jnp.vdot(w, w).astype(loss.dtype) for w in apart)
-        return loss + jnp.asarray(lam / 2, loss.dtype) * square, state
-
-    return envelope
+        return loss + jnp.asarray(self.lam / 2, loss.dtype) * square, state

@@ -1,7 +1,8 @@
-"""Local steps that follow what the clients measure of their losses, under a budget."""
+"""Adaptive numbers of local steps, from measurements of the clients' losses, under a budget."""
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -19,24 +20,31 @@ from fedjax_sim.base import (
     PyTree,
     Shared,
     Variables,
+    Wrapper,
     concrete,
-    part,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 
-AT_ONCE = 64  # samples of a client whose loss is computed together
-FARTHER = 10  # the next τ is at most this times the last one
-LEAST = 1e-5  # of a measured β, which is divided by; 0 says that nothing was measured
-TINY = 1e-10  # a distance between models that is none
+AT_ONCE = 64
+"""The number of a client's samples whose loss is computed together."""
+
+FARTHER = 10
+"""The next τ is at most this times the last one."""
+
+LEAST = 1e-5
+"""The smallest measured β, which is divided by; 0 stands for no measurement."""
+
+TINY = 1e-10
+"""Distances between models up to this count as 0."""
 
 
 class Plan(NamedTuple):
-    """What the server decides.
+    """The server's decision.
 
     Attributes:
         steps: ``int32[]``, τ of the next round.
-        left: ``f32[]``, what is left of the budget.
+        left: ``f32[]``, the rest of the budget.
     """
 
     steps: Array
@@ -44,12 +52,12 @@ class Plan(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a client says of its loss F_k.
+    """A client's measurements of its loss F_k.
 
     Attributes:
-        smoothness: ``f32[]``, β_k; 0 in its first visit, in which it has no model of its own yet.
+        smoothness: ``f32[]``, β_k; 0 at its first visit, when it has no model of its own yet.
         slope: ``f32[]``, ρ_k.
-        gradient: ``[*p]``, that of F_k at the model that it received.
+        gradient: ``[*p]``, the gradient of F_k at the received model.
     """
 
     smoothness: Array
@@ -58,64 +66,81 @@ class Measured(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What a client keeps of its last visit.
+    """A client's memory of its last visit.
 
     Attributes:
-        model: that it trained.
-        seen: ``bool[]``, whether there was one.
+        model: the model that it trained.
+        seen: ``bool[]``, whether there was a visit.
     """
 
     model: Variables
     seen: Array
 
 
-@part
-def budgeted(
-    local: LocalUpdate,
-    objective: Objective,
-    lr: float,
-    budget: float,
-    step_cost: float = 1.0,
-    round_cost: float = 10.0,
-    phi: float = 0.025,
-    most: int = 100,
-) -> LocalUpdate:
-    r"""As many local steps τ for all clients as a bound on the final loss says is best.
+class _LastVisit(Memory):
+    """The client's model at the end of its last visit, and whether there was one."""
+
+    def init(self, variables: Variables) -> Last:
+        return Last(variables, jnp.bool_(False))
+
+    def keep(self, trained: Variables, context: Context) -> Last:
+        return Last(trained, jnp.bool_(True))
+
+
+class _PlannedSteps(DrawnSteps):
+    """The number of steps in the server's :class:`Plan`.
+
+    Args:
+        largest: τ_max.
+    """
+
+    largest: int
+
+    @property
+    def most(self) -> int:
+        return self.largest
+
+    def draw(self, key: Array, shared: Plan) -> Array:
+        return shared.steps
+
+
+class budgeted(Wrapper):
+    r"""A local update whose τ steps, the same for all clients, minimise a bound on the final loss.
 
     .. math:: \tau^* = \arg\min_{1 \le \tau \le \min(10 \tau_{last}, \tau_{max})}
               \frac{1 + \sqrt{1 + 4 T^2 \varphi \rho\, \eta\, h(\tau) / \tau}}{2 T \eta \varphi}
               + \rho\, h(\tau), \qquad T = \frac{(R - b - c)\,\tau}{c\,\tau + b}, \\
               h(\tau) = \tfrac\delta\beta \bigl((\eta\beta + 1)^\tau - 1\bigr) - \eta\,\delta\,\tau
 
-    with what clients measure in every visit, between the model w that they receive and w_k, with
-    which their last visit ended:
+    At every visit clients measure, between the received model w and the model w_k at the end of
+    their last visit,
 
     .. math:: \rho_k = \frac{|F_k(w_k) - F_k(w)|}{\lVert w_k - w \rVert}, \qquad
               \beta_k = \frac{\lVert \nabla F_k(w_k) - \nabla F_k(w) \rVert}{\lVert w_k - w\rVert},
               \qquad \delta_k = \lVert \nabla F_k(w) - \nabla F(w) \rVert
 
-    ρ, β and δ are their means over the cohort, by the weights of the models; ρ and β leave out
-    clients on their first visit. The composition's aggregator makes :math:`\nabla F` of their
-    gradients. A round takes c τ + b of the budget R, and τ starts at 1. It is cut to what the
-    budget still allows; if that is no step, clients train no more. The loss is that of all samples
-    of a client, of which the authors' code takes a minibatch in SGD.
+    ρ, β and δ are the means over the cohort, weighted like the models; ρ and β leave out clients on
+    their first visit. The composition's aggregator computes :math:`\nabla F` from their gradients.
+    A round costs c τ + b of the budget R, and τ starts at 1. τ is limited to what the budget still
+    allows; once that is no step, clients do not train. F_k is the loss of all samples of a client;
+    the authors' code takes a minibatch in SGD.
+
+    Each client keeps a model, sends as much again as its weights and 8 bytes, and receives 8 bytes;
+    a visit costs two gradients of all samples.
 
     Args:
         local: the local update; its epochs, ``shared`` and memory are overridden.
         objective: F.
-        lr: η, that of local's optimiser, which the bound takes for SGD without momentum.
+        lr: η of local's optimiser, which the bound assumes to be SGD without momentum.
         budget: R, of any resource.
-        step_cost: c, of it for a local step.
-        round_cost: b, of it for an average.
+        step_cost: c, the cost of a local step.
+        round_cost: b, the cost of an average.
         phi: φ, the control parameter.
         most: τ_max.
 
-    Returns:
-        The local update. Each client keeps a model, sends as much again as its weights and 8 bytes,
-        and is sent 8 bytes; a visit costs two gradients of all samples.
-
     Raises:
-        ValueError: if a setting is out of range, or the budget does not pay for a round of a step.
+        ValueError: if a setting is out of range, the budget is too small for a round of one step,
+            or local shares or remembers anything already.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1804.05271>, Algorithms 2 and 3, eq. 18.
 
@@ -128,27 +153,57 @@ def budgeted(
         >>> int(plan.steps), float(plan.left)
         (1, 100.0)
     """
-    numbers = {"lr": lr, "budget": budget, "step_cost": step_cost, "phi": phi}
-    for name, value in numbers.items():
-        if concrete(value) and not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    if concrete(round_cost) and not 0 <= round_cost < float("inf"):
-        raise ValueError(f"round_cost must be finite and not negative, got {round_cost}")
-    if concrete(budget, step_cost, round_cost) and not budget > step_cost + round_cost:
-        raise ValueError(
-            f"budget must be more than a round of one step costs, {step_cost + round_cost}, got "
-            f"{budget}"
+
+    objective: Objective
+    lr: float
+    budget: float
+    step_cost: float = 1.0
+    round_cost: float = 10.0
+    phi: float = 0.025
+    most: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "budget", "step_cost", "phi"):
+            value = getattr(self, name)
+            if concrete(value) and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        budget, step_cost, round_cost = self.budget, self.step_cost, self.round_cost
+        if concrete(round_cost) and not 0 <= round_cost < float("inf"):
+            raise ValueError(f"round_cost must be finite and not negative, got {round_cost}")
+        if concrete(budget, step_cost, round_cost) and not budget > step_cost + round_cost:
+            raise ValueError(
+                f"budget must be more than a round of one step costs, {step_cost + round_cost}, "
+                f"got {budget}"
+            )
+        if self.most < 1:
+            raise ValueError(f"most must be at least 1, got {self.most}")
+        _ = self.inner  # checks the settings of local
+
+    @functools.cached_property
+    def inner(self) -> LocalUpdate:
+        return self.local.change(
+            steps=_PlannedSteps(self.most),
+            shared=_StepControl(self),
+            memory=_LastVisit(),
+            max_steps=None,
         )
-    if most < 1:
-        raise ValueError(f"most must be at least 1, got {most}")
 
-    def start(variables: Variables) -> Plan:
-        del variables
-        return Plan(jnp.int32(1), jnp.asarray(budget, jnp.float32))
 
-    def send(trained: Variables, context: Context) -> Measured:
-        del trained
+class _StepControl(Shared):
+    """The measurements and the decision of :class:`budgeted`.
+
+    Args:
+        settings: the local update that it controls.
+    """
+
+    settings: budgeted
+
+    def init(self, variables: Variables) -> Plan:
+        return Plan(jnp.int32(1), jnp.asarray(self.settings.budget, jnp.float32))
+
+    def send(self, trained: Variables, context: Context) -> Measured:
         last: Last = context.memory
+        objective = self.settings.objective
         there = _whole(objective, context, last.model)
         loss, gradient = _whole(objective, context, context.received)
         apart = tree.norm(tree.subtract(last.model.params, context.received.params))
@@ -160,45 +215,41 @@ def budgeted(
         return Measured(jnp.where(last.seen, beta, 0), jnp.where(last.seen, rho, 0), gradient)
 
     def reduce(
-        plan: Plan, sent: Measured, weights: Array, clients: int, aggregator: Aggregator
+        self, plan: Plan, sent: Measured, weights: Array, clients: int, aggregator: Aggregator
     ) -> Plan:
-        del clients
+        step_cost, round_cost = self.settings.step_cost, self.settings.round_cost
         anyone = jnp.any(weights > 0)
         known = jnp.where(sent.smoothness > 0, weights, 0)
         beta, rho = (_mean(known, a) for a in (sent.smoothness, sent.slope))
         mean = aggregator(sent.gradient, jnp.where(anyone, weights, 1))
         away = jax.tree.map(lambda rows, m: rows - m[None], sent.gradient, mean)
         delta = _mean(weights, tree.norms(away).astype(jnp.float32))
-        best = jnp.where(jnp.any(known > 0), chosen(plan.steps, beta, delta, rho), plan.steps)
+        best = self._best(plan.steps, beta, delta, rho)
+        best = jnp.where(jnp.any(known > 0), best, plan.steps)
         left = plan.left - step_cost * plan.steps.astype(jnp.float32) - round_cost
         allowed = jnp.floor((left - round_cost) / step_cost)
-        allowed = jnp.clip(allowed, 0, most).astype(jnp.int32)
+        allowed = jnp.clip(allowed, 0, self.settings.most).astype(jnp.int32)
         return tree.select(anyone & (plan.steps > 0), Plan(jnp.minimum(best, allowed), left), plan)
 
-    def chosen(last: Array, beta: Array, delta: Array, rho: Array) -> Array:
-        count = jnp.arange(1, most + 1, dtype=jnp.int32)
+    def _best(self, last: Array, beta: Array, delta: Array, rho: Array) -> Array:
+        """Returns τ*."""
+        of = self.settings
+        lr, phi = of.lr, of.phi
+        count = jnp.arange(1, of.most + 1, dtype=jnp.int32)
         tau = count.astype(jnp.float32)
         beta = jnp.maximum(beta, LEAST)
         apart = delta / beta * jnp.expm1(tau * jnp.log1p(lr * beta)) - delta * lr * tau
         apart = jnp.where(count == 1, 0, jnp.maximum(apart, 0))
-        steps = (budget - round_cost - step_cost) * tau / (step_cost * tau + round_cost)
+        affordable = of.budget - of.round_cost - of.step_cost
+        steps = affordable * tau / (of.step_cost * tau + of.round_cost)
         root = jnp.sqrt(1 + 4 * steps**2 * phi * rho * lr * apart / tau)
         gap = (1 + root) / (2 * steps * lr * phi) + rho * apart
         good = jnp.isfinite(gap) & (count <= FARTHER * last)
         return count[jnp.argmin(jnp.where(good, gap, jnp.inf))]
 
-    told = DrawnSteps(lambda key, plan: plan.steps, most)
-    memory = Memory(
-        init=lambda variables: Last(variables, jnp.bool_(False)),
-        keep=lambda trained, context: Last(trained, jnp.bool_(True)),
-    )
-    return local.change(
-        steps=told, shared=Shared(start, send, reduce), memory=memory, max_steps=None
-    )
-
 
 def _mean(weights: Array, values: Array) -> Array:
-    """Of ``[P]``; 0 without weights. What has none may be NaN."""
+    """Returns the weighted mean of ``[P]`` values; 0 if all weights are 0. Others may be NaN."""
     total, weight = (
         tree.row_sum(a) for a in (jnp.where(weights > 0, weights * values, 0), weights)
     )
@@ -206,7 +257,7 @@ def _mean(weights: Array, values: Array) -> Array:
 
 
 def _whole(objective: Objective, context: Context, model: Variables) -> tuple[Array, PyTree]:
-    """F_k and its gradient; every call draws the same random numbers."""
+    """Returns F_k and its gradient; every call draws the same random numbers."""
     client = context.client
 
     def add(carry: tuple[Array, Array, PyTree], batch: Batch) -> tuple[Array, Array, PyTree]:

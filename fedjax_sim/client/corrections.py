@@ -1,4 +1,4 @@
-"""What changes every local gradient, mostly against drift: ``local.change(corrections=...)``."""
+"""Corrections of local gradients, mostly against client drift: ``change(corrections=...)``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import (
-    Aggregator,
-    Array,
-    Context,
-    Correction,
-    Done,
-    PyTree,
-    concrete,
-    part,
-)
+from fedjax_sim.base import Aggregator, Array, Context, Correction, Done, Need, PyTree, concrete
 from fedjax_sim.client.momentum import client_momentum, global_momentum, mime
 from fedjax_sim.client.skipping import scaffnew
 from fedjax_sim.engine import tree
@@ -37,24 +28,20 @@ __all__ = [
 ]
 
 Option = Literal[1, 2]
-"""How SCAFFOLD renews a client's control variate, by the paper's numbers."""
+"""The formula of SCAFFOLD's new client control variate, by its number in the paper."""
 
 
-@part
-def proximal(mu: float) -> Correction:
+class proximal(Correction):
     r"""The gradient of FedProx's proximal term.
 
     .. math:: h_k(w) = F_k(w) + \frac{\mu}{2} \lVert w - w_{recv} \rVert^2, \qquad
               \nabla h_k(w) = \nabla F_k(w) + \mu (w - w_{recv})
 
-    over all trainable parameters, where w_recv is the model that the client received in this round.
-    Flower's documentation sums unsquared norms instead, which is another objective.
+    The norm is over all trainable parameters; w_recv is the model that the client received in this
+    round. Flower's documentation sums unsquared norms, which is another objective.
 
     Args:
         mu: μ of the proximal term; 0 changes nothing, bit for bit.
-
-    Returns:
-        A correction without state.
 
     Raises:
         ValueError: if mu is negative.
@@ -67,27 +54,32 @@ def proximal(mu: float) -> Correction:
         >>> proximal(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, (), ()).tolist()
         [1.0]
     """
-    if concrete(mu) and not mu >= 0:
-        raise ValueError(f"mu must be at least 0, got {mu}")
-    return Correction(
-        client_state=lambda params: (),
-        shared_state=lambda params: (),
-        direction=lambda gradient, params, context, client_state, shared_state: tree.sum_of(
-            gradient, _pull(mu, params, context)
-        ),
-        finish=lambda params, context, client_state, shared_state, done: ((), ()),
-        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
-        pull=mu,
-    )
+
+    mu: float
+
+    kind = "proximal"
+
+    def __post_init__(self) -> None:
+        if concrete(self.mu) and not self.mu >= 0:
+            raise ValueError(f"mu must be at least 0, got {self.mu}")
+
+    @property
+    def pull(self) -> float:
+        return self.mu
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        return tree.sum_of(gradient, _pull(self.mu, params, context))
 
 
 class Mu(NamedTuple):
-    """What the server knows for :func:`adaptive_proximal`.
+    """The server's state of :class:`adaptive_proximal`.
 
     Attributes:
         mu: ``f32[]``, μ of the next round.
-        loss: ``f32[]``, the last round's training loss; NaN before there is one.
-        falls: ``int32[]``, the rounds in a row in which the loss fell since μ last decreased.
+        loss: ``f32[]``, the last round's training loss; NaN before the first round.
+        falls: ``int32[]``, consecutive rounds with a lower loss since μ last decreased.
     """
 
     mu: Array
@@ -95,8 +87,7 @@ class Mu(NamedTuple):
     falls: Array
 
 
-@part
-def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) -> Correction:
+class adaptive_proximal(Correction):
     r"""The proximal term with a μ that follows the training loss.
 
     .. math:: \mu_{t+1} = \begin{cases}
@@ -105,17 +96,14 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
               \mu_t & \text{otherwise} \end{cases}
 
     L_t is the mean training loss, without the term, over all samples that the round's cohort
-    visited. The count of falls starts again after a decrease of μ, and after a round in which the
-    loss did not fall.
+    visited. The count of falls restarts after μ has decreased, and after a round in which the loss
+    did not fall. The server keeps :class:`Mu`.
 
     Args:
-        start: μ of the first round; the paper takes 0 on skewed data, where it should have to rise,
+        start: μ of the first round; the paper takes 0 on skewed data, where μ should have to rise,
           and 1 on IID data.
         step: s, by which μ changes.
         patience: p.
-
-    Returns:
-        A correction with :class:`Mu` as the server's state.
 
     Raises:
         ValueError: if start is negative, step not positive or patience below 1.
@@ -131,55 +119,62 @@ def adaptive_proximal(start: float = 0.0, step: float = 0.1, patience: int = 5) 
         >>> round(float(shared_state.mu), 6)
         0.1
     """
-    if not start >= 0:
-        raise ValueError(f"start must be at least 0, got {start}")
-    if not step > 0:
-        raise ValueError(f"step must be positive, got {step}")
-    if patience < 1:
-        raise ValueError(f"patience must be at least 1, got {patience}")
+
+    start: float = 0.0
+    step: float = 0.1
+    patience: int = 5
+
+    kind = "proximal"
+
+    def __post_init__(self) -> None:
+        if not self.start >= 0:
+            raise ValueError(f"start must be at least 0, got {self.start}")
+        if not self.step > 0:
+            raise ValueError(f"step must be positive, got {self.step}")
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}")
+
+    def shared_state(self, params: PyTree) -> Mu:
+        return Mu(jnp.float32(self.start), jnp.float32(jnp.nan), jnp.int32(0))
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: Mu
+    ) -> PyTree:
+        return tree.sum_of(gradient, _pull(common.mu, params, context))
+
+    def finish(
+        self, params: PyTree, context: Context, own: PyTree, common: Mu, done: Done
+    ) -> tuple[PyTree, PyTree]:
+        return (), (done.info.loss, done.info.samples)
 
     def reduce(
+        self,
         last: Mu,
         messages: tuple[Array, Array],
         weights: Array,
         clients: int,
         aggregator: Aggregator,
     ) -> Mu:
-        del clients
         losses, visited = messages
         seen = jnp.where(weights > 0, visited, 0).astype(jnp.float32)
         anyone = jnp.any(seen > 0)
         loss = aggregator(losses, jnp.where(anyone, seen, 1))
         falls = jnp.where(loss < last.loss, last.falls + 1, 0)
-        relax = falls >= patience
-        mu = jnp.where(loss > last.loss, last.mu + step, last.mu)
-        mu = jnp.where(relax, jnp.maximum(mu - step, 0), mu)
+        relax = falls >= self.patience
+        mu = jnp.where(loss > last.loss, last.mu + self.step, last.mu)
+        mu = jnp.where(relax, jnp.maximum(mu - self.step, 0), mu)
         new = Mu(mu, loss, jnp.where(relax, 0, falls))
         # If no client visited a sample, there is no loss to follow.
         return tree.select(anyone, new, last)
 
-    return Correction(
-        client_state=lambda params: (),
-        shared_state=lambda params: Mu(jnp.float32(start), jnp.float32(jnp.nan), jnp.int32(0)),
-        direction=lambda gradient, params, context, client_state, last: tree.sum_of(
-            gradient, _pull(last.mu, params, context)
-        ),
-        finish=lambda params, context, client_state, shared_state, done: (
-            (),
-            (done.info.loss, done.info.samples),
-        ),
-        reduce=reduce,
-    )
 
-
-@part
-def scaffold(option: Option = 2) -> Correction:
+class scaffold(Correction):
     r"""SCAFFOLD's control variates.
 
     .. math:: w_k \leftarrow w_k - \eta\,(\nabla F_b(w_k) - c_k + c), \qquad
               c \leftarrow c + \frac1N \sum_{k \in U} (c_k^+ - c_k)
 
-    with all variates 0 at the start, and as the client's new variate
+    All variates are 0 at the start. The client's new variate is
 
     .. math:: c_k^+ = \nabla F_k(w_{recv}) \text{ (option 1)}, \qquad
               c_k^+ = \frac{1}{T_k} \sum_b \nabla F_b(w_k) \text{ (option 2)}
@@ -189,14 +184,11 @@ def scaffold(option: Option = 2) -> Correction:
     stays a gradient under momentum, another correction or a projection. A client that took no step
     keeps its variate. BatchNorm statistics are not parameters and are never corrected (NIID-Bench
     corrects them, and starts its variates from random weights). The sum over U is m times the
-    aggregate of the changes: a robust aggregator guards the variate too.
+    aggregate of the changes: a robust aggregator guards the variate too. c_k on every client and c
+    on the server are as large as the parameters; both travel with the model.
 
     Args:
-        option: 1 costs a pass over the client's samples; 2 nothing.
-
-    Returns:
-        A correction with c_k on every client and c on the server, each as large as the parameters;
-        both travel with the model.
+        option: 1 costs a pass over the client's samples; 2 costs nothing.
 
     Raises:
         ValueError: if the option is neither.
@@ -208,19 +200,42 @@ def scaffold(option: Option = 2) -> Correction:
         >>> scaffold().direction(jnp.zeros(1), jnp.zeros(1), None, own, common).tolist()
         [-0.75]
     """
-    if option not in (1, 2):
-        raise ValueError(f"option must be 1 or 2, got {option!r}")
+
+    option: Option = 2
+
+    def __post_init__(self) -> None:
+        if self.option not in (1, 2):
+            raise ValueError(f"option must be 1 or 2, got {self.option!r}")
+
+    @property
+    def path(self) -> bool:
+        return self.option == 2
+
+    def client_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def shared_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        return tree.sum_of(gradient, tree.subtract(common, own))
 
     def finish(
-        params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
+        self, params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
-        del params, context, common
-        new = done.gradient() if option == 1 else done.path
+        new = done.gradient() if self.option == 1 else done.path
         new = tree.select(done.info.steps > 0, new, own)
         return new, tree.subtract(new, own)
 
     def reduce(
-        common: PyTree, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
+        self,
+        common: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
     ) -> PyTree:
         present = (weights > 0).astype(jnp.float32)
         share = tree.row_sum(present) / clients
@@ -230,37 +245,19 @@ def scaffold(option: Option = 2) -> Correction:
 
         return jax.tree.map(moved, common, aggregator(messages, present))
 
-    def zeros(params: PyTree) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, params)
 
-    return Correction(
-        client_state=zeros,
-        shared_state=zeros,
-        direction=lambda gradient, params, context, own, common: tree.sum_of(
-            gradient, tree.subtract(common, own)
-        ),
-        finish=finish,
-        reduce=reduce,
-        path=option == 2,
-    )
-
-
-@part
-def dynamic(alpha: float) -> Correction:
+class dynamic(Correction):
     r"""FedDyn's dynamic regulariser at the clients.
 
     .. math:: \nabla F_b(w) - h_k + \alpha (w - w_{recv}), \qquad
               h_k \leftarrow h_k - \alpha (w_k - w_{recv})
 
-    h_k starts at 0 and stays with its client. The server's side is
-    :func:`fedjax_sim.server.dynamic` with the same α, or
-    :func:`fedjax_sim.local.reflected` makes FedADMM of it.
+    h_k starts at 0, is as large as the parameters, and stays with its client. The server's half is
+    :class:`fedjax_sim.server.dynamic` with the same α; with :class:`fedjax_sim.local.reflected` in
+    its place the method is FedADMM.
 
     Args:
         alpha: α.
-
-    Returns:
-        A correction with h_k on every client, as large as the parameters.
 
     Raises:
         ValueError: if alpha is not positive.
@@ -274,33 +271,37 @@ def dynamic(alpha: float) -> Correction:
         >>> dynamic(0.5).direction(jnp.zeros(1), jnp.array([3.0]), received, h, ()).tolist()
         [0.75]
     """
-    if concrete(alpha) and not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not self.alpha > 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+
+    @property
+    def dual(self) -> float:
+        return self.alpha
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (dual_server(self.alpha), *MIRROR)
+
+    def client_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
 
     def direction(
-        gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
     ) -> PyTree:
-        pulled = tree.sum_of(gradient, _pull(alpha, params, context))
-        return tree.subtract(pulled, own)
+        return tree.subtract(tree.sum_of(gradient, _pull(self.alpha, params, context)), own)
 
     def finish(
-        params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
+        self, params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
-        return tree.subtract(own, _pull(alpha, params, context)), ()
-
-    return Correction(
-        client_state=lambda params: jax.tree.map(jnp.zeros_like, params),
-        shared_state=lambda params: (),
-        direction=direction,
-        finish=finish,
-        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
-        dual=alpha,
-        needs=(dual_server(alpha), *MIRROR),
-    )
+        return tree.subtract(own, _pull(self.alpha, params, context)), ()
 
 
 def _pull(mu: float | Array, params: PyTree, context: Context) -> PyTree:
-    """``μ (w - w_recv)``."""
+    """Returns ``μ (w - w_recv)``."""
     return jax.tree.map(
         lambda w, start: jnp.asarray(mu).astype(w.dtype) * (w - start),
         params,

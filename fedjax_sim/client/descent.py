@@ -1,8 +1,9 @@
-"""One step of an optimiser, with what it may ask for; a client's whole gradient."""
+"""One step of an optimiser, with corrections and a companion, and what is kept between visits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +11,16 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.base import (
+    Accompanied,
     Array,
     Batch,
+    ClientView,
     Companion,
     Context,
+    Correction,
     Objective,
     PyTree,
+    Survey,
     Transform,
     Variables,
 )
@@ -24,15 +29,61 @@ from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.optimizers import taken
 
 
+class Common(NamedTuple):
+    """The state that clients share through the server, and each client's message for it.
+
+    Attributes:
+        optimizer: the state of the optimiser, if it is averaged.
+        corrections: the shared states of the corrections.
+        shared: see :class:`fedjax_sim.base.Shared`.
+    """
+
+    optimizer: PyTree
+    corrections: tuple[PyTree, ...]
+    shared: PyTree = ()
+
+
+class Kept(NamedTuple):
+    """The state that a client keeps between its visits.
+
+    Attributes:
+        optimizer: the state of the optimiser, if it is kept.
+        corrections: the client's states of the corrections.
+        memory: see :class:`fedjax_sim.base.Memory`.
+        companion: its companion, if it has one.
+    """
+
+    optimizer: PyTree
+    corrections: tuple[PyTree, ...]
+    memory: PyTree = ()
+    companion: Accompanied | tuple[()] = ()
+
+
+class Visit(NamedTuple):
+    """The arguments of :class:`fedjax_sim.base.Train`."""
+
+    key: Array
+    variables: Variables
+    client: ClientView
+    client_state: PyTree
+    shared_state: PyTree
+
+    def context(self) -> tuple[Context, PyTree]:
+        """Returns the objective's context and the states of the corrections."""
+        kept, common = Kept(*self.client_state), Common(*self.shared_state)
+        context = Context(self.variables, self.client, self.key, kept.memory, common.shared)
+        return context, (kept.corrections, common.corrections)
+
+
 class Descent(NamedTuple):
     """A step.
 
     Attributes:
-        weights: after it.
+        weights: the weights after it.
         opt_state: the optimiser's state after it.
-        loss: before it.
-        aux: what the objective gave beside the loss.
-        gradient: of the loss, as it was.
+        loss: the loss before it.
+        aux: the objective's second result.
+        gradient: the gradient of the loss, without corrections.
     """
 
     weights: PyTree
@@ -55,26 +106,24 @@ def descended(
     """Takes one step.
 
     Args:
-        optimizer: whose step it is.
+        optimizer: the optimiser.
         objective: ``weights -> (loss, aux)``.
-        weights: before the step.
+        weights: the weights before the step.
         opt_state: the optimiser's state before it.
-        key: for an optimiser that draws.
-        corrected: ``(gradient, weights) -> gradient``, what the optimiser is given.
-        factor: of the step's length; None: 1.
+        key: for an optimiser that draws random numbers.
+        corrected: ``(gradient, weights) -> gradient``, the gradient for the optimiser.
+        factor: multiplies the step; None: 1.
     """
     (loss, aux), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
 
-    # What optax's optimisers may ask for. The functions are traced only by those that call them. A
-    # line search refuses arguments that it leaves and value_fn does not name.
+    # The extra arguments of optax's optimisers. The functions are traced only by those that call
+    # them. A line search rejects arguments that value_fn does not name.
     def value_fn(
         weights: PyTree, key: Any = None, obj_fn: Any = None, grad_fn: Any = None
     ) -> Array:
-        del key, obj_fn, grad_fn
         return objective(weights)[0]
 
     def grad_fn(weights: PyTree, step: Any = None) -> PyTree:
-        del step
         return corrected(jax.grad(objective, has_aux=True)(weights)[0], weights)
 
     extra = {
@@ -101,7 +150,7 @@ def accompanied(
     samples: Batch,
     context: Context,
 ) -> tuple[Variables, PyTree]:
-    """A companion and its optimiser's state after a step beside that of ``model``."""
+    """Returns a companion and its optimiser's state after its own step on the same minibatch."""
     own, opt_state = beside
 
     def objective(params: PyTree) -> tuple[Array, PyTree]:
@@ -118,7 +167,7 @@ def accompanied(
 def whole_gradient(
     objective: Objective, transform: Transform, batch_size: int, context: Context, params: PyTree
 ) -> PyTree:
-    """∇F_k at ``params``, in training mode, with the received state before every minibatch."""
+    """Returns ∇F_k at ``params``, in training mode, from the received state in every minibatch."""
     client = context.client
 
     def add(carry: tuple[Array, PyTree], batch: Batch) -> tuple[Array, PyTree]:
@@ -134,3 +183,56 @@ def whole_gradient(
 
     start = (jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
     return sweep(client, batch_size, add, start)[1]
+
+
+def corrected(
+    corrections: Sequence[Correction],
+    grads: PyTree,
+    params: PyTree,
+    context: Context,
+    states: tuple[Sequence[PyTree], Sequence[PyTree]],
+    start: Callable[[], PyTree],
+) -> PyTree:
+    """Applies corrections to a gradient, in order.
+
+    Args:
+        corrections: in order.
+        grads: the gradient.
+        params: the weights at which it was taken.
+        context: what the client knows.
+        states: the client's states and the shared states of all corrections.
+        start: computes the gradient of the same samples at the received model.
+    """
+    for d, client_state, shared_state in zip(corrections, *states, strict=True):
+        if d.anchored:
+            grads = tree.subtract(grads, start())
+        grads = d.direction(grads, params, context, client_state, shared_state)
+    return grads
+
+
+def survey_of(
+    corrections: Sequence[Correction],
+    whole: Callable[[Context], Callable[[PyTree], PyTree]],
+) -> Survey | None:
+    """Returns the exchange of all corrections before training; None if none has one.
+
+    Args:
+        corrections: in order.
+        whole: ``context -> params -> ∇F_k``, the gradient of a client's whole loss.
+    """
+    if all(d.ask is None for d in corrections):
+        return None
+
+    def ask(*given: Any) -> PyTree:
+        visit = Visit(*given)
+        context = visit.context()[0]
+        gradient = functools.partial(whole(context), visit.variables.params)
+        return tuple(() if d.ask is None else d.ask(gradient, context) for d in corrections)
+
+    def tell(shared_state: PyTree, aggregate: PyTree) -> PyTree:
+        common = Common(*shared_state)
+        states = zip(corrections, common.corrections, aggregate, strict=True)
+        terms = tuple(c if d.ask is None else d.tell(c, mean) for d, c, mean in states)
+        return common._replace(corrections=terms)
+
+    return Survey(ask, tell)

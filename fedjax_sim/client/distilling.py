@@ -1,4 +1,4 @@
-"""Clients that learn from what older models say of their samples."""
+"""Distillation from the outputs of older models on the client's samples."""
 
 from __future__ import annotations
 
@@ -8,75 +8,73 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import (
-    Aggregator,
     Array,
     Batch,
     Context,
     Gathered,
     Model,
-    PyTree,
+    Part,
     Shared,
     Variables,
     concrete,
-    for_classes,
-    part,
 )
 from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.client.objective import Term
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, PLAIN_SERVER
 
 
-@part
-@for_classes
-def not_true_distillation(model: Model, beta: float = 1.0, temperature: float = 1.0) -> Term:
-    r"""FedNTD's term: what the received model says of the classes that are not true is kept.
+class not_true_distillation(Part):
+    r"""FedNTD's term, which preserves the received model's outputs for the classes that are wrong.
 
     .. math:: \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_k\bigr), \qquad
               \tilde q(c) = \frac{e^{f_c / \tau}}{\sum_{c' \ne y} e^{f_{c'} / \tau}}, \quad
               c \ne y
 
-    It costs one forward pass more, without dropout.
+    It costs one more forward pass, without dropout.
 
     Args:
         model: the model that trains.
         beta: β; 0 changes nothing.
         temperature: τ.
 
-    Returns:
-        A term of the objective.
-
     Raises:
         ValueError: if beta is negative or the temperature not positive.
 
     Source: Lee et al. 2022 <https://arxiv.org/abs/2106.03097>, section 4.
     """
-    if concrete(beta) and not beta >= 0:
-        raise ValueError(f"beta must be at least 0, got {beta}")
-    if concrete(temperature) and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
 
-    def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
-        del seen
-        theirs, _ = model.apply(context.received, batch.x, train=False, mask=batch.mask)
+    model: Model
+    beta: float = 1.0
+    temperature: float = 1.0
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if concrete(self.beta) and not self.beta >= 0:
+            raise ValueError(f"beta must be at least 0, got {self.beta}")
+        if concrete(self.temperature) and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+    def __call__(
+        self, logits: Array, features: Array | None, batch: Batch, context: Context
+    ) -> Array:
+        theirs, _ = self.model.apply(context.received, batch.x, train=False, mask=batch.mask)
         true = batch.y[:, None] == jnp.arange(logits.shape[-1], dtype=batch.y.dtype)[None]
 
         def log_share(logits: Array) -> Array:
-            return jax.nn.log_softmax(jnp.where(true, -jnp.inf, logits / temperature))
+            return jax.nn.log_softmax(jnp.where(true, -jnp.inf, logits / self.temperature))
 
         teacher, student = log_share(theirs), log_share(logits)
         gap = jnp.where(true, 0, teacher) - jnp.where(true, 0, student)
         divergence = jnp.sum(jnp.where(true, 0, jnp.exp(teacher)) * gap, axis=-1)
-        return beta * masked_mean(divergence, batch.mask)
-
-    return term
+        return self.beta * masked_mean(divergence, batch.mask)
 
 
 class PastModels(NamedTuple):
-    """The last server models, of which clients know the mean.
+    """The last server models, whose mean is sent to the clients.
 
     Attributes:
-        mean: ``[*p]``, of those that there are.
+        mean: ``[*p]``, the mean of the models so far.
         models: ``[M, *p]``, a ring; the model after n updates is row ``n % M``.
         updates: ``int32[]``, n, the updates so far.
     """
@@ -86,19 +84,16 @@ class PastModels(NamedTuple):
     updates: Array
 
 
-@part
-def past_models(buffer: int = 5) -> Shared:
+class past_models(Shared):
     r"""The mean of the last server models, which the server sends along.
 
     .. math:: \bar w_t = \frac{1}{\min(M, t + 1)} \sum_{i = 0}^{\min(M, t + 1) - 1} w_{t-i}
 
-    Clients send nothing for it. Running statistics (BatchNorm) are averaged like weights.
+    Every download has the size of two models; clients send nothing for it. Running statistics
+    (BatchNorm) are averaged like weights. The state is :class:`PastModels`.
 
     Args:
         buffer: M; the server keeps that many models, and their mean.
-
-    Returns:
-        What is shared, :class:`PastModels`; a model more goes down with every model.
 
     Raises:
         ValueError: if buffer is not positive.
@@ -116,71 +111,68 @@ def past_models(buffer: int = 5) -> Shared:
         9.0
         7.0
     """
-    if buffer < 1:
-        raise ValueError(f"buffer must be at least 1, got {buffer}")
 
-    def init(variables: Variables) -> PastModels:
-        return PastModels(variables, tree.stack_copies(variables, buffer), jnp.int32(0))
+    buffer: int = 5
 
-    def follow(state: PastModels, step: Variables, gathered: Gathered) -> PastModels:
+    needs = (ONE_MODEL, NO_FLIGHT, PLAIN_SERVER)
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1:
+            raise ValueError(f"buffer must be at least 1, got {self.buffer}")
+
+    def init(self, variables: Variables) -> PastModels:
+        copies = tree.stack_copies(variables, self.buffer, "buffer")
+        return PastModels(variables, copies, jnp.int32(0))
+
+    def follow(self, state: PastModels, step: Variables, gathered: Gathered) -> PastModels:
         updates = state.updates + 1
         new = tree.add(gathered.cohort.server, step)
-        models = jax.tree.map(lambda a, w: a.at[updates % buffer].set(w), state.models, new)
-        known = jnp.arange(buffer, dtype=jnp.int32) <= updates
+        models = jax.tree.map(lambda a, w: a.at[updates % self.buffer].set(w), state.models, new)
+        known = jnp.arange(self.buffer, dtype=jnp.int32) <= updates
         return PastModels(tree.mean(models, known.astype(jnp.float32)), models, updates)
 
-    def reduce(
-        state: PastModels, sent: PyTree, weights: Array, clients: int, aggregator: Aggregator
-    ) -> PastModels:
-        del sent, weights, clients, aggregator
-        return state
-
-    return Shared(
-        init,
-        lambda trained, context: (),
-        reduce,
-        follow=follow,
-        told=lambda state: state.mean,
-        needs=(ONE_MODEL, NO_FLIGHT, PLAIN_SERVER),
-    )
+    def told(self, state: PastModels) -> Variables:
+        return state.mean
 
 
-@part
-@for_classes
-def teacher_distillation(model: Model, gamma: float = 0.1, temperature: float = 1.0) -> Term:
-    r"""FedGKD's term: a client's answers stay near those of a teacher, the server's past.
+class teacher_distillation(Part):
+    r"""FedGKD's term: the client's outputs stay near those of a teacher, a past server model.
 
     .. math:: \gamma \tau^2\, \mathrm{KL}\Bigl(\sigma\bigl(f(\bar w, x) / \tau\bigr) \,\Big\|\,
               \sigma\bigl(f(w, x) / \tau\bigr)\Bigr)
 
-    The teacher w̄ is the mean model of ``shared=past_models(...)``, or without it the model that the
-    client received. It speaks without dropout, and costs one forward pass more.
+    The teacher w̄ is the mean model of ``shared=past_models(...)``; without it, the received model.
+    It costs one more forward pass, without dropout.
 
     Args:
         model: the model that trains.
         gamma: γ; 0 changes nothing.
         temperature: τ.
 
-    Returns:
-        A term of the objective.
-
     Raises:
         ValueError: if gamma is negative or the temperature not positive.
 
     Source: Yao et al. 2021 <https://arxiv.org/abs/2107.00051>, as in its authors' code.
     """
-    if concrete(gamma) and not gamma >= 0:
-        raise ValueError(f"gamma must be at least 0, got {gamma}")
-    if concrete(temperature) and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
 
-    def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
-        del seen
-        past = context.shared
+    model: Model
+    gamma: float = 0.1
+    temperature: float = 1.0
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if concrete(self.gamma) and not self.gamma >= 0:
+            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+        if concrete(self.temperature) and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+    def __call__(
+        self, logits: Array, features: Array | None, batch: Batch, context: Context
+    ) -> Array:
+        past, temperature = context.shared, self.temperature
         teacher = past.mean if isinstance(past, PastModels) else context.received
-        theirs, _ = model.apply(teacher, batch.x, train=False, mask=batch.mask)
-        wanted, said = (jax.nn.log_softmax(f / temperature) for f in (theirs, logits))
-        divergence = jnp.sum(jnp.exp(wanted) * (wanted - said), axis=-1)
-        return gamma * temperature**2 * masked_mean(divergence, batch.mask)
-
-    return term
+        theirs, _ = self.model.apply(teacher, batch.x, train=False, mask=batch.mask)
+        wanted, found = (jax.nn.log_softmax(f / temperature) for f in (theirs, logits))
+        divergence = jnp.sum(jnp.exp(wanted) * (wanted - found), axis=-1)
+        return self.gamma * temperature**2 * masked_mean(divergence, batch.mask)

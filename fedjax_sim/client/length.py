@@ -1,4 +1,4 @@
-"""How many steps the clients of a round take, if not E epochs: ``local.change(steps=...)``."""
+"""Random numbers of local steps: ``local.change(steps=...)``."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, DrawnSteps, PyTree, part
+from fedjax_sim.base import Array, DrawnSteps, PyTree
 
 _BITS = 23
-"""Of a uniform float32: its complement is 0 or at least 2 to the minus this."""
+"""The complement of a uniform float32 is 0 or at least 2 to the minus this."""
 
 
-@part
-def geometric(p: float) -> DrawnSteps:
-    r"""Steps until a coin comes up that all clients of a round toss together, after every step.
+class geometric(DrawnSteps):
+    r"""The number of steps until a coin comes up that is tossed after every step.
 
     .. math:: P(T = t) = p\,(1 - p)^{t - 1}, \qquad t = 1, 2, \dots
 
-    The coins are those of the round's key, which all have: nothing travels. T is made of one number
-    in float32, so that it is at most :math:`1 + 23 \log 2 / \log\frac{1}{1 - p}`, which a draw
-    exceeds with a probability of one in 8 million.
+    All clients of a round toss the same coin, from the round's key, so that nothing travels. T is
+    computed from one number in float32, and is therefore at most
+    :math:`1 + 23 \log 2 / \log\frac{1}{1 - p}`; larger values have a probability of one in 8
+    million.
 
     Args:
         p: the probability that the coin comes up; the mean of T is 1/p.
-
-    Returns:
-        The draw.
 
     Raises:
         ValueError: if p is out of range.
@@ -41,14 +38,21 @@ def geometric(p: float) -> DrawnSteps:
         >>> int(steps.min()), round(float(steps.mean()))
         (1, 5)
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"p must be in (0, 1], got {p}")
-    rate = math.log1p(-p) if p < 1 else -math.inf
-    most = 1 + math.floor(-_BITS * math.log(2) / rate)
 
-    def draw(key: Array, shared: PyTree) -> Array:
-        del shared
-        tails = jnp.log1p(-jax.random.uniform(key, dtype=jnp.float32)) / rate
-        return jnp.minimum(1 + jnp.floor(tails).astype(jnp.int32), most)
+    p: float
 
-    return DrawnSteps(draw, most)
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p must be in (0, 1], got {self.p}")
+
+    @property
+    def _rate(self) -> float:
+        return math.log1p(-self.p) if self.p < 1 else -math.inf
+
+    @property
+    def most(self) -> int:
+        return 1 + math.floor(-_BITS * math.log(2) / self._rate)
+
+    def draw(self, key: Array, shared: PyTree) -> Array:
+        tails = jnp.log1p(-jax.random.uniform(key, dtype=jnp.float32)) / self._rate
+        return jnp.minimum(1 + jnp.floor(tails).astype(jnp.int32), self.most)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import optax
+import jax.numpy as jnp
 
 from fedjax_sim.base import (
-    Companion,
+    Accompanied,
+    Aggregator,
+    Array,
     Correction,
     DrawnSteps,
-    Leaves,
-    LocalUpdate,
-    Memory,
-    Objective,
+    Gathered,
+    Need,
+    PyTree,
+    SetupTraffic,
+    SetupTrafficOf,
     Shared,
+    Survey,
     Transform,
-    Until,
-    part,
+    Variables,
 )
 from fedjax_sim.client.agreement import agreed
 from fedjax_sim.client.boosting import boosted
 from fedjax_sim.client.control import budgeted
+from fedjax_sim.client.descent import Common, Kept, survey_of
 from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import (
@@ -32,11 +36,12 @@ from fedjax_sim.client.reports import (
     with_initial_loss,
     with_utility,
 )
-from fedjax_sim.client.sgd import SGD, LastBatch, OptimizerState
+from fedjax_sim.client.sgd import SGD
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.client.turns import in_turn
-from fedjax_sim.client.visiting import visiting
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.optimizers import GIVEN, check_optimizer
+from fedjax_sim.engine.reach import response, stateless
 from fedjax_sim.personal import adaptive_start, ditto
 
 __all__ = [
@@ -57,51 +62,31 @@ __all__ = [
 ]
 
 
-@part
-def local_sgd(
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    batch_size: int = 16,
-    epochs: float = 1.0,
-    last_batch: LastBatch = "keep",
-    *,
-    max_steps: int | None = None,
-    optimizer_state: OptimizerState = "reset",
-    corrections: Sequence[Correction] = (),
-    transforms: Sequence[Transform] = (),
-    peers: bool = False,
-    inexactness: float | None = None,
-    until: Until | None = None,
-    memory: Memory | None = None,
-    companion: Companion | None = None,
-    trained: Leaves | None = None,
-    rate_by_round: optax.Schedule | None = None,
-    steps: DrawnSteps | None = None,
-    shared: Shared | None = None,
-) -> LocalUpdate:
-    r"""E epochs of minibatch steps of an optax optimiser.
+class local_sgd(SGD):
+    r"""Local training: E epochs of minibatch steps of an optax optimiser.
 
     .. math:: T_k = E \lceil n_k / B \rceil, \qquad w_k \leftarrow w_k - \eta\,\nabla F_b(w_k)
 
-    Samples are reshuffled in each epoch by a key of (seed, round, client, epoch) alone, so a result
-    does not depend on which clients ran beside this one or where.
+    Samples are reshuffled in each epoch by a key of (seed, round, client, epoch) alone, so that a
+    result does not depend on the other clients of the cohort, nor on the device.
+    ``local.change(...)`` replaces settings; it appends ``corrections`` and ``transforms`` to the
+    present ones, and ``corrections=None`` drops them.
 
     Args:
-        objective: what is minimised, see :func:`fedjax_sim.empirical_risk`.
+        objective: see :class:`fedjax_sim.empirical_risk`.
         optimizer: an ``optax.GradientTransformation``. A schedule counts the steps in the
             optimiser's state: it restarts at every visit unless ``optimizer_state`` is "keep" or
-            "average". It is given the extra arguments that optax's optimisers may ask for:
-            ``value``, ``grad`` and ``value_fn`` (also as ``obj_fn``) of the minibatch's loss,
-            without the corrections; ``grad_fn(params, i)``, with them, as the gradients that it
-            replaces; ``key``, the step's own.
+            "average". The optimiser receives optax's extra arguments: ``value``, ``grad`` and
+            ``value_fn`` (also as ``obj_fn``) of the minibatch's loss, without the corrections;
+            ``grad_fn(params, i)``, with the corrections; ``key``, the step's own.
         batch_size: B.
         epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
-        last_batch: what becomes of the short last minibatch: "keep" it (its loss is the mean over
+        last_batch: how to handle the last, smaller minibatch: "keep" it (its loss is the mean over
             its real samples), "drop" it, or "refill" it from the epoch's beginning.
-        max_steps: the most steps of a visit; 1 is parallel SGD.
+        max_steps: the largest number of steps in a visit; 1 is parallel SGD.
         optimizer_state: the optimiser's state when a client receives a model: "reset"; "keep", the
-            client's own after its last visit; "average", the mean over the last cohort, weighted as
-            its models and sent along (momentum federated learning).
+            client's own after its last visit; "average", the mean over the last cohort, weighted
+            like its models and sent along (momentum federated learning).
         corrections: change every gradient, in order, see :mod:`fedjax_sim.corrections`; the
             reported loss is without them.
         transforms: change each minibatch, in order.
@@ -110,24 +95,21 @@ def local_sgd(
             :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, where h
             includes the corrections. It costs a pass over the samples before every epoch. None:
             clients run all epochs.
-        until: ends a visit before its last epoch, by what it has trained until then, see
-            :func:`boosted`. None: clients run all epochs.
-        memory: what the client remembers from visit to visit, for its objective.
-        companion: what the client trains for itself beside the model, on the same minibatches; its
-            optimiser starts afresh at each visit. Corrections, ``trained`` and ``inexactness`` are
-            not for it.
-        trained: the weights that are trained, see :mod:`fedjax_sim.leaves`; None: all.
-        rate_by_round: a factor of every step by the number of the round, from 0, such as
+        until: ends a visit before its last epoch, given the model so far, see :class:`boosted`.
+            None: clients run all epochs.
+        memory: the client's state from visit to visit, for its objective.
+        companion: a personal model that the client also trains, on the same minibatches; its
+            optimiser starts afresh at each visit. Corrections, ``trained`` and ``inexactness`` do
+            not apply to it.
+        trained: the leaves that are trained, see :mod:`fedjax_sim.leaves`; None: all.
+        rate_by_round: maps the number of the round, from 0, to a factor of every step, such as
             ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
-        steps: drawn, as many for all clients of a round, in place of E epochs: a client goes
-            through its samples as often as they take. None: E epochs.
-        shared: what the clients learn together beside the model, for their objective.
-
-    Returns:
-        A :class:`fedjax_sim.base.LocalUpdate`.
+        steps: a random number of steps, the same for all clients of a round, in place of E epochs,
+            such as ``geometric(0.2)``; None: E epochs.
+        shared: statistics that the clients share besides the model, for their objective.
 
     Raises:
-        ValueError: if a setting is out of range or not of its kind.
+        ValueError: if a setting is out of range or of another kind.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1 (ClientUpdate); Vo,
     Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness).
@@ -143,98 +125,179 @@ def local_sgd(
         >>> int(local.train(key, model.init(key), client, ((), ()), ((), ())).info.steps)
         6
     """
-    check_optimizer("optimizer", optimizer, GIVEN)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not 0 < epochs <= 10_000:
-        raise ValueError(f"epochs must be above 0 and at most 10000, got {epochs}")
-    if last_batch not in ("keep", "drop", "refill"):
-        raise ValueError(f"last_batch must be 'keep', 'drop' or 'refill', got {last_batch!r}")
-    if max_steps is not None and max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if optimizer_state not in ("reset", "keep", "average"):
-        raise ValueError(
-            f"optimizer_state must be 'reset', 'keep' or 'average', got {optimizer_state!r}"
-        )
-    if inexactness is not None and not 0 <= inexactness < 1:
-        raise ValueError(f"inexactness must be in [0, 1), got {inexactness}")
-    if rate_by_round is not None and not callable(rate_by_round):
-        raise ValueError(f"rate_by_round must be an optax schedule, got {rate_by_round!r}")
-    if steps is not None:
-        _check_drawn(steps, last_batch, max_steps)
-    terms = _terms(corrections)
-    named = [term.origin.name for term in terms]
-    kinds = [name.removeprefix("adaptive_") for name in named]  # a fixed and an adaptive mu add up
-    if twice := [name for name, kind in zip(named, kinds, strict=True) if kinds.count(kind) > 1]:
-        raise ValueError(f"corrections must not correct twice, got {' and '.join(twice)}")
-    sgd = SGD(
-        objective,
-        optax.with_extra_args_support(optimizer),
-        batch_size,
-        epochs,
-        last_batch,
-        max_steps,
-        optimizer_state,
-        terms,
-        _functions(transforms),
-        peers,
-        inexactness,
-        until,
-        memory,
-        companion,
-        trained,
-        rate_by_round,
-        steps,
-        shared,
-    )
+
+    stops = True
+
+    def __post_init__(self) -> None:
+        check_optimizer("optimizer", self.optimizer, GIVEN)
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 < self.epochs <= 10_000:
+            raise ValueError(f"epochs must be above 0 and at most 10000, got {self.epochs}")
+        if self.last_batch not in ("keep", "drop", "refill"):
+            raise ValueError(
+                f"last_batch must be 'keep', 'drop' or 'refill', got {self.last_batch!r}"
+            )
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.optimizer_state not in ("reset", "keep", "average"):
+            raise ValueError(
+                "optimizer_state must be 'reset', 'keep' or 'average', got "
+                f"{self.optimizer_state!r}"
+            )
+        if self.inexactness is not None and not 0 <= self.inexactness < 1:
+            raise ValueError(f"inexactness must be in [0, 1), got {self.inexactness}")
+        if self.rate_by_round is not None and not callable(self.rate_by_round):
+            raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
+        self._check_steps()
+        object.__setattr__(self, "transforms", _transforms(self.transforms))
+        object.__setattr__(self, "corrections", _corrections(self.corrections))
+        kinds = [d.kind for d in self.corrections]
+        twice = [type(d).__name__ for d in self.corrections if kinds.count(d.kind) > 1]
+        if twice:
+            raise ValueError(f"corrections must not correct twice, got {' and '.join(twice)}")
+
+    def _check_steps(self) -> None:
+        if self.steps is None:
+            return
+        if not isinstance(self.steps, DrawnSteps):
+            raise ValueError(f"steps must be drawn, such as by geometric(0.2), got {self.steps!r}")
+        if self.max_steps is not None:
+            raise ValueError(f"max_steps must be None if steps are drawn, got {self.max_steps}")
+        if self.last_batch == "drop":
+            raise ValueError(
+                "last_batch must be 'keep' or 'refill' if steps are drawn, got 'drop': a client "
+                "with less than a minibatch would take no step"
+            )
 
     def change(
+        self,
         *,
         corrections: Sequence[Correction] | None = (),
         transforms: Sequence[Transform] = (),
         **settings: Any,
-    ) -> LocalUpdate:
-        mine = {field.name: getattr(sgd, field.name) for field in dataclasses.fields(sgd)}
+    ) -> local_sgd:
+        """Returns the local update with other settings.
+
+        Args:
+            corrections: are appended to the present ones; None drops those.
+            transforms: are appended to the present ones.
+            settings: replace the present ones.
+
+        Raises:
+            ValueError: if a setting is out of range, or would replace another part.
+        """
         for name in ("shared", "memory", "companion"):
-            if None not in (mine[name], settings.get(name)):
+            present = getattr(self, name)
+            if None not in (present, settings.get(name)):
                 raise ValueError(
-                    f"{name} must be one of {mine[name]} and {settings[name]}: use "
+                    f"{name} must be one of {present} and {settings[name]}: use "
                     f"change({name}=None) first for the second alone"
                 )
-        mine |= {
-            "corrections": () if corrections is None else sgd.corrections + _terms(corrections),
-            "transforms": sgd.transforms + _functions(transforms),
-        }
-        return local_sgd(**(mine | settings))
-
-    return sgd.update(visiting(sgd), change)
-
-
-def _check_drawn(steps: DrawnSteps, last_batch: LastBatch, max_steps: int | None) -> None:
-    if not isinstance(steps, DrawnSteps):
-        raise ValueError(f"steps must be drawn, such as by geometric(0.2), got {steps!r}")
-    if max_steps is not None:
-        raise ValueError(f"max_steps must be None if steps are drawn, got {max_steps}")
-    if last_batch == "drop":
-        raise ValueError(
-            "last_batch must be 'keep' or 'refill' if steps are drawn, got 'drop': who has less "
-            "than a minibatch would take none"
+        added = None if corrections is None else _corrections(corrections)
+        return self.replace(
+            corrections=() if added is None else (*self.corrections, *added),
+            transforms=(*self.transforms, *_transforms(transforms)),
+            **settings,
         )
 
-
-def _terms(corrections: Sequence[Correction]) -> tuple[Correction, ...]:
-    # A Correction alone is a sequence too, of its functions.
-    if not isinstance(corrections, Sequence) or not all(
-        isinstance(term, Correction) for term in corrections
-    ):
-        raise ValueError(
-            "corrections must be a sequence of Correction, such as (scaffold(),), got "
-            f"{corrections!r}"
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        counts = [t.setup_traffic for t in self.transforms if hasattr(t, "setup_traffic")]
+        if not counts:
+            return None
+        return lambda *given: SetupTraffic(
+            *map(sum, zip(*(c(*given) for c in counts), strict=True))
         )
-    return tuple(corrections)
+
+    @property
+    def fresh(self) -> bool:
+        return self.optimizer_state == "reset" or stateless(self._optimizer)
+
+    @property
+    def known(self) -> bool:
+        return self.steps is None and self.inexactness is None and self.until is None
+
+    def response(self, steps: int) -> Sequence[float | Array]:
+        return response(self._optimizer, steps)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        parts = (*self._sharing, *([] if self.memory is None else [self.memory]))
+        return tuple(need for part in parts for need in part.needs)
+
+    @functools.cached_property
+    def survey(self) -> Survey | None:
+        return survey_of(self.corrections, self._whole_gradient)
+
+    @property
+    def follow(self) -> Callable[[PyTree, Variables, Gathered], PyTree] | None:
+        return self._follow if any(part.follow for part in self._sharing) else None
+
+    @property
+    def told(self) -> Callable[[PyTree], PyTree] | None:
+        if self.shared is None or self.shared.told is None:
+            return None
+        select = self.shared.told
+        return lambda state: Common(*state)._replace(shared=select(Common(*state).shared))
+
+    @property
+    def _sharing(self) -> tuple[Correction | Shared, ...]:
+        return (*self.corrections, *([] if self.shared is None else [self.shared]))
+
+    def client_state(self, variables: Variables) -> Kept:
+        return Kept(
+            self._first_state(variables) if self.optimizer_state == "keep" else (),
+            tuple(d.client_state(variables.params) for d in self.corrections),
+            () if self.memory is None else self.memory.init(variables),
+            () if self.companion is None else Accompanied(self.companion.init(variables)),
+        )
+
+    def shared_state(self, variables: Variables) -> Common:
+        return Common(
+            self._first_state(variables) if self.optimizer_state == "average" else (),
+            tuple(d.shared_state(variables.params) for d in self.corrections),
+            () if self.shared is None else self.shared.init(variables),
+        )
+
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+    ) -> Common:
+        before, (states, terms, sent) = Common(*shared_state), messages
+        rest = weights, clients, aggregator
+        if self.optimizer_state == "average":
+            mean = aggregator(states, weights)
+            states = tree.select(jnp.any(weights > 0), mean, before.optimizer)
+        parts = zip(self.corrections, before.corrections, terms, strict=True)
+        terms = tuple(d.reduce(c, message, *rest) for d, c, message in parts)
+        if self.shared is not None:
+            sent = self.shared.reduce(before.shared, sent, *rest)
+        return Common(states, terms, sent)
+
+    def _follow(self, shared_state: PyTree, step: Variables, gathered: Gathered) -> Common:
+        before = Common(*shared_state)
+        states = *before.corrections, before.shared
+        *terms, shared = (
+            c if part is None or part.follow is None else part.follow(c, step, gathered)
+            for part, c in zip((*self.corrections, self.shared), states, strict=True)
+        )
+        return before._replace(corrections=tuple(terms), shared=shared)
 
 
-def _functions(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
-        raise ValueError(f"transforms must be a sequence of functions, got {transforms!r}")
-    return tuple(transforms)
+def _corrections(given: Sequence[Correction]) -> tuple[Correction, ...]:
+    if not isinstance(given, Sequence) or not all(isinstance(d, Correction) for d in given):
+        raise ValueError(
+            f"corrections must be a sequence of Correction, such as (scaffold(),), got {given!r}"
+        )
+    return tuple(given)
+
+
+def _transforms(given: Sequence[Transform]) -> tuple[Transform, ...]:
+    if not isinstance(given, Sequence) or not all(map(callable, given)):
+        raise ValueError(f"transforms must be a sequence of functions, got {given!r}")
+    return tuple(given)

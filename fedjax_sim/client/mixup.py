@@ -1,4 +1,4 @@
-"""Mixup with the means that other clients have sent once."""
+"""Mixup with means of samples that other clients have sent once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from fedjax_sim.base import (
     ClientData,
     ClientView,
     Context,
-    Objective,
+    Part,
     PyTree,
     SetupTraffic,
-    Transform,
     Variables,
-    for_classes,
-    part,
 )
 from fedjax_sim.client.losses import masked_mean
+from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 
 
 class Peer(NamedTuple):
-    r"""The mean of some samples of another client, with the labels behind it.
+    r"""The mean of some samples of another client, with their labels.
 
     Attributes:
         x: ``f32[*feature]``, the mean input :math:`\bar x`, in the units of x.
@@ -44,29 +42,42 @@ class Peer(NamedTuple):
     mask: Array
 
 
-@part
-@for_classes
-def peer_means(mix_samples: int) -> Transform:
-    """Gives every minibatch a mean of another client's samples, as ``Batch.peer``.
+class peer_means(Part):
+    r"""Adds a mean of another client's samples to every minibatch, as ``Batch.peer``.
 
-    Each client cuts its list into blocks of ``mix_samples``, the last one shorter, and sends the
-    mean of each to all others before training starts. A step takes the block of a sample that is
-    drawn uniformly from all samples of other clients.
+    Each client divides its list into blocks of ``mix_samples``, the last one shorter, and sends the
+    mean of each to all others before training starts:
+
+    .. math:: \text{up} = 4 \sum_k \Bigl( d \Bigl\lceil \frac{n_k}{M_k} \Bigr\rceil + n_k \Bigr),
+              \qquad \text{down} = (N - 1) \cdot \text{up}
+
+    bytes for inputs of d numbers: a mean is sent as d floats, and its labels in 32 bits each, from
+    which the mean label and the number of samples follow. A step takes the block of a sample that
+    is drawn uniformly from all samples of other clients. The local update needs ``peers``.
 
     Args:
-        mix_samples: M_k, the samples behind a mean.
-
-    Returns:
-        A transform for a local update with ``peers``.
+        mix_samples: M_k, the number of samples in a mean.
 
     Raises:
         ValueError: if mix_samples is not positive; in the first step, if there is no other client.
-    """
-    if mix_samples < 1:
-        raise ValueError(f"mix_samples must be at least 1, got {mix_samples}")
 
-    def transform(key: Array, batch: Batch, client: ClientView) -> Batch:
-        starts = client.starts
+    Example:
+        >>> start = np.array([0, 2, 7])
+        >>> data = ClientData(np.zeros((7, 2)), np.zeros(7, int), np.arange(7), start, capacity=5)
+        >>> peer_means(3).setup_traffic(None, data)  # 1 + 2 means of 2 floats each, 7 labels
+        SetupTraffic(up=52, down=52)
+    """
+
+    mix_samples: int
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if self.mix_samples < 1:
+            raise ValueError(f"mix_samples must be at least 1, got {self.mix_samples}")
+
+    def __call__(self, key: Array, batch: Batch, client: ClientView) -> Batch:
+        starts, count = client.starts, self.mix_samples
         if starts is None or len(starts) < 3:
             raise ValueError(
                 "FedMix needs the samples of other clients: peers=True, and at least 2 clients"
@@ -75,90 +86,66 @@ def peer_means(mix_samples: int) -> Transform:
         drawn = starts[0] + jax.random.randint(key, (), 0, others, jnp.int32)
         entry = jnp.where(drawn < client.start, drawn, drawn + client.size)  # past the client's own
         owner = jnp.searchsorted(starts, entry, side="right").astype(jnp.int32) - 1
-        first = starts[owner] + (entry - starts[owner]) // mix_samples * mix_samples
+        first = starts[owner] + (entry - starts[owner]) // count * count
         relabel = None if client.relabels is None else client.relabels[owner]
         size = starts[owner + 1] - first
         block = dataclasses.replace(client, start=first, size=size, relabel=relabel)
-        rows = rows_at(block, jnp.arange(mix_samples, dtype=jnp.int32))
+        rows = rows_at(block, jnp.arange(count, dtype=jnp.int32))
         shown = jnp.where(tree.expand(rows.mask, rows.x), rows.x.astype(jnp.float32), 0)
         mean = jnp.sum(shown, axis=0) / jnp.sum(rows.mask).astype(jnp.float32)
         return batch._replace(peer=Peer(mean, rows.y, rows.mask))
 
-    return transform
-
-
-def exchange(mix_samples: int) -> Callable[[Variables, ClientData], SetupTraffic]:
-    r"""The traffic of :func:`peer_means`: every client sends its means to all others.
-
-    .. math:: \text{up} = 4 \sum_k \Bigl( d \Bigl\lceil \frac{n_k}{M_k} \Bigr\rceil + n_k \Bigr),
-              \qquad \text{down} = (N - 1) \cdot \text{up}
-
-    for inputs of d numbers: a mean is sent as d floats, and the labels behind it in 32 bits each;
-    they give the mean label and the number of samples.
-
-    Args:
-        mix_samples: M_k, the samples behind a mean.
-
-    Returns:
-        The ``setup_traffic`` of a local update.
-
-    Example:
-        >>> start = np.array([0, 2, 7])
-        >>> data = ClientData(np.zeros((7, 2)), np.zeros(7, int), np.arange(7), start, capacity=5)
-        >>> exchange(3)(None, data)  # 1 + 2 means of 2 floats each, 7 labels
-        SetupTraffic(up=52, down=52)
-    """
-
-    def setup_traffic(variables: Variables, data: ClientData) -> SetupTraffic:
-        del variables
+    def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
+        """Counts the traffic of the means."""
         sizes = np.diff(np.asarray(data.start)).tolist()
         width = math.prod(data.x.shape[1:])
-        up = 4 * sum(width * math.ceil(n / mix_samples) + n for n in sizes)
+        up = 4 * sum(width * math.ceil(n / self.mix_samples) + n for n in sizes)
         return SetupTraffic(up, (len(sizes) - 1) * up)
 
-    return setup_traffic
 
-
-@part
-@for_classes
-def mixed_objective(objective: Objective, mix_ratio: float) -> Objective:
-    r"""Mixup with a peer's mean, to first order in λ.
+class mixed_objective(ObjectiveWrapper):
+    r"""Mixup with another client's mean, to first order in λ.
 
     .. math:: (1 - \lambda)\,\ell\bigl(f((1-\lambda)x), y\bigr)
               + \lambda\,\ell\bigl(f((1-\lambda)x), \bar y\bigr)
               + \lambda\,\frac{\partial \ell}{\partial x} \cdot \bar x
 
     averaged over the minibatch, with the derivative of :math:`\ell(f(x), y)` at
-    :math:`(1-\lambda)x`. The last term is a derivative in one direction: its gradient costs a
-    forward-mode sweep over one gradient of the objective. Flower's baseline divides the last term
-    by the batch size once more, and multiplies it by 1 - λ.
+    :math:`(1-\lambda)x`. The last term is a directional derivative: its gradient costs a
+    forward-mode pass over one gradient of the objective. Flower's baseline divides the last term
+    by the batch size once more, and multiplies it by 1 - λ. Minibatches need a :class:`Peer`.
+    Inputs become float32, in the units of x: raw pixels are scaled by 1 - λ before the model
+    standardises them.
 
     Args:
         objective: the loss ℓ of a model f; like the cross-entropy, linear in the label's
           distribution.
-        mix_ratio: λ; 0 is the objective itself.
-
-    Returns:
-        An objective for minibatches with :class:`Peer`. Inputs become float32, in the units of x:
-        raw pixels are scaled by 1 - λ before the model standardises them.
+        mix_ratio: λ; with 0 it is the objective itself.
 
     Raises:
         ValueError: if mix_ratio is not in [0, 1); in the first step, if the minibatch has no peer.
 
     Source: Yoon et al. 2021 <https://arxiv.org/abs/2107.00233>, eq. 4.
     """
-    if not 0 <= mix_ratio < 1:
-        raise ValueError(f"mix_ratio must be at least 0 and below 1, got {mix_ratio}")
 
-    def mixed(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    mix_ratio: float
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mix_ratio < 1:
+            raise ValueError(f"mix_ratio must be at least 0 and below 1, got {self.mix_ratio}")
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         if batch.peer is None:
             raise ValueError("FedMix's objective needs Batch.peer: add peer_means to transforms")
-        peer, x = batch.peer, (1 - mix_ratio) * batch.x.astype(jnp.float32)
+        mix_ratio, peer = self.mix_ratio, batch.peer
+        x = (1 - mix_ratio) * batch.x.astype(jnp.float32)
 
         def risk(params: PyTree, x: Array, y: Array) -> tuple[Array, PyTree]:
-            return objective(params, state, batch._replace(x=x, y=y, peer=None), context)
+            return self.objective(params, state, batch._replace(x=x, y=y, peer=None), context)
 
         own, new_state = risk(params, x, batch.y)
         # One label for all samples at a time: the model, which sees no label, runs once.
@@ -167,13 +154,11 @@ def mixed_objective(objective: Objective, mix_ratio: float) -> Objective:
         others = masked_mean(theirs, peer.mask)
         return (1 - mix_ratio) * own + mix_ratio * others + mix_ratio * slope, new_state
 
-    return mixed
-
 
 def _slope(
     risk: Callable[[PyTree, Array], Array], params: PyTree, x: Array, direction: Array
 ) -> Array:
-    r"""The sum over samples of :math:`\partial\,\mathrm{risk} / \partial x_i \cdot \bar x`.
+    r"""Returns the sum over samples of :math:`\partial\,\mathrm{risk} / \partial x_i \cdot \bar x`.
 
     Its gradient is forward-mode over reverse-mode. Reverse over reverse would transpose the
     convolutions' gradients, for which XLA has no fast kernel on CPU (16 ms instead of 4.2 for a

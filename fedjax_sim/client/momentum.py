@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,12 +13,12 @@ from fedjax_sim.base import (
     Array,
     Context,
     Correction,
-    CorrectionSurvey,
+    Done,
     Gathered,
+    Need,
     PyTree,
     Variables,
     concrete,
-    part,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
@@ -25,21 +26,18 @@ from fedjax_sim.engine.needs import FRESH, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
 from fedjax_sim.engine.reach import accumulated
 
 
-@part
-def global_momentum(beta: float) -> Correction:
-    r"""MimeLite's momentum of the server, which every local step follows and none moves.
+class global_momentum(Correction):
+    r"""MimeLite's server momentum, which is constant during local training.
 
     .. math:: \beta m + (1 - \beta) \nabla F_b(w), \qquad
               m \leftarrow \beta m + (1 - \beta) \sum_k p_k \nabla F_k(w_{recv})
 
-    m starts at 0; p_k are the shares of the weights by which the updates are averaged.
+    m starts at 0; p_k are the shares of the weights by which the updates are averaged. Clients send
+    their whole gradients, each of which costs a pass over the client's samples; m travels with the
+    model.
 
     Args:
         beta: β, in [0, 1); 0 leaves the gradient as it is, bit for bit.
-
-    Returns:
-        A correction with m on the server. Clients send their whole gradients, which cost a pass
-        over their samples each; m travels with the model.
 
     Raises:
         ValueError: if beta is out of range.
@@ -47,28 +45,40 @@ def global_momentum(beta: float) -> Correction:
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (MimeLite with
     momentum).
     """
-    _check_beta(beta)
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        _check_beta(self.beta)
+
+    def shared_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        return _mix(self.beta, common, gradient)
+
+    def finish(
+        self, params: PyTree, context: Context, own: PyTree, common: PyTree, done: Done
+    ) -> tuple[PyTree, PyTree]:
+        return (), done.gradient()
 
     def reduce(
-        momentum: PyTree, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
+        self,
+        momentum: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
     ) -> PyTree:
-        del clients
         anyone = jnp.any(weights > 0)
         mean = aggregator(messages, jnp.where(anyone, weights, 1))
-        after = _mixed(beta, momentum, mean)
-        return tree.select(anyone, after, momentum)
-
-    return Correction(
-        client_state=lambda params: (),
-        shared_state=lambda params: jax.tree.map(jnp.zeros_like, params),
-        direction=lambda gradient, params, context, own, common: _mixed(beta, common, gradient),
-        finish=lambda params, context, own, common, done: ((), done.gradient()),
-        reduce=reduce,
-    )
+        return tree.select(anyone, _mix(self.beta, momentum, mean), momentum)
 
 
-class Told(NamedTuple):
-    """What the clients of :func:`mime` train with.
+class MimeState(NamedTuple):
+    """The state that the clients of :class:`mime` train with.
 
     Attributes:
         momentum: m.
@@ -79,66 +89,70 @@ class Told(NamedTuple):
     gradient: PyTree
 
 
-@part
-def mime(beta: float) -> Correction:
-    r"""Mime's momentum of the server, and gradients of which the cohort's mean is the anchor.
+class mime(Correction):
+    r"""Mime's server momentum, on gradients whose variance the cohort's mean gradient reduces.
 
     .. math:: \beta m + (1 - \beta) \bigl(\nabla F_b(w) - \nabla F_b(w_{recv}) + c\bigr), \qquad
               c = \sum_k p_k \nabla F_k(w_{recv}), \qquad m \leftarrow \beta m + (1 - \beta) c
 
     m starts at 0; p_k are the shares of the weights by which the updates are averaged. c needs an
-    exchange before the training: the clients of the round send their whole gradients, and all are
-    sent the mean. A robust aggregator guards it too.
+    exchange before training: the clients of the round send their whole gradients, each of which
+    costs a pass over the client's samples, and all receive the mean. A robust aggregator guards it
+    too. m and c travel with the model. A step costs two gradients.
 
     Args:
         beta: β, in [0, 1); 0 leaves variance-reduced SGD (SVRG, with the cohort as its sum).
 
-    Returns:
-        A correction with m on the server. Clients send their whole gradients, which cost a pass
-        over their samples each; m and c travel with the model. A step costs two gradients.
-
     Raises:
-        ValueError: if beta is out of range. In training, if the clients were not asked: outside of
-            a round.
+        ValueError: if beta is out of range. In training, if there was no exchange: outside a round.
 
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (Mime with
     momentum).
 
     Example:
-        >>> told = Told(jnp.array([1.0]), jnp.array([5.0]))
-        >>> mime(0.5).direction(jnp.array([-1.0]), jnp.zeros(1), None, (), told).tolist()
+        >>> state = MimeState(jnp.array([1.0]), jnp.array([5.0]))
+        >>> mime(0.5).direction(jnp.array([-1.0]), jnp.zeros(1), None, (), state).tolist()
         [2.5]
     """
-    _check_beta(beta)
+
+    beta: float
+
+    anchored = True
+    needs = (ONE_MODEL, NO_FLIGHT, FROM_RECEIVED)
+
+    def __post_init__(self) -> None:
+        _check_beta(self.beta)
+
+    def shared_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def ask(self, gradient: Callable[[], PyTree], context: Context) -> PyTree:
+        return gradient()
+
+    def tell(self, momentum: PyTree, gradient: PyTree) -> MimeState:
+        return MimeState(momentum, gradient)
 
     def direction(
-        gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
     ) -> PyTree:
-        if not isinstance(common, Told):
+        if not isinstance(common, MimeState):
             raise ValueError("mime needs a cohort whose gradients are asked for: it is for rounds")
-        return _mixed(beta, common.momentum, tree.sum_of(gradient, common.gradient))
+        return _mix(self.beta, common.momentum, tree.sum_of(gradient, common.gradient))
 
     def reduce(
-        told: Told, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
+        self,
+        state: MimeState,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
     ) -> PyTree:
-        after = _mixed(beta, told.momentum, told.gradient)
-        return tree.select(jnp.any(weights > 0), after, told.momentum)
-
-    return Correction(
-        client_state=lambda params: (),
-        shared_state=lambda params: jax.tree.map(jnp.zeros_like, params),
-        direction=direction,
-        finish=lambda params, context, own, common, done: ((), ()),
-        reduce=reduce,
-        survey=CorrectionSurvey(ask=lambda gradient, context: gradient(), tell=Told),
-        anchored=True,
-        needs=(ONE_MODEL, NO_FLIGHT, FROM_RECEIVED),
-    )
+        after = _mix(self.beta, state.momentum, state.gradient)
+        return tree.select(jnp.any(weights > 0), after, state.momentum)
 
 
-@part
-def client_momentum(alpha: float, lr: float, momentum: float = 0.0) -> Correction:
-    r"""FedCM's momentum: every local step goes a part of the way of the cohort before.
+class client_momentum(Correction):
+    r"""FedCM's momentum: every local step is mixed with the previous round's mean update.
 
     .. math:: \alpha \nabla F_b(w) + (1 - \alpha) \Delta_t, \qquad
               \Delta_{t+1} = -\frac{1}{\eta K} \sum_k p_k (w_k - w_t), \qquad
@@ -146,50 +160,54 @@ def client_momentum(alpha: float, lr: float, momentum: float = 0.0) -> Correctio
 
     Δ starts at 0; p_k are the shares of the weights by which the updates are averaged. If the
     clients' SGD has momentum, the total weight of a client's gradients
-    (:func:`fedjax_sim.preaggregation.normalise`) takes the place of T_k, so that Δ has the length
-    of a gradient. The server knows Δ from the updates: clients send nothing besides. A
-    ``rate_by_round`` shortens Δ with the steps.
+    (:func:`fedjax_sim.preaggregation.normalise`) replaces T_k, so that Δ has the length of a
+    gradient. The server computes Δ, which is as large as the parameters, from the updates, and
+    sends it with the model; clients send nothing besides. A ``rate_by_round`` shortens Δ with the
+    steps.
 
     Args:
         alpha: α, in (0, 1]; 1 leaves the gradient as it is, bit for bit.
         lr: η of the clients' SGD.
-        momentum: of the clients' SGD.
-
-    Returns:
-        A correction with Δ on the server, as large as the parameters; it travels with the model.
+        momentum: momentum of the clients' SGD.
 
     Raises:
         ValueError: if a setting is out of range.
 
     Source: Xu et al. 2021 <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """
-    if concrete(alpha) and not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    if concrete(lr) and not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
 
-    def follow(common: PyTree, step: Variables, gathered: Gathered) -> PyTree:
+    alpha: float
+    lr: float
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if concrete(self.alpha) and not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha must be in (0, 1], got {self.alpha}")
+        if concrete(self.lr) and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum), FRESH)
+
+    def shared_state(self, params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
+    ) -> PyTree:
+        return _mix(1 - self.alpha, common, gradient)
+
+    def follow(self, common: PyTree, step: Variables, gathered: Gathered) -> PyTree:
         weights = gathered.weights
-        counts = accumulated(gathered.cohort.info.steps, momentum)
+        counts = accumulated(gathered.cohort.info.steps, self.momentum)
         share = weights / tree.row_sum(weights)
         steps = tree.row_sum(jnp.where(weights > 0, share * counts, 0))
-        # If every last minibatch was dropped, nobody took a step.
-        length = jnp.where(steps > 0, lr * steps, 1)
+        # If every last minibatch was dropped, no client took a step.
+        length = jnp.where(steps > 0, self.lr * steps, 1)
         return tree.select(steps > 0, tree.scale(-1 / length, step.params), common)
-
-    return Correction(
-        client_state=lambda params: (),
-        shared_state=lambda params: jax.tree.map(jnp.zeros_like, params),
-        direction=lambda gradient, params, context, own, common: _mixed(
-            1 - alpha, common, gradient
-        ),
-        finish=lambda params, context, own, common, done: ((), ()),
-        reduce=lambda common, messages, weights, clients, aggregator: common,
-        follow=follow,
-        needs=(ONE_MODEL, NO_FLIGHT, sgd_of("lr", lr, momentum), FRESH),
-    )
 
 
 def _check_beta(beta: float) -> None:
@@ -197,8 +215,8 @@ def _check_beta(beta: float) -> None:
         raise ValueError(f"beta must be in [0, 1), got {beta}")
 
 
-def _mixed(beta: float, momentum: PyTree, gradient: PyTree) -> PyTree:
-    """``β m + (1 - β) g``."""
+def _mix(beta: float, momentum: PyTree, gradient: PyTree) -> PyTree:
+    """Returns ``β m + (1 - β) g``."""
     return jax.tree.map(
         lambda m, g: jnp.asarray(beta, g.dtype) * m + jnp.asarray(1 - beta, g.dtype) * g,
         momentum,

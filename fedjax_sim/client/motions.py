@@ -1,4 +1,4 @@
-"""Motions of images, which are composed before a single interpolation moves the pixels."""
+"""Motions of images, which are composed before a single interpolation of the pixels."""
 
 from __future__ import annotations
 
@@ -8,72 +8,70 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array
+from fedjax_sim.base import Array, Part
 
 Change = Callable[[Array, Array], Array]
 """``(key, images f32[B, H, W, C] in 0..1) -> f32[B, H, W, C]``, each image independently."""
 
 Motion = Callable[[Array, Array], Array]
-"""``(key, f32[B, 3, 3]) -> f32[B, 3, 3]``: one more motion for each image, independently.
+"""``(key, f32[B, 3, 3]) -> f32[B, 3, 3]``: adds a motion to each image, independently.
 
-The matrix takes a point (u, v, 1) of the moved image to where it came from. The origin is the
-middle of the image, u points to the right, v down, and the longer side runs from -1 to 1.
+The matrix maps a point (u, v, 1) of the moved image to its place in the original. The origin is
+the middle of the image, u points to the right, v down, and the longer side runs from -1 to 1.
 """
 
 
 def flip(key: Array, matrices: Array) -> Array:
     """Mirrors each image, left to right: a motion."""
-    del key
     return matrices * jnp.array([[[-1, 1, 1]]], matrices.dtype)
 
 
-def rotation(degrees: float) -> Motion:
-    """Rotates each image about its middle, by an angle uniform in -degrees to degrees.
+class rotation(Part):
+    """A rotation of each image about its middle, by an angle uniform in -degrees to degrees.
 
     Args:
         degrees: the largest angle.
 
-    Returns:
-        A motion.
-
     Raises:
-        ValueError: if it is negative or not finite.
+        ValueError: if degrees is negative or not finite.
     """
-    if not 0 <= degrees < math.inf:
-        raise ValueError(f"degrees must be at least 0 and finite, got {degrees}")
 
-    def rotate(key: Array, matrices: Array) -> Array:
-        most = jnp.deg2rad(jnp.float32(degrees))
+    degrees: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.degrees < math.inf:
+            raise ValueError(f"degrees must be at least 0 and finite, got {self.degrees}")
+
+    def __call__(self, key: Array, matrices: Array) -> Array:
+        most = jnp.deg2rad(jnp.float32(self.degrees))
         angle = jax.random.uniform(key, matrices.shape[:1], jnp.float32, -most, most)
         zero, one = jnp.zeros_like(angle), jnp.ones_like(angle)
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         return _then(matrices, [[cos, -sin, zero], [sin, cos, zero], [zero, zero, one]])
 
-    return rotate
 
-
-def perspective(tilt: float) -> Motion:
-    """Tilts each image about both axes, :math:`(u, v) / (1 + g u + h v)`.
+class perspective(Part):
+    """A tilt of each image about both axes, :math:`(u, v) / (1 + g u + h v)`.
 
     Args:
         tilt: g and h are uniform in -tilt to tilt; must be below 0.5, or the denominator can be 0
           in a corner.
 
-    Returns:
-        A motion.
-
     Raises:
-        ValueError: if it is not so.
+        ValueError: if tilt is negative or not below 0.5.
     """
-    if not 0 <= tilt < 0.5:
-        raise ValueError(f"tilt must be in [0, 0.5), got {tilt}")
 
-    def tilted(key: Array, matrices: Array) -> Array:
-        g, h = jax.random.uniform(key, (2, len(matrices)), jnp.float32, -tilt, tilt)
+    tilt: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tilt < 0.5:
+            raise ValueError(f"tilt must be in [0, 0.5), got {self.tilt}")
+
+    def __call__(self, key: Array, matrices: Array) -> Array:
+        shape = (2, len(matrices))
+        g, h = jax.random.uniform(key, shape, jnp.float32, -self.tilt, self.tilt)
         zero, one = jnp.zeros_like(g), jnp.ones_like(g)
         return _then(matrices, [[one, zero, zero], [zero, one, zero], [g, h, one]])
-
-    return tilted
 
 
 def _then(matrices: Array, rows: Sequence[Sequence[Array]]) -> Array:
@@ -81,30 +79,29 @@ def _then(matrices: Array, rows: Sequence[Sequence[Array]]) -> Array:
     return jnp.matmul(matrices, motion, precision="highest")
 
 
-def warped(*motions: Motion) -> Change:
-    """Moves each image by all motions in order, with a single bilinear interpolation.
+class warped(Part):
+    """All motions of each image in order, with a single bilinear interpolation.
 
-    What comes from outside the image is 0.
+    Pixels from outside the image are 0.
 
     Args:
         motions: in order.
-
-    Returns:
-        A change.
     """
 
-    def warp(key: Array, images: Array) -> Array:
-        size = len(images)
-        matrices = jnp.broadcast_to(jnp.eye(3, dtype=jnp.float32), (size, 3, 3))
-        for i, motion in enumerate(motions):
+    motions: tuple[Motion, ...]
+
+    def __init__(self, *motions: Motion) -> None:
+        object.__setattr__(self, "motions", motions)
+
+    def __call__(self, key: Array, images: Array) -> Array:
+        matrices = jnp.broadcast_to(jnp.eye(3, dtype=jnp.float32), (len(images), 3, 3))
+        for i, motion in enumerate(self.motions):
             matrices = motion(jax.random.fold_in(key, i), matrices)
         return resampled(images, matrices)
 
-    return warp
-
 
 def resampled(images: Array, matrices: Array) -> Array:
-    """Each image at the points that its matrix gives (see :data:`Motion`), interpolated bilinearly.
+    """Interpolates each image bilinearly at the points of its matrix (see :data:`Motion`).
 
     Args:
         images: ``f32[B, H, W, C]``.

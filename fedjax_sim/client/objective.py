@@ -1,8 +1,9 @@
-"""What a client minimises."""
+"""Objectives of local training, and objectives made of others."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +16,24 @@ from fedjax_sim.base import (
     LossFn,
     Model,
     Objective,
+    Part,
     PyTree,
     Variables,
     concrete,
-    part,
+    shown,
 )
 from fedjax_sim.client.losses import cross_entropy, masked_mean
 
 
 class Adjust(Protocol):
-    """Changes the logits in training, by what the client knows."""
+    """Adjusts the logits in training, by what the client knows."""
 
     def __call__(self, logits: Array, context: Context, /) -> Array:
         """``f32[B, M]`` -> ``f32[B, M]``."""
 
 
 class Term(Protocol):
-    """A term of an objective beside the loss."""
+    """A term that is added to the loss."""
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context, /
@@ -39,31 +41,24 @@ class Term(Protocol):
         """``f32[]``; ``features [B, D]`` are the inputs of the model's head, if it has one."""
 
 
-@part
-def empirical_risk(
-    model: Model,
-    loss: LossFn = cross_entropy,
-    l2: float = 0.0,
-    *,
-    adjust: Adjust | None = None,
-    term: Term | None = None,
-) -> Objective:
-    r"""Mean loss over the real samples of a minibatch, and L2 regularisation.
+class empirical_risk(Part):
+    r"""The mean loss over the real samples of a minibatch, with L2 regularisation.
 
     .. math:: \frac1{|b|}\sum_{i\in b}\ell_i(w) + \frac{\lambda}{2} \lVert w \rVert^2
 
     The norm is over matrices and kernels; biases, the scales of norms and all other vectors and
-    scalars are left out, as in the code of RADFed's authors.
+    scalars are left out, as in the code of RADFed's authors. The reported training loss includes
+    all terms.
+
+    ``objective.replace(term=...)`` is the same objective with another term; objectives that wrap
+    another one pass it on.
 
     Args:
         model: see :class:`fedjax_sim.base.Model`.
         loss: the loss of each sample.
-        l2: λ; the training loss that is reported includes its term.
-        adjust: changes the logits before the loss, see :mod:`fedjax_sim.terms`; None: nothing.
-        term: what is added, see there; the training loss that is reported includes it. None: none.
-
-    Returns:
-        An objective for :func:`fedjax_sim.local_sgd`.
+        l2: λ.
+        adjust: adjusts the logits before the loss, see :mod:`fedjax_sim.terms`; None: unchanged.
+        term: is added to the loss, see there; None: no term.
 
     Raises:
         ValueError: if l2 is negative.
@@ -83,28 +78,69 @@ def empirical_risk(
         >>> round(float(value[1] - value[0]), 6)  # 0.1 / 2 · 4
         0.2
     """
-    if concrete(l2) and not l2 >= 0:
-        raise ValueError(f"l2 must be at least 0, got {l2}")
 
-    def objective(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    model: Model
+    loss: LossFn = cross_entropy
+    l2: float = 0.0
+    _: dataclasses.KW_ONLY
+    adjust: Adjust | None = None
+    term: Term | None = None
+
+    def __post_init__(self) -> None:
+        if concrete(self.l2) and not self.l2 >= 0:
+            raise ValueError(f"l2 must be at least 0, got {self.l2}")
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         x, y, mask, *_ = batch
         variables, features = Variables(params, state), None
         options: dict[str, Any] = {"train": True, "mask": mask, "key": context.key}
-        if term is None or model.features is None:
-            logits, state = model.apply(variables, x, **options)
+        if self.term is None or self.model.features is None:
+            logits, state = self.model.apply(variables, x, **options)
         else:
-            (logits, features), state = model.features(variables, x, **options)
-        given = logits if adjust is None else adjust(logits, context)
-        risk = masked_mean(loss(given, y), mask)
-        if term is not None:
-            risk = risk + term(logits, features, batch, context)
-        if concrete(l2) and not l2:
+            (logits, features), state = self.model.features(variables, x, **options)
+        adjusted = logits if self.adjust is None else self.adjust(logits, context)
+        risk = masked_mean(self.loss(adjusted, y), mask)
+        if self.term is not None:
+            risk = risk + self.term(logits, features, batch, context)
+        if concrete(self.l2) and not self.l2:
             return risk, state
-        return risk + 0.5 * l2 * _squared_norm(params, risk.dtype), state
+        return risk + 0.5 * self.l2 * _squared_norm(params, risk.dtype), state
 
-    return objective
+
+class ObjectiveWrapper(Part):
+    """An objective made of another one, to which ``replace`` passes the settings that it lacks."""
+
+    objective: Objective
+
+    def replace(self, **settings: Any) -> Self:
+        """Returns the objective with some of its settings, or of the wrapped one's, replaced."""
+        return _replaced(self, settings)
+
+
+def remade(objective: Objective, **changes: Any) -> Objective:
+    """Returns an objective with other settings, such as ``term``; wrappers pass them on.
+
+    Raises:
+        ValueError: if the objective has no such setting, as a plain function has none.
+    """
+    return _replaced(objective, changes)
+
+
+def _replaced(objective: Any, changes: dict[str, Any]) -> Any:
+    own = isinstance(objective, Part)
+    names = {field.name for field in dataclasses.fields(objective)} if own else set()
+    passed = {name: value for name, value in changes.items() if name not in names}
+    changes = {name: value for name, value in changes.items() if name in names}
+    if passed and not isinstance(objective, ObjectiveWrapper):
+        raise ValueError(
+            f"objective must be an empirical_risk, or wrap one, to have another {min(passed)}, got "
+            f"{shown(objective)}"
+        )
+    if passed:
+        changes["objective"] = _replaced(changes.get("objective", objective.objective), passed)
+    return dataclasses.replace(objective, **changes)
 
 
 def _squared_norm(params: PyTree, dtype: DTypeLike) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,18 +14,19 @@ from fedjax_sim.base import (
     Context,
     Memory,
     Model,
+    Part,
     Shared,
     Variables,
     concrete,
-    for_classes,
-    part,
 )
 from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.client.objective import Term
 from fedjax_sim.engine.batches import of_class, sweep
 
-AT_ONCE = 64  # samples of a client whose outputs are computed together
-NEVER = -2  # the round of a visit that was not: none has it as the round before
+AT_ONCE = 64
+"""The number of a client's samples whose outputs are computed together."""
+
+NEVER = -2
+"""The round of a client's last visit before its first one; no round follows it."""
 
 
 class Outputs(NamedTuple):
@@ -34,7 +34,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         mean: ``f32[M, M]``; row j is the mean over the clients that have class j.
-        clients: ``int32[M]``, how many they are.
+        clients: ``int32[M]``, the number of these clients.
     """
 
     mean: Array
@@ -42,36 +42,32 @@ class Outputs(NamedTuple):
 
 
 class OwnOutputs(NamedTuple):
-    """What a client told when it was last there.
+    """The outputs that a client sent at its last visit.
 
     Attributes:
-        mean: ``f32[M, M]``; a row of 0 for a class that it lacks.
-        round: ``int32[]``, when.
+        mean: ``f32[M, M]``; rows of classes that the client lacks are 0.
+        round: ``int32[]``, the round of that visit.
     """
 
     mean: Array
     round: Array
 
 
-@part
-@for_classes
-def class_outputs(model: Model, classes: int) -> Shared:
+class class_outputs(Shared):
     r"""The mean output of every class, over the clients of the last cohort that have it.
 
     .. math:: q_{k,j} = \frac{1}{n_{k,j}} \sum_{i : y_i = j} \sigma(f(w_k, x_i)), \qquad
               \bar q_j = \frac{1}{|U_j|} \sum_{k \in U_j} q_{k,j}, \quad
               U_j = \{k \in U : n_{k,j} > 0\}
 
-    with the logits f and the softmax σ, by the model that client k has just trained, without
-    dropout. (The paper's are means of what the epoch computed while the model still moved.) The
-    composition's aggregator takes the mean of each class: a robust one guards it.
+    f are the logits, without dropout, of the model that client k has just trained, and σ is the
+    softmax. (The paper averages over an epoch, during which the model still changes.) The
+    composition's aggregator averages each class: a robust one guards it. The state is
+    :class:`Outputs`: 4 M (M + 1) bytes down, 4 M² up.
 
     Args:
         model: the model that trains.
         classes: M.
-
-    Returns:
-        What is shared, :class:`Outputs`: 4 M (M + 1) bytes down, 4 M² up.
 
     Raises:
         ValueError: if classes is not positive.
@@ -83,16 +79,25 @@ def class_outputs(model: Model, classes: int) -> Shared:
         >>> class_outputs(models.mlp((4,), 3), 3).init(None).mean.shape
         (3, 3)
     """
-    mean_outputs = _mean_outputs(model, classes)
 
-    def none(variables: Variables) -> Outputs:
-        del variables
-        return Outputs(jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.int32))
+    model: Model
+    classes: int
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        _check_classes(self.classes)
+
+    def init(self, variables: Variables) -> Outputs:
+        mean = jnp.zeros((self.classes, self.classes), jnp.float32)
+        return Outputs(mean, jnp.zeros(self.classes, jnp.int32))
+
+    def send(self, trained: Variables, context: Context) -> Array:
+        return _mean_outputs(self.model, self.classes, trained, context)
 
     def reduce(
-        last: Outputs, sent: Array, weights: Array, clients: int, aggregator: Aggregator
+        self, last: Outputs, sent: Array, weights: Array, clients: int, aggregator: Aggregator
     ) -> Outputs:
-        del last, clients
         has = (weights[:, None] > 0) & (jnp.sum(sent, axis=-1) > 0)  # [P, M]
         anyone = jnp.any(has, axis=0)
         counted = jnp.where(anyone, has, True).astype(jnp.float32)
@@ -100,50 +105,47 @@ def class_outputs(model: Model, classes: int) -> Shared:
         count = jnp.sum(has, axis=0, dtype=jnp.int32)
         return Outputs(jnp.where(anyone[:, None], mean, 0), count)
 
-    return Shared(none, mean_outputs, reduce)
 
+class own_outputs(Memory):
+    """The outputs that the client sent itself, to be subtracted from the cohort's mean.
 
-@part
-@for_classes
-def own_outputs(model: Model, classes: int) -> Memory:
-    """What the client itself told of its outputs, to be left out of the others' mean.
+    Each client keeps :class:`OwnOutputs`, 4 M² + 4 bytes.
 
     Args:
         model: the model that trains.
         classes: M.
 
-    Returns:
-        A memory, :class:`OwnOutputs`: 4 M² + 4 bytes for every client.
+    Raises:
+        ValueError: if classes is not positive.
     """
-    mean_outputs = _mean_outputs(model, classes)
 
-    def init(variables: Variables) -> OwnOutputs:
-        del variables
-        return OwnOutputs(jnp.zeros((classes, classes), jnp.float32), jnp.int32(NEVER))
+    model: Model
+    classes: int
 
-    def keep(trained: Variables, context: Context) -> OwnOutputs:
-        now = context.client.round
-        return OwnOutputs(mean_outputs(trained, context), jnp.int32(NEVER) if now is None else now)
+    for_classes = True
 
-    return Memory(init, keep)
+    def __post_init__(self) -> None:
+        _check_classes(self.classes)
+
+    def init(self, variables: Variables) -> OwnOutputs:
+        return OwnOutputs(jnp.zeros((self.classes, self.classes), jnp.float32), jnp.int32(NEVER))
+
+    def keep(self, trained: Variables, context: Context) -> OwnOutputs:
+        now, mean = context.client.round, _mean_outputs(self.model, self.classes, trained, context)
+        return OwnOutputs(mean, jnp.int32(NEVER) if now is None else now)
 
 
-@part
-@for_classes
-def near_outputs(gamma: float = 1.0) -> Term:
-    r"""FD's term: a sample's output near the others' mean output of its class.
+class near_outputs(Part):
+    r"""FD's term: a sample's output stays near the other clients' mean output of its class.
 
     .. math:: -\frac{\gamma}{|b|} \sum_{i \in b} \sum_c \hat q_{k,y_i}(c) \log \sigma(f(w, x_i))_c,
               \qquad \hat q_{k,j} = \frac{1}{|U_j \setminus k|} \sum_{l \in U_j \setminus k} q_{l,j}
 
-    A class that none of the others has shown in the last round adds nothing. Needs
+    A class that no other client had in the last round adds nothing. Needs
     ``shared=class_outputs(...)`` and ``memory=own_outputs(...)``.
 
     Args:
         gamma: γ; 0 changes nothing.
-
-    Returns:
-        A term of the objective.
 
     Raises:
         ValueError: if gamma is negative; in the first step, if the clients share no outputs or do
@@ -153,51 +155,56 @@ def near_outputs(gamma: float = 1.0) -> Term:
 
     Example:
         >>> from types import SimpleNamespace
-        >>> told = Outputs(jnp.array([[0.5, 0.5], [0.2, 0.8]]), jnp.array([0, 2]))
+        >>> cohort = Outputs(jnp.array([[0.5, 0.5], [0.2, 0.8]]), jnp.array([0, 2]))
         >>> own = OwnOutputs(jnp.array([[0.0, 0], [0.4, 0.6]]), jnp.int32(6))
         >>> client = SimpleNamespace(round=jnp.int32(7))
-        >>> context = Context(None, client, None, own, told)  # the other's is (0, 1)
+        >>> context = Context(None, client, None, own, cohort)  # the other client's is (0, 1)
         >>> batch = Batch(jnp.zeros((1, 2)), jnp.array([1]), jnp.array([True]))
         >>> logits = jnp.log(jnp.array([[0.75, 0.25]]))
         >>> round(float(jnp.exp(-near_outputs()(logits, None, batch, context))), 4)
         0.25
     """
-    if concrete(gamma) and not gamma >= 0:
-        raise ValueError(f"gamma must be at least 0, got {gamma}")
 
-    def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
-        del seen
-        told, own, now = context.shared, context.memory, context.client.round
-        if not (isinstance(told, Outputs) and isinstance(own, OwnOutputs)) or now is None:
+    gamma: float = 1.0
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if concrete(self.gamma) and not self.gamma >= 0:
+            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+
+    def __call__(
+        self, logits: Array, features: Array | None, batch: Batch, context: Context
+    ) -> Array:
+        cohort, own, now = context.shared, context.memory, context.client.round
+        if not (isinstance(cohort, Outputs) and isinstance(own, OwnOutputs)) or now is None:
             raise ValueError(
                 "near_outputs needs shared=class_outputs(...) and memory=own_outputs(...) in "
                 "local_sgd"
             )
         mine = (own.round == now - 1) & (jnp.sum(own.mean, axis=-1) > 0)  # [M]
-        others = told.clients - mine.astype(jnp.int32)
-        count = told.clients.astype(told.mean.dtype)[:, None]
-        total = told.mean * count - jnp.where(mine[:, None], own.mean, 0)
+        others = cohort.clients - mine.astype(jnp.int32)
+        count = cohort.clients.astype(cohort.mean.dtype)[:, None]
+        total = cohort.mean * count - jnp.where(mine[:, None], own.mean, 0)
         teacher = total / jnp.maximum(others, 1).astype(total.dtype)[:, None]
         gap = -jnp.sum(teacher[batch.y] * jax.nn.log_softmax(logits), axis=-1)
-        return gamma * masked_mean(jnp.where(others[batch.y] > 0, gap, 0), batch.mask)
-
-    return term
+        return self.gamma * masked_mean(jnp.where(others[batch.y] > 0, gap, 0), batch.mask)
 
 
-def _mean_outputs(model: Model, classes: int) -> Callable[[Variables, Context], Array]:
-    """A client's mean outputs by class, ``f32[M, M]``; a row of 0 for a class that it lacks."""
+def _check_classes(classes: int) -> None:
     if classes < 1:
         raise ValueError(f"classes must be at least 1, got {classes}")
 
-    def mean_outputs(trained: Variables, context: Context) -> Array:
-        def add(sums: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
-            logits, _ = model.apply(trained, batch.x, train=False, mask=batch.mask)
-            mine = of_class(batch, classes).astype(jnp.float32)
-            outputs = jax.nn.softmax(logits.astype(jnp.float32))
-            return sums[0] + mine.T @ outputs, sums[1] + jnp.sum(mine, axis=0)
 
-        none = jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.float32)
-        total, count = sweep(context.client, AT_ONCE, add, none)
-        return total / jnp.maximum(count, 1)[:, None]
+def _mean_outputs(model: Model, classes: int, trained: Variables, context: Context) -> Array:
+    """Returns a client's mean outputs, ``f32[M, M]``; rows of classes that it lacks are 0."""
 
-    return mean_outputs
+    def add(sums: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
+        logits, _ = model.apply(trained, batch.x, train=False, mask=batch.mask)
+        mine = of_class(batch, classes).astype(jnp.float32)
+        outputs = jax.nn.softmax(logits.astype(jnp.float32))
+        return sums[0] + mine.T @ outputs, sums[1] + jnp.sum(mine, axis=0)
+
+    none = jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.float32)
+    total, count = sweep(context.client, AT_ONCE, add, none)
+    return total / jnp.maximum(count, 1)[:, None]

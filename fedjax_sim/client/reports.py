@@ -1,10 +1,10 @@
-"""What a client reports besides its model: its importance, its loss at the start."""
+"""Scores of a client, and local updates that report a number besides the model."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,14 @@ from fedjax_sim.base import (
     Batch,
     ClientView,
     Context,
-    LocalUpdate,
     Model,
     Objective,
-    PyTree,
+    Part,
+    Train,
     Trained,
     Variables,
+    Wrapper,
     and_then,
-    for_classes,
-    part,
-    wrap,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
@@ -31,30 +29,26 @@ from fedjax_sim.engine.streams import Client, stream
 
 Kind = Literal["minibatch", "sample"]
 Score = Callable[[Variables, ClientView], Array]
-"""``(variables, client) -> f32[]``, q_k of one client at a model."""
+"""``(variables, client) -> f32[]``, a number of one client at a model."""
 
 
-@part
-def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "minibatch") -> Score:
+class squared_gradient(Part):
     r"""The mean squared norm of a client's gradients, over its minibatches or over its samples.
 
     .. math:: q_k(w) = \frac{1}{\lceil n_k/B \rceil} \sum_b \lVert \nabla F_b(w) \rVert^2
               \qquad\text{or}\qquad
               q_k(w) = \frac{1}{n_k} \sum_i \lVert \nabla \ell_i(w) \rVert^2
 
-    Minibatches are taken in the stored order; a short last one counts as much as the others, as in
-    the authors' code. Samples are as they are stored, without the local update's transforms; the
-    model is in training mode.
+    Minibatches are taken in the stored order; a last, smaller one counts as much as the others, as
+    in the authors' code. Samples are used as they are stored, without the local update's
+    transforms; the model is in training mode. The score of a client without samples is 0.
 
     Args:
-        objective: the loss of a minibatch; if it has a regularisation, that belongs to ℓ.
+        objective: the loss of a minibatch; its regularisation, if any, belongs to ℓ.
         batch_size: B.
         kind: "minibatch", as in the first version of the paper and in the authors' code; "sample",
-          as in the second version's Algorithm 2, which takes B times the memory of a gradient.
-          BatchNorm has no statistics of a single sample: use "minibatch" with it.
-
-    Returns:
-        The score of one client; 0 for a client without samples.
+          as in the second version's Algorithm 2, which needs the memory of B gradients. BatchNorm
+          has no statistics of a single sample: use "minibatch" with it.
 
     Raises:
         ValueError: if batch_size or kind is out of range.
@@ -74,47 +68,47 @@ def squared_gradient(objective: Objective, batch_size: int, kind: Kind = "miniba
         >>> round(float(score(model, client)), 4)  # (1² + 3² + 6²) / 3
         15.3333
     """
-    _check_batch(batch_size)
-    if kind not in ("minibatch", "sample"):
-        raise ValueError(f"kind must be 'minibatch' or 'sample', got {kind!r}")
 
-    def score(variables: Variables, client: ClientView) -> Array:
+    objective: Objective
+    batch_size: int
+    kind: Kind = "minibatch"
+
+    def __post_init__(self) -> None:
+        _check_batch(self.batch_size)
+        if self.kind not in ("minibatch", "sample"):
+            raise ValueError(f"kind must be 'minibatch' or 'sample', got {self.kind!r}")
+
+    def __call__(self, variables: Variables, client: ClientView) -> Array:
         def squared_norm(batch: Batch) -> Array:
             context = Context(variables, client, jax.random.key(0))
-            grads, _ = jax.grad(objective, has_aux=True)(
+            grads, _ = jax.grad(self.objective, has_aux=True)(
                 variables.params, variables.state, batch, context
             )
             return jnp.square(tree.norm(grads)).astype(jnp.float32)
 
         def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
             total, count = carry
-            if kind == "minibatch":
+            if self.kind == "minibatch":
                 return total + squared_norm(batch), count + 1
             norms = jax.vmap(squared_norm)(_alone(batch))
             real = jnp.sum(batch.mask, dtype=jnp.int32)
             return total + jnp.sum(jnp.where(batch.mask, norms, 0)), count + real
 
-        total, count = sweep(client, batch_size, add, (jnp.float32(0), jnp.int32(0)))
+        total, count = sweep(client, self.batch_size, add, (jnp.float32(0), jnp.int32(0)))
         return total / jnp.maximum(count, 1).astype(jnp.float32)
 
-    return score
 
-
-@part
-def mean_loss(objective: Objective, batch_size: int = 128) -> Score:
-    r"""A client's mean loss over its samples: one pass forward.
+class mean_loss(Part):
+    r"""A client's mean loss over its samples, by one forward pass.
 
     .. math:: F_k(w) = \frac{1}{n_k} \sum_i \ell_i(w)
 
     Samples are in their stored order and without the local update's transforms; the model is in
-    training mode: BatchNorm sees minibatches of B.
+    training mode: BatchNorm sees minibatches of B. The score of a client without samples is 0.
 
     Args:
         objective: F.
         batch_size: B.
-
-    Returns:
-        A function of a model and a client, f32[]; 0 for a client without samples.
 
     Raises:
         ValueError: if batch_size is not positive.
@@ -126,165 +120,183 @@ def mean_loss(objective: Objective, batch_size: int = 128) -> Score:
     >>> round(float(mean_loss(squared_error, 2)(Variables(jnp.float32(0), {}), client)), 4)
     15.3333
     """
-    _check_batch(batch_size)
 
-    def score(variables: Variables, client: ClientView) -> Array:
-        return _mean_loss(objective, batch_size, variables, client, jax.random.key(0))
+    objective: Objective
+    batch_size: int = 128
 
-    return score
+    def __post_init__(self) -> None:
+        _check_batch(self.batch_size)
+
+    def __call__(self, variables: Variables, client: ClientView) -> Array:
+        return _mean_loss(self.objective, self.batch_size, variables, client, jax.random.key(0))
 
 
-@part
-@for_classes
-def accuracy(model: Model, batch_size: int = 128) -> Score:
-    """The share of a client's samples whose class is the model's first: one pass forward.
+class accuracy(Part):
+    """A client's accuracy on its samples, by one forward pass.
+
+    The score of a client without samples is 0.
 
     Args:
-        model: its logits are by class, in evaluation mode.
+        model: has one logit per class, and is in evaluation mode.
         batch_size: B.
-
-    Returns:
-        A function of a model and a client, f32[]; 0 for a client without samples.
 
     Raises:
         ValueError: if batch_size is not positive.
     """
-    _check_batch(batch_size)
 
-    def score(variables: Variables, client: ClientView) -> Array:
+    model: Model
+    batch_size: int = 128
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        _check_batch(self.batch_size)
+
+    def __call__(self, variables: Variables, client: ClientView) -> Array:
         def add(right: Array, batch: Batch) -> Array:
-            logits, _ = model.apply(variables, batch.x, train=False)
+            logits, _ = self.model.apply(variables, batch.x, train=False)
             hit = (jnp.argmax(logits, axis=-1).astype(jnp.int32) == batch.y) & batch.mask
             return right + jnp.sum(hit, dtype=jnp.int32)
 
-        right = sweep(client, batch_size, add, jnp.int32(0)).astype(jnp.float32)
+        right = sweep(client, self.batch_size, add, jnp.int32(0)).astype(jnp.float32)
         return right / jnp.maximum(client.size, 1).astype(jnp.float32)
 
-    return score
+
+class Reporting(Wrapper):
+    """A local update that adds the number ``report`` to the client's report.
+
+    Attributes:
+        name: of the number in ``info.extra``.
+    """
+
+    name = ""
+
+    def report(
+        self, variables: Variables, client: ClientView, trained: Trained, key: Array
+    ) -> Array:
+        """Returns ``f32[]``, given the received and the trained model."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def train(self) -> Train:
+        return and_then(self.local.train, self._add)
+
+    def _add(
+        self, trained: Trained, key: Array, variables: Variables, client: ClientView, *states: Any
+    ) -> Trained:
+        extra = trained.info.extra | {self.name: self.report(variables, client, trained, key)}
+        return trained._replace(info=trained.info._replace(extra=extra))
 
 
-@part
-def with_importance(local: LocalUpdate, score: Score) -> LocalUpdate:
-    """Reports the client's score at the weights that it has just trained, as ``importance``.
+class with_importance(Reporting):
+    """A local update that reports the client's score at the trained model as ``importance``.
 
     Args:
         local: the local update.
-        score: e.g. :func:`squared_gradient`; one more pass over the client's samples.
-
-    Returns:
-        The same local update with ``info.extra["importance"]``, ``f32[]``.
+        score: e.g. :class:`squared_gradient`, which costs one more pass over the client's samples.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 2, ClientUpdate line 3.
     """
 
-    def scored(
-        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    score: Score
+
+    name = "importance"
+
+    def report(
+        self, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
-        del local, variables, key
-        return score(trained.variables, client)
-
-    return _reporting(local, "importance", scored)
+        return self.score(trained.variables, client)
 
 
-@part
-def with_initial_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
-    r"""Reports the client's loss at the model it received, as ``initial_loss``.
+class with_initial_loss(Reporting):
+    r"""A local update that reports the client's loss at the received model as ``initial_loss``.
 
     .. math:: F_k(w_{recv}) = \frac{1}{n_k} \sum_i \ell_i(w_{recv})
 
-    This is one forward pass over all its samples, in their stored order, without the local update's
-    transforms. The model is in training mode: BatchNorm and dropout see minibatches of the local
-    update's size. The clients of q-FedAvg and of AFL send this loss along.
+    It costs one forward pass over all its samples, in their stored order, without the local
+    update's transforms. The model is in training mode: BatchNorm and dropout see minibatches of the
+    local update's size. The clients of q-FedAvg and AFL send this loss. It is 0 for a client
+    without samples.
 
     Args:
         local: the local update.
         objective: F.
-
-    Returns:
-        The same local update with ``info.extra["initial_loss"]``, ``f32[]``; 0 for a client without
-        samples.
     """
 
-    def loss(
-        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    objective: Objective
+
+    name = "initial_loss"
+
+    def report(
+        self, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
-        del trained
         dropout = stream(key, Client.INITIAL_LOSS)
-        return _mean_loss(objective, local.batch_size, variables, client, dropout)
-
-    return _reporting(local, "initial_loss", loss)
+        return _mean_loss(self.objective, self.local.batch_size, variables, client, dropout)
 
 
-@part
-def with_final_loss(local: LocalUpdate, objective: Objective) -> LocalUpdate:
-    r"""Reports the client's loss at the model that it has trained, as ``final_loss``.
+class with_final_loss(Reporting):
+    r"""A local update that reports the client's loss at the trained model as ``final_loss``.
 
     .. math:: F_k(w_k) = \frac{1}{n_k} \sum_i \ell_i(w_k)
 
-    It is taken as :func:`with_initial_loss` takes that at the model received.
+    It is computed like the loss of :class:`with_initial_loss`.
 
     Args:
         local: the local update.
         objective: F.
-
-    Returns:
-        The same local update with ``info.extra["final_loss"]``, ``f32[]``; 0 for a client without
-        samples.
     """
 
-    def loss(
-        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    objective: Objective
+
+    name = "final_loss"
+
+    def report(
+        self, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
-        del variables
-        dropout = stream(key, Client.FINAL_LOSS)
-        return _mean_loss(objective, local.batch_size, trained.variables, client, dropout)
-
-    return _reporting(local, "final_loss", loss)
+        size, dropout = self.local.batch_size, stream(key, Client.FINAL_LOSS)
+        return _mean_loss(self.objective, size, trained.variables, client, dropout)
 
 
-@part
-def with_utility(local: LocalUpdate, objective: Objective) -> LocalUpdate:
-    r"""Reports Oort's statistical utility at the model that the client received, as ``utility``.
+class with_utility(Reporting):
+    r"""A local update that reports Oort's statistical utility as ``utility``.
 
     .. math:: n_k \sqrt{\frac{1}{n_k} \sum_i \ell_i(w_{recv})^2}
 
-    This is one pass forward over its samples, one by one, in their stored order, without the local
-    update's transforms. The authors' clients add up the losses of their first epoch instead, as
-    they train.
+    It costs one forward pass of the received model over the client's samples, one by one, in their
+    stored order, without the local update's transforms. The authors' clients add up the losses of
+    their first epoch instead, while they train. It is 0 for a client without samples.
 
     Args:
         local: the local update.
         objective: its loss of a single sample is ℓ.
 
-    Returns:
-        The same local update with ``info.extra["utility"]``, ``f32[]``; 0 for a client without
-        samples.
-
     Source: Lai et al. 2021 <https://arxiv.org/abs/2010.06081>, section 4.2.
     """
 
-    def utility(
-        local: LocalUpdate, variables: Variables, client: ClientView, trained: Trained, key: Array
+    objective: Objective
+
+    name = "utility"
+
+    def report(
+        self, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
-        del trained
         params, state = variables
         context = Context(variables, client, stream(key, Client.INITIAL_LOSS))
 
         def squared(batch: Batch) -> Array:
-            return jnp.square(objective(params, state, batch, context)[0]).astype(jnp.float32)
+            loss = self.objective(params, state, batch, context)[0]
+            return jnp.square(loss).astype(jnp.float32)
 
         def add(total: Array, batch: Batch) -> Array:
             each = jax.vmap(squared)(_alone(batch))
             return total + jnp.sum(jnp.where(batch.mask, each, 0))
 
-        total = sweep(client, local.batch_size, add, jnp.float32(0))
+        total = sweep(client, self.local.batch_size, add, jnp.float32(0))
         return jnp.sqrt(client.size.astype(jnp.float32) * total)
-
-    return _reporting(local, "utility", utility)
 
 
 def _alone(batch: Batch) -> Batch:
-    """Each sample as a minibatch of its own, ``[B, 1, ...]``; padding counts as a sample."""
+    """Returns minibatches of one sample each, ``[B, 1, ...]``; padding counts as a sample."""
     alone: Batch = jax.tree.map(lambda a: a[:, None], batch._replace(mask=batch.mask | True))
     return alone
 
@@ -297,7 +309,7 @@ def _check_batch(batch_size: int) -> None:
 def _mean_loss(
     objective: Objective, batch_size: int, variables: Variables, client: ClientView, key: Array
 ) -> Array:
-    """The mean over all samples, in minibatches: ``f32[]``; ``key`` is that of dropout."""
+    """Returns the mean over all samples, ``f32[]``, in minibatches; ``key`` is for dropout."""
     params, state = variables
 
     def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
@@ -309,28 +321,3 @@ def _mean_loss(
 
     total = sweep(client, batch_size, add, (jnp.int32(0), jnp.float32(0)))[1]
     return total / jnp.maximum(client.size, 1).astype(jnp.float32)
-
-
-def _reporting(
-    local: LocalUpdate,
-    name: str,
-    number: Callable[[LocalUpdate, Variables, ClientView, Trained, Array], Array],
-) -> LocalUpdate:
-    """Adds ``number(local, received, client, trained, key)`` to the client's report."""
-
-    def wrapper(local: LocalUpdate) -> LocalUpdate:
-        def reported(
-            trained: Trained,
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: PyTree,
-            shared_state: PyTree,
-        ) -> Trained:
-            del client_state, shared_state
-            extra = trained.info.extra | {name: number(local, variables, client, trained, key)}
-            return trained._replace(info=trained.info._replace(extra=extra))
-
-        return dataclasses.replace(local, train=and_then(local.train, reported))
-
-    return wrap(wrapper, local)

@@ -1,11 +1,12 @@
-"""Minibatch SGD on one client, step by step."""
+"""A visit of local SGD: all of it at once, or in stretches of steps, which are its epochs."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,184 +14,247 @@ import optax
 
 from fedjax_sim.base import (
     Accompanied,
-    Aggregator,
     Array,
     Batch,
-    Change,
     ClientView,
     Companion,
     Context,
     Correction,
+    Done,
     DrawnSteps,
-    Gathered,
     Leaves,
+    LocalInfo,
     LocalUpdate,
     Memory,
     Objective,
     PyTree,
     Shared,
-    Train,
+    Trained,
+    TrainInSteps,
     Transform,
     Until,
     Variables,
 )
-from fedjax_sim.client.carried import Common, Kept
-from fedjax_sim.client.correcting import corrected, survey_of
-from fedjax_sim.client.descent import accompanied, descended, whole_gradient
+from fedjax_sim.client.descent import (
+    Common,
+    Kept,
+    Visit,
+    accompanied,
+    corrected,
+    descended,
+    whole_gradient,
+)
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import minibatch
-from fedjax_sim.engine.clients import number_of_round
+from fedjax_sim.engine.batches import minibatch, shuffled
+from fedjax_sim.engine.clients import coin_of_round, number_of_round
+from fedjax_sim.engine.loops import repeat
 from fedjax_sim.engine.optimizers import first_state
-from fedjax_sim.engine.reach import response, stateless
-from fedjax_sim.engine.streams import Client, Step, stream
+from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
 
 
-@dataclasses.dataclass(frozen=True)
-class SGD:
-    """The arguments of :func:`fedjax_sim.local.local_sgd`, and the functions that they make."""
+class Plan(NamedTuple):
+    """The values that are constant in a stretch of steps.
+
+    Attributes:
+        total: ``int32[]``, the number of steps of the visit.
+        keys: ``[E]``, the keys of its epochs.
+        solved: ``f32[]``, the norm of the gradient at which it stops; () for none.
+        epoch: ``int32[]``, the number of the next epoch.
+        key: the key of the current epoch.
+        order: ``int32[capacity or more]``, the order of its samples.
+        before: ``int32[]``, the steps taken before it.
+    """
+
+    total: Array
+    keys: Array
+    solved: PyTree
+    epoch: Array
+    key: Array
+    order: Array
+    before: Array
+
+
+class Progress(NamedTuple):
+    """The state of a visit between two steps.
+
+    Attributes:
+        variables: the model.
+        opt_state: the optimiser's state.
+        loss: ``f[]``, the sum of the losses of the samples seen.
+        seen: ``int32[]``, the number of samples seen.
+        path: ``[*p]``, the sum of the gradients; None if no correction reads it.
+        companion: the companion and its optimiser's state; () for none.
+        steps: ``int32[]``, the number of steps taken.
+    """
+
+    variables: Variables
+    opt_state: PyTree
+    loss: Array
+    seen: Array
+    path: PyTree
+    companion: PyTree
+    steps: Array
+
+
+class SGD(LocalUpdate):
+    """The settings of :class:`fedjax_sim.local.local_sgd` and the training by them."""
 
     objective: Objective
-    optimizer: optax.GradientTransformationExtraArgs
-    batch_size: int
-    epochs: float
-    last_batch: LastBatch
-    max_steps: int | None
-    optimizer_state: OptimizerState
-    corrections: tuple[Correction, ...]
-    transforms: tuple[Transform, ...]
-    peers: bool
-    inexactness: float | None
-    until: Until | None
-    memory: Memory | None
-    companion: Companion | None
-    trained: Leaves | None
-    rate_by_round: optax.Schedule | None
-    steps: DrawnSteps | None
-    shared: Shared | None
+    optimizer: optax.GradientTransformation
+    batch_size: int = 16
+    epochs: float = 1.0
+    last_batch: LastBatch = "keep"
+    _: dataclasses.KW_ONLY
+    max_steps: int | None = None
+    optimizer_state: OptimizerState = "reset"
+    corrections: Sequence[Correction] = ()
+    transforms: Sequence[Transform] = ()
+    peers: bool = False
+    inexactness: float | None = None
+    until: Until | None = None
+    memory: Memory | None = None
+    companion: Companion | None = None
+    trained: Leaves | None = None
+    rate_by_round: optax.Schedule | None = None
+    steps: DrawnSteps | None = None
+    shared: Shared | None = None
 
-    def update(self, train: Train, change: Change) -> LocalUpdate:
-        """The local update that trains so; ``change`` makes another with other settings."""
-        return LocalUpdate(
-            client_state=self.client_state,
-            shared_state=self.shared_state,
-            train=train,
-            reduce=self.reduce,
-            change=change,
-            steps=self.length,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            peers=self.peers,
-            corrections=self.corrections,
-            response=functools.partial(response, self.optimizer),
-            fresh=self.optimizer_state == "reset" or stateless(self.optimizer),
-            stops=True,
-            known=self.steps is None and self.inexactness is None and self.until is None,
-            trained=self.trained,
-            survey=survey_of(self.corrections, self.whole),
-            follow=self.follow if any(made.follow for made in self._sharing()) else None,
-            told=self.told if self.shared is not None and self.shared.told is not None else None,
-            needs=tuple(need for made in self._needing() for need in made.needs),
-        )
+    @functools.cached_property
+    def train(self) -> TrainInSteps:
+        return TrainInSteps(self._whole, self._begin, self._stretch, self._step, self._end)
 
-    def _sharing(self) -> tuple[Correction | Shared, ...]:
-        return self.corrections if self.shared is None else (*self.corrections, self.shared)
-
-    def _needing(self) -> tuple[Correction | Shared | Memory, ...]:
-        return self._sharing() if self.memory is None else (*self._sharing(), self.memory)
-
-    def client_state(self, variables: Variables) -> PyTree:
-        """See :class:`Kept`."""
-        return Kept(
-            self.start(variables) if self.optimizer_state == "keep" else (),
-            tuple(d.client_state(variables.params) for d in self.corrections),
-            () if self.memory is None else self.memory.init(variables),
-            () if self.companion is None else Accompanied(self.companion.init(variables)),
-        )
-
-    def shared_state(self, variables: Variables) -> PyTree:
-        """See :class:`Common`."""
-        return Common(
-            self.start(variables) if self.optimizer_state == "average" else (),
-            tuple(d.shared_state(variables.params) for d in self.corrections),
-            () if self.shared is None else self.shared.init(variables),
-        )
-
-    def reduce(
-        self,
-        shared_state: PyTree,
-        messages: PyTree,
-        weights: Array,
-        clients: int,
-        aggregator: Aggregator,
-    ) -> PyTree:
-        """The mean state of the optimiser, and what corrections and ``shared`` make of theirs."""
-        before, (states, terms, told) = Common(*shared_state), messages
-        rest = weights, clients, aggregator
-        if self.optimizer_state == "average":
-            mean = aggregator(states, weights)
-            states = tree.select(jnp.any(weights > 0), mean, before.optimizer)
-        parts = zip(self.corrections, before.corrections, terms, strict=True)
-        terms = tuple(d.reduce(c, sent, *rest) for d, c, sent in parts)
-        if self.shared is not None:
-            told = self.shared.reduce(before.shared, told, *rest)
-        return Common(states, terms, told)
-
-    def follow(self, shared_state: PyTree, step: Variables, gathered: Gathered) -> PyTree:
-        """See :class:`fedjax_sim.base.Follow`."""
-        before = Common(*shared_state)
-        states = *before.corrections, before.shared
-        *terms, told = (
-            c if d is None or d.follow is None else d.follow(c, step, gathered)
-            for d, c in zip((*self.corrections, self.shared), states, strict=True)
-        )
-        return before._replace(corrections=tuple(terms), shared=told)
-
-    def told(self, shared_state: PyTree) -> PyTree:
-        """See :class:`fedjax_sim.base.Told`."""
-        common = Common(*shared_state)
-        assert self.shared is not None
-        assert self.shared.told is not None
-        return common._replace(shared=self.shared.told(common.shared))
-
-    def batches(self, size: Any) -> Any:
-        """Minibatches in an epoch of ``size`` samples, a number or an array."""
-        if self.last_batch == "drop":
-            return size // self.batch_size
-        return -(-size // self.batch_size)
-
-    def length(self, size: Any) -> Any:
-        """T_k, the steps on a client of ``size`` samples, a number or an array."""
+    def steps_for(self, samples: Any) -> Any:
         if self.steps is not None:
-            return 0 * size + self.steps.most
+            return 0 * samples + self.steps.most
         if self.epochs == int(self.epochs):
-            total = self.batches(size) * int(self.epochs)
+            total = self._batches(samples) * int(self.epochs)
         else:
-            total = self.epochs * self.batches(size).astype(jnp.float32)
+            total = self.epochs * self._batches(samples).astype(jnp.float32)
             total = jnp.round(total).astype(jnp.int32)
         return total if self.max_steps is None else jnp.minimum(total, self.max_steps)
 
-    def step(
-        self,
-        carry: PyTree,
-        order: Array,
-        batch: Array,
-        *,
-        context: Context,
-        states: PyTree,
-    ) -> PyTree:
-        """One step; ``carry`` is that of a visit, see :mod:`fedjax_sim.client.visiting`."""
-        before, opt_state, loss_sum, seen, path, beside, done = carry
-        params, state = before
-        chosen = self._chosen(before)
+    def _batches(self, samples: Any) -> Any:
+        """Returns the number of minibatches in an epoch."""
+        if self.last_batch == "drop":
+            return samples // self.batch_size
+        return -(-samples // self.batch_size)
+
+    @property
+    def _most_epochs(self) -> int:
+        """The largest number of epochs; drawn steps may be as many epochs of one minibatch."""
+        return math.ceil(self.epochs) if self.steps is None else self.steps.most
+
+    @functools.cached_property
+    def _optimizer(self) -> optax.GradientTransformationExtraArgs:
+        return optax.with_extra_args_support(self.optimizer)
+
+    def _first_state(self, variables: Variables) -> PyTree:
+        return first_state(self._optimizer, self._chosen(variables)(variables.params))
+
+    def _chosen(self, variables: Variables) -> Callable[[PyTree], PyTree]:
+        """Returns a function that selects the trained weights, or their gradients."""
+        if self.trained is None:
+            return lambda params: params
+        return functools.partial(tree.only, self.trained(variables).params)
+
+    def _filled(self, grads: PyTree, params: PyTree) -> PyTree:
+        if self.trained is None:
+            return grads
+        return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
+
+    def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
+        for i, change in enumerate(self.transforms):
+            batch = change(stream(key, Step.TRANSFORM, i), batch, client)
+        return batch
+
+    def _whole_gradient(self, context: Context) -> Callable[[PyTree], PyTree]:
+        """Returns ``params -> ∇F_k``."""
+        # Whole gradients are compared: dropout and transforms draw the same numbers for all.
+        own = context._replace(key=stream(context.key, Client.WHOLE_GRADIENT))
+        return functools.partial(
+            whole_gradient, self.objective, self._transformed, self.batch_size, own
+        )
+
+    def _slope(self, visit: Visit, params: PyTree) -> Array:
+        """Returns ``f32[]``, the norm of the gradient of the client's problem at ``params``."""
+        context, states = visit.context()
+        whole, received = self._whole_gradient(context), visit.variables
+        start = functools.partial(whole, received.params)
+        grads = corrected(self.corrections, whole(params), params, context, states, start)
+        return tree.norm(self._chosen(received)(grads))
+
+    def _begin(self, *given: Any) -> tuple[Plan, Progress]:
+        visit = Visit(*given)
+        client, received = visit.client, visit.variables
+        kept, common = Kept(*visit.client_state), Common(*visit.shared_state)
+        if self.steps is None:
+            total = self.steps_for(client.size if client.budget is None else client.budget)
+        else:
+            total = self.steps.draw(coin_of_round(client), common.shared)
+        if client.limit is not None:
+            total = jnp.minimum(total, client.limit)
+        solved: PyTree = ()
+        if self.inexactness is not None:
+            solved = self.inexactness * self._slope(visit, received.params)
+        # All epochs' keys at once: on CPU a threefry call costs more than a small client's step.
+        numbers = jnp.arange(self._most_epochs, dtype=jnp.uint32)
+        keys = jax.vmap(lambda e: stream(visit.key, Client.EPOCH, e))(numbers)
+        zero = jnp.int32(0)
+        order = jax.eval_shape(lambda: shuffled(visit.key, zero, client.capacity))
+        none = jnp.zeros(order.shape, order.dtype)
+        plan = Plan(total, keys, solved, zero, keys[0], none, zero)
+        stored = {"keep": kept.optimizer, "average": common.optimizer}
+        reset = self.optimizer_state == "reset"
+        opt_state = self._first_state(received) if reset else stored[self.optimizer_state]
+        path = None
+        if any(d.path for d in self.corrections):
+            path = jax.tree.map(jnp.zeros_like, received.params)
+        # Losses of half precision are summed in float32, losses of float64 as they are.
+        double = any(w.dtype == jnp.float64 for w in jax.tree.leaves(received.params))
+        loss = jnp.zeros((), jnp.float64 if double else jnp.float32)
+        companion: PyTree = ()
+        if isinstance(kept.companion, Accompanied):
+            own = kept.companion.own
+            companion = own, self._optimizer.init(own.params)
+        return plan, Progress(received, opt_state, loss, zero, path, companion, zero)
+
+    def _stretch(self, plan: Plan, progress: Progress, *given: Any) -> tuple[Plan, Array]:
+        visit = Visit(*given)
+        client, last = visit.client, self._most_epochs - 1
+        batches = self._batches(client.size)
+        todo = jnp.clip(plan.total - plan.epoch * batches, 0, batches)
+        todo = jnp.where(plan.epoch <= last, todo, 0)
+        if self.inexactness is not None:
+            slope = self._slope(visit, progress.variables.params)
+            todo = jnp.where(slope > plan.solved, todo, 0)
+        if self.until is not None:
+            over = self.until(progress.variables, plan.epoch, visit.context()[0])
+            ended = progress.steps < plan.epoch * batches  # before an earlier epoch
+            todo = jnp.where(over | ended, 0, todo)
+        key = plan.keys[jnp.minimum(plan.epoch, last)]
+        order = shuffled(key, client.size, client.capacity)
+        new = plan._replace(epoch=plan.epoch + 1, key=key, order=order, before=progress.steps)
+        return new, todo
+
+    def _step(self, plan: Plan, progress: Progress, *given: Any) -> Progress:
+        new = self._moved(plan, progress, progress.steps - plan.before, Visit(*given))
+        return new._replace(steps=progress.steps + 1)
+
+    def _moved(self, plan: Plan, progress: Progress, b: Array, visit: Visit) -> Progress:
+        """Returns the state after minibatch ``b`` of the epoch, whose step is not counted yet."""
+        context, states = visit.context()
+        context = context._replace(key=stream(plan.key, Epoch.STEP, b))
+        params, state = progress.variables
+        chosen = self._chosen(progress.variables)
         refill = self.last_batch == "refill"
-        samples = minibatch(context.client, order, batch, self.batch_size, refill=refill)
+        samples = minibatch(context.client, plan.order, b, self.batch_size, refill=refill)
         samples = self._transformed(context.key, samples, context.client)
         schedule = self.rate_by_round
         rate = None if schedule is None else schedule(number_of_round(context.client))
-        step = functools.partial(descended, self.optimizer, key=context.key, factor=rate)
+        step = functools.partial(descended, self._optimizer, key=context.key, factor=rate)
 
         def objective(some: PyTree) -> tuple[Array, PyTree]:
             return self.objective(tree.filled(some, params), state, samples, context)
@@ -204,52 +268,75 @@ class SGD:
             grads = self._filled(grads, there)
             return chosen(corrected(self.corrections, grads, there, context, states, start))
 
-        taken = step(objective, chosen(params), opt_state, corrected=changed)
+        taken = step(objective, chosen(params), progress.opt_state, corrected=changed)
+        path, companion, loss = progress.path, progress.companion, progress.loss
         if path is not None:
             path = jax.tree.map(jnp.add, path, self._filled(taken.gradient, params))
         count = jnp.sum(samples.mask, dtype=jnp.int32)
-        loss_sum = loss_sum + taken.loss.astype(loss_sum.dtype) * count.astype(loss_sum.dtype)
-        variables = Variables(tree.filled(taken.weights, params), tree.typed_like(taken.aux, state))
-        opt_state = tree.typed_like(taken.opt_state, opt_state)
+        loss = loss + taken.loss.astype(loss.dtype) * count.astype(loss.dtype)
         if self.companion is not None:
-            beside = accompanied(self.companion, step, before, beside, samples, context)
-        return variables, opt_state, loss_sum, seen + count, path, beside, done
-
-    def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
-        for i, change in enumerate(self.transforms):
-            batch = change(stream(key, Step.TRANSFORM, i), batch, client)
-        return batch
-
-    def _chosen(self, variables: Variables) -> Callable[[PyTree], PyTree]:
-        """Takes the weights that are trained, or their gradients."""
-        if self.trained is None:
-            return lambda params: params
-        return functools.partial(tree.only, self.trained(variables).params)
-
-    def _filled(self, grads: PyTree, params: PyTree) -> PyTree:
-        if self.trained is None:
-            return grads
-        return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
-
-    def start(self, variables: Variables) -> PyTree:
-        """A fresh state of the optimiser."""
-        return first_state(self.optimizer, self._chosen(variables)(variables.params))
-
-    def whole(self, context: Context) -> Callable[[PyTree], PyTree]:
-        """``params -> ∇F_k``; see :func:`fedjax_sim.client.descent.whole_gradient`."""
-        # Whole gradients are compared: dropout and transforms draw the same numbers for all.
-        own = context._replace(key=stream(context.key, Client.WHOLE_GRADIENT))
-        return functools.partial(
-            whole_gradient, self.objective, self._transformed, self.batch_size, own
+            given = progress.variables, companion, samples, context
+            companion = accompanied(self.companion, step, *given)
+        return Progress(
+            Variables(tree.filled(taken.weights, params), tree.typed_like(taken.aux, state)),
+            tree.typed_like(taken.opt_state, progress.opt_state),
+            loss,
+            progress.seen + count,
+            path,
+            companion,
+            progress.steps,
         )
 
-    def slope(self, context: Context, states: PyTree) -> Callable[[PyTree], Array]:
-        """``params -> f32[]``, the norm of the gradient of the client's problem."""
-        whole, received = self.whole(context), context.received
-        start = functools.partial(whole, received.params)
+    def _end(self, plan: Plan, progress: Progress, *given: Any) -> Trained:
+        visit = Visit(*given)
+        context, states = visit.context()
+        trained, opt_state, loss, seen, path, companion, taken = progress
+        mean = loss / jnp.maximum(seen, 1).astype(loss.dtype)
+        info = LocalInfo(mean.astype(jnp.float32), taken, seen)
+        taken = jnp.maximum(taken, 1)
+        path = jax.tree.map(lambda total: total / taken.astype(total.dtype), path)
+        whole = functools.partial(self._whole_gradient(context), visit.variables.params)
+        ends = [
+            d.finish(trained.params, context, own, common, Done(info, whole, path))
+            for d, own, common in zip(self.corrections, *states, strict=True)
+        ]
+        return Trained(
+            trained,
+            Kept(
+                opt_state if self.optimizer_state == "keep" else (),
+                tuple(end[0] for end in ends),
+                () if self.memory is None else self.memory.keep(trained, context),
+                () if self.companion is None else Accompanied(companion[0]),
+            ),
+            Common(
+                opt_state if self.optimizer_state == "average" else (),
+                tuple(end[1] for end in ends),
+                () if self.shared is None else self.shared.send(trained, context),
+            ),
+            info,
+        )
 
-        def norm(params: PyTree) -> Array:
-            grads = corrected(self.corrections, whole(params), params, context, states, start)
-            return tree.norm(self._chosen(received)(grads))
+    def _whole(self, *given: Any) -> Trained:
+        visit = Visit(*given)
+        client = visit.client
+        plan, start = self._begin(*visit)
+        limit = self.max_steps if self.steps is None else self.steps.most
+        most = min(self._batches(client.capacity), limit or client.capacity)
 
-        return norm
+        def epoch(e: Array, progress: Progress, client: ClientView) -> Progress:
+            here = visit._replace(client=client)
+            of_epoch, todo = self._stretch(plan._replace(epoch=e), progress, *here)
+
+            def one(b: Array, progress: Progress, client: ClientView) -> Progress:
+                return self._moved(of_epoch, progress, b, here._replace(client=client))
+
+            progress = repeat(client, todo, most, one, progress)
+            return progress._replace(steps=progress.steps + todo)
+
+        if self.steps is None:
+            end = jax.lax.fori_loop(0, self._most_epochs, lambda e, w: epoch(e, w, client), start)
+        else:
+            batches = self._batches(client.size)
+            needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
+            end = repeat(client, needed, self._most_epochs, epoch, start)
+        return self._end(plan, end, *visit)

@@ -1,8 +1,9 @@
-"""SkewScout: models that travel tell how much the clients differ, and so how often they meet."""
+"""SkewScout: local steps adapted to the label skew that models show at other clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -12,39 +13,40 @@ import numpy as np
 from fedjax_sim.base import (
     Aggregator,
     Array,
-    ClientView,
     Context,
     DrawnSteps,
     Gathered,
     LocalUpdate,
     Shared,
     Variables,
+    Wrapper,
     concrete,
-    part,
 )
+from fedjax_sim.client.reports import Score
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import AS_IT_IS, NO_FLIGHT, ONE_MODEL
 from fedjax_sim.engine.streams import Client, stream
 
 NOBODY = -1
-UNKNOWN = float(np.finfo(np.float32).max)  # a cost that any other is below
+UNKNOWN = float(np.finfo(np.float32).max)
+"""The cost before any is known: every other cost is lower."""
 
 
 class Scout(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
-        model: that travels in the next round.
-        owner: ``int32[]``, who trained it; -1 before the first has.
-        home: ``f32[]``, its accuracy there.
-        row: ``int32[]``, the row of the cohort whose model is to travel next.
-        next_owner: ``int32[]``, its client.
-        next_home: ``f32[]``.
+        model: the model that is evaluated at other clients in the next round.
+        owner: ``int32[]``, the client that trained it; -1 before the first round.
+        home: ``f32[]``, its accuracy at that client.
+        row: ``int32[]``, the row of the cohort whose model is evaluated next.
+        next_owner: ``int32[]``, the client of that row.
+        next_home: ``f32[]``, the accuracy of its model at that client.
         level: ``int32[]``, of the steps: 2^level times the fewest.
-        way: ``int32[]``, 1 or -1, the last change of it.
-        lost: ``f32[]``, the accuracy lost since, summed over the rounds that measured it.
-        measured: ``int32[]``, these rounds.
-        cost: ``f32[]``, of the level before; the largest float at the start.
+        way: ``int32[]``, 1 or -1, the direction of its last change.
+        lost: ``f32[]``, the accuracy lost since then, summed over the rounds that measured it.
+        measured: ``int32[]``, the number of these rounds.
+        cost: ``f32[]``, the cost of the previous level; the largest float at the start.
     """
 
     model: Variables
@@ -60,8 +62,15 @@ class Scout(NamedTuple):
     cost: Array
 
 
-class Told(NamedTuple):
-    """What a client tells: who it is, a random number, what its model and the traveller achieve."""
+class Accuracies(NamedTuple):
+    """A client's message.
+
+    Attributes:
+        owner: ``int32[]``, the client.
+        ticket: ``f32[]``, a random number; the client with the largest is sampled.
+        home: ``f32[]``, the accuracy of its own model.
+        away: ``f32[]``, the accuracy of the model under evaluation.
+    """
 
     owner: Array
     ticket: Array
@@ -69,50 +78,36 @@ class Told(NamedTuple):
     away: Array
 
 
-@part
-def scouted(
-    local: LocalUpdate,
-    score: Callable[[Variables, ClientView], Array],
-    *,
-    fewest: int = 1,
-    most: int = 64,
-    rounds: int = 5,
-    loss_weight: float = 50.0,
-    allowed: float = 0.05,
-    traffic_weight: float = 1.0,
-) -> LocalUpdate:
-    r"""As many local steps τ for all clients as the skew of their samples lets pass (SkewScout).
+class scouted(Wrapper):
+    r"""A local update whose τ steps, the same for all clients, follow label skew (SkewScout).
 
     .. math:: \min_\tau\; \lambda_{AL} \max(0, AL(\tau) - \sigma_{AL})
               + \lambda_C \frac{C(\tau)}{CM}, \qquad
               AL = A_k(w_k) - \frac{1}{|U \setminus k|} \sum_{j \in U \setminus k} A_j(w_k), \qquad
               \frac{C(\tau)}{CM} = \frac{1}{\tau}
 
-    After every round the model :math:`w_k` that one client of the cohort, drawn uniformly, has
-    trained travels to the next cohort U, whose clients tell its accuracy on their samples; AL is
-    the mean over some rounds of the same τ. Then τ is doubled, or halved: on in the same direction
-    if the last change did not raise the cost, else back (hill climbing). It starts at the fewest
-    and turns at the ends of its range. A model is sent once in τ steps, which is C(τ)/CM.
+    After every round the trained model :math:`w_k` of one client of the cohort, drawn uniformly, is
+    sent to the next cohort U, whose clients report its accuracy on their samples; AL is the mean
+    over some rounds of the same τ. Then τ is doubled or halved: in the same direction again if the
+    last change did not raise the cost, else in the other one (hill climbing). τ starts at the
+    smallest value and turns at the ends of its range. A model is sent once in τ steps: C(τ)/CM.
 
-    In the paper each of a few partitions sends its model to others, and the traffic is that between
-    them. Here one model travels through the server, which has it.
+    In the paper each of a few partitions sends its model to others, and the traffic is between
+    partitions. Here one model travels through the server, which has it. A client receives as much
+    again as its model and 4 bytes, and sends 16; a visit costs two forward passes.
 
     Args:
         local: the local update; its epochs and ``shared`` are overridden.
-        score: ``(variables, client) -> f32[]``, A (:func:`fedjax_sim.reports.accuracy`).
-        fewest: τ at the start and at least.
-        most: τ at most; of fewest times a power of 2 those up to it.
-        rounds: that measure AL before each change of τ.
+        score: ``(variables, client) -> f32[]``, A (:class:`fedjax_sim.reports.accuracy`).
+        fewest: the initial and smallest τ.
+        most: upper bound on τ, which runs over fewest·2^i.
+        rounds: the number of rounds that measure AL before each change of τ.
         loss_weight: λ_AL.
         allowed: σ_AL.
         traffic_weight: λ_C.
 
-    Returns:
-        The local update. A client is sent as much again as its model and 4 bytes, and sends 16; a
-        visit costs two passes forward.
-
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: if a setting is out of range, or local shares anything already.
 
     Source: Hsieh et al. 2020 <https://arxiv.org/abs/1910.00189>, section 7.
 
@@ -124,48 +119,96 @@ def scouted(
         >>> int(local.shared_state(problem.model.init(jax.random.key(0))).shared.level)
         0
     """
-    if fewest < 1:
-        raise ValueError(f"fewest must be at least 1, got {fewest}")
-    if most < fewest:
-        raise ValueError(f"most must be at least fewest, {fewest}, got {most}")
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    weights = {"loss_weight": loss_weight, "allowed": allowed, "traffic_weight": traffic_weight}
-    for name, value in weights.items():
-        if concrete(value) and not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be finite and not negative, got {value}")
-    levels = (most // fewest).bit_length()
 
-    def steps_at(level: Array) -> Array:
-        return fewest * 2**level
+    score: Score
+    _: dataclasses.KW_ONLY
+    fewest: int = 1
+    most: int = 64
+    rounds: int = 5
+    loss_weight: float = 50.0
+    allowed: float = 0.05
+    traffic_weight: float = 1.0
 
-    def start(variables: Variables) -> Scout:
+    def __post_init__(self) -> None:
+        if self.fewest < 1:
+            raise ValueError(f"fewest must be at least 1, got {self.fewest}")
+        if self.most < self.fewest:
+            raise ValueError(f"most must be at least fewest, {self.fewest}, got {self.most}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        for name in ("loss_weight", "allowed", "traffic_weight"):
+            value = getattr(self, name)
+            if concrete(value) and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        _ = self.inner  # checks the settings of local
+
+    @property
+    def levels(self) -> int:
+        """The number of values of τ."""
+        return (self.most // self.fewest).bit_length()
+
+    @functools.cached_property
+    def inner(self) -> LocalUpdate:
+        steps, shared = _LevelSteps(self.fewest, self.levels), _TravellingModel(self)
+        return self.local.change(steps=steps, shared=shared, max_steps=None)
+
+
+class _LevelSteps(DrawnSteps):
+    """The number of steps of the level in :class:`Scout`.
+
+    Args:
+        fewest: the steps of level 0.
+        levels: the number of levels.
+    """
+
+    fewest: int
+    levels: int
+
+    @property
+    def most(self) -> int:
+        return self.fewest * 2 ** (self.levels - 1)
+
+    def draw(self, key: Array, shared: Scout) -> Array:
+        return self.fewest * 2**shared.level
+
+
+class _TravellingModel(Shared):
+    """The model that is evaluated at other clients, and the decision of :class:`scouted`.
+
+    Args:
+        settings: the local update that it controls.
+    """
+
+    settings: scouted
+
+    needs = (NO_FLIGHT, ONE_MODEL, AS_IT_IS)
+
+    def init(self, variables: Variables) -> Scout:
         none, zero = jnp.int32(NOBODY), jnp.float32(0)
         level, way = jnp.int32(0), jnp.int32(1)
         later = (jnp.int32(0), none, zero, level, way, zero, jnp.int32(0), jnp.float32(UNKNOWN))
         return Scout(variables, none, zero, *later)
 
-    def told(state: Scout) -> tuple[Variables, Array]:
+    def told(self, state: Scout) -> tuple[Variables, Array]:
         return state.model, state.level
 
-    def send(trained: Variables, context: Context) -> Told:
+    def send(self, trained: Variables, context: Context) -> Accuracies:
         state: Scout = context.shared
-        client, own = context.client, context.client.id
-        assert own is not None
+        client, score = context.client, self.settings.score
+        assert client.id is not None
         ticket = jax.random.uniform(stream(context.key, Client.TICKET), (), jnp.float32)
-        return Told(own, ticket, score(trained, client), score(state.model, client))
+        return Accuracies(client.id, ticket, score(trained, client), score(state.model, client))
 
     def reduce(
-        state: Scout, sent: Told, weights: Array, clients: int, aggregator: Aggregator
+        self, state: Scout, sent: Accuracies, weights: Array, clients: int, aggregator: Aggregator
     ) -> Scout:
-        del clients, aggregator
         present = weights > 0
         others = present & (sent.owner != state.owner) & (state.owner != NOBODY)
         count = jnp.sum(others, dtype=jnp.int32).astype(jnp.float32)
         away = tree.row_sum(jnp.where(others, sent.away, 0)) / jnp.maximum(count, 1)
         anyone = count > 0
         row = jnp.argmax(jnp.where(present, sent.ticket, -1)).astype(jnp.int32)
-        return climbed(
+        return self._climbed(
             state._replace(
                 row=row,
                 next_owner=sent.owner[row],
@@ -175,31 +218,26 @@ def scouted(
             )
         )
 
-    def climbed(state: Scout) -> Scout:
-        """With another level, if enough rounds have measured what this one loses."""
+    def _climbed(self, state: Scout) -> Scout:
+        """Changes the level if enough rounds have measured the accuracy lost at this one."""
+        of = self.settings
         loss = state.lost / jnp.maximum(state.measured, 1).astype(jnp.float32)
-        traffic = 1 / steps_at(state.level).astype(jnp.float32)
-        cost = loss_weight * jnp.maximum(0, loss - allowed) + traffic_weight * traffic
+        traffic = 1 / (of.fewest * 2**state.level).astype(jnp.float32)
+        cost = of.loss_weight * jnp.maximum(0, loss - of.allowed) + of.traffic_weight * traffic
         way = jnp.where(cost > state.cost, -state.way, state.way)
         there = state.level + way
-        way = jnp.where((there < 0) | (there >= levels), -way, way)
+        way = jnp.where((there < 0) | (there >= of.levels), -way, way)
         moved = state._replace(
-            level=jnp.clip(state.level + way, 0, levels - 1),
+            level=jnp.clip(state.level + way, 0, of.levels - 1),
             way=way,
             lost=jnp.float32(0),
             measured=jnp.int32(0),
             cost=cost,
         )
-        return tree.select(state.measured >= rounds, moved, state)
+        return tree.select(state.measured >= of.rounds, moved, state)
 
-    def follow(state: Scout, step: Variables, gathered: Gathered) -> Scout:
-        """The next traveller is what the server has of it."""
-        del step
+    def follow(self, state: Scout, step: Variables, gathered: Gathered) -> Scout:
         update = tree.take(gathered.updates, state.row)
         model = tree.add(gathered.cohort.server, update)
         sets_out = state._replace(model=model, owner=state.next_owner, home=state.next_home)
         return tree.select(gathered.weights[state.row] > 0, sets_out, state)
-
-    drawn = DrawnSteps(lambda key, state: steps_at(state.level), fewest * 2 ** (levels - 1))
-    shared = Shared(start, send, reduce, follow, told=told, needs=(NO_FLIGHT, ONE_MODEL, AS_IT_IS))
-    return local.change(steps=drawn, shared=shared, max_steps=None)

@@ -1,13 +1,14 @@
-"""Corrections for clients that skip averages."""
+"""Corrections for clients that skip communication rounds."""
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Context, Correction, Done, PyTree, concrete, part
+from fedjax_sim.base import Context, Correction, Done, Need, PyTree, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import (
@@ -21,38 +22,34 @@ from fedjax_sim.engine.needs import (
 
 
 class Skipping(NamedTuple):
-    """What a client of :func:`scaffnew` keeps.
+    """A client's state of :class:`scaffnew`: two vectors as large as the parameters.
 
     Attributes:
-        h: its control variate, as it was before the last average.
-        last: its weights before that average; at the start, the initial ones.
+        h: its control variate before the last average.
+        last: its weights before that average; at the start, the initial weights.
     """
 
     h: PyTree
     last: PyTree
 
 
-@part
-def scaffnew(p: float, lr: float, momentum: float = 0.0) -> Correction:
-    r"""Scaffnew's control variates, which the difference between a client and the average moves.
+class scaffnew(Correction):
+    r"""Scaffnew's control variates, which follow the difference between a client and the average.
 
     .. math:: \hat x_k \leftarrow \hat x_k - \gamma\,(\nabla F_b(\hat x_k) - h_k), \qquad
               h_k \leftarrow h_k + \frac p\gamma\,(x - \hat x_k)
 
-    where x is the average that follows a client's last step; a client knows it at its next visit,
-    and moves h_k then. All h_k are 0 at the start, and their sum stays 0.
+    x is the average that follows a client's last step; the client receives it at its next visit,
+    and updates h_k then. All h_k are 0 at the start, and their sum stays 0.
 
-    γ/p is how far a round's steps lead, on average, under a gradient of 1. If the clients' SGD has
-    momentum β, which restarts in every round, :math:`\gamma / (p\,(1 - \beta (1 - p)))` takes its
-    place. A ``rate_by_round`` shortens the moves of h_k with the steps.
+    γ/p is the mean distance of a round's steps under a gradient of 1. If the clients' SGD has
+    momentum β, which restarts in every round, :math:`\gamma / (p\,(1 - \beta (1 - p)))` replaces
+    it. A ``rate_by_round`` shortens the changes of h_k with the steps.
 
     Args:
         p: the inverse of the mean number of steps in a round.
         lr: γ of the clients' SGD.
-        momentum: β of the clients' SGD; the paper's have none.
-
-    Returns:
-        A correction with :class:`Skipping` on every client: two vectors as large as the parameters.
+        momentum: β of the clients' SGD, 0 in the paper.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -66,30 +63,41 @@ def scaffnew(p: float, lr: float, momentum: float = 0.0) -> Correction:
         >>> scaffnew(0.2, 0.1).direction(jnp.zeros(1), jnp.zeros(1), average, own, ()).tolist()
         [3.5]
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"p must be in (0, 1], got {p}")
-    if concrete(lr) and not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-    length, told = lr / (p * (1 - momentum * (1 - p))), sgd_of("lr", lr, momentum)
 
-    def variate(own: Skipping, context: Context) -> PyTree:
+    p: float
+    lr: float
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ValueError(f"p must be in (0, 1], got {self.p}")
+        if concrete(self.lr) and not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        optimizer = sgd_of("lr", self.lr, self.momentum)
+        return (EVERYONE, NOBODY_LOST, AS_IT_IS, *MIRROR, PLAIN_MEAN, PLAIN_SERVER, optimizer)
+
+    @functools.cached_property
+    def _length(self) -> float:
+        return self.lr / (self.p * (1 - self.momentum * (1 - self.p)))
+
+    def _variate(self, own: Skipping, context: Context) -> PyTree:
         pull = tree.subtract(context.received.params, own.last)
-        return tree.sum_of(own.h, tree.scale(1 / length, pull))
+        return tree.sum_of(own.h, tree.scale(1 / self._length, pull))
+
+    def client_state(self, params: PyTree) -> Skipping:
+        return Skipping(jax.tree.map(jnp.zeros_like, params), params)
+
+    def direction(
+        self, gradient: PyTree, params: PyTree, context: Context, own: Skipping, common: PyTree
+    ) -> PyTree:
+        return tree.subtract(gradient, self._variate(own, context))
 
     def finish(
-        params: PyTree, context: Context, own: Skipping, common: PyTree, done: Done
+        self, params: PyTree, context: Context, own: Skipping, common: PyTree, done: Done
     ) -> tuple[PyTree, PyTree]:
-        return Skipping(variate(own, context), params), ()
-
-    return Correction(
-        client_state=lambda params: Skipping(jax.tree.map(jnp.zeros_like, params), params),
-        shared_state=lambda params: (),
-        direction=lambda gradient, params, context, own, common: tree.subtract(
-            gradient, variate(own, context)
-        ),
-        finish=finish,
-        reduce=lambda shared_state, messages, weights, clients, aggregator: (),
-        needs=(EVERYONE, NOBODY_LOST, AS_IT_IS, *MIRROR, PLAIN_MEAN, PLAIN_SERVER, told),
-    )
+        return Skipping(self._variate(own, context), params), ()

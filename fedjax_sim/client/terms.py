@@ -1,24 +1,11 @@
-"""What an objective may have beside the loss of its samples: ``empirical_risk(adjust=, term=)``."""
+"""Terms and adjustments of the loss, ``empirical_risk(term=, adjust=)``, and their memories."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import (
-    Array,
-    Batch,
-    Context,
-    Memory,
-    Model,
-    Objective,
-    PyTree,
-    Variables,
-    concrete,
-    for_classes,
-    origin_of,
-    part,
-)
+from fedjax_sim.base import Array, Batch, Context, Memory, Model, Part, PyTree, Variables, concrete
 from fedjax_sim.client.distilling import (
     PastModels,
     not_true_distillation,
@@ -26,7 +13,7 @@ from fedjax_sim.client.distilling import (
     teacher_distillation,
 )
 from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.client.objective import Adjust, Term
+from fedjax_sim.client.objective import ObjectiveWrapper, remade
 from fedjax_sim.client.outputs import (
     Outputs,
     OwnOutputs,
@@ -38,6 +25,7 @@ from fedjax_sim.client.prototypes import Prototypes, near_prototypes, prototypes
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.needs import ALL_TRAVELS, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
+from fedjax_sim.models.heads import features_of
 
 __all__ = [
     "RARE",
@@ -65,24 +53,11 @@ __all__ = [
 ]
 
 RARE = 1e-8
-"""What a class that a client lacks counts as, in samples."""
-
-
-def remade(objective: Objective, **changes: object) -> Objective:
-    """An ``empirical_risk`` with other settings.
-
-    Raises:
-        ValueError: if the objective is no ``empirical_risk``.
-    """
-    origin = origin_of(objective)
-    if origin is None or origin.name != "empirical_risk":
-        raise ValueError("objective must be an empirical_risk, whose loss is to be changed")
-    out: Objective = origin.factory(**{**origin.arguments, **changes})
-    return out
+"""The number of samples that a class which a client lacks counts as."""
 
 
 def label_counts(context: Context, classes: int) -> Array:
-    """The client's samples of each class, ``int32[M]``, as it sees them."""
+    """Returns the client's number of samples of each class, ``int32[M]``, after any relabelling."""
     client = context.client
     positions = jnp.arange(client.capacity, dtype=jnp.int32)
     labels = rows_at(client, positions).y
@@ -91,20 +66,15 @@ def label_counts(context: Context, classes: int) -> Array:
     return jnp.sum(mine, axis=0, dtype=jnp.int32)
 
 
-@part
-@for_classes
-def calibration(tau: float) -> Adjust:
+class calibration(Part):
     r"""FedLC's margins: a client's rare classes must win by more.
 
     .. math:: f_{k,y}(x) - \tau\, n_{k,y}^{-1/4}
 
-    n_{k,y} are the client's samples of class y; a class that it lacks counts as 1e-8.
+    n_{k,y} is the number of the client's samples of class y; a class that it lacks counts as 1e-8.
 
     Args:
         tau: τ; 0 changes nothing.
-
-    Returns:
-        A change of the logits in training.
 
     Raises:
         ValueError: if tau is negative.
@@ -119,31 +89,30 @@ def calibration(tau: float) -> Adjust:
         >>> [round(float(a), 3) for a in calibration(1.0)(jnp.zeros((1, 2)), context)[0]]
         [-0.841, -1.0]
     """
-    if concrete(tau) and not tau >= 0:
-        raise ValueError(f"tau must be at least 0, got {tau}")
 
-    def adjust(logits: Array, context: Context) -> Array:
+    tau: float
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if concrete(self.tau) and not self.tau >= 0:
+            raise ValueError(f"tau must be at least 0, got {self.tau}")
+
+    def __call__(self, logits: Array, context: Context) -> Array:
         counts = label_counts(context, logits.shape[-1]).astype(logits.dtype)
-        return logits - tau * jnp.maximum(counts, RARE)[None] ** -0.25
-
-    return adjust
+        return logits - self.tau * jnp.maximum(counts, RARE)[None] ** -0.25
 
 
-@part
-@for_classes
-def balanced(gamma: float = 1.0) -> Adjust:
+class balanced(Part):
     r"""The balanced softmax: in training, a client's frequent classes are expected to win.
 
     .. math:: f_{k,y}(x) + \gamma \log n_{k,y}
 
-    n_{k,y} are the client's samples of class y; a class that it lacks counts as 1e-8. Without the
-    second term, in evaluation, the logits are those of classes that are all as frequent.
+    n_{k,y} is the number of the client's samples of class y; a class that it lacks counts as 1e-8.
+    In evaluation the second term is left out, so that all classes count as equally frequent.
 
     Args:
         gamma: γ; 0 changes nothing.
-
-    Returns:
-        A change of the logits in training.
 
     Raises:
         ValueError: if gamma is negative.
@@ -159,34 +128,34 @@ def balanced(gamma: float = 1.0) -> Adjust:
         >>> jnp.exp(balanced()(jnp.zeros((1, 2)), context)[0]).tolist()
         [2.0, 1.0]
     """
-    if concrete(gamma) and not gamma >= 0:
-        raise ValueError(f"gamma must be at least 0, got {gamma}")
 
-    def adjust(logits: Array, context: Context) -> Array:
+    gamma: float = 1.0
+
+    for_classes = True
+
+    def __post_init__(self) -> None:
+        if concrete(self.gamma) and not self.gamma >= 0:
+            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+
+    def __call__(self, logits: Array, context: Context) -> Array:
         counts = label_counts(context, logits.shape[-1]).astype(logits.dtype)
-        return logits + gamma * jnp.log(jnp.maximum(counts, RARE))[None]
-
-    return adjust
+        return logits + self.gamma * jnp.log(jnp.maximum(counts, RARE))[None]
 
 
-@part
-def model_contrast(model: Model, mu: float = 1.0, temperature: float = 0.5) -> Term:
-    r"""MOON's term: features near those of the received model, away from the client's last.
+class model_contrast(Part):
+    r"""MOON's term: features near the received model's and away from the client's last model's.
 
     .. math:: \mu\,\ell_{con}, \qquad \ell_{con} = -\log \frac{e^{\cos(z, z_{recv}) / \tau}}
               {e^{\cos(z, z_{recv}) / \tau} + e^{\cos(z, z_{prev}) / \tau}}
 
     z are the features of a sample, the inputs of the model's head; the authors add a projection
-    head before it, which a model may have. The two other models are evaluated without dropout. It
-    costs two forward passes more. Needs ``memory=last_model()``.
+    head before it, which a model may have. The other two models are evaluated without dropout,
+    which costs two more forward passes. Needs ``memory=last_model()``.
 
     Args:
         model: the model that trains.
         mu: μ; 0 changes nothing.
         temperature: τ.
-
-    Returns:
-        A term of the objective.
 
     Raises:
         ValueError: if the model has no features, mu is negative or the temperature not positive; in
@@ -194,68 +163,73 @@ def model_contrast(model: Model, mu: float = 1.0, temperature: float = 0.5) -> T
 
     Source: Li, He, Song 2021 <https://arxiv.org/abs/2103.16257>, section 3.3 and Algorithm 1.
     """
-    if model.features is None:
-        raise ValueError("model must have features, such as those of from_linen have")
-    if concrete(mu) and not mu >= 0:
-        raise ValueError(f"mu must be at least 0, got {mu}")
-    if concrete(temperature) and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    features = model.features
 
-    def term(logits: Array, seen: Array | None, batch: Batch, context: Context) -> Array:
-        del logits
+    model: Model
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        features_of(self.model)
+        if concrete(self.mu) and not self.mu >= 0:
+            raise ValueError(f"mu must be at least 0, got {self.mu}")
+        if concrete(self.temperature) and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+
+    def __call__(
+        self, logits: Array, features: Array | None, batch: Batch, context: Context
+    ) -> Array:
         if not isinstance(context.memory, Variables):
             raise ValueError("model_contrast needs memory=last_model() in local_sgd")
+        evaluate = features_of(self.model)
 
-        def likeness(variables: Variables) -> Array:
-            (_, other), _ = features(variables, batch.x, train=False, mask=batch.mask)
-            return _cosine(seen, other) / temperature
+        def similarity(variables: Variables) -> Array:
+            (_, other), _ = evaluate(variables, batch.x, train=False, mask=batch.mask)
+            return _cosine(features, other) / self.temperature
 
-        near, far = likeness(context.received), likeness(context.memory)
-        return mu * masked_mean(jnp.logaddexp(near, far) - near, batch.mask)
-
-    return term
+        near, far = similarity(context.received), similarity(context.memory)
+        return self.mu * masked_mean(jnp.logaddexp(near, far) - near, batch.mask)
 
 
-@part
-def last_model() -> Memory:
-    """The client's own model at the end of its last visit; before the first, the initial model.
+class last_model(Memory):
+    """The client's model at the end of its last visit; before the first, the initial model.
 
-    Returns:
-        A memory, ``Variables``: a model for every client.
+    Every client keeps a model.
     """
-    return Memory(init=lambda variables: variables, keep=lambda trained, context: trained)
+
+    def init(self, variables: Variables) -> Variables:
+        return variables
+
+    def keep(self, trained: Variables, context: Context) -> Variables:
+        return trained
 
 
-@part
-def last_received() -> Memory:
+class last_received(Memory):
     """The model that the client received at its last visit; before the first, the initial model.
 
-    Returns:
-        A memory, ``Variables``: a model for every client.
+    Every client keeps a model.
     """
-    return Memory(
-        init=lambda variables: variables,
-        keep=lambda trained, context: context.received,
-        needs=(ONE_MODEL, NO_FLIGHT, ALL_TRAVELS, FROM_RECEIVED),
-    )
+
+    needs = (ONE_MODEL, NO_FLIGHT, ALL_TRAVELS, FROM_RECEIVED)
+
+    def init(self, variables: Variables) -> Variables:
+        return variables
+
+    def keep(self, trained: Variables, context: Context) -> Variables:
+        return context.received
 
 
-@part
-def sharpness_aware(objective: Objective, rho: float = 0.05) -> Objective:
-    r"""The loss at the worst point nearby, of which the gradient is that of SAM.
+class sharpness_aware(ObjectiveWrapper):
+    r"""The loss at the worst point nearby, whose gradient is SAM's.
 
     .. math:: F_b\Bigl(w + \rho\, \frac{\nabla F_b(w)}{\lVert \nabla F_b(w) \rVert}\Bigr)
 
-    The point is taken as a constant. Dropout draws the same numbers in both passes; BatchNorm's
-    statistics are those of the second. It costs twice the objective's gradient.
+    The point is treated as a constant. Dropout draws the same numbers in both passes; BatchNorm's
+    statistics are those of the second pass. It costs twice the objective's gradient. The reported
+    loss is the loss at that point.
 
     Args:
         objective: F_b.
-        rho: ρ, the distance; 0 is the objective itself.
-
-    Returns:
-        The objective; it reports the loss at that point.
+        rho: ρ, the distance; with 0 it is the objective itself.
 
     Raises:
         ValueError: if rho is negative.
@@ -263,67 +237,70 @@ def sharpness_aware(objective: Objective, rho: float = 0.05) -> Objective:
     Source: Qu et al. 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1; Foret et al. 2021
     <https://arxiv.org/abs/2010.01412>, section 2.
     """
-    if concrete(rho) and not rho >= 0:
-        raise ValueError(f"rho must be at least 0, got {rho}")
 
-    def sharp(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_rho(self.rho)
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         here = jax.lax.stop_gradient(params)
-        slope, _ = jax.grad(objective, has_aux=True)(here, state, batch, context)
+        slope, _ = jax.grad(self.objective, has_aux=True)(here, state, batch, context)
         square = sum(jnp.vdot(g, g).astype(jnp.float32) for g in jax.tree.leaves(slope))
-        length = rho / jnp.maximum(jnp.sqrt(square), 1e-12)
+        length = self.rho / jnp.maximum(jnp.sqrt(square), 1e-12)
         there = jax.tree.map(lambda w, g: w + length.astype(w.dtype) * g, params, slope)
-        return objective(there, state, batch, context)
-
-    return sharp
+        return self.objective(there, state, batch, context)
 
 
-@part
-def estimated_sharpness(objective: Objective, rho: float = 0.1) -> Objective:
-    r"""The loss at the worst point nearby, as the server's last steps let expect it.
+class estimated_sharpness(ObjectiveWrapper):
+    r"""The loss at the worst point nearby, estimated from the server's last steps.
 
     .. math:: F_b\Bigl(w + \rho\, \frac{w_{last} - w_{recv}}{\lVert w_{last} - w_{recv} \rVert}
               \Bigr)
 
     w_last is the model that the client received at its last visit: the way back along the server's
-    steps since then takes the place of the client's gradient, that of :func:`sharpness_aware`, and
-    costs none. If the server has not moved, it is the objective itself. Needs
-    ``memory=last_received()``.
+    steps since then replaces the client's gradient in :class:`sharpness_aware`, and costs no
+    gradient. If the server model has not changed, it is the objective itself. The reported loss is
+    the loss at that point. Needs ``memory=last_received()``.
 
     Args:
         objective: F_b.
-        rho: ρ, the distance; 0 is the objective itself.
-
-    Returns:
-        The objective; it reports the loss at that point.
+        rho: ρ, the distance; with 0 it is the objective itself.
 
     Raises:
         ValueError: if rho is negative; in the first step, if the client has no memory.
 
     Source: Fan et al. 2024 <https://arxiv.org/abs/2405.18890>, Algorithm 1.
     """
-    if concrete(rho) and not rho >= 0:
-        raise ValueError(f"rho must be at least 0, got {rho}")
 
-    def sharp(
-        params: PyTree, state: PyTree, batch: Batch, context: Context
+    rho: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_rho(self.rho)
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
         if not isinstance(context.memory, Variables):
             raise ValueError("estimated_sharpness needs memory=last_received() in local_sgd")
         back = tree.subtract(context.memory.params, context.received.params)
         square = sum(jnp.vdot(w, w).astype(jnp.float32) for w in jax.tree.leaves(back))
-        # Not the root of 0, whose derivative is infinite: at a first visit nothing has moved.
-        length = rho / jnp.sqrt(jnp.maximum(square, 1e-24))
-        return objective(tree.add(params, tree.scale(length, back)), state, batch, context)
+        # The root of 0 has an infinite derivative: before a first visit nothing has changed.
+        length = self.rho / jnp.sqrt(jnp.maximum(square, 1e-24))
+        return self.objective(tree.add(params, tree.scale(length, back)), state, batch, context)
 
-    return sharp
+
+def _check_rho(rho: float) -> None:
+    if concrete(rho) and not rho >= 0:
+        raise ValueError(f"rho must be at least 0, got {rho}")
 
 
 def _cosine(a: Array | None, b: Array) -> Array:
-    """Of the rows ``[B, D]``, or of stacks of them, flattened."""
-    assert a is not None  # a model with features gives them
+    """Returns the cosines of the rows ``[B, D]``, or of stacks of rows, flattened."""
+    assert a is not None  # a model with features returns them
     a, b = (v.reshape(len(v), -1) for v in (a, b))
     squares = jnp.sum(a * a, axis=-1) * jnp.sum(b * b, axis=-1)
-    # Not the root of 0, whose gradient is infinite: a ReLU may leave a sample no feature.
+    # The root of 0 has an infinite gradient: a ReLU may leave a sample without a feature.
     return jnp.sum(a * b, axis=-1) / jnp.sqrt(jnp.maximum(squares, 1e-16))

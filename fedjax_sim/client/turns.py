@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,34 +13,32 @@ from fedjax_sim.base import (
     Aggregator,
     Array,
     ClientView,
+    Correction,
+    Leaves,
     LocalInfo,
     LocalUpdate,
+    Need,
     PyTree,
+    SetupTrafficOf,
     Trained,
     Variables,
-    part,
-    wrap,
 )
 from fedjax_sim.engine.streams import Client, stream
 
 
-@part
-def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
-    """Local updates one after another, each from the weights of the one before.
+class in_turn(LocalUpdate):
+    """Local updates one after another, each from the weights of the previous one.
 
-    Each keeps and shares what it would alone; to each, the model that it starts from is the one
-    that was received. ``change`` changes all of them.
+    Each has its own client and shared states; each treats the model that it starts from as the
+    received one. ``change`` changes all of them. It reports the mean loss over the samples of all
+    visits, the sums of their steps and samples, and of other numbers with one name the last.
 
     Args:
         locals_: at least one.
 
-    Returns:
-        The local update; it reports the mean loss over the samples of all visits and the sums of
-        their steps and samples, and numbers of one name by the last that has it.
-
     Raises:
-        ValueError: if there is none, or one shares what follows from the server's step
-            (client_momentum, past_models) or from a survey (mime).
+        ValueError: if there is none, or one has a shared state that follows the server's step
+            (client_momentum, past_models) or a survey (mime).
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -50,92 +49,130 @@ def in_turn(*locals_: LocalUpdate) -> LocalUpdate:
         >>> both.epochs
         3.0
     """
-    if not locals_:
-        raise ValueError("in_turn needs at least one local update")
 
-    def wrapper(*locals_: LocalUpdate) -> LocalUpdate:
+    locals_: tuple[LocalUpdate, ...]
+
+    def __init__(self, *locals_: LocalUpdate) -> None:
+        if not locals_:
+            raise ValueError("in_turn needs at least one local update")
         if any(local.follow for local in locals_):
             raise ValueError(
                 "in_turn must be of local updates that share what their clients send: "
                 "client_momentum and past_models follow the server's step, which is of all of "
                 "them together"
             )
-
         if any(local.survey for local in locals_):
             raise ValueError(
                 "in_turn must be of local updates without a survey: that of mime is of the model "
                 "that all clients have, which is another one in every turn but the first"
             )
+        object.__setattr__(self, "locals_", locals_)
 
-        def client_state(variables: Variables) -> PyTree:
-            return tuple(local.client_state(variables) for local in locals_)
+    def change(self, **settings: Any) -> in_turn:
+        return in_turn(*(local.change(**settings) for local in self.locals_))
 
-        def shared_state(variables: Variables) -> PyTree:
-            return tuple(local.shared_state(variables) for local in locals_)
+    def client_state(self, variables: Variables) -> PyTree:
+        return tuple(local.client_state(variables) for local in self.locals_)
 
-        def train(
-            key: Array,
-            variables: Variables,
-            client: ClientView,
-            client_state: PyTree,
-            shared_state: PyTree,
-        ) -> Trained:
-            visits: list[Trained] = []
-            for i, (local, own, common) in enumerate(
-                zip(locals_, client_state, shared_state, strict=True)
-            ):
-                own_key = stream(key, Client.TURN, i) if i else key
-                visits.append(local.train(own_key, variables, client, own, common))
-                variables = visits[-1].variables
-                if client.limit is not None:
-                    left = client.limit - visits[-1].info.steps
-                    client = dataclasses.replace(client, limit=left)
-            return Trained(
-                variables,
-                tuple(visit.client_state for visit in visits),
-                tuple(visit.message for visit in visits),
-                _together([visit.info for visit in visits]),
-            )
+    def shared_state(self, variables: Variables) -> PyTree:
+        return tuple(local.shared_state(variables) for local in self.locals_)
 
-        def reduce(
-            shared_state: PyTree,
-            messages: PyTree,
-            weights: Array,
-            clients: int,
-            aggregator: Aggregator,
-        ) -> PyTree:
-            return tuple(
-                local.reduce(common, sent, weights, clients, aggregator)
-                for local, common, sent in zip(locals_, shared_state, messages, strict=True)
-            )
-
-        def steps(samples: Any) -> Any:
-            return sum(local.steps(samples) for local in locals_)
-
-        return dataclasses.replace(
-            locals_[0],
-            client_state=client_state,
-            shared_state=shared_state,
-            train=train,
-            reduce=reduce,
-            steps=steps,
-            epochs=sum(local.epochs for local in locals_),
-            peers=any(local.peers for local in locals_),
-            corrections=tuple(term for local in locals_ for term in local.corrections),
-            response=locals_[0].response if len(locals_) == 1 else None,
-            fresh=all(local.fresh for local in locals_),
-            stops=all(local.stops for local in locals_),
-            known=all(local.known for local in locals_),
-            trained=locals_[0].trained if len(locals_) == 1 else None,
-            moves_start=len(locals_) > 1 or any(local.moves_start for local in locals_),
-            needs=tuple(need for local in locals_ for need in local.needs),
+    def train(
+        self,
+        key: Array,
+        variables: Variables,
+        client: ClientView,
+        client_state: PyTree,
+        shared_state: PyTree,
+    ) -> Trained:
+        visits: list[Trained] = []
+        for i, (local, own, common) in enumerate(
+            zip(self.locals_, client_state, shared_state, strict=True)
+        ):
+            own_key = stream(key, Client.TURN, i) if i else key
+            visits.append(local.train(own_key, variables, client, own, common))
+            variables = visits[-1].variables
+            if client.limit is not None:
+                left = client.limit - visits[-1].info.steps
+                client = dataclasses.replace(client, limit=left)
+        return Trained(
+            variables,
+            tuple(visit.client_state for visit in visits),
+            tuple(visit.message for visit in visits),
+            _combine([visit.info for visit in visits]),
         )
 
-    return wrap(wrapper, *locals_)
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+    ) -> PyTree:
+        return tuple(
+            local.reduce(common, sent, weights, clients, aggregator)
+            for local, common, sent in zip(self.locals_, shared_state, messages, strict=True)
+        )
+
+    def steps_for(self, samples: Any) -> Any:
+        return sum(local.steps_for(samples) for local in self.locals_)
+
+    @property
+    def epochs(self) -> float:
+        return sum(local.epochs for local in self.locals_)
+
+    @property
+    def batch_size(self) -> int:
+        return self.locals_[0].batch_size
+
+    @property
+    def peers(self) -> bool:
+        return any(local.peers for local in self.locals_)
+
+    @property
+    def corrections(self) -> Sequence[Correction]:
+        return tuple(d for local in self.locals_ for d in local.corrections)
+
+    @property
+    def response(self) -> Callable[[int], Sequence[float | Array]] | None:
+        return self.locals_[0].response if len(self.locals_) == 1 else None
+
+    @property
+    def fresh(self) -> bool:
+        return all(local.fresh for local in self.locals_)
+
+    @property
+    def stops(self) -> bool:
+        return all(local.stops for local in self.locals_)
+
+    @property
+    def known(self) -> bool:
+        return all(local.known for local in self.locals_)
+
+    @property
+    def trained(self) -> Leaves | None:
+        return self.locals_[0].trained if len(self.locals_) == 1 else None
+
+    @property
+    def moves_start(self) -> bool:
+        return len(self.locals_) > 1 or any(local.moves_start for local in self.locals_)
+
+    @property
+    def reflects(self) -> bool:
+        return any(local.reflects for local in self.locals_)
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        return next((u.setup_traffic for u in self.locals_ if u.setup_traffic), None)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return tuple(need for local in self.locals_ for need in local.needs)
 
 
-def _together(infos: list[LocalInfo]) -> LocalInfo:
-    """The report of several visits."""
+def _combine(infos: list[LocalInfo]) -> LocalInfo:
+    """Returns the report of several visits."""
     samples = sum((info.samples for info in infos), jnp.int32(0))
     total = sum((info.loss * info.samples.astype(jnp.float32) for info in infos), jnp.float32(0))
     extra: dict[str, jax.Array] = {}

@@ -1,4 +1,4 @@
-"""Lossy codes for updates, and error feedback that sends later what a code left out."""
+"""Lossy codes for updates, with error feedback."""
 
 from __future__ import annotations
 

@@ -1,49 +1,59 @@
-"""Lossy codes for updates, of the vector of all their entries."""
+"""Lossy codes for updates, applied to the vector of all entries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Origin, part, shown
+from fedjax_sim.base import Array, Part
 
 
-class Compressor(NamedTuple):
-    """A lossy code for a whole update, all parameters in one vector.
+class Compressor(Part):
+    """A lossy code for a whole update, with all parameters in one vector."""
 
-    Attributes:
-        compress: ``(key, x f32[n]) -> f32[n]``, what the receiver decodes.
-        bytes: ``(n: int) -> int``, the size of the message.
-        origin: the call that made it.
-    """
+    def compress(self, key: Array, x: Array, /) -> Array:
+        """Returns what the receiver decodes of ``x f32[n]``, ``f32[n]``."""
+        raise NotImplementedError
 
-    compress: Callable[[Array, Array], Array]
-    bytes: Callable[[int], int]
-    origin: Origin | None = None
-
-    def __repr__(self) -> str:
-        return shown(self)
+    def bytes(self, n: int, /) -> int:
+        """Returns the size of a message of n entries."""
+        raise NotImplementedError
 
 
-@part
-def ternary(sparsity: float) -> Compressor:
-    r"""The largest entries, as a sign times their mean magnitude (sparse ternary compression).
+class _Sparse(Compressor):
+    """A code that sends the largest entries: ``value_bits`` for each, and ``head_bits`` once."""
+
+    sparsity: float
+
+    value_bits, head_bits = 32, 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sparsity <= 1:
+            raise ValueError(f"sparsity must be in (0, 1], got {self.sparsity}")
+
+    def count(self, n: int) -> int:
+        """Returns k, the number of entries that are sent."""
+        return max(1, round(self.sparsity * n))
+
+    def bytes(self, n: int) -> int:
+        count = self.count(n)
+        bits = count * (position_bits(count / n) + self.value_bits) + self.head_bits
+        return math.ceil(bits / 8)
+
+
+class ternary(_Sparse):
+    r"""The signs of the largest entries times their mean magnitude (sparse ternary compression).
 
     .. math:: C(x)_i = \mu \operatorname{sign}(x_i) \text{ if } i \in K \text{ else } 0, \qquad
               \mu = \frac1k \sum_{i \in K} |x_i|, \quad k = \max(1, \operatorname{round}(p n))
 
-    with K the k entries of largest magnitude; of equal ones the first are kept. A message is the k
+    with K the k entries of largest magnitude, the first ones among equals. A message is the k
     positions, Golomb-coded (:func:`position_bits`), k signs and μ in 32 bits.
 
     Args:
-        sparsity: p, the share of an update's entries that is sent.
-
-    Returns:
-        A compressor.
+        sparsity: p, the fraction of an update's entries that is sent.
 
     Raises:
         ValueError: if sparsity is out of range.
@@ -56,20 +66,17 @@ def ternary(sparsity: float) -> Compressor:
     >>> ternary(1 / 400).bytes(1_000_000), 4 * 1_000_000
     (3477, 4000000)
     """
-    _check_sparsity(sparsity)
 
-    def compress(key: Array, x: Array) -> Array:
-        del key
-        count = _kept(sparsity, x.size)
+    value_bits, head_bits = 1, 32
+
+    def compress(self, key: Array, x: Array) -> Array:
+        count = self.count(x.size)
         largest = _largest(x, count)
         magnitude = jnp.sum(jnp.where(largest, jnp.abs(x), 0)) / count
         return jnp.where(largest, magnitude * jnp.sign(x), 0)
 
-    return Compressor(compress, lambda n: _sparse_bytes(sparsity, n, value_bits=1, head_bits=32))
 
-
-@part
-def top_k(sparsity: float) -> Compressor:
+class top_k(_Sparse):
     r"""The largest entries, unchanged.
 
     .. math:: C(x)_i = x_i \text{ if } i \in K \text{ else } 0
@@ -77,10 +84,7 @@ def top_k(sparsity: float) -> Compressor:
     K as in :func:`ternary`. A message is the k positions, Golomb-coded, and k values of 32 bits.
 
     Args:
-        sparsity: p, the share of an update's entries that is sent; 1 changes nothing.
-
-    Returns:
-        A compressor.
+        sparsity: p, the fraction of an update's entries that is sent; 1 changes nothing.
 
     Raises:
         ValueError: if sparsity is out of range.
@@ -90,18 +94,13 @@ def top_k(sparsity: float) -> Compressor:
     >>> top_k(0.5).compress(jax.random.key(0), jnp.array([1.0, -4.0, 0.5, 2.0])).tolist()
     [0.0, -4.0, 0.0, 2.0]
     """
-    _check_sparsity(sparsity)
 
-    def compress(key: Array, x: Array) -> Array:
-        del key
-        return jnp.where(_largest(x, _kept(sparsity, x.size)), x, 0)
-
-    return Compressor(compress, lambda n: _sparse_bytes(sparsity, n, value_bits=32, head_bits=0))
+    def compress(self, key: Array, x: Array) -> Array:
+        return jnp.where(_largest(x, self.count(x.size)), x, 0)
 
 
-@part
-def stochastic_quantisation(levels: int) -> Compressor:
-    r"""Every entry rounded at random, without bias, to one of s levels of the norm (QSGD).
+class stochastic_quantisation(Compressor):
+    r"""Unbiased stochastic rounding of every entry to one of s levels of the norm (QSGD).
 
     .. math:: C(x)_i = \lVert x \rVert_2 \operatorname{sign}(x_i)\,\xi_i, \qquad
               \xi_i \in \{\tfrac{l}{s}, \tfrac{l+1}{s}\}, \quad
@@ -109,13 +108,11 @@ def stochastic_quantisation(levels: int) -> Compressor:
 
     A message is the norm in 32 bits and a code of fixed length for each entry,
     :math:`\lceil \log_2(2s+1) \rceil` bits; the paper's Elias code is shorter if most entries are
-    0, by an amount that depends on the data.
+    0, by an amount that depends on the data. Its error can exceed the entry itself: use it without
+    feedback.
 
     Args:
-        levels: s, the levels between 0 and the norm.
-
-    Returns:
-        A compressor. Its error can exceed the entry's own size: use it without feedback.
+        levels: s, the number of levels between 0 and the norm.
 
     Raises:
         ValueError: if levels is out of range.
@@ -127,29 +124,35 @@ def stochastic_quantisation(levels: int) -> Compressor:
     >>> stochastic_quantisation(7).bytes(1000)
     504
     """
-    if levels < 1:
-        raise ValueError(f"levels must be at least 1, got {levels}")
 
-    def compress(key: Array, x: Array) -> Array:
-        # The norm's square is within the range of floats; a power of two rounds nothing.
+    levels: int
+
+    def __post_init__(self) -> None:
+        if self.levels < 1:
+            raise ValueError(f"levels must be at least 1, got {self.levels}")
+
+    def compress(self, key: Array, x: Array) -> Array:
+        # Scaled so that the norm's square is in the range of floats; a power of two is exact.
         unit = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(jnp.max(jnp.abs(x)))[1] - 1)
         x = x / unit
         norm = jnp.linalg.norm(x)
-        scaled = levels * jnp.abs(x) / jnp.where(norm > 0, norm, 1)
+        scaled = self.levels * jnp.abs(x) / jnp.where(norm > 0, norm, 1)
         up = jax.random.uniform(key, x.shape, x.dtype) < scaled - jnp.floor(scaled)
-        return norm * jnp.sign(x) * (jnp.floor(scaled) + up.astype(x.dtype)) / levels * unit
+        level = jnp.floor(scaled) + up.astype(x.dtype)
+        return norm * jnp.sign(x) * level / self.levels * unit
 
-    bits = math.ceil(math.log2(2 * levels + 1))
-    return Compressor(compress, lambda n: math.ceil((n * bits + 32) / 8))
+    def bytes(self, n: int) -> int:
+        return math.ceil((n * math.ceil(math.log2(2 * self.levels + 1)) + 32) / 8)
 
 
 def position_bits(share: float) -> float:
-    r"""Bits of one Golomb-coded position if a random ``share`` of all entries is sent.
+    r"""Returns the bits of one Golomb-coded position if a random fraction of the entries is sent.
 
     .. math:: b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}, \qquad
               b^* = 1 + \Bigl\lfloor \log_2 \frac{\log(\varphi - 1)}{\log(1-p)} \Bigr\rfloor
 
-    with p the share and φ the golden ratio; b* at least 0, and 0 bits if all are sent.
+    with p = ``share`` and φ the golden ratio; b* is at least 0, and a position takes 0 bits if all
+    entries are sent.
 
     Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, on Golomb encoding.
 
@@ -164,28 +167,13 @@ def position_bits(share: float) -> float:
     return float(fixed + 1 / (1 - (1 - share) ** 2**fixed))
 
 
-def _check_sparsity(sparsity: float) -> None:
-    if not 0 < sparsity <= 1:
-        raise ValueError(f"sparsity must be in (0, 1], got {sparsity}")
-
-
-def _kept(sparsity: float, size: int) -> int:
-    """The number k of entries that are sent."""
-    return max(1, round(sparsity * size))
-
-
-def _sparse_bytes(sparsity: float, size: int, *, value_bits: int, head_bits: int) -> int:
-    count = _kept(sparsity, size)
-    return math.ceil((count * (position_bits(count / size) + value_bits) + head_bits) / 8)
-
-
 def _largest(x: Array, count: int) -> Array:
-    """Which ``count`` entries of ``x f32[n]`` are largest in magnitude, ``bool[n]``."""
+    """Returns whether each entry of ``x`` is one of the ``count`` largest in magnitude."""
     if count == x.size:
         return jnp.ones(x.shape, bool)
-    # Floats of at least 0 are ordered as their bits: the count-th largest is found by bit, in 31
-    # passes. 1.6 M entries on a CPU core: 20 ms for any count; top_k takes 16 ms for 1/400 of them,
-    # 390 ms for half; a sort 410 ms.
+    # Nonnegative floats are ordered like their bits: 31 passes find the count-th largest bit by
+    # bit. 1.6 M entries on a CPU core take 20 ms for any count; top_k takes 16 ms for 1/400 of them
+    # and 390 ms for half; a sort takes 410 ms.
     bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
 
     def refine(i: Array, bound: Array) -> Array:

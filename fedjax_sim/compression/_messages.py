@@ -1,37 +1,46 @@
-"""Updates and server steps that travel by a code, and what it leaves out, which is sent later."""
+"""Updates and server steps sent in a lossy code, with error feedback."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.base import Array, Gathered, PyTree, Sending, Sent, Server, Variables, part
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Gathered,
+    Need,
+    PyTree,
+    Sending,
+    Sent,
+    Server,
+    SetupTrafficOf,
+    Variables,
+)
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Client, stream
 
 
-@part
-def compressed(compressor: Compressor, *, feedback: bool = True) -> Sending:
-    r"""Sends updates by a lossy code.
+class compressed(Sending):
+    r"""Sends updates in a lossy code.
 
     .. math:: \tilde\Delta_k = C(\Delta_k + r_k), \qquad
               r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k
 
     The client keeps its residual :math:`r_k` (n floats) until it sends again. The receiver adds
-    :math:`\tilde\Delta_k` to the model that it knows the client received: a server does, even one
-    that passes models on (RADFed); a model that goes from client to client without a server
-    (gossip) is counted whole. A client that keeps its model for several rounds (phase shift) sends
-    one message, at the end. The other variables (BatchNorm statistics) go whole, and so does what
-    is sent beside the model.
+    :math:`\tilde\Delta_k` to the model that it knows the client received. A server does so, also
+    when it passes models on (RADFed); a model that goes from client to client without a server
+    (gossip) counts as a whole model. A client that keeps its model for several rounds (phase shift)
+    sends one message, at the end. The other variables (BatchNorm statistics) and the message sent
+    along with the model are not compressed.
 
     Args:
         compressor: the code C.
-        feedback: whether to keep the residual; without it, what the code leaves out is lost.
-
-    Returns:
-        A part of ``sending``.
+        feedback: whether to keep the residual; without it, what the code omits is lost.
 
     Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (clients).
 
@@ -40,43 +49,43 @@ def compressed(compressor: Compressor, *, feedback: bool = True) -> Sending:
     502
     """
 
+    compressor: Compressor
+    _: dataclasses.KW_ONLY
+    feedback: bool = True
+
+    def init(self, variables: Variables, data: ClientData) -> PyTree:
+        return _zero_residual(variables) if self.feedback else None
+
     def send(
-        key: Array, residual: PyTree, update: Variables, message: PyTree, client: Array
+        self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array
     ) -> Sent:
-        del client
-        params, residual = _coded(compressor, key, update.params, residual)
+        params, residual = _coded(self.compressor, key, update.params, kept)
         return Sent(update._replace(params=params), message, residual)
 
-    return Sending(
-        init=lambda variables, data: _no_residual(variables, feedback=feedback),
-        send=send,
-        bytes=lambda variables: _message_bytes(compressor, variables, 1),
-    )
+    def bytes(self, variables: Variables) -> int:
+        return _message_bytes(self.compressor, variables, 1)
 
 
-@part
-def compress_server(server: Server, compressor: Compressor, *, feedback: bool = True) -> Server:
+class compress_server(Server):
     r"""A server that moves by a compressed step, so that clients can follow it by messages.
 
     .. math:: \tilde\Delta = C(\Delta + r), \qquad r \leftarrow \Delta + r - \tilde\Delta, \qquad
               w_{t+1} = w_t + \tilde\Delta
 
     with Δ the step of the wrapped server. A client that returns after τ updates needs all τ
-    messages, or the model whole if that is less. τ is taken as the mean number of updates between
-    two downloads: N/m if m clients a round are sent the server model. If the numbers vary about
-    this mean, the traffic is at most what is counted. The initial model is taken as known, since a
-    seed gives it. A model that is not the server's (redistributed, of a cluster) is sent whole.
+    messages, or the whole model if that is smaller. τ is taken as the mean number of updates
+    between two downloads: N/m if m clients per round are sent the server model. If the numbers vary
+    about this mean, the true traffic is at most the count. The initial model counts as known, since
+    a seed determines it. A model that is not the server's (a redistributed model, a cluster's
+    model) is sent whole.
 
     Args:
-        server: what moves.
+        server: the wrapped server.
         compressor: the code C.
         feedback: whether to keep the residual r.
 
-    Returns:
-        A server.
-
     Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (server), and its
-    update caching for clients that take part now and then, which sends a sum of τ messages, of at
+    update caching for clients with partial participation, which sends a sum of τ messages, of at
     most τ times the bytes.
 
     >>> from fedjax_sim.compression import ternary
@@ -87,27 +96,47 @@ def compress_server(server: Server, compressor: Compressor, *, feedback: bool = 
     [118, 590, 40000]
     """
 
-    def init(variables: Variables) -> PyTree:
-        return server.init(variables), _no_residual(variables, feedback=feedback)
+    server: Server
+    compressor: Compressor
+    _: dataclasses.KW_ONLY
+    feedback: bool = True
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return self.server.needs
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        return self.server.setup_traffic
+
+    @property
+    def reads_updates(self) -> bool:
+        return self.server.reads_updates
+
+    @property
+    def dual(self) -> float | Array | None:
+        return self.server.dual
+
+    def init(self, variables: Variables) -> PyTree:
+        return self.server.init(variables), _zero_residual(variables) if self.feedback else None
 
     def update(
-        key: Array, step: Variables, old: Variables, state: PyTree, gathered: Gathered
+        self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
     ) -> tuple[Variables, PyTree]:
         inner, residual = state
-        step, inner = server.update(key, step, old, inner, gathered)
-        params, residual = _coded(compressor, key, step.params, residual)
+        step, inner = self.server.update(key, step, server, inner, gathered)
+        params, residual = _coded(self.compressor, key, step.params, residual)
         return step._replace(params=params), (inner, residual)
 
-    def download_bytes(variables: Variables, updates: int) -> int:
-        return min(tree.num_bytes(variables), _message_bytes(compressor, variables, updates))
-
-    return server._replace(init=init, update=update, download_bytes=download_bytes, replaces=False)
+    def download_bytes(self, variables: Variables, updates: int) -> int:
+        whole = tree.num_bytes(variables)
+        return min(whole, _message_bytes(self.compressor, variables, updates))
 
 
 def _coded(
     compressor: Compressor, key: Array, step: PyTree, residual: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """What arrives of a ``step``, and the new residual."""
+    """Returns the decoded ``step`` and the new residual."""
     flat, unravel = ravel_pytree(step)
     wide = flat.astype(jnp.float32)
     feedback = residual is not None
@@ -116,12 +145,14 @@ def _coded(
     return unravel(arrived.astype(flat.dtype)), wide - arrived if feedback else None
 
 
-def _no_residual(variables: Variables, *, feedback: bool) -> Array | None:
-    size = sum(a.size for a in jax.tree.leaves(variables.params))
-    return jnp.zeros(size, jnp.float32) if feedback else None
+def _zero_residual(variables: Variables) -> Array:
+    return jnp.zeros(_entries(variables), jnp.float32)
+
+
+def _entries(variables: Variables) -> int:
+    return sum(a.size for a in jax.tree.leaves(variables.params))
 
 
 def _message_bytes(compressor: Compressor, variables: Variables, messages: int) -> int:
-    """So many compressed steps, and the other variables once."""
-    size = sum(a.size for a in jax.tree.leaves(variables.params))
-    return messages * compressor.bytes(size) + tree.num_bytes(variables.state)
+    """Returns the bytes of several compressed steps and, once, of the other variables."""
+    return messages * compressor.bytes(_entries(variables)) + tree.num_bytes(variables.state)

@@ -1,13 +1,14 @@
-"""Codes by what a seed draws: a mask, a rotation, a subspace."""
+"""Codes that depend on a random seed: a mask, a rotation, a subspace."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables, part
+from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation, signs
@@ -15,25 +16,21 @@ from fedjax_sim.engine.draws import permutation, signs
 SEED = 8  # bytes
 
 
-@part
-def random_mask(share: float, then: Compressor | None = None, *, scaled: bool = True) -> Compressor:
-    r"""A random share of the entries.
+class random_mask(Compressor):
+    r"""A random subset of the entries.
 
     .. math:: C(x)_i = \frac nk x_i \text{ if } i \in K \text{ else } 0, \qquad
               k = \max(1, \operatorname{round}(s n))
 
-    with K drawn anew for every message. A message is the k values and a seed of 64 bits, which
-    gives the receiver K. Scaled, the code is without bias: use it without feedback.
+    with a new K for every message. A message is the k values and a seed of 64 bits, from which the
+    receiver draws K. The scaled code is unbiased: use it without feedback.
 
     Args:
-        share: s, the share of an update's entries that is sent; 1 changes nothing.
-        then: a code for the k values, a vector of its own; None: 32 bits for each.
-        scaled: whether the values are scaled by n/k, as in the paper's sketched updates. Not
-            scaled, C(x) is the update kept within a random mask, as after one step of the paper's
-            structured updates, whose clients train within it.
-
-    Returns:
-        A compressor.
+        share: s, the fraction of an update's entries that is sent; 1 changes nothing.
+        then: a code for the vector of the k values; None: 32 bits for each.
+        scaled: whether the values are scaled by n/k, as in the paper's sketched updates. Without
+            scaling, C(x) is the update restricted to a random mask, as after one step of the
+            paper's structured updates, whose clients train within the mask.
 
     Raises:
         ValueError: if share is out of range.
@@ -46,44 +43,47 @@ def random_mask(share: float, then: Compressor | None = None, *, scaled: bool = 
     >>> code.bytes(8)
     16
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be in (0, 1], got {share}")
 
-    def kept(size: int) -> int:
-        return max(1, round(share * size))
+    share: float
+    then: Compressor | None = None
+    _: dataclasses.KW_ONLY
+    scaled: bool = True
 
-    def compress(key: Array, x: Array) -> Array:
-        count = kept(x.size)
-        mask_key, own_key = jax.random.split(key)
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def count(self, n: int) -> int:
+        """Returns k, the number of entries that are sent."""
+        return max(1, round(self.share * n))
+
+    def compress(self, key: Array, x: Array) -> Array:
+        count = self.count(x.size)
+        mask_key, value_key = jax.random.split(key)
         chosen = jnp.arange(x.size, dtype=jnp.int32)
         if count < x.size:
             chosen = permutation(mask_key, x.size)[:count]
         values = x[chosen]
-        values = values if then is None else then.compress(own_key, values)
-        return jnp.zeros_like(x).at[chosen].set(x.size / count * values if scaled else values)
+        values = values if self.then is None else self.then.compress(value_key, values)
+        return jnp.zeros_like(x).at[chosen].set(x.size / count * values if self.scaled else values)
 
-    def size(n: int) -> int:
-        count = kept(n)
+    def bytes(self, n: int) -> int:
+        count = self.count(n)
         seed = SEED if count < n else 0
-        return seed + (4 * count if then is None else then.bytes(count))
-
-    return Compressor(compress, size)
+        return seed + (4 * count if self.then is None else self.then.bytes(count))
 
 
-@part
-def uniform_quantisation(bits: int) -> Compressor:
-    r"""Every entry rounded at random, without bias, to levels from the least entry to the largest.
+class uniform_quantisation(Compressor):
+    r"""Unbiased stochastic rounding to levels between the smallest and the largest entry.
 
     .. math:: C(x)_i \in \Bigl\{ x_{min} + \frac{l}{2^b - 1} (x_{max} - x_{min}) \Bigr\}, \quad
               l \in \{0, \dots, 2^b - 1\}, \qquad \mathbb{E}\,C(x) = x
 
-    A message is b bits for each entry, and the two ends in 32 bits each.
+    A message is b bits for each entry, and the two extremes in 32 bits each. Use it without
+    feedback.
 
     Args:
         bits: b.
-
-    Returns:
-        A compressor, to be used without feedback.
 
     Raises:
         ValueError: if bits is not in 1..16.
@@ -95,33 +95,34 @@ def uniform_quantisation(bits: int) -> Compressor:
     >>> uniform_quantisation(1).bytes(1000)
     133
     """
-    if not 1 <= bits <= 16:
-        raise ValueError(f"bits must be in 1..16, got {bits}")
-    most = 2**bits - 1
 
-    def compress(key: Array, x: Array) -> Array:
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"bits must be in 1..16, got {self.bits}")
+
+    def compress(self, key: Array, x: Array) -> Array:
+        most = 2**self.bits - 1
         least, width = jnp.min(x), jnp.max(x) - jnp.min(x)
         scaled = most * (x - least) / jnp.where(width > 0, width, 1)
         up = jax.random.uniform(key, x.shape, x.dtype) < scaled - jnp.floor(scaled)
         return least + width * (jnp.floor(scaled) + up.astype(x.dtype)) / most
 
-    return Compressor(compress, lambda n: math.ceil((n * bits + 64) / 8))
+    def bytes(self, n: int) -> int:
+        return math.ceil((n * self.bits + 64) / 8)
 
 
-@part
-def rotated(code: Compressor) -> Compressor:
-    r"""A code of the randomly rotated update, so that no entry is much larger than others.
+class rotated(Compressor):
+    r"""A code applied to the randomly rotated update, in which no entry is much larger than others.
 
     .. math:: C'(x) = R^\top C(R x), \qquad R = H D
 
-    D is a diagonal of random signs, H the Walsh-Hadamard matrix over the square root of its size;
-    x is filled up with zeros to the next power of two. The seed of D takes 64 bits.
+    D is a diagonal matrix of random signs, H the Walsh-Hadamard matrix divided by the square root
+    of its size; x is padded with zeros to the next power of two. The seed of D takes 64 bits.
 
     Args:
         code: C.
-
-    Returns:
-        A compressor.
 
     Source: Konečný et al. 2016 <https://arxiv.org/abs/1610.05492>, section 3.
 
@@ -131,33 +132,33 @@ def rotated(code: Compressor) -> Compressor:
     [3.0, -1.0, 2.0]
     """
 
-    def compress(key: Array, x: Array) -> Array:
-        sign_key, own_key = jax.random.split(key)
-        room = _room(x.size)
-        sign = signs(sign_key, (room,), x.dtype)
-        given = _hadamard(sign * jnp.pad(x, (0, room - x.size)))
-        return (sign * _hadamard(code.compress(own_key, given)))[: x.size]
+    code: Compressor
 
-    return Compressor(compress, lambda n: SEED + code.bytes(_room(n)))
+    def compress(self, key: Array, x: Array) -> Array:
+        sign_key, code_key = jax.random.split(key)
+        size = _padded_size(x.size)
+        sign = signs(sign_key, (size,), x.dtype)
+        given = _hadamard(sign * jnp.pad(x, (0, size - x.size)))
+        return (sign * _hadamard(self.code.compress(code_key, given)))[: x.size]
+
+    def bytes(self, n: int) -> int:
+        return SEED + self.code.bytes(_padded_size(n))
 
 
-@part
-def low_rank(rank: int) -> Sending:
-    r"""Sends what of an update's matrices lies in random subspaces.
+class low_rank(Sending):
+    r"""Projects an update's matrices onto random subspaces.
 
     .. math:: C(H) = A B, \qquad B = A^\top H, \qquad A \in \mathbb{R}^{d_1 \times r}, \quad
               A^\top A = I
 
-    The columns of A span a subspace drawn anew for every message. B is sent, r d_2 numbers, and a
-    seed of 64 bits gives the receiver A. A kernel is the matrix of its last axis by all others; if
-    d_1 is at most r it goes whole, and so do vectors. The paper's clients train B itself: after one
-    step of SGD that is this projection of the whole update, after more steps it is not.
+    The columns of A span a new random subspace for every message. B is sent, r d_2 numbers, and a
+    seed of 64 bits from which the receiver draws A. A kernel is a matrix with its last axis as
+    columns; if d_1 is at most r it is sent whole, as vectors are. The paper's clients train B
+    itself: after one step of SGD this equals the projection of the whole update, after more steps
+    it does not.
 
     Args:
         rank: r.
-
-    Returns:
-        A part of ``sending`` without state.
 
     Raises:
         ValueError: if rank is not positive.
@@ -168,44 +169,48 @@ def low_rank(rank: int) -> Sending:
     >>> low_rank(5).bytes(w)  # 4 · (5 · 10 + 10) and a seed; 4,040 whole
     248
     """
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
 
-    def coded(leaf: Array | jax.ShapeDtypeStruct) -> bool:
-        return leaf.ndim > 1 and math.prod(leaf.shape[:-1]) > rank
+    rank: int
 
-    def projected(key: Array, leaf: Array) -> Array:
-        if not coded(leaf):
-            return leaf
-        matrix = leaf.reshape(-1, leaf.shape[-1]).astype(jnp.float32)
-        space, _ = jnp.linalg.qr(jax.random.normal(key, (len(matrix), rank), jnp.float32))
-        back = space @ (space.T @ matrix)
-        return back.reshape(leaf.shape).astype(leaf.dtype)
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
 
-    def send(key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array) -> Sent:
-        del client
+    def send(
+        self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array
+    ) -> Sent:
         leaves, form = jax.tree.flatten(update.params)
         keys = jax.random.split(key, len(leaves))
-        out = [projected(own, leaf) for own, leaf in zip(keys, leaves, strict=True)]
+        out = [self._projected(k, leaf) for k, leaf in zip(keys, leaves, strict=True)]
         return Sent(update._replace(params=jax.tree.unflatten(form, out)), message, kept)
 
-    def size(variables: Variables) -> int:
+    def bytes(self, variables: Variables) -> int:
         total = SEED + tree.num_bytes(variables.state)
         for leaf in jax.tree.leaves(variables.params):
-            entries = rank * leaf.shape[-1] if coded(leaf) else math.prod(leaf.shape)
+            entries = self.rank * leaf.shape[-1] if self._coded(leaf) else math.prod(leaf.shape)
             total += entries * leaf.dtype.itemsize
         return total
 
-    return Sending(init=lambda variables, data: (), send=send, bytes=size)
+    def _coded(self, leaf: Array | jax.ShapeDtypeStruct) -> bool:
+        return leaf.ndim > 1 and math.prod(leaf.shape[:-1]) > self.rank
+
+    def _projected(self, key: Array, leaf: Array) -> Array:
+        if not self._coded(leaf):
+            return leaf
+        matrix = leaf.reshape(-1, leaf.shape[-1]).astype(jnp.float32)
+        normal = jax.random.normal(key, (len(matrix), self.rank), jnp.float32)
+        space, _ = jnp.linalg.qr(normal)
+        back = space @ (space.T @ matrix)
+        return back.reshape(leaf.shape).astype(leaf.dtype)
 
 
-def _room(size: int) -> int:
-    """The next power of two."""
+def _padded_size(size: int) -> int:
+    """Returns the smallest power of two that is at least ``size``."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _hadamard(x: Array) -> Array:
-    """H x over the square root of its size, a power of two; its own inverse."""
+    """Returns H x for a vector whose size is a power of two; it is its own inverse."""
     size, half = x.size, 1
     while half < size:
         pairs = x.reshape(-1, 2, half)

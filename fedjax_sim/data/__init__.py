@@ -1,32 +1,27 @@
-"""Data sets, and the folder where decoded copies are kept."""
+"""Data sets, client data and the cache of decoded data sets."""
 
-from fedjax_sim.data._covertype import covertype
-from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu
 from fedjax_sim.data._fedaug import FedAug, augmentation_level, fedaug, rebalance
 from fedjax_sim.data._huggingface import from_huggingface
 from fedjax_sim.data._summary import DataSummary, summary
 from fedjax_sim.data._synthetic import synthetic
-from fedjax_sim.data._xor import XorMixup, xor_mixup
-from fedjax_sim.data.cache import cache_dir, cached_arrays
-from fedjax_sim.data.clients import client_data, streamed
+from fedjax_sim.data._tables import covertype, diabetes
+from fedjax_sim.data.clients import EvalSet, client_data, eval_set, streamed
 from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
-from fedjax_sim.data.evaluation import EvalSet, eval_set
-from fedjax_sim.data.folder import DataNotFoundError
-from fedjax_sim.data.owners import own_test
-from fedjax_sim.data.scaling import channel_statistics
-from fedjax_sim.data.sharing import share
+from fedjax_sim.data.folder import DataNotFoundError, cache_dir, cached_arrays
+from fedjax_sim.data.sharing import XorMixup, share, xor_mixup
 from fedjax_sim.data.sources import DATASETS, load_dataset, parse_dataset
 from fedjax_sim.data.splits import (
     Fold,
     client_folds,
     client_holdout,
+    own_test,
     shift_rows,
     take_clients,
     take_root,
 )
-from fedjax_sim.data.standardise import standardise_global, standardise_local
+from fedjax_sim.data.standardise import channel_statistics, standardise_global, standardise_local
 from fedjax_sim.data.text import (
     shakespeare,
     shakespeare_tokens,

@@ -1,9 +1,7 @@
-"""A user's table in one .csv file."""
+"""Tables in .csv files."""
 
 import csv
-import gzip
 import math
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import check_memory, open_text
 from fedjax_sim.base.words import shortened
-from fedjax_sim.data import categories
-from fedjax_sim.data.cells import GAPS, is_number, read_number, read_numbers
-from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
+from fedjax_sim.data.cells import (
+    GAPS,
+    check_labels,
+    fill_means,
+    integers_or_texts,
+    is_number,
+    one_hot,
+    read_number,
+    read_numbers,
+)
+from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
-from fedjax_sim.data.options import EVERY_TEXT, FIFTH, check_parts, in_test, split_options
+from fedjax_sim.data.options import EVERY_TEXT, FIFTH, choose_test, split_options
 from fedjax_sim.tasks import regression
 
 FORM = (
@@ -33,19 +40,19 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Table(NamedTuple):
-    """What a user says of a .csv file.
+    """A parsed ``csv:`` text.
 
     Attributes:
-        file: its path; ``.gz`` is decompressed.
-        y: the column of the classes, or of the numbers that are to be learnt.
-        numbers: whether they are numbers.
-        client: the column of the natural clients; None for none.
-        test: the share of each class that is the test set, or the column that says which rows are.
-        classes: M, if the labels are the numbers 0 … M - 1; None: they are texts.
-        sep: what separates the cells of a line.
-        encoding: of the text.
-        categorical: the columns that are one-hot encoded; ("all",) for each that has a text.
-        missing: what is done about a row with a missing cell.
+        file: path of the file; ``.gz`` is decompressed.
+        y: column of the classes, or of the numbers to predict.
+        numbers: whether y is numbers to predict.
+        client: column of the natural clients; None for none.
+        test: share of each class for the test set, or column that marks its rows.
+        classes: M, if the labels are the numbers 0 … M - 1; None if they are texts.
+        sep: separator of cells.
+        encoding: text encoding.
+        categorical: columns to one-hot encode; ("all",) for all text columns.
+        missing: how to handle rows with missing cells.
     """
 
     file: Path
@@ -65,219 +72,200 @@ class Table(NamedTuple):
         return [c for c in (self.y, self.client, self.test) if isinstance(c, str)]
 
 
-class _Read(NamedTuple):
-    """The rows of a file.
-
-    Attributes:
-        x: ``f64[n, F]``, NaN if missing.
-        names: of the F columns of x.
-        roles: the texts of the columns that are not inputs.
-        lines: where each row ended.
-        notes: what was converted or dropped.
-    """
-
-    x: NDArray[np.float64]
-    names: list[str]
-    roles: Mapping[str, NDArray[np.str_]]
-    lines: Sequence[int]
-    notes: list[str]
+_Rows = tuple[
+    NDArray[np.float64], list[str], Mapping[str, NDArray[np.str_]], Sequence[int], list[str]
+]
+"""Inputs ``f64[n, F]`` and their names; texts by role; the line of each row; notes."""
 
 
 def parse_table(text: str) -> Table:
-    """Returns what ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...`` means.
+    """Parses ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...``.
 
     ``target=COLUMN``, or ``label=COLUMN,task=regression``, is a column of numbers: regression.
-
-    Args:
-        text: as above; a file or column with a comma in its name cannot be given.
-
-    Returns:
-        The file and its columns; the test set is a fifth of each class unless ``test`` is given.
+    Names of files and columns cannot contain commas.
 
     Raises:
-        ValueError: if the text is none of this form.
+        ValueError: if the text does not have this form.
 
     Example:
         >>> parse_table("iris.csv,label=species,test=0.5")[1:5]
         ('species', False, None, 0.5)
     """
-    file, given = split_options("csv", text, OPTIONS, FORM)
-    label, target, task = (given.pop(key, None) for key in ("label", "target", "task"))
+    file, options = split_options("csv", text, OPTIONS, FORM)
+    label, target, task = (options.pop(key, None) for key in ("label", "target", "task"))
     if not file or bool(label) == bool(target):
         raise ValueError(
             f"csv: must have a file and label=COLUMN or target=COLUMN, got {text!r}; its form is "
             f"{FORM}"
         )
-    fitting = ("classification", "regression") if label else ("regression",)
-    if task not in (None, *fitting):
+    allowed = ("classification", "regression") if label else ("regression",)
+    if task not in (None, *allowed):
         column = "label" if label else "target"
-        raise ValueError(f"csv: {column}= must be of task={' or '.join(fitting)}, got task={task}")
+        raise ValueError(f"csv: {column}= must be of task={' or '.join(allowed)}, got task={task}")
     numbers = bool(target) or task == "regression"
-    if numbers and "classes" in given:
+    if numbers and "classes" in options:
         raise ValueError(f"csv: classes= is for labels, got {text!r}")
-    made = Table(Path(file).expanduser(), label or target, numbers, **given)
-    named = [*made.roles, *(c for c in made.categorical if c != EVERY_TEXT)]
-    if len({*named}) < len(named):
-        raise ValueError(f"csv: must have another column for each of its roles, got {text!r}")
-    return made
+    table = Table(Path(file).expanduser(), label or target, numbers, **options)
+    columns = [*table.roles, *(c for c in table.categorical if c != EVERY_TEXT)]
+    if len({*columns}) < len(columns):
+        raise ValueError(f"csv: each role must have its own column, got {text!r}")
+    return table
 
 
-def table(name: str, of: Table) -> Dataset:
-    """Reads a table with a label or target from a .csv file with a line of names.
+def load_table(name: str, table: Table) -> Dataset:
+    """Loads a .csv file with a line of column names.
 
-    Args:
-        name: of the data set.
-        of: the file and its columns; all that have no role are inputs: numbers, true or false, or
-            categories if ``of`` names them. A column of the test set says 0 or 1, false or true,
-            train or test.
-
-    Returns:
-        Inputs ``f32[n, F]``, of which those that are not 0 and 1 alone are ``numeric``; the columns
-        of categories come last. Classes and clients are numbered in the order of their texts, or of
-        their numbers if all are integers; ``class_names`` are the labels. Nothing is cached.
+    Columns without a role are inputs ``f32[n, F]``: numbers, booleans, or categories if ``table``
+    lists them, whose columns come last; those with values other than 0 and 1 are ``numeric``.
+    Classes and clients are numbered in the order of their texts, or of their numbers if all are
+    integers.
 
     Raises:
         DataNotFoundError: if there is no such file.
-        ValueError: if it is no such table; names column, line and what is allowed.
+        ValueError: if the file is malformed; the message names column and line.
     """
-    x, columns, texts, lines, notes = _read(existing(name, of.file), of)
+    x, columns, texts, lines, notes = _read_rows(existing(name, table.file), table)
     names: list[str] = []
     strata = np.zeros(len(x), np.int32)
     y: NDArray[Any]
-    if of.numbers or of.classes is not None:
-        y = _targets(of, texts[of.y], lines)
+    if table.numbers or table.classes is not None:
+        y = _read_targets(table, texts[table.y], lines)
     else:
-        labels, y = np.unique(categories.numbers_or_texts(texts[of.y]), return_inverse=True)
+        labels, y = np.unique(integers_or_texts(texts[table.y]), return_inverse=True)
         names = [str(label) for label in labels]
         if len(names) < 2:
-            raise ValueError(f"column {of.y!r} must have two classes or more, got {names[0]} alone")
-        categories.check_labels(of.y, names, len(y))
-    if not of.numbers:
+            raise ValueError(
+                f"column {table.y!r} must have two classes or more, got {names[0]} alone"
+            )
+        check_labels(table.y, names, len(y))
+    if not table.numbers:
         strata = y.astype(np.int32)
-    if isinstance(of.test, str):
-        test = in_test(of.test, texts[of.test], [f"line {line}" for line in lines])
-        words = f"the test rows of {of.test!r}"
-    else:
-        test = random_share(strata, of.test)
-        words = f"a fixed random {100 * of.test:g} %" + " of each class" * (not of.numbers)
-    check_parts(test, of.test, f"; column {of.y!r} has {len(names)} classes" if names else "")
+    flags = texts[table.test] if isinstance(table.test, str) else None
+    hint = f"; column {table.y!r} has {len(names)} classes" if names else ""
+    rows = [f"line {line}" for line in lines]
+    test, words = choose_test(table.test, strata, flags, rows, hint)
     numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-    x, filled = categories.fill_means(x, ~test, columns)
+    x, fill_notes = fill_means(x, ~test, columns)
     return from_arrays(
         name,
         x,
         y,
         test=test,
-        client=None if of.client is None else categories.numbers_or_texts(texts[of.client]),
+        client=None if table.client is None else integers_or_texts(texts[table.client]),
         numeric=numeric,
-        classes=of.classes,
+        classes=table.classes,
         class_names=names,
         column_names=columns,
-        task=regression() if of.numbers else None,
+        task=regression() if table.numbers else None,
         test_set=words,
-        notes=[*notes, *filled],
+        notes=[*notes, *fill_notes],
     )
 
 
 @contextmanager
-def _rows(file: Path, of: Table) -> Iterator[Any]:
-    """Opens the file; its errors become ValueErrors that say where."""
-    opened: Any = gzip.open if file.suffix == ".gz" else open
-    with opened(file, "rt", encoding=of.encoding, newline="") as text:
-        rows = csv.reader(text, delimiter=of.sep, strict=True, skipinitialspace=of.sep == " ")
+def _open_rows(file: Path, table: Table) -> Iterator[Any]:
+    """Opens the file; errors become ValueErrors that name the line."""
+    with open_text(file, table.encoding) as text:
+        rows = csv.reader(text, delimiter=table.sep, strict=True, skipinitialspace=table.sep == " ")
         try:
             yield rows
         except csv.Error as error:
             raise ValueError(f"line {rows.line_num} must be csv, got: {error}") from error
         except UnicodeDecodeError as error:
-            wanted = "UTF-8" if of.encoding == "utf-8-sig" else of.encoding
+            wanted = "UTF-8" if table.encoding == "utf-8-sig" else table.encoding
             raise ValueError(
-                f"must be a text in {wanted}, got: {error}; another is given by encoding=, such as "
-                "encoding=latin-1"
+                f"must be text in {wanted}, got: {error}; use encoding= for another encoding, such "
+                "as encoding=latin-1"
             ) from error
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ValueError(f"must be a whole .gz file, got: {error}") from error
 
 
-def _read(file: Path, of: Table) -> _Read:
-    categorical = of.categorical
+def _read_rows(file: Path, table: Table) -> _Rows:
+    categorical = table.categorical
     if EVERY_TEXT in categorical:
-        with _rows(file, of) as rows:
-            categorical = _with_texts(rows, of)
-    with _rows(file, of) as rows:
-        return _columns(rows, of, categorical)
+        with _open_rows(file, table) as rows:
+            header, features = _read_header(rows, table)
+            texts: set[int] = set()
+            for row in _full_rows(rows, len(header)):
+                texts.update(i for i in features if i not in texts and not is_number(row[i]))
+        categorical = tuple(header[i] for i in sorted(texts))
+    with _open_rows(file, table) as rows:
+        return _read_columns(rows, table, categorical)
 
 
-def _with_texts(rows: Any, of: Table) -> tuple[str, ...]:
-    """The inputs that have a cell that is not a number."""
-    header, features = _header(rows, of)
-    found: set[int] = set()
-    for row in _full(rows, len(header)):
-        found.update(i for i in features if i not in found and not is_number(row[i]))
-    return tuple(header[i] for i in sorted(found))
-
-
-def _columns(rows: Any, of: Table, categorical: Sequence[str]) -> _Read:
-    header, features = _header(rows, of, categorical)
-    texts: dict[str, list[str]] = {column: [] for column in (*of.roles, *categorical)}
+def _read_columns(rows: Any, table: Table, categorical: Sequence[str]) -> _Rows:
+    header, features = _read_header(rows, table, categorical)
+    texts: dict[str, list[str]] = {column: [] for column in (*table.roles, *categorical)}
     places = {column: header.index(column) for column in texts}
     features = [i for i in features if header[i] not in texts]
     numbers, lines, dropped, booleans = array("d"), array("q"), 0, set[int]()
-    for row in _full(rows, len(header)):
+    for row in _full_rows(rows, len(header)):
         try:
             values = read_numbers(row, features, booleans)
         except ValueError:
-            raise _not_a_number(rows.line_num, header, row, features) from None
+            i = next(i for i in features if not is_number(row[i]))
+            raise ValueError(
+                f"line {rows.line_num}, column {header[i]!r} must be a number, got {row[i]!r}: use "
+                f"categorical={header[i]} to encode its categories, or categorical=all for all "
+                "text columns"
+            ) from None
         cells = [row[i].strip() for i in places.values()]
         if any(map(math.isnan, values)) or not all(cells):
-            if of.missing == "drop":
+            if table.missing == "drop":
                 dropped += 1
                 continue
-            _check_absent(rows.line_num, row, header, [*features, *places.values()], of)
+            _check_gaps(rows.line_num, row, header, [*features, *places.values()], table)
         numbers.extend(values)
-        for own, cell in zip(texts.values(), cells, strict=True):
-            own.append(intern(cell))  # of millions of cells only thousands differ
+        for column, cell in zip(texts.values(), cells, strict=True):
+            column.append(intern(cell))  # only thousands of millions of cells differ
         lines.append(rows.line_num)
     if not lines:
-        rest = f", each of the {dropped} lacks a cell" if dropped else ""
-        raise ValueError(f"must have rows below its line of column names, got none{rest}")
+        reason = f"; all {dropped} rows lack a cell" if dropped else ""
+        raise ValueError(f"must have rows below its line of column names, got none{reason}")
     x = np.frombuffer(numbers).reshape(len(lines), -1)
     bad = np.argwhere(np.abs(x) > LARGEST)
     if len(bad):
-        row, column = bad[0]
+        i, j = bad[0]
         raise ValueError(
-            f"line {lines[row]}, column {header[features[column]]!r} must be a finite number in "
-            f"float32, got {x[row, column]:g}: fill it in or leave the row out"
+            f"line {lines[i]}, column {header[features[j]]!r} must be a finite number in float32, "
+            f"got {x[i, j]:g}: correct it or leave the row out"
         )
     names, notes = [header[i] for i in features], []
     if dropped:
-        notes.append(f"{dropped} of {dropped + len(lines)} rows lack a cell and are left out.")
+        notes.append(f"{dropped} of {dropped + len(lines)} rows lack a cell and were dropped.")
     if booleans:
-        told = shortened([header[i] for i in sorted(booleans)])
-        notes.append(f"True and false are read as 1 and 0: {told}.")
+        converted = shortened([header[i] for i in sorted(booleans)])
+        notes.append(f"True and false are read as 1 and 0: {converted}.")
+    for cells in texts.values():
+        check_memory(4 * len(cells) * max(map(len, cells)))  # NumPy pads texts to the longest
     arrays = {column: np.array(cells) for column, cells in texts.items()}
     if categorical:
-        block, more, made = categories.one_hot({column: arrays[column] for column in categorical})
-        x, names, notes = np.concatenate([x, block], axis=1), names + more, notes + made
-    return _Read(x, names, {role: arrays[role] for role in of.roles}, lines, notes)
+        block, block_names, block_notes = one_hot(
+            {column: arrays[column] for column in categorical}
+        )
+        x, names = np.concatenate([x, block], axis=1), names + block_names
+        notes += block_notes
+    return x, names, {role: arrays[role] for role in table.roles}, lines, notes
 
 
-def _check_absent(
-    line: int, row: Sequence[str], header: Sequence[str], places: Sequence[int], of: Table
+def _check_gaps(
+    line: int, row: Sequence[str], header: Sequence[str], places: Sequence[int], table: Table
 ) -> None:
-    """Raises ValueError unless the training mean takes the place of all missing cells."""
+    """Raises ValueError unless all missing cells can be filled with the training mean."""
     for i in places:
-        column, cell, role = header[i], row[i].strip(), header[i] in of.roles
-        gap = cell.lower() in GAPS if column not in (*of.roles, *of.categorical) else not cell
-        if gap and (role or of.missing == "refuse"):
+        column, cell, role = header[i], row[i].strip(), header[i] in table.roles
+        text = column in (*table.roles, *table.categorical)
+        gap = not cell if text else cell.lower() in GAPS
+        if gap and (role or table.missing == "refuse"):
             got = repr(cell) if cell else "an empty cell"
-            ways = "missing=drop leaves such rows out"
-            ways += "" if role else ", missing=mean fills in the training mean"
-            raise ValueError(f"line {line}, column {column!r} must have a value, got {got}: {ways}")
+            advice = "use missing=drop to drop such rows"
+            advice += "" if role else ", or missing=mean to fill in the training mean"
+            raise ValueError(
+                f"line {line}, column {column!r} must have a value, got {got}: {advice}"
+            )
 
 
-def _full(rows: Any, width: int) -> Iterator[list[str]]:
-    """The rows that are not empty, each with all its cells."""
+def _full_rows(rows: Any, width: int) -> Iterator[list[str]]:
+    """Yields the rows that are not empty; raises ValueError if one has too few or many cells."""
     for row in rows:
         if row and len(row) != width:
             raise ValueError(
@@ -287,48 +275,40 @@ def _full(rows: Any, width: int) -> Iterator[list[str]]:
             yield row
 
 
-def _header(rows: Any, of: Table, categorical: Sequence[str] = ()) -> tuple[list[str], list[int]]:
-    """The names of the columns, and the places of the inputs."""
+def _read_header(
+    rows: Any, table: Table, categorical: Sequence[str] = ()
+) -> tuple[list[str], list[int]]:
+    """Returns the column names, and the positions of the inputs."""
     header = [cell.strip() for cell in next(rows, [])]
     if "" in header:
         raise ValueError(
-            f"line 1 must name every column, got none for column {header.index('') + 1} (pandas "
-            "writes its index so: use to_csv(index=False))"
+            f"line 1 must name every column, got none for column {header.index('') + 1} (if pandas "
+            "wrote its index, use to_csv(index=False))"
         )
     repeated = [column for i, column in enumerate(header) if column in header[:i]]
     if repeated:
         raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
-    for column in (*of.roles, *categorical):
+    for column in (*table.roles, *categorical):
         if column not in header:
-            known = shortened(header, 20) + _apart(header)
+            known = shortened(header, 20) + _separator_advice(header)
             raise ValueError(f"has no column {column!r}; columns: {known}")
-    features = [i for i, column in enumerate(header) if column not in of.roles]
+    features = [i for i, column in enumerate(header) if column not in table.roles]
     if not features:
-        raise ValueError(f"must have a column of inputs too, got only {shortened(header, 20)}")
+        raise ValueError(f"must have an input column too, got only {shortened(header, 20)}")
     return header, features
 
 
-def _apart(header: Sequence[str]) -> str:
-    """Advice, if another character than the comma separates the names."""
-    found = [s for s in (";", "\t", "|", ",") if len(header) == 1 and s in header[0]]
-    names = {"\t": "sep=tab", ",": "no sep="}
-    way = names.get(found[0], f"sep={found[0]}") if found else ""
-    return f"; {found[0]!r} seems to separate them: give {way}" if found else ""
+def _separator_advice(header: Sequence[str]) -> str:
+    """Returns advice if another character than the given one seems to separate the names."""
+    names = {";": "sep=;", "\t": "sep=tab", "|": "sep=|", ",": "no sep="}
+    found = [s for s in names if len(header) == 1 and s in header[0]]
+    return f"; {found[0]!r} seems to separate them: use {names[found[0]]}" if found else ""
 
 
-def _not_a_number(
-    line: int, header: Sequence[str], row: Sequence[str], features: Sequence[int]
-) -> ValueError:
-    i = next(i for i in features if not is_number(row[i]))
-    return ValueError(
-        f"line {line}, column {header[i]!r} must be a number, got {row[i]!r}: "
-        f"categorical={header[i]} makes inputs of its categories, categorical=all those of all "
-        "columns with texts"
-    )
-
-
-def _targets(of: Table, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArray[np.float64]:
-    """The numbers of the label or target, each finite in float32."""
+def _read_targets(
+    table: Table, texts: NDArray[np.str_], lines: Sequence[int]
+) -> NDArray[np.float64]:
+    """Reads the numbers of the label or target, which must be finite in float32."""
     y = []
     for text, line in zip(texts, lines, strict=True):
         try:
@@ -336,11 +316,11 @@ def _targets(of: Table, texts: NDArray[np.str_], lines: Sequence[int]) -> NDArra
         except ValueError:
             value = math.nan
         if not abs(value) <= LARGEST:
-            other = f"label={of.y}" + " without classes=" * (not of.numbers)
+            other = f"label={table.y}" + " without classes=" * (not table.numbers)
             raise ValueError(
-                f"line {line}, column {of.y!r} must be a finite number, as it is the "
-                f"{'target' if of.numbers else 'class by classes='}, got {str(text)!r}: classes by "
-                f"name are given by {other}"
+                f"line {line}, column {table.y!r} must be a finite number, as it is the "
+                f"{'target' if table.numbers else 'class with classes='}, got {str(text)!r}: use "
+                f"{other} for named classes"
             )
         y.append(value)
     return np.array(y)

@@ -1,7 +1,6 @@
-"""In-hospital mortality in the eICU database, one client for each hospital."""
+"""In-hospital mortality in the eICU database, with hospitals as clients."""
 
 import csv
-import gzip
 from functools import reduce
 from pathlib import Path
 from sys import intern
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
 
@@ -42,36 +42,35 @@ Columns = dict[str, NDArray[Any]]
 def eicu(
     data_dir: DataDir = None, *, min_admissions: int = 100, max_mortality: float = 0.2
 ) -> Dataset:
-    """In-hospital mortality from the variables of the APACHE predictions, by hospital.
+    """Loads in-hospital mortality and the variables of the APACHE predictions, by hospital.
 
-    A sample is a unit stay with an APACHE result and a known age. Hospitals are kept if they have
-    more than ``min_admissions`` of them and a mortality of at most ``max_mortality`` (RADFed: 164
-    hospitals, 901 stays on average).
+    A sample is a unit stay with an APACHE result and a known age. Hospitals are included if they
+    have more than ``min_admissions`` stays and a mortality of at most ``max_mortality`` (RADFed:
+    164 hospitals, 901 stays on average).
 
     Inputs are 52 columns of the tables apacheApsVar and apachePredVar: age and 22 measurements and
-    counts, which are ``numeric``; 21 of 0 or 1; the source of admission as 8 of 0 or 1. Age "> 89"
-    is 90. A missing value is -1, the tables' own code, in columns of 0 or 1 too. Left out are the
-    outcomes (diedinhospital, dischargelocation), repeated and constant columns, and ejectfx,
-    graftcount and amilocation, which only few diagnoses have. The admission diagnosis has hundreds
-    of codes and is a feature, not an input.
+    counts, which are ``numeric``; 21 columns of 0 or 1; and the admission source as 8 columns of 0
+    or 1. Age "> 89" becomes 90. Missing values are -1, as in the tables, also in columns of 0 or 1.
+    Outcomes (diedinhospital, dischargelocation), repeated and constant columns are excluded, as are
+    ejectfx, graftcount and amilocation, which exist for few diagnoses only. The admission diagnosis
+    has hundreds of codes and is a feature, not an input.
 
-    Nothing is cached: access to the full database is by agreement, and its data stay in their
-    folder.
+    Nothing is cached, as access to the full database requires an agreement.
 
     Args:
         data_dir: a folder with ``patient``, ``apacheApsVar``, ``apachePredVar`` and
-            ``apachePatientResult``, each .csv or .csv.gz as PhysioNet gives them, or with these in
-            ``eicu/``; default is the environment variable FEDJAX_SIM_DATA_DIR.
-        min_admissions: hospitals with this many stays or fewer are left out.
-        max_mortality: hospitals above this share of deaths are left out.
+            ``apachePatientResult``, each .csv or .csv.gz as on PhysioNet, or with these in
+            ``eicu/``; defaults to the environment variable FEDJAX_SIM_DATA_DIR.
+        min_admissions: hospitals with this many stays or fewer are excluded.
+        max_mortality: hospitals above this share of deaths are excluded.
 
     Returns:
-        Inputs ``f32[n, 52]``; class 1 is death; clients are hospitals by their number; ``features``
-        has "admitdiagnosis" and "admitsource". The test set is a random fifth of each class.
+        Inputs ``f32[n, 52]``; class 1 is death; clients are hospitals by number; ``features`` has
+        "admitdiagnosis" and "admitsource". The test set is a random fifth of each class.
 
     Raises:
         DataNotFoundError: if a table is missing.
-        ValueError: if no hospital is kept.
+        ValueError: if no hospital is left.
 
     Source: Pollard, Johnson, Raffa, Celi, Mark, Badawi 2018
     <https://doi.org/10.1038/sdata.2018.178>; Xue, Klabjan, Luo 2021
@@ -81,10 +80,9 @@ def eicu(
 
 
 def eicu_demo(data_dir: DataDir = None, *, min_admissions: int = 10) -> Dataset:
-    """The open demo of eICU in the data folder's ``eicu_demo/``, read like the full database.
+    """Loads the open demo of eICU from ``eicu_demo/``, see :func:`fedjax_sim.data.eicu`.
 
-    Its largest hospital has 18 stays with a result, so that more than 10 are enough here. See
-    :func:`fedjax_sim.data.eicu`.
+    Its largest hospital has 18 stays with a result.
     """
     return _load("eicu_demo", data_dir, min_admissions, 0.2)
 
@@ -114,7 +112,7 @@ def _load(name: str, data_dir: DataDir, min_admissions: int, max_mortality: floa
 
 
 def _inputs(stays: Columns) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """All columns of x, and which of them are numeric."""
+    """Returns the columns of x, and which of them are numeric."""
     columns = [np.where(stays[AGE] == "> 89", "90", stays[AGE]).astype(np.float32)]
     columns += [stays[key].astype(np.float32) for key in (*MEASURED, *COUNTS, *TREATMENT, *HISTORY)]
     columns += [stays["admitsource"] == str(code) for code in SOURCES]
@@ -123,22 +121,22 @@ def _inputs(stays: Columns) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
 
 
 def _stays(name: str, data_dir: DataDir) -> Columns:
-    """The columns of all tables as texts, for the stays that all have; "-1" if missing."""
+    """Joins the tables on the stays that occur in all; texts, "-1" if missing."""
     folder = _folder(name, data_dir)
     tables = [_read(name, folder, table) for table in TABLES]
-    # A stay has two results, of APACHE IV and IVa, with one outcome.
+    # A stay has two results, of APACHE IV and IVa, with the same outcome.
     firsts = [np.unique(t[STAY].astype(np.int64), return_index=True) for t in tables]
     common = reduce(np.intersect1d, [ids for ids, _ in firsts])
     joined: Columns = {}
     for table, (ids, rows) in zip(tables, firsts, strict=True):
-        chosen = rows[np.searchsorted(ids, common)]
-        joined |= {key: values[chosen] for key, values in table.items()}
+        matching = rows[np.searchsorted(ids, common)]
+        joined |= {key: values[matching] for key, values in table.items()}
     known = (joined[AGE] != "-1") & np.isin(joined[OUTCOME].astype(str), ("ALIVE", "EXPIRED"))
     return {key: values[known] for key, values in joined.items()}
 
 
 def _folder(name: str, data_dir: DataDir) -> Path:
-    """The folder of the tables: the data folder itself, or the one of this name in it."""
+    """Returns the folder of the tables: the data folder, or its subfolder of this name."""
     folder = given_folder(data_dir)
     if folder is None:
         raise DataNotFoundError(
@@ -154,22 +152,21 @@ def _file(folder: Path, table: str) -> Path | None:
 
 
 def _read(name: str, folder: Path, table: str) -> Columns:
-    """The wanted columns of a table as texts, "-1" if empty."""
+    """Reads the columns of a table in ``TABLES`` as texts, "-1" if empty."""
     file = _file(folder, table)
     if file is None:
         raise DataNotFoundError(
             f"data set {name!r} is not ready in {folder} (no file {table}.csv or {table}.csv.gz); "
             f"{SOURCE}"
         )
-    open_text = gzip.open if file.suffix == ".gz" else open
-    with open_text(file, "rt", encoding="utf-8", newline="") as text:
+    with open_text(file) as text:
         rows = csv.reader(text)
         header = next(rows, [])
         missing = [key for key in TABLES[table] if key not in header]
         if missing:
             raise ValueError(f"{file} has no column {', '.join(missing)}")
         places = [header.index(key) for key in TABLES[table]]
-        # Interned: of millions of values only thousands differ.
+        # Interned, as only thousands of millions of values differ.
         values = [[intern(row[i] or "-1") for i in places] for row in rows]
     return dict(
         zip(TABLES[table], np.array(values, object).reshape(-1, len(places)).T, strict=True)

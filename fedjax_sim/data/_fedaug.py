@@ -1,4 +1,4 @@
-"""Augmentation against label skew, as integers: which samples are to be copied, and how often."""
+"""Augmentation against label skew: which samples to copy, and how often."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedjax_sim.partition.table import Partition, label_table
 
 
 class FedAug(NamedTuple):
-    """What :func:`fedjax_sim.data.fedaug` gives.
+    """Result of :func:`fedjax_sim.data.fedaug`.
 
     Attributes:
         partition: the clients' samples and copies, for :func:`fedjax_sim.data.client_data`.
-        level: ``f64[N]``, L of each client, 0 if it needs none.
-        missing: ``bool[N, M]``, classes that a client should raise and has no sample of.
+        level: ``f64[N]``, level L of each client; 0 if it needs no copies.
+        missing: ``bool[N, M]``, classes to raise of which the client has no sample.
     """
 
     partition: Partition
@@ -27,34 +27,34 @@ class FedAug(NamedTuple):
 
 
 def augmentation_level(counts: ArrayLike, emd: float) -> float:
-    r"""The number of samples L to which a client must raise its rare classes to reach an EMD.
+    r"""Computes the number of samples L to which a client must raise rare classes to reach an EMD.
 
     With :math:`n_1 \ge \dots \ge n_M` and :math:`s_i = n_1 + \dots + n_i`, the client needs T
-    samples in all, and
+    samples in total, and
 
     .. math:: T = \max_{1 \le i < M} \frac{2 s_i}{EMD^* + 2i/M}, \qquad
               L = \min_{1 \le k < M} \frac{T - s_{M-k}}{k}.
 
-    The k of the minimum is the number of classes that are raised. If all others have more than the
-    mean T/M, this is the thesis'
+    The minimising k is the number of classes that are raised. If all other classes have more than
+    the mean T/M, this equals the formula of the thesis,
 
     .. math:: L = \frac{2ks_{M-k} - EMD^* s_{M-k} M}{2kM + EMD^* kM - 2k^2}.
 
-    If a class lies between L and the mean, the thesis' value is too small, and the client stays
-    above EMD*.
+    If a class lies between L and the mean, the formula of the thesis is too small, and the client
+    stays above EMD*.
 
     Args:
-        counts: ``[M]``, the samples of each class, or parts of them.
+        counts: ``[M]``, number of samples of each class, or their shares.
         emd: EMD*, the target for :math:`\sum_y |p_k(y) - 1/M|`, at least 0.
 
     Returns:
-        L; 0 if the client is not above EMD* already.
+        L; 0 if the client is at or below EMD*.
 
     Raises:
         ValueError: if emd is negative.
 
-    Source: Cornelis 2022 <cornelis2022federated>, eq. 5.4 and Algorithm 4 (which prints the order
-    of sorting reversed).
+    Source: Cornelis 2022 <cornelis2022federated>, eq. 5.4 and Algorithm 4 (which prints the sorting
+    order reversed).
 
     Example:
         >>> counts = [0.46] * 2 + [0.01] * 8  # ll(2, 0.9): EMD 1.44
@@ -73,27 +73,26 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
 
 
 def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
-    """FedAug: every client above the EMD raises its rare classes by copies until it is there.
+    """Copies samples of rare classes until each client is at or below a target EMD (FedAug).
 
-    A class below L (see :func:`fedjax_sim.data.augmentation_level`) is raised to L, rounded; its
-    samples are copied equally often, give or take one. A class of which the client has no sample
-    cannot be raised: it is left out and reported, and the client's EMD stays above the target. A
-    client at or below the target changes nothing.
+    Classes below L (see :func:`fedjax_sim.data.augmentation_level`) are raised to L, rounded;
+    within a class, samples are copied equally often, up to one. A class without a sample at the
+    client cannot be raised: it is reported as missing, and the client's EMD stays above the target.
 
     Args:
         labels: ``int[n]``, classes in 0 … M - 1.
-        partition: of the N clients.
+        partition: of N clients.
         emd: EMD*, the target, at least 0.
 
     Returns:
-        Partition, levels and missing classes. Unaltered copies are of no use: give the local update
-        transforms of :mod:`fedjax_sim.augment`.
+        Partition, levels and missing classes. Add transforms of :mod:`fedjax_sim.augment` to the
+        local update, as unaltered copies are useless.
 
     Raises:
         ValueError: if emd or a label is negative.
 
-    Source: Cornelis 2022 <cornelis2022federated>, chapter 5. (The thesis does not say how clients
-    are weighted: here n_k and E are those of the unaltered samples.)
+    Source: Cornelis 2022 <cornelis2022federated>, chapter 5. (The thesis does not specify
+    the clients' weights: here n_k and E count only the original samples.)
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -104,31 +103,28 @@ def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
     y = class_labels(np.asarray(labels), np.size(labels), None, "labels")
     classes = int(y.max()) + 1
     counts = label_table(y, partition, classes)
-    level = np.array([augmentation_level(own, emd) for own in counts])
+    level = np.array([augmentation_level(row, emd) for row in counts])
     lacking = np.maximum(np.round(level)[:, None].astype(np.int64) - counts, 0)
     owner = np.repeat(np.arange(len(counts)), partition.sizes)
     cell = owner * classes + y[partition.index % len(y)]
-    table, missing = _copies(partition, cell, lacking.ravel(), len(y))
     name = f"{partition.name}, FedAug to {emd:g}"
-    return FedAug(
-        _with_copies(partition, table, len(y), name), level, missing.reshape(counts.shape)
-    )
+    copied, missing = _add_copies(partition, cell, lacking.ravel(), len(y), name)
+    return FedAug(copied, level, missing.reshape(counts.shape))
 
 
 def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Partition:
-    r"""Astraea's global rebalancing: classes that are rare among all clients are raised by copies.
+    r"""Copies samples of globally rare classes (Astraea's global rebalancing).
 
-    A class with :math:`C_y` samples in all, below the mean :math:`\bar C`, gets so many copies that
-    it has
+    A class whose total :math:`C_y` is below the mean :math:`\bar C` is raised to
 
     .. math:: C_y \left(\bar C / C_y\right)^\alpha
 
-    rounded; they are spread over its samples, and so over its clients, as evenly as can be.
+    samples, rounded, with copies spread as evenly as possible over its samples and clients.
 
     Args:
         labels: ``int[n]``, classes in 0 … M - 1.
-        partition: of the clients.
-        alpha: α, at least 0; 0 changes nothing, 1 raises rare classes to the mean.
+        partition: of N clients.
+        alpha: α, at least 0; 0 adds no copies, 1 raises rare classes to the mean.
 
     Returns:
         The clients' samples and copies.
@@ -138,8 +134,8 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
 
     Source: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
     improving classification accuracy of mobile deep learning applications", ICCD 2019
-    <https://arxiv.org/abs/1907.01132>. (There a client's steps grow with its copies;
-    :func:`fedjax_sim.data.client_data` keeps them as they were.)
+    <https://arxiv.org/abs/1907.01132>. (In the paper a client's steps grow with its
+    copies; in :func:`fedjax_sim.data.client_data` they do not.)
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -153,36 +149,30 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
     counts = np.bincount(held, minlength=int(y.max()) + 1)
     ratio = np.maximum(counts.mean() / np.maximum(counts, 1), 1.0)
     lacking = np.round(counts * (ratio**alpha - 1)).astype(np.int64)
-    table, _ = _copies(partition, held, lacking, len(y))
-    return _with_copies(partition, table, len(y), f"{partition.name}, rebalanced")
+    return _add_copies(partition, held, lacking, len(y), f"{partition.name}, rebalanced")[0]
 
 
-def _copies(
-    partition: Partition, cell: NDArray[np.int64], lacking: NDArray[np.int64], samples: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Entries of ``partition.index`` to copy, and which cells lack samples but have none.
+def _add_copies(
+    partition: Partition,
+    cell: NDArray[np.int64],
+    lacking: NDArray[np.int64],
+    samples: int,
+    name: str,
+) -> tuple[Partition, NDArray[np.bool_]]:
+    """Copies ``lacking[c]`` samples in each cell c, at the clients that have them.
 
-    Args:
-        partition: the clients.
-        cell: ``int64[nnz]``, the cell of each entry.
-        lacking: ``int64[cells]``, copies wanted in each cell.
-        samples: n.
+    ``cell`` is the cell (a class, or a class of a client) of each entry of the index. Also returns
+    ``bool[cells]``, the cells that lack samples but have none to copy.
     """
     real = np.flatnonzero(partition.index < samples)
     real = real[np.argsort(cell[real], kind="stable")]
     size = np.bincount(cell[real], minlength=len(lacking))
     end = np.cumsum(size)
-    made = [
+    copies = [
         real[end[c] - size[c] + np.arange(lacking[c]) * size[c] // lacking[c]]
         for c in np.flatnonzero((lacking > 0) & (size > 0))
     ]
-    return np.concatenate([np.zeros(0, np.int64), *made]), (lacking > 0) & (size == 0)
-
-
-def _with_copies(
-    partition: Partition, entries: NDArray[np.int64], samples: int, name: str
-) -> Partition:
-    """The partition with a copy of each of these entries, at the client that has it."""
+    entries = np.concatenate([np.zeros(0, np.int64), *copies])
     owner = np.repeat(np.arange(len(partition.sizes)), partition.sizes)
     index = np.concatenate([partition.index, partition.index[entries] + samples])
     owner = np.concatenate([owner, owner[entries]])
@@ -190,4 +180,5 @@ def _with_copies(
     sizes = np.bincount(owner, minlength=len(partition.sizes))
     start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     rows = index[order].astype(np.int32)
-    return dataclasses.replace(partition, index=rows, start=start, name=name, repeats=True)
+    copied = dataclasses.replace(partition, index=rows, start=start, name=name, repeats=True)
+    return copied, (lacking > 0) & (size == 0)

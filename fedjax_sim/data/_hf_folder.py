@@ -1,4 +1,4 @@
-"""Data of Hugging Face ``datasets`` on this machine: nothing outside of a folder, no network."""
+"""Local Hugging Face data sets, read without network and without files outside their folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from fedjax_sim.base.files import check_archive, check_memory
 from fedjax_sim.data.folder import check_inside
 
 FILES = {".parquet": "parquet", ".arrow": "arrow"}
@@ -14,16 +15,12 @@ SAVED = ("dataset_dict.json", "state.json")
 
 
 def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> Any:
-    """Reads a folder or a file.
+    """Reads a folder written by ``save_to_disk``, another folder, or a .parquet or .arrow file.
 
-    Args:
-        datasets: the library.
-        place: what ``save_to_disk`` has written, another folder, or a .parquet or .arrow file.
-        config: which configuration of another folder; None for the only one.
-        scratch: a folder for what the library writes.
+    ``config`` selects a configuration of another folder; the library writes into ``scratch``.
 
     Raises:
-        ValueError: if it cannot be read, names files outside of the folder, or does not fit
+        ValueError: if the data cannot be read, refer to files outside the folder, or do not match
             ``config``.
     """
     if place.is_file():
@@ -43,26 +40,31 @@ def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> 
         loaded = _read(datasets.load_from_disk, str(place))
     else:
         check_inside(place)
+        for file in place.rglob("*"):
+            if file.is_file():
+                _read(check_archive, file)
         _check_names(place, _read(_card_files, place))
         loaded = _read(datasets.load_dataset, str(place), config, cache_dir=scratch)
+    for rows in loaded.values() if isinstance(loaded, dict) else [loaded]:
+        check_memory(rows.data.nbytes)
     check_images(datasets, loaded, [Path(scratch).resolve(), place.resolve()])
     return loaded
 
 
 def _splits(place: Path) -> list[str]:
-    """The folders of the splits that ``save_to_disk`` has written; [""] without splits."""
+    """Returns the folders of the splits that ``save_to_disk`` wrote; [""] without splits."""
     listed = place / SAVED[0]
     return json.loads(listed.read_text("utf-8"))["splits"] if listed.is_file() else [""]
 
 
 def _parts(place: Path, splits: Sequence[str]) -> list[str]:
-    """The files that splits name."""
+    """Returns the names of the splits' files."""
     states = [json.loads((place / split / SAVED[1]).read_text("utf-8")) for split in splits]
     return [part["filename"] for state in states for part in state["_data_files"]]
 
 
 def _card_files(place: Path) -> list[str]:
-    """The files that the card of a folder names, as patterns."""
+    """Returns the file patterns that the folder's card lists."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
     from huggingface_hub import DatasetCard
 
@@ -91,7 +93,7 @@ def _check_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_images(datasets: Any, loaded: Any, roots: Sequence[Path]) -> None:
-    """Checks that images which are not in the rows lie in one of some folders."""
+    """Raises ValueError if images stored outside the rows are not in one of the ``roots``."""
     parts = [*loaded.values()] if isinstance(loaded, dict) else [loaded]
     for rows in parts:
         for column, feature in rows.features.items():
@@ -109,11 +111,11 @@ def check_images(datasets: Any, loaded: Any, roots: Sequence[Path]) -> None:
 def _read(load: Any, *args: Any, **settings: Any) -> Any:
     try:
         return load(*args, **settings)
-    except Exception as error:  # of pyarrow, fsspec and the builders: of many kinds
-        raise ValueError(f"cannot be read: {in_a_line(error)}") from error
+    except Exception as error:  # pyarrow, fsspec and the builders raise many types
+        raise ValueError(f"cannot be read: {one_line(error)}") from error
 
 
-def in_a_line(error: Exception) -> str:
-    """What an error says, in a line of some length."""
-    told = " ".join(str(error).split()) or type(error).__name__
-    return told if len(told) <= 300 else f"{told[:300]} …"
+def one_line(error: Exception) -> str:
+    """Returns an error's message on one line of at most 300 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]} …"

@@ -1,4 +1,4 @@
-"""The inputs of a Hugging Face data set: a table, images, or lists."""
+"""Inputs of a Hugging Face data set: a table, images, or lists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data._hf_splits import Split, check_given, gaps_of, is_label, is_plain, joined
-from fedjax_sim.data.categories import one_hot
+from fedjax_sim.data._hf_columns import (
+    Split,
+    check_values,
+    gaps_of,
+    is_label,
+    is_plain,
+    join_values,
+)
+from fedjax_sim.data.cells import one_hot
 from fedjax_sim.data.options import EVERY_TEXT
 from fedjax_sim.data.pixels import Size, read_images
 
@@ -18,13 +25,13 @@ Array = NDArray[Any]
 
 
 class Inputs(NamedTuple):
-    """What models see.
+    """Inputs of a model.
 
     Attributes:
         x: the inputs; NaN in a table is a missing cell.
-        names: of a table's columns; () for images and lists.
-        tokens: whether they are.
-        notes: what was converted.
+        names: column names of a table; () for images and lists.
+        tokens: whether the inputs are tokens.
+        notes: sentences on what was converted.
     """
 
     x: Array
@@ -33,22 +40,17 @@ class Inputs(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def inputs(
+def read_inputs(
     parts: Sequence[Split],
     columns: Sequence[str],
     categorical: Sequence[str],
     fill: bool,
     size: Size,
 ) -> Inputs:
-    """Returns what models see.
+    """Reads the inputs from the columns; if exactly one has images, the others are ignored.
 
-    Args:
-        parts: the splits.
-        columns: of the inputs; if one of several is of images, it alone.
-        categorical: columns that are one-hot encoded, as class labels are; ("all",) for each of
-            texts.
-        fill: whether missing cells of a table are left for the training mean.
-        size: width and height of images.
+    ``categorical`` columns, or ("all",) for all text columns, are one-hot encoded, as class labels
+    always are. With ``fill``, missing cells of a table stay NaN.
     """
     images = images_of(parts[0], columns)
     if len(images) == 1:
@@ -56,11 +58,11 @@ def inputs(
         return Inputs(x, notes=notes)
     if not columns:
         known = ", ".join(parts[0].rows.features)
-        raise ValueError(f"must have a column of inputs too, got only {known}")
+        raise ValueError(f"must have an input column too, got only {known}")
     if len(columns) == 1 and not images:
-        x = joined(parts, columns[0])
+        x = join_values(parts, columns[0])
         if x.ndim > 1 or not is_plain(x):
-            check_given(parts, columns[0], x)
+            check_values(parts, columns[0], x)
         if x.ndim > 1:
             grey = x.dtype == np.uint8 and x.ndim == 3
             tokens = x.ndim == 2 and x.dtype.kind in "iu"
@@ -77,19 +79,19 @@ def _table(
         values = [part.values(column) for part in parts if not images_of(part, [column])]
         texts = {v.dtype == object and not _is_flags(v) for v in values}
         if len(texts) > 1:
-            joined(parts, column)  # which raises, as one split has numbers and the other texts
+            join_values(parts, column)  # raises, as one split has numbers and the other texts
         every = np.concatenate(values) if values else np.zeros((0, 0))
         if every.ndim > 1 or not is_plain(every):
-            raise _unfit(parts, column)
+            raise _not_numeric(parts, column)
         if not fill:
-            check_given(parts, column, every)
+            check_values(parts, column, every)
         coded = column in categorical or any(is_label(part, column) for part in parts)
         if coded or (True in texts and EVERY_TEXT in categorical):
             absent = gaps_of(every)
             pairs = zip(absent, every, strict=True)
             encoded[column] = np.array(["" if gap else str(value) for gap, value in pairs])
         elif True in texts:
-            raise _unfit(parts, column, f"categorical={column} makes inputs of its categories; ")
+            raise _not_numeric(parts, column, f"use categorical={column} to encode it, or ")
         else:
             plain[column] = every.astype(np.float64)
     x = np.stack([*plain.values()], axis=1) if plain else np.zeros((len(every), 0))
@@ -100,20 +102,20 @@ def _table(
 
 
 def images_of(part: Split, columns: Sequence[str]) -> list[str]:
-    """Returns the columns that are of images."""
+    """Returns the image columns."""
     return [c for c in columns if type(part.rows.features[c]).__name__ == "Image"]
 
 
-def _unfit(parts: Sequence[Split], column: str, way: str = "") -> ValueError:
+def _not_numeric(parts: Sequence[Split], column: str, advice: str = "use ") -> ValueError:
     return ValueError(
         f"column {column!r} must be a number, as all columns without a role are inputs, got "
-        f"{parts[0].rows.features[column]}: {way}input=COLUMN names one column of images or of "
-        "numbers"
+        f"{parts[0].rows.features[column]}: {advice}input=COLUMN to select one column of "
+        "images or numbers"
     )
 
 
 def _is_flags(values: Array) -> bool:
-    """Whether these are false, true or missing."""
+    """Returns whether all values are booleans or missing."""
     return all(v is None or isinstance(v, bool) for v in values)
 
 
@@ -130,16 +132,16 @@ def _images(parts: Sequence[Split], column: str, size: Size) -> tuple[NDArray[np
         ]
         for i, name in enumerate(part.names)
     ]
-    return read_images(sources, _opened, size)
+    return read_images(sources, _open_image, size)
 
 
-def _opened(place: tuple[Any, int, str]) -> Any:
-    """Opens an image as ``datasets`` does, which opens addresses of the network too."""
+def _open_image(source: tuple[Any, int, str]) -> Any:
+    """Opens an image as ``datasets`` does, except for network addresses."""
     from PIL import ExifTags, Image, ImageOps
 
-    rows, i, column = place
+    rows, i, column = source
     stored = rows[i][column]
     inside = stored["bytes"]
     image = Image.open(stored["path"] if inside is None else io.BytesIO(inside))
-    turned = image.getexif().get(ExifTags.Base.Orientation) is not None
-    return ImageOps.exif_transpose(image) if turned else image
+    rotated = image.getexif().get(ExifTags.Base.Orientation) is not None
+    return ImageOps.exif_transpose(image) if rotated else image

@@ -1,4 +1,4 @@
-"""A user's data set of Hugging Face ``datasets``: a folder, a file, or a name of the Hub."""
+"""Hugging Face data sets from a folder, a file, or the Hub."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from urllib.request import getproxies
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data._hf_columns import check_roles, labels, numbers, only_label, texts
-from fedjax_sim.data._hf_folder import check_images, in_a_line, read_local
-from fedjax_sim.data._hf_inputs import images_of, inputs
-from fedjax_sim.data._hf_splits import check_columns, splits_of
-from fedjax_sim.data.categories import fill_means
-from fedjax_sim.data.dataset import Dataset, from_arrays, random_share
+from fedjax_sim.data._hf_columns import (
+    check_columns,
+    check_roles,
+    find_splits,
+    key_values,
+    label_values,
+    only_label,
+    target_values,
+)
+from fedjax_sim.data._hf_folder import check_images, one_line, read_local
+from fedjax_sim.data._hf_inputs import images_of, read_inputs
+from fedjax_sim.data.cells import fill_means
+from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataNotFoundError, may_download
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
     MISSING,
     check_parts,
-    in_test,
+    choose_test,
     one_of,
     share_or_name,
     split_options,
@@ -45,13 +52,7 @@ OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size"
 
 
 class Request(NamedTuple):
-    """What a user says of a data set.
-
-    Attributes:
-        place: a folder, a file, or a name of the Hub.
-        config: which of its configurations; None for the only one.
-        columns: arguments of :func:`from_huggingface`.
-    """
+    """A parsed ``hf:`` text: place, configuration, and arguments of :func:`from_huggingface`."""
 
     place: str
     config: str | None
@@ -59,10 +60,10 @@ class Request(NamedTuple):
 
 
 def parse_request(text: str) -> Request:
-    """Returns what ``NAME[,label=COLUMN][,client=COLUMN]...`` means.
+    """Parses ``NAME[,label=COLUMN][,client=COLUMN]...``.
 
     Raises:
-        ValueError: if the text is none of this form.
+        ValueError: if the text does not have this form.
 
     Example:
         >>> parse_request("patients,client=hospital,test=0.5").columns
@@ -77,17 +78,13 @@ def parse_request(text: str) -> Request:
 
 
 def huggingface(name: str, of: Request) -> Dataset:
-    """Reads a data set that ``datasets`` reads, see :func:`from_huggingface`.
+    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub.
 
-    Args:
-        name: of the data set.
-        of: what ``save_to_disk`` has written; another folder, .parquet or .arrow file that
-            ``datasets`` reads, which is read anew every time; or a name of the Hub, which is
-            downloaded into the cache of ``datasets`` if it is not there.
+    Files are read again every time; data of the Hub are downloaded into the cache of ``datasets``.
 
     Raises:
-        DataNotFoundError: if it is not there, or ``datasets`` is not installed.
-        ValueError: if it cannot be read, or :func:`from_huggingface` refuses it.
+        DataNotFoundError: if the data are missing, or ``datasets`` is not installed.
+        ValueError: if the data cannot be read, or :func:`from_huggingface` rejects them.
     """
     datasets = _library(name)
     place = Path(of.place).expanduser()
@@ -96,7 +93,7 @@ def huggingface(name: str, of: Request) -> Dataset:
             with _offline(datasets):
                 loaded = read_local(datasets, place, of.config, scratch)
         else:
-            loaded = _of_the_hub(datasets, name, of)
+            loaded = _load_from_hub(datasets, name, of)
         return from_huggingface(name, loaded, **of.columns)
 
 
@@ -113,7 +110,7 @@ def _library(name: str) -> Any:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Keeps the progress bars and the retries of ``datasets`` off the screen."""
+    """Hides the progress bars and retry messages of ``datasets``."""
     logger, shown = logging.getLogger("huggingface_hub"), datasets.are_progress_bars_disabled()
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -128,7 +125,7 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Keeps ``datasets`` from asking the Hub."""
+    """Prevents ``datasets`` from connecting to the Hub."""
     from huggingface_hub import constants
 
     switches: tuple[Any, ...] = (datasets.config, constants)
@@ -143,7 +140,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 
 def _reachable() -> bool:
-    """Whether the Hub's address is known: without network ``datasets`` asks for it for 23 s."""
+    """Returns whether the Hub's address resolves; without network ``datasets`` retries for 23 s."""
     from huggingface_hub import constants
 
     try:
@@ -152,17 +149,17 @@ def _reachable() -> bool:
         return False
 
 
-def _of_the_hub(datasets: Any, name: str, of: Request) -> Any:
+def _load_from_hub(datasets: Any, name: str, of: Request) -> Any:
     with nullcontext() if may_download() and _reachable() else _offline(datasets):
         try:
             loaded = datasets.load_dataset(of.place, of.config)
-        except OSError as error:  # none of that name too
+        except OSError as error:  # also if there is no such name
             raise DataNotFoundError(
-                f"data set {name!r}: there is no folder or file {of.place}, and as a name of the "
-                f"Hub it cannot be had: {in_a_line(error)}"
+                f"data set {name!r}: there is no folder or file {of.place}, and as a "
+                f"name on the Hub it cannot be loaded: {one_line(error)}"
             ) from error
         except Exception as error:
-            raise ValueError(f"cannot be read: {in_a_line(error)}") from error
+            raise ValueError(f"cannot be read: {one_line(error)}") from error
     caches = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
     check_images(datasets, loaded, [Path(cache).resolve() for cache in caches])
     return loaded
@@ -183,39 +180,39 @@ def from_huggingface(
     missing: Literal["refuse", "drop", "mean"] = "refuse",
     size: tuple[int, int] | None = None,
 ) -> Dataset:
-    """Returns a data set of Hugging Face ``datasets``.
+    """Converts a data set of Hugging Face ``datasets``.
 
     Args:
-        name: its name.
-        dataset: a ``datasets.Dataset``, or a ``DatasetDict``, of which the split "train" is the
-            training set, or the only one.
-        label: the column of the classes: class labels, texts, integers or bool; or of equally long
-            lists of 0 and 1, several labels a sample. None for the only column of class labels.
-        target: in place of a label, the column of numbers (or lists of them) that are learnt.
-        client: the column of the natural clients; None for none.
-        input: the column of the inputs: images, numbers, or equally long lists of them, of which
-            integers are tokens. None for the only column of images, and if there is none for all
-            columns without a role, which then are numbers or categories.
-        test: the name of the split that is the test set, a column that says 0 or 1, false or true,
-            train or test, or the share of each class; None for the split "test", and without one
-            for a fifth.
+        name: name of the data set.
+        dataset: a ``datasets.Dataset``, or a ``DatasetDict``, whose split "train", or only split,
+            is the training set.
+        label: the class column: class labels, texts, integers or bool; or lists of 0 and 1 of equal
+            length, several labels a sample. None for the only column of class labels.
+        target: column of numbers (or lists of them) to predict, instead of a label.
+        client: column of the natural clients; None for none.
+        input: the input column: images, numbers, or lists of numbers of equal length, where
+            integers are tokens. None for the only image column, or without one for all columns that
+            have no role, as a table of numbers and categories.
+        test: name of the split that is the test set; a column with values 0 or 1, false or true,
+            train or test; or the share of each class. None for the split "test", or without one for
+            a fifth.
         classes: M, if labels are the numbers 0 … M - 1.
-        task: "classification", also of whole floats and one-hot lists; "regression" of the label;
-            or "multi_label" of lists; None: what the label says.
-        categorical: inputs of texts or integers that are one-hot encoded, as class labels are;
-            ("all",) for each that has texts.
-        missing: what is done about a row that lacks a number, category, label or client: "refuse"
-            raises, "drop" leaves it out, "mean" fills in the training mean of inputs.
-        size: width and height to which images are resized; None if they have one size.
+        task: "classification" (also for integral floats and one-hot lists), "regression" on the
+            label, or "multi_label" for lists; None to infer it from the label.
+        categorical: text or integer columns to one-hot encode, as class labels always are; ("all",)
+            for all text columns.
+        missing: how to handle rows that lack a number, category, label or client: "refuse" raises,
+            "drop" removes the row, "mean" fills inputs with their training mean.
+        size: width and height to which images are resized; None if all have the same size.
 
     Returns:
-        Inputs ``f32[n, F]``, ``uint8[n, H, W, C]`` of images, or ``int32[n, T]`` of tokens. Class
-        labels are joined by their names, which may have other numbers in another split; texts and
-        integers are numbered in their order.
+        Inputs ``f32[n, F]``, images ``uint8[n, H, W, C]``, or tokens ``int32[n, T]``. Class labels
+        are matched by name, as their numbers may differ between splits; texts and integers are
+        numbered in sorted order.
 
     Raises:
-        ValueError: if it is no such data set, is streamed, has no rows, lacks a column, or a column
-            does not fit its role; names column and row.
+        ValueError: if the data set is streamed or empty, lacks a column, or a column does not fit
+            its role; the message names column and row.
 
     Example:
         >>> import datasets
@@ -230,13 +227,13 @@ def from_huggingface(
     if task is not None:
         one_of("task", KINDS)(task)
     check_roles({"label": label, "target": target, "client": client, "input": input, "test": test})
-    train, held = splits_of(dataset, test)
-    parts = [train] if held is None else [train, held]
-    flags = test if held is None and isinstance(test, str) else None
+    train, held_out = find_splits(dataset, test)
+    parts = [train] if held_out is None else [train, held_out]
+    flags = test if held_out is None and isinstance(test, str) else None
     notes = []
     if label is None and target is None:
         label = only_label(train, without=(client, input, flags))
-        notes.append(f"Column {label!r} is the label, the only one of class labels.")
+        notes.append(f"Column {label!r} is the label, as it is the only one with class labels.")
     if task == "regression" and label is not None:
         label, target = None, label
     roles = [column for column in (label, target, client, flags) if column is not None]
@@ -249,47 +246,44 @@ def from_huggingface(
         parts = [part.without_gaps(whole) for part in parts]
         dropped = before - sum(len(part.rows) for part in parts)
         if dropped:
-            notes.append(f"{dropped} of {before} rows lack a value and are left out.")
+            notes.append(f"{dropped} of {before} rows lack a value and were dropped.")
     names: list[str] = []
     y: NDArray[Any]
     if target is None:
-        y, names = labels(parts, str(label), classes is not None or task == "classification")
+        y, names = label_values(parts, str(label), classes is not None or task == "classification")
     else:
-        y = numbers(parts, target)
-    found = inputs(parts, columns, categorical, missing == "mean", size)
+        y = target_values(parts, target)
+    inputs = read_inputs(parts, columns, categorical, missing == "mean", size)
     strata = np.zeros(len(y), np.int32)
     if target is None and y.ndim == 1:
         strata = np.unique(y, return_inverse=True)[1].astype(np.int32)
-    if held is not None:
-        of_test = np.repeat([False, True], [len(part.rows) for part in parts])
-        words = f"its split {held.name!r}"
-    elif flags is not None:
-        of_test = in_test(flags, texts(parts, flags).astype(np.str_), parts[0].names)
-        words = f"the test rows of {flags!r}"
+    hint = f"; column {label!r} has {len(names)} classes" if names else ""
+    if held_out is not None:
+        in_test = np.repeat([False, True], [len(part.rows) for part in parts])
+        check_parts(in_test, held_out.name, hint)
+        words = f"its split {held_out.name!r}"
     else:
-        share = share_or_name(str(FIFTH if test is None else test))
-        of_test = random_share(strata, float(share))
-        words = f"a fixed random {100 * float(share):g} %" + " of each class" * bool(strata.any())
-    has = f"; column {label!r} has {len(names)} classes" if names else ""
-    check_parts(of_test, test or FIFTH, has)
-    x, numeric = found.x, None
-    if found.names:
+        column = None if flags is None else key_values(parts, flags).astype(np.str_)
+        option = flags or share_or_name(str(FIFTH if test is None else test))
+        in_test, words = choose_test(option, strata, column, parts[0].names, hint)
+    x, numeric = inputs.x, None
+    if inputs.names:
         numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-        x, filled = fill_means(x, ~of_test, list(found.names))
-        notes += filled
+        x, fill_notes = fill_means(x, ~in_test, list(inputs.names))
+        notes += fill_notes
     width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(
         name,
         x,
         y,
-        test=of_test,
-        client=None if client is None else texts(parts, client),
+        test=in_test,
+        client=None if client is None else key_values(parts, client),
         numeric=numeric,
-        scale=not found.tokens,
+        scale=not inputs.tokens,
         classes=classes,
         class_names=names,
-        column_names=found.names,
+        column_names=inputs.names,
         task=task if target is None else regression(width),
         test_set=words,
-        notes=[*notes, *found.notes],
+        notes=[*notes, *inputs.notes],
     )

@@ -1,4 +1,4 @@
-"""A user's clients in the json files of LEAF."""
+"""Clients in the json files of LEAF."""
 
 import json
 import string
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base.files import check_regular
+from fedjax_sim.base.files import open_text
+from fedjax_sim.data._npz import Part, from_parts
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
-from fedjax_sim.data.parts import Part, from_parts
-from fedjax_sim.data.scaling import statistics
+from fedjax_sim.data.standardise import statistics
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 """FEMNIST's classes in LEAF's order."""
@@ -22,63 +22,59 @@ CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowerca
 def leaf(
     name: str, folder: Path, *, classes: int | None = None, task: str | None = None
 ) -> Dataset:
-    """Reads the users of ``train/*.json`` and ``test/*.json`` in a folder, as LEAF writes them.
+    """Loads LEAF's ``train/*.json`` and ``test/*.json``, see :func:`fedjax_sim.data.load_dataset`.
 
-    Args:
-        name: of the data set.
-        folder: has these. Each file has "users", their names, and "user_data", of each user "x" and
-            "y". Inputs are numbers of one shape, and labels integers from 0, texts, or the targets
-            of ``task``; or inputs are texts of one length, and each label is the character that
-            follows, as in LEAF's Shakespeare. "num_samples", if it is there, must agree.
-        classes: as for :func:`fedjax_sim.data.from_arrays`.
-        task: as there.
-
-    Returns:
-        The data set; users are the natural clients, in the order of their names, and have their own
-        test samples. A user without samples is no client. Texts are tokens ``[n, T]``, numbered in
-        the order of all characters, which are the classes. Nothing is cached.
+    Each file has "users", their names, and "user_data" with "x" and "y" of each user. Inputs are
+    numbers of one shape, with integer labels from 0, texts, or the targets of ``task``; or texts of
+    one length, each with the following character as label, as in LEAF's Shakespeare. Texts become
+    tokens ``[n, T]``, numbered in the order of all characters, which are the classes. Users are
+    natural clients in the order of their names; users without samples are dropped.
 
     Raises:
         DataNotFoundError: if a folder is missing, or has no .json.
-        ValueError: if a file is of another form; names the file and the user.
+        ValueError: if a file is malformed; the message names the file and the user.
 
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
-    every = [
-        _users(name, existing(name, folder / which, folder=True)) for which in ("train", "test")
-    ]
-    found = [[(where, part) for where, _, part in users if len(part.y)] for users in every]
-    for which, users in zip(("train", "test"), found, strict=True):
+    parts, everyone, active = [], set[str](), set[str]()
+    first: tuple[str, Part] | None = None
+    for which in ("train", "test"):
+        users = _read_users(name, existing(name, folder / which, folder=True))
+        everyone |= {user for _, user, _ in users}
+        users = [entry for entry in users if len(entry[2].y)]
+        active |= {user for _, user, _ in users}
         if not users:
             raise ValueError(f"{folder / which} must have samples, got none")
-    _check_alike([*found[0], *found[1]])
-    parts = [_joined([part for _, part in users]) for users in found]
-    names = {user for users in every for _, user, _ in users}
-    empty = len(names - {user for users in every for _, user, part in users if len(part.y)})
-    notes = [f"{empty} of {len(names)} users have no sample and are left out."] if empty else []
+        for where, _, part in users:
+            first = first or (where, part)
+            _check_alike(where, part, *first)
+        fields = zip(*(part for _, _, part in users), strict=True)
+        parts.append(Part(*map(np.concatenate, fields)))
+    empty = len(everyone - active)
+    notes = [f"{empty} of {len(everyone)} users have no sample and were dropped."] if empty else []
     if parts[0].x.dtype.kind != "U":
         return from_parts(name, *parts, classes=classes, task=task, notes=notes)
     if task is not None or classes is not None:
         raise ValueError("must have numbers as x for task= or classes=, got texts")
-    letters, (train, test) = _numbered(parts)
+    letters, (train, test) = _tokenise(parts)
     notes.append(f"Texts are tokens of {len(letters)} characters, which are the classes.")
     return from_parts(name, train, test, class_names=letters, scale=False, notes=notes)
 
 
 def femnist(data_dir: DataDir = None) -> Dataset:
-    """Reads LEAF's FEMNIST from ``femnist/train/*.json`` and ``femnist/test/*.json``.
+    """Loads LEAF's FEMNIST from ``femnist/train/*.json`` and ``femnist/test/*.json``.
 
     Args:
-        data_dir: holds ``femnist``, the ``data`` folder that LEAF's preprocess.sh writes; default
-            is the environment variable FEDJAX_SIM_DATA_DIR.
+        data_dir: a folder with ``femnist``, the ``data`` folder that LEAF's preprocess.sh writes;
+            defaults to the environment variable FEDJAX_SIM_DATA_DIR.
 
     Returns:
-        Images ``f32[n, 28, 28, 1]`` in 0 … 1, white is 1, of 62 classes; writers are the natural
+        Images ``f32[n, 28, 28, 1]`` in 0 … 1 (white) of 62 classes; writers are the natural
         clients.
 
     Raises:
-        DataNotFoundError: if the files are not there.
-        ValueError: as :func:`leaf`, or if images have another number of pixels.
+        DataNotFoundError: if the files are missing.
+        ValueError: if a file is malformed, or images do not have 784 pixels.
 
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
@@ -98,25 +94,19 @@ def femnist(data_dir: DataDir = None) -> Dataset:
     return data._replace(train_x=x, test_x=test_x, mean=mean, std=std, class_names=CHARACTERS)
 
 
-def _check_alike(users: Sequence[tuple[str, Part]]) -> None:
+def _check_alike(where: str, part: Part, first: str, like: Part) -> None:
     """Raises ValueError if x or y of two users differ in shape or kind."""
-    first, like = users[0]
-    for where, part in users:
-        for key, values, wanted in (("x", part.x, like.x), ("y", part.y, like.y)):
-            texts = [array.dtype.kind == "U" for array in (values, wanted)]
-            if values.shape[1:] != wanted.shape[1:] or texts[0] != texts[1]:
-                raise ValueError(
-                    f"{where}: {key} must be like that of {first}, {wanted.dtype} "
-                    f"{list(wanted.shape)}, got {values.dtype} {list(values.shape)}"
-                )
+    for key, values, wanted in (("x", part.x, like.x), ("y", part.y, like.y)):
+        texts = [array.dtype.kind == "U" for array in (values, wanted)]
+        if values.shape[1:] != wanted.shape[1:] or texts[0] != texts[1]:
+            raise ValueError(
+                f"{where}: {key} must be like {key} of {first}, {wanted.dtype} "
+                f"{list(wanted.shape)}, got {values.dtype} {list(values.shape)}"
+            )
 
 
-def _joined(users: Sequence[Part]) -> Part:
-    return Part(*(np.concatenate(arrays) for arrays in zip(*users, strict=True)))
-
-
-def _numbered(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
-    """All characters in their order, and the parts with their numbers as tokens."""
+def _tokenise(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
+    """Returns all characters in order, and the parts with characters as tokens."""
     codes = [array.view(np.uint32) for part in parts for array in (part.x, part.y)]
     known = np.unique(np.concatenate([np.unique(array) for array in codes]))
     dtype = np.uint8 if len(known) <= 256 else np.int32
@@ -126,30 +116,30 @@ def _numbered(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
     ]
 
 
-def _users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
-    """Where the samples of every user were, the user, and the samples."""
+def _read_users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
+    """Reads a description, the name and the samples of each user."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataNotFoundError(f"data set {name!r}: there is no .json file in {folder}")
-    found = []
+    result = []
     for file in files:
-        content = _read(file)
+        content = _read_json(file)
         for i, user in enumerate(content["users"]):
             where = f"{file}, user {user!r}"
-            part = _user(where, user, content["user_data"].get(user))
+            part = _parse_user(where, user, content["user_data"].get(user))
             sizes = content.get("num_samples")
             if sizes is not None and sizes[i] != len(part.y):
                 raise ValueError(f"{where}: num_samples must be {len(part.y)}, got {sizes[i]}")
-            found.append((where, user, part))
-    return found
+            result.append((where, user, part))
+    return result
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    check_regular(file)
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} must be json, got: {error}") from error
+def _read_json(file: Path) -> Mapping[str, Any]:
+    with open_text(file, "utf-8-sig") as text:
+        try:
+            content = json.load(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} must be json, got: {error}") from error
     users = content.get("users") if isinstance(content, dict) else None
     sizes = content.get("num_samples") if isinstance(content, dict) else None
     if (
@@ -165,7 +155,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     return content
 
 
-def _user(where: str, user: str, data: Any) -> Part:
+def _parse_user(where: str, user: str, data: Any) -> Part:
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
         raise ValueError(f'{where}: user_data must have "x" and "y"')
     try:
@@ -179,20 +169,20 @@ def _user(where: str, user: str, data: Any) -> Part:
             f"{where}: y must be {len(x)} numbers or texts, as many as x, got {y.dtype} "
             f"{list(y.shape)}"
         )
-    return Part(_inputs(where, data["x"], x, y), y, np.full(len(x), user))
+    return Part(_check_inputs(where, data["x"], x, y), y, np.full(len(x), user))
 
 
-def _inputs(where: str, given: Any, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
-    """Numbers as they are; texts that one character follows as ``<U1[n, T]``."""
+def _check_inputs(where: str, lists: Any, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """Returns numbers as they are, and texts of one length as ``<U1[n, T]``."""
     if x.dtype.kind in "biuf" and x.ndim > 1:
         return x
     letters = y.dtype == np.dtype("<U1") and all(y != "")
-    if x.dtype.kind == "U" and x.ndim == 1 and letters and len({*map(len, given)}) == 1:
+    if x.dtype.kind == "U" and x.ndim == 1 and letters and len({*map(len, lists)}) == 1:
         return x.view("<U1").reshape(len(x), -1)
-    way = "give tokens, equally many integers for each text"
+    advice = "give tokens, the same number of integers for each text"
     if x.dtype.kind == "U" and str(x.flat[0]).lower().endswith((".jpg", ".jpeg", ".png")):
-        way = "give the pixels, or the files by folder:DIR"
+        advice = "give the pixels, or use folder:DIR for the files"
     raise ValueError(
-        f"{where}: x must be numbers [n, ...], or texts of one length that are each followed by "
-        f"one character as y, got {x.dtype} {list(x.shape)}: {way}"
+        f"{where}: x must be numbers [n, ...], or texts of one length with the following character "
+        f"as y, got {x.dtype} {list(x.shape)}: {advice}"
     )

@@ -1,50 +1,63 @@
-"""A user's arrays in one .npz file, named as Keras names those of MNIST."""
+"""Training and test sets given as separate arrays, as in Keras' .npz files."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base import Task
 from fedjax_sim.base.files import read_npz
-from fedjax_sim.data.dataset import Dataset
+from fedjax_sim.data.arrays import encode
+from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
-from fedjax_sim.data.parts import Part, from_parts
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 CLIENTS = ("client_train", "client_test")
+KINDS = {"f": "float", "U": "text"}
+
+
+class Part(NamedTuple):
+    """A training or test set.
+
+    Attributes:
+        x: inputs ``[n, ...]``.
+        y: targets ``[n, ...]``; texts are class names.
+        client: natural client of each sample, n numbers or texts; None for none.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    client: NDArray[Any] | None = None
 
 
 def npz(name: str, file: Path, *, classes: int | None = None, task: str | None = None) -> Dataset:
-    """Reads the arrays x_train, y_train, x_test and y_test of a .npz file, such as Keras'.
+    """Loads x_train, y_train, x_test and y_test, see :func:`fedjax_sim.data.load_dataset`.
 
-    Args:
-        name: of the data set.
-        file: has these arrays, and may have ``client_train`` or both that and ``client_test``: the
-            natural client of every sample, numbers or texts. Others are not read. uint8
-            ``[n, H, W]`` are grey images and get a channel; the rest is as in
-            :func:`fedjax_sim.data.from_arrays`, and so is the task, if y says it.
-        classes: as for :func:`fedjax_sim.data.from_arrays`.
-        task: as there.
-
-    Returns:
-        The data set. Nothing is cached.
+    ``client_train``, or both ``client_train`` and ``client_test``, may be the natural client of
+    each sample, numbers or texts. uint8 ``[n, H, W]`` are grey images and get a channel axis.
 
     Raises:
         DataNotFoundError: if there is no such file.
-        ValueError: if it is no .npz, or an array is missing or does not fit; names the array.
+        ValueError: if an array is missing or malformed; the message names the array.
     """
-    arrays = _read(existing(name, file))
-    train, test = (_part(arrays, which) for which in ("train", "test"))
-    x, of_test = train.x, test.x
-    if (x.shape[1:], x.dtype) != (of_test.shape[1:], of_test.dtype):
+    arrays = read_npz(existing(name, file), (*ARRAYS, *CLIENTS))
+    missing = [key for key in ARRAYS if key not in arrays]
+    if missing:
         raise ValueError(
-            f"x_test must be like x_train, which is {x.dtype} {list(x.shape)}, got {of_test.dtype} "
-            f"{list(of_test.shape)}"
+            f"must have the arrays {', '.join(ARRAYS)}, got {', '.join(arrays) or 'none'}: no "
+            + " and no ".join(missing)
+        )
+    train, test = (_check_part(arrays, which) for which in ("train", "test"))
+    if (train.x.shape[1:], train.x.dtype) != (test.x.shape[1:], test.x.dtype):
+        raise ValueError(
+            f"x_test must be like x_train, which is {train.x.dtype} {list(train.x.shape)}, got "
+            f"{test.x.dtype} {list(test.x.shape)}"
         )
     if test.client is not None:
         if train.client is None:
-            raise ValueError("client_test must come with client_train, got it alone")
+            raise ValueError("client_test needs client_train, got it alone")
         if train.client.dtype.kind != test.client.dtype.kind:
             raise ValueError(
                 f"client_test must be {train.client.dtype}, as client_train, got "
@@ -53,18 +66,7 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
     return from_parts(name, train, test, classes=classes, task=task)
 
 
-def _read(file: Path) -> dict[str, NDArray[Any]]:
-    arrays = read_npz(file, (*ARRAYS, *CLIENTS))
-    missing = [key for key in ARRAYS if key not in arrays]
-    if missing:
-        raise ValueError(
-            f"must have the arrays {', '.join(ARRAYS)}, got {', '.join(arrays) or 'none'}: no "
-            + " and no ".join(missing)
-        )
-    return arrays
-
-
-def _part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
+def _check_part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
     x, y, client = (arrays.get(f"{key}_{which}") for key in ("x", "y", "client"))
     assert x is not None and y is not None  # noqa: PT018
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
@@ -79,3 +81,53 @@ def _part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
     if client is not None and client.shape != (len(x),):
         raise ValueError(f"client_{which} must have shape [{len(x)}], got {list(client.shape)}")
     return Part(x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x, y, client)
+
+
+def from_parts(
+    name: str,
+    train: Part,
+    test: Part,
+    *,
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
+    task: Task | str | None = None,
+    scale: bool = True,
+    notes: Sequence[str] = (),
+) -> Dataset:
+    """Makes a data set by :func:`fedjax_sim.data.from_arrays` from a training and a test set.
+
+    Inputs must have the same shape; clients and classes are numbered over both sets, and the test
+    set may have no clients.
+
+    >>> train = Part(np.zeros((2, 1)), np.array([0, 1]), np.array(["b", "c"]))
+    >>> data = from_parts("mine", train, Part(np.ones((1, 1)), np.array([1]), np.array(["a"])))
+    >>> data.client_names, data.train_client.tolist(), data.test_client.tolist()
+    (('a', 'b', 'c'), [1, 2], [0])
+    """
+    n, client = len(train.x), None
+    kinds = [KINDS.get(part.y.dtype.kind) for part in (train, test)]
+    if train.y.shape[1:] != test.y.shape[1:] or kinds[0] != kinds[1]:
+        raise ValueError(
+            f"y_test must be like y_train, which is {train.y.dtype} {list(train.y.shape)}, got "
+            f"{test.y.dtype} {list(test.y.shape)}"
+        )
+    if train.client is not None and test.client is not None:
+        client = np.concatenate([train.client, test.client])
+    dataset = from_arrays(
+        name,
+        np.concatenate([train.x, test.x]),
+        np.concatenate([train.y, test.y]),
+        test=np.arange(n + len(test.x)) >= n,
+        client=client,
+        classes=classes,
+        class_names=class_names,
+        task=task,
+        scale=scale,
+        notes=notes,
+    )
+    if dataset.task.classes == 1:
+        raise ValueError("there must be at least two classes, got one")
+    if train.client is None or client is not None:
+        return dataset
+    train_client, names = encode("client", train.client, n)
+    return dataset._replace(train_client=train_client, client_names=names)

@@ -1,4 +1,4 @@
-"""What a data set is, in a few lines: task, inputs, classes, clients, and what loading did."""
+"""Short summaries of a data set: task, inputs, classes, clients and conversions on loading."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from fedjax_sim.data.dataset import Dataset
 
 WIDTH = 100
 LISTED = 6
-"""Classes that are listed one by one; of more, the extremes."""
+"""Largest number of classes to list one by one; beyond it, only the range of their sizes."""
 
 
 class DataSummary(NamedTuple):
-    """What a data set is; :func:`summary` makes it.
+    """Summary of a data set, made by :func:`summary`.
 
     Attributes:
-        name: of the data set.
-        samples: how many it has to train on, and to test.
+        name: name of the data set.
+        samples: numbers of training and of test samples.
         inputs: dtype and shape of one input.
-        task: what is learnt.
-        reason: the form of the targets, from which the task follows.
-        classes: training and test samples of each class by its name; empty without classes.
-        clients: who trains.
-        scored: on which samples, in words.
-        notes: what loading guessed, converted or dropped, a sentence each.
+        task: the learning task.
+        reason: the form of the targets, from which the task was inferred.
+        classes: numbers of training and of test samples of each class, by name; empty without
+            classes.
+        clients: description of the training clients.
+        scored: description of the scored samples.
+        notes: sentences on what loading inferred, converted or dropped.
     """
 
     name: str
@@ -43,7 +44,7 @@ class DataSummary(NamedTuple):
 
     @property
     def lone(self) -> Mapping[str, Mapping[str, float]]:
-        """The classes that one set alone has, "training" or "test", and their share of it."""
+        """Classes that occur only in the "training" or the "test" set, and their share of it."""
         found: dict[str, dict[str, float]] = {}
         for k, part in enumerate(("training", "test")):
             alone = {name: n[k] for name, n in self.classes.items() if n[k] and not n[1 - k]}
@@ -52,14 +53,14 @@ class DataSummary(NamedTuple):
         return found
 
     def text(self) -> str:
-        """The summary in a line for each subject; long ones are wrapped."""
+        """Returns the summary as text, one wrapped line for each subject."""
         return "\n".join(
             textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
             for line in self._lines()
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it by name, for a JSON file."""
+        """Returns all fields by name, for a JSON file."""
         return {**self._asdict(), "classes": dict(self.classes), "lone_classes": self.lone}
 
     def _lines(self) -> Iterator[str]:
@@ -69,8 +70,8 @@ class DataSummary(NamedTuple):
         if self.classes:
             yield f"classes: {self._counts()}"
         for part, shares in self.lone.items():
-            told = [f"{name!r} ({percent(share)} of it)" for name, share in shares.items()]
-            yield f"only the {part} set has: {shortened(told, 5)}"
+            names = [f"{name!r} ({percent(share)} of it)" for name, share in shares.items()]
+            yield f"only the {part} set has: {shortened(names, 5)}"
         yield f"clients: {self.clients}"
         yield f"scored: {self.scored}"
         if self.notes:
@@ -86,13 +87,13 @@ class DataSummary(NamedTuple):
 
 
 def summary(dataset: Dataset) -> DataSummary:
-    """Summarises a data set: what its files were taken to mean.
+    """Summarises how a data set was interpreted.
 
     Args:
         dataset: any data set.
 
     Returns:
-        The summary; its ``text()`` is for the terminal.
+        The summary; ``text()`` formats it for the terminal.
 
     Example:
         >>> from fedjax_sim.data import from_arrays
@@ -113,15 +114,15 @@ def summary(dataset: Dataset) -> DataSummary:
         samples=(len(dataset.train_y), len(dataset.test_y)),
         inputs=f"{x.dtype} {list(x.shape[1:])}",
         task=repr(dataset.task),
-        reason=_reason(dataset),
-        classes=_classes(dataset),
-        clients=_owners(dataset),
+        reason=_describe_targets(dataset),
+        classes=_count_classes(dataset),
+        clients=_describe_clients(dataset),
         scored=f"on {dataset.test_set}",
         notes=dataset.notes,
     )
 
 
-def _reason(dataset: Dataset) -> str:
+def _describe_targets(dataset: Dataset) -> str:
     y, task = dataset.train_y, dataset.task
     if task.classes is not None:
         if dataset.class_names:
@@ -129,10 +130,10 @@ def _reason(dataset: Dataset) -> str:
         return f"y is an integer from 0 to {task.classes - 1}"
     each = "one" if y.ndim == 1 else " x ".join(map(str, y.shape[1:]))
     kind = {"f": "number", "b": "yes or no", "i": "integer", "u": "integer"}[y.dtype.kind]
-    return f"y is {each} {kind}{'s' * (y.ndim > 1 and y.dtype.kind != 'b')} a sample"
+    return f"y is {each} {kind}{'s' * (y.ndim > 1 and y.dtype.kind != 'b')} per sample"
 
 
-def _classes(dataset: Dataset) -> dict[str, tuple[int, int]]:
+def _count_classes(dataset: Dataset) -> dict[str, tuple[int, int]]:
     classes = dataset.task.classes
     if classes is None:
         return {}
@@ -141,10 +142,10 @@ def _classes(dataset: Dataset) -> dict[str, tuple[int, int]]:
     return dict(zip(names, zip(train.tolist(), test.tolist(), strict=True), strict=True))
 
 
-def _owners(dataset: Dataset) -> str:
+def _describe_clients(dataset: Dataset) -> str:
     if dataset.train_client is None:
-        return "the data name none"
-    owners = counted(np.unique(dataset.train_client).size, "natural one")
+        return "none named in the data"
+    clients = counted(np.unique(dataset.train_client).size, "natural one")
     if dataset.test_client is None:
-        return f"{owners}; the test samples have none"
-    return f"{owners} in the training set, {np.unique(dataset.test_client).size} in the test set"
+        return f"{clients}; none for the test samples"
+    return f"{clients} in the training set, {np.unique(dataset.test_client).size} in the test set"

@@ -1,4 +1,4 @@
-"""The synthetic data of the FedProx paper: a linear classifier for each device."""
+"""Synthetic(α, β) of the FedProx paper: a linear classifier for each device."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ FEATURES, CLASSES = 60, 10
 def synthetic(
     alpha: float = 0.0, beta: float = 0.0, *, clients: int = 30, iid: bool = False, seed: int = 0
 ) -> Dataset:
-    r"""Synthetic(α, β): devices whose inputs and classifiers differ.
+    r"""Generates Synthetic(α, β), whose devices differ in their inputs and classifiers.
 
     Device k draws its classifier and the centre of its inputs once, then n_k samples:
 
@@ -21,34 +21,40 @@ def synthetic(
         x &\sim N(v_k, \Sigma), & \Sigma_{jj} &= j^{-1.2} \\
         y &= \arg\max(x W_k + b_k), & n_k &= 50 + \lfloor LogNormal(4, 2) \rfloor
 
-    α and β are standard deviations, as in the authors' program; the paper does not say. By these
-    equations α has no effect: u_k adds the same to all ten scores, so that the labels stay as they
-    are. The devices' classifiers differ at α = 0 too, by the unit variance of W_k. In the IID
-    version all devices share W and b ~ N(0, 1), and v_k = 0.
+    α and β are standard deviations, as in the authors' code; the paper does not specify this. In
+    these equations α has no effect, as u_k adds the same constant to all ten scores. The devices'
+    classifiers differ even at α = 0, by the unit variance of W_k. In the IID version all devices
+    share W and b ~ N(0, 1), and v_k = 0.
 
     Args:
         alpha: α, at least 0; 0 if iid.
         beta: β, at least 0; 0 if iid.
         clients: K, the number of devices, at least 1.
-        iid: whether all devices have one distribution.
-        seed: of all draws. Sizes depend on seed and clients alone.
+        iid: whether all devices have the same distribution.
+        seed: random seed. Sizes depend only on seed and clients.
 
     Returns:
-        The data set with a natural client for each device; its inputs are not scaled. The last
-        tenth of each device's samples (rounded up) is the test set.
+        The data set, with one natural client for each device and inputs that are not scaled. The
+        test set is the last tenth of each device's samples, rounded up.
 
     Raises:
         ValueError: if an argument is out of range.
 
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
-    section 5.1; the authors' program, <https://github.com/litian96/FedProx>.
+    section 5.1; the authors' code, <https://github.com/litian96/FedProx>.
 
     Example:
         >>> data = synthetic(1, 1)
         >>> data.name, data.train_x.shape[1:], data.classes, len(data.client_names)
         ('synthetic(1, 1)', (60,), 10, 30)
     """
-    _check(alpha, beta, clients, iid)
+    for name, value in {"alpha": alpha, "beta": beta}.items():
+        if not 0 <= value < np.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
+        if iid and value:
+            raise ValueError(f"{name} must be 0 if iid is True, got {value}")
+    if clients < 1:
+        raise ValueError(f"clients must be at least 1, got {clients}")
     rng = np.random.default_rng(seed)
     sizes = 50 + rng.lognormal(4.0, 2.0, clients).astype(np.int64)
     u, b_mean = alpha * rng.normal(size=clients), beta * rng.normal(size=clients)
@@ -71,13 +77,3 @@ def synthetic(
         classes=CLASSES,
         test_set="the last tenth of each device's samples",
     )
-
-
-def _check(alpha: float, beta: float, clients: int, iid: bool) -> None:
-    for name, value in {"alpha": alpha, "beta": beta}.items():
-        if not 0 <= value < np.inf:
-            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
-        if iid and value:
-            raise ValueError(f"{name} must be 0 if iid is True, got {value}")
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}")

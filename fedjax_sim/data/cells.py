@@ -1,22 +1,28 @@
-"""Numbers in the cells of a text file."""
+"""Cells of text tables: numbers, categories and missing values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base.words import shortened
 
 GAPS = ("", "?", "na", "n/a", "<na>", "nan", "null", "none")
-"""What stands for a missing number, in lower case."""
+"""Markers of a missing number, in lower case."""
 
 BOOLEANS = {"false": 0.0, "true": 1.0}
 
+MAX_CATEGORIES = 1000
+"""Largest number of categories of a one-hot column; more suggest free text or names."""
+
 
 def read_numbers(row: Sequence[str], places: Sequence[int], booleans: set[int]) -> list[float]:
-    """Returns the numbers in a row, NaN if missing; adds the places of true and false.
+    """Reads numbers from a row by :func:`read_number`; adds places of booleans to ``booleans``.
 
-    Raises:
-        ValueError: if a cell is nothing of these.
-
-    >>> found = set[int]()
-    >>> read_numbers(["1.5", "cat", "?", "True"], (0, 2, 3), found), found
+    >>> places = set[int]()
+    >>> read_numbers(["1.5", "cat", "?", "True"], (0, 2, 3), places), places
     ([1.5, nan, 1.0], {3})
     """
     cells = [row[i] for i in places]
@@ -30,10 +36,7 @@ def read_numbers(row: Sequence[str], places: Sequence[int], booleans: set[int]) 
 
 
 def read_number(cell: str) -> float:
-    """Returns the number in a cell, NaN if it is missing.
-
-    Raises:
-        ValueError: if it is no number.
+    """Reads a number or a boolean, NaN if it is missing; raises ValueError for anything else.
 
     >>> read_number(" NA "), read_number("false")
     (nan, 0.0)
@@ -47,13 +50,93 @@ def read_number(cell: str) -> float:
 
 
 def is_number(cell: str) -> bool:
-    """Whether :func:`read_number` reads the cell.
-
-    >>> is_number("1e3"), is_number("1_0")
-    (True, False)
-    """
+    """Returns whether :func:`read_number` can read the cell."""
     try:
         read_number(cell)
     except ValueError:
         return False
     return True
+
+
+def integers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
+    """Converts texts to integers if all are integers, so that 2 sorts before 10.
+
+    >>> integers_or_texts(np.array(["10", "2"])), integers_or_texts(np.array(["02"])).tolist()
+    (array([10,  2]), ['02'])
+    """
+    try:
+        numbers = texts.astype(np.int64)
+    except (ValueError, OverflowError):
+        return texts
+    return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
+
+
+def one_hot(
+    columns: Mapping[str, NDArray[np.str_]],
+) -> tuple[NDArray[np.float64], list[str], list[str]]:
+    """Encodes columns of texts ("" if missing) as columns of 0 and 1, one for each category.
+
+    Returns:
+        ``f64[n, K]``, NaN for missing categories; the K column names; a note on each given column.
+
+    >>> one_hot({"zone": np.array(["10", "2", ""])})[:2]
+    (array([[ 0.,  1.],
+           [ 1.,  0.],
+           [nan, nan]]), ['zone=2', 'zone=10'])
+    """
+    blocks, names, notes = [], [], []
+    for column, texts in columns.items():
+        categories = [str(value) for value in np.unique(integers_or_texts(texts[texts != ""]))]
+        if len(categories) > MAX_CATEGORIES:
+            raise ValueError(
+                f"column {column!r} must have at most {MAX_CATEGORIES} categories, as each becomes "
+                f"an input, got {len(categories)}: remove the column, or give numbers instead"
+            )
+        block = (texts[:, None] == np.array(categories)).astype(np.float64)
+        block[texts == ""] = np.nan
+        blocks.append(block)
+        names += [f"{column}={value}" for value in categories]
+        notes.append(f"Column {column!r} is one-hot encoded: {shortened(categories)}.")
+    return np.concatenate(blocks, axis=1), names, notes
+
+
+def fill_means(
+    x: NDArray[np.float64], train: NDArray[np.bool_], names: list[str]
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Replaces NaN in ``f64[n, F]`` by the column's mean over the training rows, with a note.
+
+    >>> fill_means(np.array([[1.0], [3.0], [np.nan]]), np.array([True, True, False]), ["age"])
+    (array([[1.],
+           [3.],
+           [2.]]), ['1 of 3 rows have missing cells filled with the training mean: age.'])
+    """
+    gaps = np.isnan(x)
+    columns = np.flatnonzero(gaps.any(axis=0))
+    if not len(columns):
+        return x, []
+    x = x.copy()
+    for c in columns:
+        known = x[train & ~gaps[:, c], c]
+        if not len(known):
+            raise ValueError(
+                f"column {names[c]!r} must have a value in a training row, got none: remove the "
+                "column"
+            )
+        x[gaps[:, c], c] = known.mean()
+    filled = shortened(list(dict.fromkeys(names[c].partition("=")[0] for c in columns)))
+    rows = gaps.any(axis=1).sum()
+    note = f"{rows} of {len(x)} rows have missing cells filled with the training mean: {filled}."
+    return x, [note]
+
+
+def check_labels(column: str, names: Sequence[str], rows: int) -> None:
+    """Raises ValueError if labels look like regression targets: fractions that rarely repeat."""
+    try:
+        fractions = [name for name in names if not float(name).is_integer()]
+    except (ValueError, OverflowError):  # texts, or inf
+        return
+    if fractions and 5 * len(names) > rows:
+        raise ValueError(
+            f"column {column!r} has {len(names)} distinct numbers in {rows} rows, such as "
+            f"{fractions[0]}: give target={column} to predict numbers; classes must repeat"
+        )

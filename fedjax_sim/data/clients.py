@@ -1,4 +1,4 @@
-"""From arrays and partitions to the engine's :class:`fedjax_sim.ClientData`."""
+"""Conversion of arrays and partitions to client data and evaluation sets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fedjax_sim.base import Array, ClientData
-from fedjax_sim.data.masked import plain_array
+from fedjax_sim.base.brief import brief_fields
+from fedjax_sim.data.arrays import plain_array
 from fedjax_sim.data.targets import as_targets
 from fedjax_sim.partition.table import Partition, validate_partition
 
@@ -22,24 +24,24 @@ def client_data(
     *,
     root: ArrayLike | Sequence[ArrayLike] | None = None,
 ) -> ClientData:
-    """Pooled samples with one partition, or with one for each seed.
+    """Makes client data from pooled samples and a partition, or one partition for each seed.
 
     Args:
-        x: ``[n_total, *feature]``; the dtype is kept.
-        y: ``[n_total, ...]``: class labels in 0 … M - 1, or any targets of another task.
-        partitions: one, or R with equally many clients: then ``start`` is ``int32[R, N + 1]`` into
-            one list of integers; samples are never copied. With copies, as from
-            :func:`fedjax_sim.data.fedaug`, n_k and an epoch are those of the other samples.
+        x: inputs ``[n_total, *feature]``; the dtype is kept.
+        y: targets ``[n_total, ...]``: class labels in 0 … M - 1, or targets of another task.
+        partitions: one, or R with equally many clients: ``start`` is then ``int32[R, N + 1]`` into
+            one list of integers; samples are never copied. If there are copies, as from
+            :func:`fedjax_sim.data.fedaug`, n_k and the length of an epoch ignore them.
         root: ``int[n_0]``, rows of the server's own samples (:func:`fedjax_sim.data.take_root`),
-            for all runs, or a list of R such; None: it has none.
+            for all runs, or a list of R such arrays; None if the server has no samples.
 
     Returns:
         A NumPy-backed :class:`fedjax_sim.ClientData`.
 
     Raises:
-        ValueError: if y are no targets or partitions no partitions; if a partition does not fit the
-            samples or has a client without one, or the partitions differ in their number of
-            clients; if root does not fit the samples, or holds samples of a client.
+        ValueError: if y is not targets; if a partition does not fit the samples or has an empty
+            client; if the partitions differ in their number of clients; if root does not fit the
+            samples, or contains a client's sample.
 
     Example:
         >>> from fedjax_sim import partition
@@ -48,49 +50,48 @@ def client_data(
         >>> data.start.tolist()
         [[0, 2, 4, 6, 8], [8, 10, 12, 14, 16]]
     """
-    many, stacked = as_runs(x, y, partitions)
-    clients = {len(p.start) - 1 for p in many}
+    runs, select = _by_run(x, y, partitions)
+    clients = {len(p.start) - 1 for p in runs}
     if len(clients) != 1:
         raise ValueError(f"partitions must have equally many clients, got {sorted(clients)}")
-    for p in many:
+    for p in runs:
         validate_partition(p, len(y))
-    offsets = np.cumsum([0] + [len(p.index) for p in many[:-1]])
-    starts = np.stack([p.start + o for p, o in zip(many, offsets, strict=True)]).astype(np.int32)
-    roots = [] if root is None else _roots(root, many, len(y))
-    edges = np.cumsum([sum(len(p.index) for p in many), *map(len, roots)]).astype(np.int32)
-    copies = any((p.index >= len(y)).any() for p in many)
-    own = np.array([[np.sum(k < len(y)) for k in p.lists] for p in many] if copies else 0, np.int32)
-    shared = any(p.sent for p in many)
+    offsets = np.cumsum([0] + [len(p.index) for p in runs[:-1]])
+    starts = np.stack([p.start + o for p, o in zip(runs, offsets, strict=True)]).astype(np.int32)
+    roots = [] if root is None else _checked_roots(root, runs, len(y))
+    edges = np.cumsum([sum(len(p.index) for p in runs), *map(len, roots)]).astype(np.int32)
+    copies = any((p.index >= len(y)).any() for p in runs)
+    sizes = np.array([[np.sum(k < len(y)) for k in p.lists] for p in runs] if copies else 0)
+    shared = any(p.sent for p in runs)
     return ClientData(
         x=in_host_memory(x),
         y=in_host_memory(as_targets(np.asarray(y), len(x))),
-        index=in_host_memory(np.concatenate([*(p.index for p in many), *roots]), np.int32),
-        start=starts[stacked],
-        capacity=int(max([np.diff(p.start).max() for p in many] + [len(r) for r in roots])),
-        budget=own[stacked] if copies else None,
-        root=np.stack([edges[:-1], edges[1:]], axis=1)[stacked] if roots else None,
+        index=in_host_memory(np.concatenate([*(p.index for p in runs), *roots]), np.int32),
+        start=starts[select],
+        capacity=int(max([np.diff(p.start).max() for p in runs] + [len(r) for r in roots])),
+        budget=sizes.astype(np.int32)[select] if copies else None,
+        root=np.stack([edges[:-1], edges[1:]], axis=1)[select] if roots else None,
         copies=copies,
-        sent=np.array([p.sent for p in many], np.int32)[stacked] if shared else None,
+        sent=np.array([p.sent for p in runs], np.int32)[select] if shared else None,
     )
 
 
 def streamed(data: ClientData, samples_per_round: int) -> ClientData:
-    r"""The same clients, whose samples come in by the round: online learning.
+    r"""Makes each client's samples arrive round by round: online learning.
 
-    .. math:: \text{in round } t \text{ a client has its samples } tB,\ \dots,\ (t + 1)B - 1
-              \text{ alone}
+    .. math:: \text{in round } t \text{ a client trains on its samples } tB,\ \dots,\ (t + 1)B - 1
 
-    They come in the order of the client's list, whether or not it trains; one whose samples have
-    all come in takes no step. If models count by samples (``weighting.by_samples``), then by those
-    that came in; if all count equally, a model that took no step counts too. The server's own
-    samples do not stream.
+    Samples arrive in the order of the client's list, whether or not the client participates; after
+    the last one has arrived, the client takes no steps. Weights by samples
+    (``weighting.by_samples``) count the samples that arrived in the round; with equal weights, a
+    model that took no step still counts. The server's own samples do not stream.
 
-    With one epoch the loss that a round reports, ``Result.metrics.loss``, is that of samples on
-    which no model was trained before. Times ``metrics.samples``, summed over the rounds, it is the
-    online loss :math:`\sum_t \ell_t(w_t)`; less that of the best fixed model, it is the regret.
+    With one epoch, the reported loss ``Result.metrics.loss`` is on samples that no model has
+    trained on. Multiplied by ``metrics.samples`` and summed over the rounds, it is the online loss
+    :math:`\sum_t \ell_t(w_t)`; subtracting the loss of the best fixed model gives the regret.
 
-    Refused in the first round: what reads the samples of clients beside their training, such as a
-    poll, a finish or peers, and models that return in a later round.
+    Rejected in the first round: parts that read clients' samples outside training, such as a poll,
+    a finish or peers, and models that return in a later round.
 
     Args:
         data: the clients, without copies of samples.
@@ -102,7 +103,7 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
     Raises:
         ValueError: if samples_per_round is below 1, or there are copies (FedAug).
 
-    Source: He et al. 2019 <https://arxiv.org/abs/1910.04956>, section 3, whose B is 1.
+    Source: He et al. 2019 <https://arxiv.org/abs/1910.04956>, section 3, with B = 1.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -126,13 +127,89 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
     return dataclasses.replace(data, samples_per_round=samples_per_round)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """Pooled samples and a ragged (CSR) list of the samples to score, made by ``eval_set``.
+
+    Runs that are scored on different clients (folds) share ``x`` and ``y``, with each other and
+    with :class:`fedjax_sim.ClientData`, and differ only in integers.
+
+    Attributes:
+        x: inputs ``[n_total, *feature]``.
+        y: targets ``[n_total, *target]``: int32 class labels, or targets of another task.
+        index: ``int32[n]`` or ``int32[R, n]``, rows of ``x`` grouped by client. Entries after
+            ``start[-1]`` are padding and are not scored.
+        start: ``int32[K + 1]`` or ``int32[R, K + 1]``; client k owns ``index[start[k]:start[k +
+            1]]``. A client without samples has no score.
+    """
+
+    x: Array
+    y: Array
+    index: Array
+    start: Array
+
+    @property
+    def clients(self) -> int:
+        """K; in a run with fewer clients than others, the last ones are empty."""
+        return self.start.shape[-1] - 1
+
+    def __repr__(self) -> str:
+        return brief_fields(self)
+
+
+def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None = None) -> EvalSet:
+    """Makes an evaluation set of all samples, or of a partition's clients.
+
+    Args:
+        x: inputs ``[n_total, *feature]``; the dtype is kept.
+        y: targets ``[n_total, ...]``: class labels, or targets of another task.
+        partitions: samples of each client, for all runs or one for each of R runs, which may differ
+            in samples and clients; None for all samples as one set, without clients.
+
+    Returns:
+        A NumPy-backed evaluation set. If :func:`fedjax_sim.client_data` gets the same ``x`` and
+        ``y``, the devices store them once.
+
+    Raises:
+        ValueError: if x and y differ in length, a set is empty, or a row is out of range.
+
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
+        >>> folds = [partition_from_lists([[0, 1], [2]]), partition_from_lists([[3, 4, 5, 0]])]
+        >>> two = eval_set(x, y, folds)
+        >>> two.index.tolist(), two.start.tolist()
+        ([[0, 1, 2, 0], [0, 3, 4, 5]], [[0, 2, 3], [0, 4, 4]])
+    """
+    if partitions is None:
+        whole = np.arange(len(y), dtype=np.int32)
+        partitions = Partition(whole, np.array([0, len(y)], np.int32))
+    runs, select = _by_run(x, y, partitions)
+    for p in runs:
+        if not len(p.index):
+            raise ValueError("partitions must have at least one sample each, got none")
+        outside = p.index[(p.index < 0) | (p.index >= len(y))]
+        if len(outside):
+            raise ValueError(f"partition.index must be in 0 to {len(y) - 1}, got {outside[0]}")
+    most, ends = max(len(p.index) for p in runs), max(len(p.start) for p in runs)
+    index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in runs])
+    start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in runs])
+    return EvalSet(
+        x=in_host_memory(x),
+        y=in_host_memory(as_targets(np.asarray(y), len(x))),
+        index=index[select].astype(np.int32),
+        start=start[select].astype(np.int32),
+    )
+
+
 def in_host_memory(values: ArrayLike, dtype: DTypeLike | None = None) -> Array:
-    """A NumPy array under the type that the engine's fields have; JAX copies it to the devices."""
+    """Returns a NumPy array typed as a JAX array; JAX copies it to the devices when needed."""
     return cast(Array, np.asarray(values, dtype))
 
 
-def _roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray[np.int64]]:
-    """The server's rows for each partition, none of them a client's."""
+def _checked_roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray[np.int64]]:
+    """Returns the server's rows for each partition, which must not belong to a client."""
     common = all(np.ndim(row) == 0 for row in root)
     each = [np.asarray(rows) for rows in ([root] * len(partitions) if common else root)]
     if len(each) != len(partitions):
@@ -142,34 +219,30 @@ def _roots(root: Any, partitions: list[Partition], samples: int) -> list[NDArray
         )
     for rows, partition in zip(each, partitions, strict=True):
         if not rows.size:
-            raise ValueError("root must have a row at least, got none; without a root give None")
+            raise ValueError("root must have at least one row, got none; use None for no root")
         if not 0 <= rows.min() <= rows.max() < samples:
             raise ValueError(
                 f"root must be in 0 to {samples - 1}, got {rows.min()} to {rows.max()}"
             )
         if np.unique(rows).size < rows.size:
-            raise ValueError("root must have a row once, got one more than once")
-        theirs = np.intersect1d(rows, partition.index % samples)
-        if theirs.size:
+            raise ValueError("root must have each row once, got one more than once")
+        overlap = np.intersect1d(rows, partition.index % samples)
+        if overlap.size:
             raise ValueError(
-                f"root must have no client's rows, got {theirs.size}, row {theirs[0]} first: take "
-                "them from the clients, see take_root"
+                f"root must not contain rows of clients, got {overlap.size}, such as row "
+                f"{overlap[0]}: take them from the clients with take_root"
             )
     return each
 
 
-def as_runs(
+def _by_run(
     x: Any, y: Any, partitions: Partition | Sequence[Partition]
 ) -> tuple[list[Partition], Any]:
-    """The partitions of all runs, and which part of an array that is stacked from them to take.
+    """Checks x, y and partitions, and returns the partitions as a list.
 
     Returns:
-        A list of one or R partitions; the index 0 for a single one, whose arrays have no axis of
-        runs, else all.
-
-    Raises:
-        ValueError: if x and y differ in length or are masked, y are no targets, or partitions no
-            partitions.
+        The partitions; and the index that turns arrays stacked over them into a field: 0 for a
+        single partition, whose fields have no axis of runs, else all.
     """
     if len(x) != len(y):
         raise ValueError(f"x and y must have as many rows, got {len(x)} and {len(y)}")
@@ -177,11 +250,11 @@ def as_runs(
     as_targets(plain_array("y", y), len(x))
     if isinstance(partitions, Partition):
         return [partitions], 0
-    many = list(partitions)
-    if not all(isinstance(p, Partition) for p in many) or not many:
-        kinds = ", ".join(sorted({type(p).__name__ for p in many})) or "none"
+    runs = list(partitions)
+    if not all(isinstance(p, Partition) for p in runs) or not runs:
+        kinds = ", ".join(sorted({type(p).__name__ for p in runs})) or "none"
         raise ValueError(
             "partitions must be a Partition or a list of them, one for each run, got a list of "
-            f"{kinds}; fs.partition.partition_from_lists makes one of each client's rows"
+            f"{kinds}; fs.partition.partition_from_lists makes one from each client's rows"
         )
-    return many, slice(None)
+    return runs, slice(None)

@@ -1,4 +1,4 @@
-"""A labelled data set in host memory, made from any arrays."""
+"""Labelled data sets in host memory, and their construction from arrays."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.brief import brief, brief_html
-from fedjax_sim.data.masked import check_int32, plain_array
-from fedjax_sim.data.scaling import offset, statistics
-from fedjax_sim.data.targets import of_each, read_targets, strata
+from fedjax_sim.data.arrays import check_int32, encode, flags, offset, plain_array
+from fedjax_sim.data.standardise import statistics
+from fedjax_sim.data.targets import read_targets, strata
 
 Features = Mapping[str, NDArray[np.int32]]
 NO_FEATURES: Features = MappingProxyType({})
@@ -21,31 +21,30 @@ class Dataset(NamedTuple):
     """A labelled data set in host memory.
 
     Attributes:
-        name: what :func:`fedjax_sim.data.load_dataset` takes, and which part of the data it is if
-            it is not all.
-        train_x: ``[n, ...]``, the training inputs in their raw units: images ``uint8[n, H, W, C]``,
-            tables ``f32[n, F]``, tokens ``int[n, T]``.
-        train_y: ``[n, ...]``, the training targets as the task has them: classes ``int32[n]`` in
-            0 … M - 1, numbers float32, labels bool.
-        test_x: the test inputs, like train_x.
-        test_y: the test targets, like train_y.
-        task: what is learnt, see :mod:`fedjax_sim.tasks`.
-        mean: ``f32[C]``, the mean of train_x along its last axis, in the raw units of x; 0 in
-            columns that are not numeric; None for inputs that are taken as they are, such as
-            tokens.
-        std: ``f32[C]``, the standard deviation likewise; 1 in columns that are not numeric, or
-            constant.
-        train_client: ``int32[n]``, the natural client of each training sample (a speaking role, a
-            hospital), in 0 … N - 1; None if the data have none.
-        test_client: the natural client of each test sample, likewise.
-        client_names: the names of the N natural clients.
-        features: categorical features of the training samples for feature-skewed partitions, by
-            name: ``int32[n]``, in 0 … categories - 1.
-        test_features: those of the test samples.
-        numeric: ``bool[F]``, the columns of x that standardisation touches; None for all.
-        class_names: the names of the M classes, or of a vocabulary's tokens, if the data have them.
-        test_set: what the test set is, in words.
-        notes: what loading guessed, converted or dropped, a sentence each.
+        name: the name that :func:`fedjax_sim.data.load_dataset` takes, and the part of the data if
+            not all are included.
+        train_x: training inputs ``[n, ...]`` in raw units: images ``uint8[n, H, W, C]``, tables
+            ``f32[n, F]``, tokens ``int[n, T]``.
+        train_y: training targets ``[n, ...]`` in the dtype of the task: classes ``int32[n]`` in
+            0 … M - 1, numbers float32, multi-labels bool.
+        test_x: test inputs.
+        test_y: test targets.
+        task: the learning task, see :mod:`fedjax_sim.tasks`.
+        mean: ``f32[C]``, mean of ``train_x`` along its last axis, in raw units; 0 in columns that
+            are not numeric; None for inputs that are not standardised, such as tokens.
+        std: ``f32[C]``, standard deviation of ``train_x`` along its last axis; 1 in columns that
+            are constant or not numeric.
+        train_client: ``int32[n]`` in 0 … N - 1, natural client of each training sample (a speaking
+            role, a hospital); None if the data have no natural clients.
+        test_client: natural client of each test sample.
+        client_names: names of the N natural clients.
+        features: categorical features of the training samples, for feature-skewed partitions:
+            ``int32[n]`` in 0 … categories - 1, by name.
+        test_features: categorical features of the test samples.
+        numeric: ``bool[F]``, the columns of x to standardise; None for all.
+        class_names: names of the M classes, or the tokens of a vocabulary; () if unnamed.
+        test_set: description of the test set.
+        notes: sentences on what loading inferred, converted or dropped.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Dataset(NamedTuple):
         """M, the number of classes.
 
         Raises:
-            ValueError: if the task is none of classes.
+            ValueError: if the task has no classes.
         """
         if self.task.classes is None:
             raise ValueError(f"{self.name} has no classes, its task is {self.task!r}")
@@ -79,25 +78,24 @@ class Dataset(NamedTuple):
 
     @property
     def strata(self) -> NDArray[np.int32]:
-        """``int32[n]``, what skew is measured by: the training labels; without classes 0."""
+        """``int32[n]``, the labels by which skew is measured; all 0 without classes."""
         return strata(self.train_y, self.task)
 
     @property
     def strata_names(self) -> tuple[str, ...]:
-        """The names of these, if the data have them."""
+        """The names of the strata; () if unnamed."""
         return () if self.task.classes is None else self.class_names
 
     def __repr__(self) -> str:
-        return brief(self, self._entries())
+        return brief(self, self._summary())
 
     def _repr_html_(self) -> str:
-        return brief_html(self, self._entries())
+        return brief_html(self, self._summary())
 
-    def _entries(self) -> dict[str, Any]:
-        """What is shown of it."""
+    def _summary(self) -> dict[str, Any]:
         arrays = {key: getattr(self, key) for key in ("train_x", "train_y", "test_x", "test_y")}
-        owned = None if self.train_client is None else len(self.client_names)
-        more = {"clients": owned, "features": tuple(self.features) or None}
+        clients = None if self.train_client is None else len(self.client_names)
+        more = {"clients": clients, "features": tuple(self.features) or None}
         return {"name": self.name, "task": self.task, **arrays, **more, "test_set": self.test_set}
 
 
@@ -118,94 +116,94 @@ def from_arrays(
     test_set: str = "the test set",
     notes: Sequence[str] = (),
 ) -> Dataset:
-    """A data set from any arrays.
+    """Makes a data set from arrays.
 
     Args:
-        name: its name.
-        x: ``[n, ...]``, the inputs, of images ``[n, H, W, C]``; uint8 stays as it is, other numbers
-            become float32, or int32 if they are integers and not scaled. A column of large values
-            that are close, such as Unix times, has its mean subtracted before that, as float32
-            would make one value of several; a note names it.
-        y: the targets, which say what the task is: integers ``[n]`` are classes, in 0 … M - 1, and
-            texts ``[n]`` their names; floats ``[n]`` or ``[n, D]`` regression; bool, or integers 0
-            and 1, ``[n, L]`` multi-label.
-        test: ``bool[n]``, which samples are the test set; None for a random fifth of each class,
-            rounded, the same in every call.
-        client: the natural client of every sample, n numbers or texts.
+        name: name of the data set.
+        x: inputs ``[n, ...]``, for images ``[n, H, W, C]``. uint8 is kept; other numbers become
+            float32, or int32 for integers with ``scale=False``. If float32 would merge large values
+            that are close to each other, such as Unix times, the column's mean is subtracted first
+            and a note names the column.
+        y: targets, which determine the task: integers ``[n]`` in 0 … M - 1, or texts ``[n]``, are
+            classes; floats ``[n]`` or ``[n, D]`` are regression targets; bool, or integers 0
+            and 1, ``[n, L]`` are multi-label.
+        test: ``bool[n]``, the test samples; None for a random fifth of each class, rounded, the
+            same in every call.
+        client: natural client of each sample, n numbers or texts.
         features: categorical features by name, n numbers or texts each.
-        numeric: ``bool[F]``, the columns that are scaled; None for all.
-        scale: whether models get standardised inputs: False for tokens.
-        classes: M; None for as many as have names, and without names for the largest label plus 1,
-            if every label up to it occurs.
-        class_names: the names of the M classes, in the order of their numbers; () for none.
-        column_names: the names of the columns of x, for messages and notes.
-        task: what is learnt: a task, or "classification" (also of whole floats, one-hot rows and
-            ``[n, 1]``), "regression" (also of integers) or "multi_label"; None: by y.
-        test_set: what ``test`` is, in words.
-        notes: what was guessed, converted or dropped to get these arrays, a sentence each.
+        numeric: ``bool[F]``, the columns to scale; None for all.
+        scale: whether models receive standardised inputs; False for tokens.
+        classes: M; None for the number of class names, or without names the largest label plus 1,
+            if every smaller label occurs.
+        class_names: names of the M classes, in the order of their numbers; () if unnamed.
+        column_names: names of the columns of x, for messages and notes.
+        task: a task, or "classification" (also for integral floats, one-hot rows and ``[n, 1]``),
+            "regression" (also for integers) or "multi_label"; None to infer it from y.
+        test_set: description of ``test``.
+        notes: sentences on what was inferred, converted or dropped to get these arrays.
 
     Returns:
-        The data set. Samples keep their order in each part; clients and categories are numbered in
-        the order of their numbers or texts.
+        The data set. Samples keep their order within the training and test sets; clients and
+        categories are numbered in sorted order.
 
     Raises:
-        ValueError: if shapes do not fit, values are masked, not finite or too large for their
-            dtype, images have their channels first, y may be of two tasks, labels leave out a
-            number or have not as many names, no class of the test set is in the training set, or a
-            client or category is missing; names the argument.
+        ValueError: if shapes do not match; values are masked, not finite or too large for their
+            dtype; images are channels-first; the task of y is ambiguous; labels skip a number or do
+            not match the class names; no test class is in the training set; or a client or category
+            is missing. The message names the argument.
 
     Example:
         >>> data = from_arrays("mine", [[0.0], [2.0], [4.0]], [0, 1, 1], test=[False, False, True])
         >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
         ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
-    inputs, centred = _inputs(plain_array("x", x), scale, column_names)
-    read = read_targets(
-        plain_array("y", y), len(inputs), classes, task, _names(class_names, classes)
+    inputs, centring_notes = _convert_inputs(plain_array("x", x), scale, column_names)
+    y, task, names = read_targets(
+        plain_array("y", y), len(inputs), classes, task, _checked_names(class_names, classes)
     )
-    targets, task = read.y, read.task
     columns = None if numeric is None else flags("numeric", numeric, inputs.shape[-1])
-    n = len(targets)
-    held_out = (
-        random_share(strata(targets, task), 1 / 5) if test is None else flags("test", test, n)
-    )
+    if test is None:
+        held_out = random_share(strata(y, task), 1 / 5)
+        test_set = "a fixed random fifth" + " of each class" * (task.classes is not None)
+    else:
+        held_out = flags("test", test, len(y))
     kept = ~held_out
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
     mean, std = statistics(inputs[kept], columns) if scale else (None, None)
-    clients, names = (None, ()) if client is None else coded("client", client, n)
-    codes = {key: coded(key, value, n)[0] for key, value in features.items()}
+    clients, client_names = (None, ()) if client is None else encode("client", client, len(y))
+    codes = {key: encode(key, value, len(y))[0] for key, value in features.items()}
     return Dataset(
         name=name,
         train_x=inputs[kept],
-        train_y=targets[kept],
+        train_y=y[kept],
         test_x=inputs[held_out],
-        test_y=targets[held_out],
+        test_y=y[held_out],
         task=task,
         mean=mean,
         std=std,
         train_client=None if clients is None else clients[kept],
         test_client=None if clients is None else clients[held_out],
-        client_names=names,
+        client_names=client_names,
         features=MappingProxyType({key: value[kept] for key, value in codes.items()}),
         test_features=MappingProxyType({key: value[held_out] for key, value in codes.items()}),
         numeric=columns,
-        class_names=read.class_names,
-        test_set=f"a fixed random fifth{of_each(task)}" if test is None else test_set,
-        notes=(*notes, *centred),
+        class_names=names,
+        test_set=test_set,
+        notes=(*notes, *centring_notes),
     )
 
 
 def pooled(dataset: Dataset) -> Dataset:
-    """The same data without a test set: all samples are training samples, the test samples last.
+    """Moves the test samples to the end of the training set, and leaves the test set empty.
 
-    It is for partitions and splits by client (RADFed), which hold out clients instead.
+    For partitions and splits that hold out whole clients instead (RADFed).
 
     Args:
         dataset: any data set.
 
     Returns:
-        The data set with an empty test set, and the statistics of all its inputs.
+        The data set with an empty test set; ``mean`` and ``std`` cover all inputs.
 
     Example:
         >>> data = pooled(from_arrays("mine", [[0.0], [2.0]], [0, 0], test=[False, True]))
@@ -236,7 +234,7 @@ def pooled(dataset: Dataset) -> Dataset:
 
 
 def random_share(y: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
-    """``bool[n]``: a share of each class, rounded, by one fixed seed."""
+    """Draws a share of each class, rounded, with a fixed seed: ``bool[n]``."""
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), bool)
     for label in np.unique(y):
@@ -245,15 +243,15 @@ def random_share(y: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
     return test
 
 
-def _inputs(
+def _convert_inputs(
     x: NDArray[Any], scale: bool, names: Sequence[str]
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Inputs in the dtype that the engine has, and a note for each column that was centred."""
+    """Converts inputs to uint8, int32 or float32, and returns a note on each centred column."""
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
         raise ValueError(f"x must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}")
     if scale and _channels_first(x):
         raise ValueError(
-            f"x must be images [n, H, W, C], got {list(x.shape)}, whose channels come first: give "
+            f"x must be images [n, H, W, C], got {list(x.shape)}, which is channels-first: give "
             "np.moveaxis(x, 1, -1)"
         )
     if x.dtype == np.uint8:
@@ -268,7 +266,7 @@ def _inputs(
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise ValueError(
-            "x must be finite in float32, got NaN or inf: fill it in or leave those samples out"
+            "x must be finite in float32, got NaN or inf: fill in those values or drop the samples"
         )
     return x, tuple(
         f"Column {names[c] if len(names) else c} has {shifts[c]:.15g} subtracted, as float32 would "
@@ -278,42 +276,16 @@ def _inputs(
 
 
 def _channels_first(x: NDArray[Any]) -> bool:
-    """Whether these look like images ``[n, C, H, W]``.
-
-    Signals, ``[n, 1, T, C]``, do not: one row is an image only if it would be a square one.
-    """
+    """Returns whether x looks like images ``[n, C, H, W]``; signals ``[n, 1, T, C]`` do not."""
     if x.ndim != 4:
         return False
     first, height, width = x.shape[1:]
     return width > 4 and (first == 3 or (first == 1 and height == width))
 
 
-def _names(class_names: Sequence[str], classes: int | None) -> tuple[str, ...]:
+def _checked_names(class_names: Sequence[str], classes: int | None) -> tuple[str, ...]:
     texts = not isinstance(class_names, str) and all(isinstance(n, str) for n in class_names)
     if not texts or (class_names and classes not in (None, len(class_names))):
         wanted = "texts" if classes is None else f"{classes} texts, one for each class"
         raise ValueError(f"class_names must be {wanted}, got {class_names!r}")
     return tuple(class_names)
-
-
-def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
-    """The argument ``name`` as ``bool[length]``; raises ValueError if it is none."""
-    given = plain_array(name, values)
-    if given.shape != (length,) or given.dtype != bool:
-        raise ValueError(f"{name} must be bool [{length}], got {given.dtype} {list(given.shape)}")
-    return given
-
-
-def coded(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Each value's rank among the different ones, and these as text."""
-    given = plain_array(name, values)
-    if given.shape != (samples,):
-        raise ValueError(f"{name} must have shape [{samples}], got {list(given.shape)}")
-    if given.dtype.kind == "O" and all(isinstance(v, str) for v in given):
-        given = given.astype(np.str_)
-    if given.dtype.kind not in "biufUS" or (given.dtype.kind == "f" and np.isnan(given).any()):
-        kinds = sorted({type(value).__name__ for value in given.tolist()})
-        got = "NaN" if given.dtype.kind == "f" else ", ".join(kinds)
-        raise ValueError(f"{name} must be a number or a text for every sample, got {got}")
-    different, codes = np.unique(given, return_inverse=True)
-    return codes.astype(np.int32), tuple(map(str, different))

@@ -1,4 +1,4 @@
-"""Data sets of TFDS: found, or downloaded, without TensorFlow."""
+"""TFDS data sets, read and downloaded without TensorFlow."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ from fedjax_sim.data.folder import (
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Keeps TFDS's advice ("OpenCV is not installed") and urllib3's retries off the screen."""
+    """Hides TFDS's advice ("OpenCV is not installed") and urllib3's retry messages."""
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -40,11 +40,11 @@ def quiet_logs() -> Iterator[None]:
 
 @contextmanager
 def _without_tensorflow(builder: Any) -> Iterator[None]:
-    """Lets the builders of MNIST, CIFAR and the like write their files without TensorFlow.
+    """Lets the builders of MNIST, CIFAR and similar data sets write files without TensorFlow.
 
-    Only two things make ``download_and_prepare`` fail then (TFDS 4.9.10). The builders open what
-    they downloaded with ``tf.io.gfile.GFile``, here Python's own ``open``. And TensorFlow encodes
-    arrays as PNG, but Pillow images do not need it. PNG is lossless: the pixels are the same.
+    In TFDS 4.9.10 ``download_and_prepare`` needs TensorFlow for two things only: builders open
+    downloads with ``tf.io.gfile.GFile``, replaced here by ``open``; and arrays are encoded as PNG
+    by TensorFlow, which Pillow images avoid. PNG is lossless, so the pixels are the same.
     """
     if find_spec("tensorflow") is not None:
         yield
@@ -76,16 +76,16 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
 
 
 def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> None:
-    """Downloads a TFDS data set and writes it as array_record files, if it is not there already.
+    """Downloads a TFDS data set as array_record files, unless it is already there.
 
-    It needs internet, but not TensorFlow.
+    Needs internet, but not TensorFlow.
 
     Args:
         name: a TFDS name, such as "mnist".
-        data_dir: the TFDS folder; None is TFDS's default (``~/tensorflow_datasets``).
+        data_dir: the TFDS folder; None for TFDS's default (``~/tensorflow_datasets``).
 
     Raises:
-        Exception: as TFDS raises it (no network, a wrong checksum, a full disk).
+        Exception: any error of TFDS (no network, a wrong checksum, a full disk).
 
     Example:
         ``python -c "from fedjax_sim.data import download_dataset as d; d('mnist', 'data')"``
@@ -102,32 +102,24 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
 
 
 def find_builder(name: str, data_dir: DataDir) -> Any:
-    """TFDS's builder of a data set, whose files need not be there.
-
-    Args:
-        name: a TFDS name, such as "mnist" or "emnist/balanced".
-        data_dir: a TFDS folder, or one that holds it as ``tfds/``; default is the environment
-            variable FEDJAX_SIM_DATA_DIR, and without it TFDS's own folder.
-
-    Returns:
-        A ``tensorflow_datasets.core.DatasetBuilder``.
+    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist" or "emnist/balanced".
 
     Raises:
-        ValueError: if TFDS knows no such data set.
-        DataNotFoundError: if the files that describe it are damaged.
+        ValueError: if TFDS has no such data set.
+        DataNotFoundError: if the files that describe it are damaged; others may be missing.
     """
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
     folder = _tfds_folder(name, data_dir)
     check_inside((folder or Path(tfds.core.constants.DATA_DIR)) / name.partition("/")[0])
     try:
-        with _no_folder_left(), _own_features(tfds.features.FeatureConnector):
+        with _no_folder_left(), _only_tfds_features(tfds.features.FeatureConnector):
             return tfds.builder(name, data_dir=folder)
     except _ForeignClassError as error:
         raise ValueError(f"tfds:{name} in {folder}: {error}") from error
     except Exception as error:
-        # A name that TFDS does not know is a ValueError; a dataset_info.json that it cannot read is
-        # one of protobuf's errors, a failed assertion, or a text that is no UTF-8.
+        # An unknown name raises ValueError; an unreadable dataset_info.json raises an error of
+        # protobuf, an AssertionError or a UnicodeDecodeError.
         if isinstance(error, UnicodeDecodeError) or not isinstance(error, ValueError):
             folder = folder or Path(tfds.core.constants.DATA_DIR)
             raise _not_ready(name, folder, error, folder / name) from error
@@ -138,18 +130,14 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def prepared_builder(name: str, data_dir: DataDir) -> Any:
-    """TFDS's builder of a data set whose files are there, downloaded if no folder is given.
-
-    Args:
-        name: as for :func:`find_builder`.
-        data_dir: as for :func:`find_builder`; a folder that is given is never written to.
+    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given.
 
     Raises:
-        ValueError: if TFDS knows no such data set.
-        DataNotFoundError: if it is not in the folder, or cannot be downloaded.
+        ValueError: if TFDS has no such data set.
+        DataNotFoundError: if the data are not in the folder, or cannot be downloaded.
     """
     builder = find_builder(name, data_dir)
-    # Asked first: as_data_source on a missing folder starts a download and hangs without network.
+    # Checked first, as as_data_source starts a download for a missing folder and may hang.
     if builder.is_prepared():
         return builder
     if given_folder(data_dir) is not None or not may_download():
@@ -162,14 +150,14 @@ def prepared_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def tfds_not_ready(builder: Any, name: str, reason: object) -> DataNotFoundError:
-    """The error for a data set that cannot be read, with the command that downloads it."""
+    """Returns the error for a data set that cannot be read, with the command to download it."""
     path = builder.data_path
     folder = path.parents[builder.info.full_name.count("/")]
     return _not_ready(name, folder, reason, path if path.exists() else None)
 
 
 def _not_ready(name: str, folder: Path, reason: object, damaged: Path | None) -> DataNotFoundError:
-    """``damaged``: what must go first, as TFDS takes any folder that exists for the data set."""
+    """Returns the error; ``damaged`` must be deleted first, as TFDS trusts any existing folder."""
     command = f"from fedjax_sim.data import download_dataset as d; d('{name}', '{folder}')"
     first = "" if damaged is None else f"delete {damaged} and "
     return DataNotFoundError(
@@ -184,7 +172,7 @@ def _first_line(reason: object) -> str:
 
 @contextmanager
 def _no_folder_left() -> Iterator[None]:
-    """Takes away the temporary folder that TFDS makes for every data set that is not there."""
+    """Removes the temporary folder that TFDS makes for every missing data set."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
@@ -195,23 +183,23 @@ def _no_folder_left() -> Iterator[None]:
 
 
 class _ForeignClassError(ValueError):
-    """A features.json that names a class which is not of TFDS."""
+    """A features.json that names a class outside TFDS."""
 
 
 @contextmanager
-def _own_features(connector: Any) -> Iterator[None]:
-    """Keeps TFDS from importing the modules of classes that a features.json names."""
+def _only_tfds_features(connector: Any) -> Iterator[None]:
+    """Prevents TFDS from importing modules that a features.json names."""
     before = connector.__dict__["cls_from_name"]
 
-    def of_tfds(cls: Any, name: str) -> Any:
+    def class_of_tfds(cls: Any, name: str) -> Any:
         if not name.startswith("tensorflow_datasets.core.features."):
             raise _ForeignClassError(
                 f"features.json must name classes of TFDS, got {name!r}: read the data in Python "
-                "and hand them to from_arrays"
+                "and pass them to from_arrays"
             )
         return before.__func__(cls, name)
 
-    connector.cls_from_name = classmethod(of_tfds)
+    connector.cls_from_name = classmethod(class_of_tfds)
     try:
         yield
     finally:
@@ -219,7 +207,7 @@ def _own_features(connector: Any) -> Iterator[None]:
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:
-    """The TFDS folder that argument or environment mean; None if neither is given."""
+    """Returns the TFDS folder of the argument or environment; None if neither is given."""
     root = given_folder(data_dir)
     if root is None:
         return None

@@ -1,10 +1,16 @@
-"""The folder of the user's data, and the error that says what is missing in it."""
+"""The user's data folder and the cache of derived files."""
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fedjax_sim.base.files import DamagedError, read_npz, write_npz
 
 DataDir = str | os.PathLike[str] | None
 
@@ -14,7 +20,7 @@ _DOWNLOADS: ContextVar[bool] = ContextVar("downloads", default=True)
 
 @contextmanager
 def downloading(allowed: bool) -> Iterator[None]:
-    """Says whether a data set that is not there may be downloaded."""
+    """Sets whether missing data sets may be downloaded."""
     before = _DOWNLOADS.set(allowed)
     try:
         yield
@@ -23,44 +29,22 @@ def downloading(allowed: bool) -> Iterator[None]:
 
 
 def may_download() -> bool:
-    """Whether a data set that is not there may be downloaded."""
+    """Returns whether missing data sets may be downloaded."""
     return _DOWNLOADS.get()
 
 
 class DataNotFoundError(FileNotFoundError):
-    """A data set is not in its place; the message says what is missing."""
+    """A missing data set; the message names the missing file."""
 
 
 def given_folder(data_dir: DataDir) -> Path | None:
-    """The folder that argument or environment name; None if neither does.
-
-    >>> given_folder("data").as_posix()
-    'data'
-    """
-    given = data_dir or os.environ.get("FEDJAX_SIM_DATA_DIR")
-    return Path(given).expanduser() if given else None
+    """Returns the data folder of the argument, else of FEDJAX_SIM_DATA_DIR, else None."""
+    folder = data_dir or os.environ.get("FEDJAX_SIM_DATA_DIR")
+    return Path(folder).expanduser() if folder else None
 
 
 def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
-    """A file of the data folder.
-
-    Args:
-        name: the data set that needs it.
-        data_dir: as for :func:`given_folder`.
-        relative: the path of the file in the folder.
-        advice: what to do if it is missing.
-
-    Returns:
-        The path of the file, which exists.
-
-    Raises:
-        DataNotFoundError: if no folder is given, or the file is not in it.
-
-    Example:
-        >>> find_file("tides", "nowhere", "sea.csv", "put it there")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        fedjax_sim.data.folder.DataNotFoundError: data set 'tides' is not ready in nowhere (no ...
-    """
+    """Returns the path of a file in the data folder; raises DataNotFoundError if it is missing."""
     folder = given_folder(data_dir)
     if folder is None:
         raise DataNotFoundError(
@@ -75,10 +59,10 @@ def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
 
 
 def check_inside(folder: Path) -> None:
-    """Raises ValueError for a link that leads out of a folder, or a special file in it."""
+    """Raises ValueError for a link that leads out of the folder, or a special file in it."""
     root = folder.resolve()
-    for place, folders, files in os.walk(root):
-        for path in (Path(place, name) for name in (*folders, *files)):
+    for parent, folders, files in os.walk(root):
+        for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and not path.resolve().is_relative_to(root):
                 raise ValueError(f"{path} is a link out of its folder: put the file itself there")
             if not path.is_dir() and not path.is_file():
@@ -86,22 +70,68 @@ def check_inside(folder: Path) -> None:
 
 
 def existing(name: str, path: Path, *, folder: bool = False) -> Path:
-    """A user's own file or folder, if it is there.
-
-    Args:
-        name: the data set that it is.
-        path: its path.
-        folder: whether it must be a folder.
-
-    Raises:
-        DataNotFoundError: if it is not there.
-
-    Example:
-        >>> existing("mine.npz", Path("mine.npz"))
-        Traceback (most recent call last):
-        fedjax_sim.data.folder.DataNotFoundError: data set 'mine.npz': there is no file mine.npz
-    """
+    """Returns the path of a user's file or folder; raises DataNotFoundError if it is missing."""
     if not (path.is_dir() if folder else path.is_file()):
         kind = "folder" if folder else "file"
         raise DataNotFoundError(f"data set {name!r}: there is no {kind} {path}")
     return path
+
+
+def cache_dir() -> Path:
+    """Returns the folder of files that can be rebuilt: decoded data sets, compiled programs.
+
+    Returns:
+        ``$FEDJAX_SIM_CACHE_DIR``, else ``$XDG_CACHE_HOME/fedjax_sim``, else
+        ``~/.cache/fedjax_sim``. The folder need not exist.
+
+    Example:
+        >>> os.environ["FEDJAX_SIM_CACHE_DIR"] = "/tmp/my_cache"
+        >>> cache_dir().as_posix()
+        '/tmp/my_cache'
+        >>> del os.environ["FEDJAX_SIM_CACHE_DIR"]
+    """
+    if folder := os.environ.get("FEDJAX_SIM_CACHE_DIR"):
+        return Path(folder).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "fedjax_sim"
+
+
+def cached_arrays(
+    path: Path,
+    make: Callable[[], Mapping[str, NDArray[Any]]],
+    fits: Callable[[Mapping[str, NDArray[Any]]], bool] = lambda stored: True,
+) -> dict[str, NDArray[Any]]:
+    """Loads arrays from ``path``, after computing and storing them if they are missing or invalid.
+
+    Args:
+        path: a .npz file, whose name must identify everything that the arrays depend on.
+        make: computes the arrays by name; called at most once.
+        fits: returns whether the stored arrays are what ``make`` would return.
+
+    Returns:
+        The arrays by name.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "squares.npz"
+        ...     first = cached_arrays(file, lambda: {"y": np.arange(4) ** 2})
+        ...     cached_arrays(file, lambda: {})["y"].tolist()
+        [0, 1, 4, 9]
+    """
+    try:
+        arrays = read_npz(path)
+        if fits(arrays):
+            return arrays
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        raise DamagedError(f"{path}: unexpected arrays: {shapes}")
+    except OSError:  # missing or unreadable: computed below
+        pass
+    except DamagedError as error:
+        warnings.warn(f"rebuilding a file of the cache: {error}", stacklevel=2)
+    arrays = dict(make())
+    try:
+        write_npz(path, arrays)
+    except OSError as error:  # a read-only or full disk costs the next run time, not this one
+        warnings.warn(f"cannot cache {path} ({error}); set FEDJAX_SIM_CACHE_DIR", stacklevel=2)
+    return arrays

@@ -1,9 +1,11 @@
-"""Image data sets: scikit-learn's digits, and those of TFDS."""
+"""Image data sets of scikit-learn (digits) and TFDS."""
 
 import importlib.util
+import io
 import math
 from collections.abc import Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory
-from fedjax_sim.data.cache import cache_dir, cached_arrays
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.download import (
     find_builder,
@@ -19,21 +20,17 @@ from fedjax_sim.data.download import (
     quiet_logs,
     tfds_not_ready,
 )
-from fedjax_sim.data.folder import DataDir
-from fedjax_sim.data.scaling import channel_statistics
+from fedjax_sim.data.folder import DataDir, cache_dir, cached_arrays
+from fedjax_sim.data.standardise import channel_statistics
 from fedjax_sim.tasks import classification
 
 
 def digits(data_dir: DataDir = None) -> Dataset:
-    """scikit-learn's digits: 1,797 images 8 x 8 x 1 with values in 0 … 16; needs no file.
+    """Loads scikit-learn's digits: 1,797 images 8 x 8 x 1 with values in 0 … 16.
 
-    They have no official split: a fixed random fifth of each class (rounded) is the test set. Both
-    parts keep the original order.
+    There is no official split: the test set is a fixed random fifth of each class, rounded.
 
     Source: Pedregosa et al. 2011 <https://arxiv.org/abs/1201.0490>.
-
-    >>> digits().test_x.shape
-    (359, 8, 8, 1)
     """
     del data_dir
     table = _digits_table()
@@ -42,8 +39,8 @@ def digits(data_dir: DataDir = None) -> Dataset:
 
 
 def _digits_table() -> NDArray[Any]:
-    """``[1797, 65]``: the pixels of an image, and its label."""
-    # Importing scikit-learn takes 0.7 s of a start that has little else to do, its file 4 ms.
+    """Reads pixels and label of each image, ``[1797, 65]``."""
+    # Importing scikit-learn takes 0.7 s, reading its file 4 ms.
     spec = importlib.util.find_spec("sklearn")
     if spec is not None and spec.origin is not None:
         file = Path(spec.origin).with_name("datasets") / "data" / "digits.csv.gz"
@@ -56,38 +53,33 @@ def _digits_table() -> NDArray[Any]:
 
 
 def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = None) -> Dataset:
-    """An image classification data set of TFDS, decoded once into the cache.
+    """Loads an image classification data set of TFDS, decoded once into the cache.
 
-    Args:
-        name: a TFDS name with its configuration, such as "mnist" or "emnist/balanced". Its examples
-            must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``.
-        data_dir: as for :func:`fedjax_sim.data.load_dataset`.
-        called: the name of the data set; None for that of TFDS.
-
-    Returns:
-        The official training split. The test set is the official test split; without one the
-        validation split, and without that a fixed random fifth of each class.
+    Examples must be pairs (image, label) with images of one shape, ``uint8[H, W, C]``. The training
+    set is the official training split; the test set is the official test split, else the validation
+    split, else a fixed random fifth of each class. ``called`` replaces the TFDS name.
 
     Raises:
-        ValueError: if TFDS has no such data set, or it is of another kind.
-        DataNotFoundError: if it is not in the folder, or cannot be downloaded or read.
+        ValueError: if TFDS has no such data set, or its examples have another form.
+        DataNotFoundError: if the data are not in the folder, or cannot be downloaded or read.
     """
     arrays = {}
     with quiet_logs():
         _check_kind(name, find_builder(name, data_dir).info)  # before a download that may be large
         builder = prepared_builder(name, data_dir)
+        place = sha256(str(Path(builder.data_path).resolve()).encode()).hexdigest()[:12]
         splits = builder.info.splits
         if "train" not in splits:
             raise ValueError(
-                f"name must be a data set with a split 'train', got 'tfds:{name}', which has "
-                f"{', '.join(splits)} alone"
+                f"name must be a data set with a split 'train', got 'tfds:{name}' with "
+                f"{', '.join(splits)}"
             )
         test = next((split for split in ("test", "validation") if split in splits), None)
         for split in ["train"] if test is None else ["train", test]:
             info = splits[split]
             _check_files(builder, info)
             stem = f"{name}-{builder.info.version}-{split}-{info.num_examples}"
-            file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}.npz"
+            file = f"{stem.replace('/', '-')}-{int(info.num_bytes)}-{place}.npz"
             try:
                 arrays[split] = cached_arrays(
                     cache_dir() / "datasets" / file,
@@ -115,7 +107,7 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
 
 
 def _check_kind(name: str, info: Any) -> None:
-    """Checks that the examples are images of one shape with a class label."""
+    """Raises ValueError unless the examples are images of one shape with a class label."""
     keys = info.supervised_keys
     if keys != ("image", "label") or not hasattr(info.features["label"], "num_classes"):
         raise ValueError(
@@ -131,7 +123,7 @@ def _check_kind(name: str, info: Any) -> None:
 
 
 def _check_files(builder: Any, split: Any) -> None:
-    """Checks that a split lies in its folder, and fits into memory as the folder declares it."""
+    """Raises an error unless a split is in its folder, and its declared size fits into memory."""
     root = Path(builder.data_path)
     outside = [p for p in map(Path, split.filepaths) if p.resolve().parent != root.resolve()]
     if outside:
@@ -140,24 +132,34 @@ def _check_files(builder: Any, split: Any) -> None:
         )
     images = split.num_examples * math.prod(builder.info.features["image"].shape)
     try:
-        check_memory(2 * images)  # one by one, and as one array
+        check_memory(2 * images)  # as they are stored, and decoded
     except ValueError as error:
         raise ValueError(f"{root}, split {split.name!r}: {error}") from error
 
 
 def _is_decoded(builder: Any, split: str, stored: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether these are the arrays of :func:`_decode`, by their kinds and shapes."""
+    """Returns whether arrays have the dtypes and shapes of :func:`_decode`."""
     n, image = builder.info.splits[split].num_examples, builder.info.features["image"].shape
     found = {name: (array.dtype.name, array.shape) for name, array in stored.items()}
     return found == {"x": ("uint8", (n, *image)), "y": ("int32", (n,))}
 
 
 def _decode(builder: Any, split: str) -> dict[str, NDArray[Any]]:
-    """Images ``uint8[n, H, W, C]`` and labels ``int32[n]`` of one split.
+    """Decodes images ``uint8[n, H, W, C]`` and labels ``int32[n]`` of one split.
 
-    It takes 5 to 10 s for 50,000 images.
+    Takes 5 to 10 s for 50,000 images. Each image is decoded only if it has the declared shape.
     """
-    source = builder.as_data_source(split=split)
+    from PIL import Image
+    from tensorflow_datasets import decode  # type: ignore[import-untyped, unused-ignore]
+
+    source = builder.as_data_source(split=split, decoders={"image": decode.SkipDecoding()})
     examples = source.__getitems__(range(len(source)))  # iterating takes 2 to 3 times as long
-    x = np.stack([example["image"] for example in examples])
+    feature = builder.info.features["image"]
+    height, width, _ = feature.shape
+    x = np.empty((len(source), *feature.shape), np.uint8)
+    for i, example in enumerate(examples):
+        with Image.open(io.BytesIO(example["image"])) as image:
+            if image.size != (width, height):
+                raise ValueError(f"image {i} is of {image.size}, not {width} x {height} pixels")
+        x[i] = feature.decode_example_np(example["image"])
     return {"x": x, "y": np.array([example["label"] for example in examples], np.int32)}

@@ -1,4 +1,4 @@
-"""The text forms ``KIND:PLACE,option=value`` of a user's data, and what their options mean."""
+"""Parsing of the texts ``KIND:PLACE,option=value`` that name a user's data."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.data.dataset import random_share
 from fedjax_sim.data.targets import KINDS
 
 IN_TEST = {"0": False, "1": True, "false": False, "true": True, "train": False, "test": True}
@@ -17,7 +18,7 @@ EVERY_TEXT = "all"
 
 
 def share_or_name(text: str) -> float | str:
-    """Returns a share if the text is a number, else the text: the name of a column or split.
+    """Returns a share if the text is a number, else the text as the name of a column or split.
 
     >>> share_or_name("0.5"), share_or_name("held_out")
     (0.5, 'held_out')
@@ -33,12 +34,12 @@ def share_or_name(text: str) -> float | str:
 
 def _classes(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
-        raise ValueError(f"classes must be a whole number from 2, got {text!r}")
+        raise ValueError(f"classes must be an integer of at least 2, got {text!r}")
     return int(text)
 
 
 def one_of(option: str, known: Sequence[str]) -> Callable[[str], str]:
-    """Returns the parser of an option that has few values.
+    """Returns a parser for an option with a fixed set of values.
 
     >>> one_of("missing", MISSING)("skip")
     Traceback (most recent call last):
@@ -97,25 +98,16 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "missing": one_of("missing", MISSING),
     "size": size_of,
 }
-"""What each option's text means; an option has the same meaning in every kind of data."""
+"""Parser of each option, which is the same for every kind of data."""
 
 
 def split_options(
     kind: str, text: str, known: Sequence[str], form: str
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the place and the options of ``PLACE,option=value``.
+    """Splits ``PLACE,option=value`` into the place and the values of the options.
 
-    Args:
-        kind: what stands before the colon.
-        text: what stands behind it; a place or value with a comma in it cannot be given.
-        known: the options, of ``PARSERS``.
-        form: the whole form, for the message.
-
-    Returns:
-        The place, and the value of each option that is given.
-
-    Raises:
-        ValueError: if an option is unknown, empty, given twice, or has another value than it may.
+    ``known`` are the allowed options, from ``PARSERS``; ``kind`` and ``form`` are for messages.
+    Raises ValueError if an option is unknown, empty, repeated or invalid.
 
     >>> split_options("csv", "a.csv,label=b", ("label", "test"), "csv:FILE,label=COLUMN")
     ('a.csv', {'label': 'b'})
@@ -136,29 +128,38 @@ def split_options(
     return place, given
 
 
-def in_test(column: str, texts: NDArray[np.str_], rows: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns ``bool[n]``, which rows are of the test set.
+def choose_test(
+    test: float | str,
+    strata: NDArray[np.int32],
+    flags: NDArray[np.str_] | None,
+    rows: Sequence[str],
+    hint: str,
+) -> tuple[NDArray[np.bool_], str]:
+    """Chooses test rows by a column of flags, or draws a share ``test`` of each class.
 
-    Args:
-        column: the name of the column.
-        texts: what it says of every row.
-        rows: the name of each, for the message.
-
-    Raises:
-        ValueError: if it says something else; names row, column and what is allowed.
+    ``flags`` are the texts of the column ``test``, None for a share; ``strata`` the class of each
+    row, all 0 without classes; ``rows`` and ``hint`` are for messages. Returns ``bool[n]``, and a
+    description of the test set; raises ValueError for other flags, or if a set would be empty.
     """
-    for text, row in zip(texts, rows, strict=True):
-        if text.lower() not in IN_TEST:
-            raise ValueError(
-                f"{row}, column {column!r} must be one of {', '.join(IN_TEST)}, got {str(text)!r}"
-            )
-    return np.array([IN_TEST[text.lower()] for text in texts])
+    if flags is None:
+        in_test = random_share(strata, float(test))
+        words = f"a fixed random {100 * float(test):g} %" + " of each class" * bool(strata.any())
+    else:
+        for text, row in zip(flags, rows, strict=True):
+            if text.lower() not in IN_TEST:
+                raise ValueError(
+                    f"{row}, column {test!r} must be one of {', '.join(IN_TEST)}, got {str(text)!r}"
+                )
+        in_test = np.array([IN_TEST[text.lower()] for text in flags])
+        words = f"the test rows of {test!r}"
+    check_parts(in_test, test, hint)
+    return in_test, words
 
 
-def check_parts(test: NDArray[np.bool_], asked: float | str, classes: str) -> None:
-    """Raises ValueError if the test set has no row or all."""
+def check_parts(test: NDArray[np.bool_], value: float | str, hint: str) -> None:
+    """Raises ValueError if the test set has no rows or all rows."""
     if test.all() or not test.any():
         raise ValueError(
-            f"test={asked} must leave training and test rows, got {test.sum()} of {len(test)} rows "
-            f"for the test{classes}"
+            f"test={value} must leave training and test rows, got {test.sum()} of {len(test)} rows "
+            f"for the test{hint}"
         )

@@ -1,4 +1,4 @@
-"""Images of a user's: what Pillow opens as ``uint8[n, H, W, C]``."""
+"""Reading of images by Pillow as ``uint8[n, H, W, C]``."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,23 +18,17 @@ TRANSPARENT = {"LA": "L", "PA": "RGB", "RGBA": "RGB"}
 
 def read_images(
     images: Sequence[tuple[str, Any]],
-    opened: Callable[[Any], Any],
+    open_source: Callable[[Any], Any],
     size: Size = None,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Returns images as one array, and notes on what was converted.
+    """Reads images, given as names and sources, as one array, with notes on what was converted.
 
-    Args:
-        images: the name of each, for messages, and its source.
-        opened: makes a Pillow image of a source.
-        size: width and height to which all are resized; None if they have one size.
-
-    Returns:
-        ``uint8[n, H, W, 1 or 3]``: grey images get three channels if others have them, transparent
-        ones are drawn on white.
+    Grey images get three channels if others have three, transparent images are drawn on white, and
+    all are resized to ``size``, width and height, if given.
 
     Raises:
-        ValueError: if an image cannot be read, has more than 8 bits a channel, or, without
-            ``size``, another size than the first, or all are larger than the memory; names it.
+        ValueError: if an image cannot be read, has more than 8 bits a channel, or differs in size
+            from the first without ``size``, or if all exceed the memory; the message names it.
 
     >>> from PIL import Image
     >>> sources = [("grey", ("L", (2, 2), 7)), ("red", ("RGB", (1, 1), (9, 0, 0)))]
@@ -42,41 +36,41 @@ def read_images(
     >>> x.tolist(), notes[0]
     ([[[[7, 7, 7]]], [[[9, 0, 0]]]], '1 of 2 images is resized to 1 x 1 pixels.')
     """
-    found: list[NDArray[np.uint8]] = []
+    arrays: list[NDArray[np.uint8]] = []
     resized = transparent = 0
     for name, source in images:
-        with _in_words(name):
-            image = opened(source)
+        with _name_errors(name):
+            image = open_source(source)
         with image:
             mode, clear, given = image.mode, "transparency" in image.info, image.size
             shape = given if size is None else size
-            if not found:
-                first, alike = name, shape
-            elif shape != alike:
+            if not arrays:
+                first, common = name, shape
+            elif shape != common:
                 raise ValueError(
-                    f"{name} must be {alike[0]} x {alike[1]} pixels, as {first} is, got "
-                    f"{given[0]} x {given[1]}: give size={alike[0]}x{alike[1]} or another, to "
-                    "which all are resized"
+                    f"{name} must be {common[0]} x {common[1]} pixels, as {first} is, got "
+                    f"{given[0]} x {given[1]}: use size={common[0]}x{common[1]} or another size to "
+                    "resize all images"
                 )
             layers = 1 if "L" in (MODES.get(mode), TRANSPARENT.get(mode)) else 3
             try:  # as the image declares it: one decoded, all twice
                 check_memory(4 * math.prod(given) + 2 * len(images) * layers * math.prod(shape))
             except ValueError as error:
                 raise ValueError(f"{len(images)} images such as {name}: {error}") from error
-            with _in_words(name):
+            with _name_errors(name):
                 pixels = _pixels(image, mode, clear, size)
         if pixels is None:
-            raise ValueError(f"{name} must be of 8 bits a channel, got mode {mode}: convert it")
+            raise ValueError(f"{name} must have 8 bits a channel, got mode {mode}: convert it")
         transparent += clear or mode in TRANSPARENT
         resized += size not in (None, given)
-        found.append(pixels)
-    channels = max(image.shape[2] for image in found)
-    out = np.empty((len(found), *found[0].shape[:2], channels), np.uint8)
-    for i, pixels in enumerate(found):
+        arrays.append(pixels)
+    channels = max(pixels.shape[2] for pixels in arrays)
+    out = np.empty((len(arrays), *arrays[0].shape[:2], channels), np.uint8)
+    for i, pixels in enumerate(arrays):
         out[i] = pixels
-    grey = sum(pixels.shape[2] < channels for pixels in found)
+    grey = sum(pixels.shape[2] < channels for pixels in arrays)
     return out, [
-        f"{count} of {len(found)} images {'is' if count == 1 else 'are'} {what}."
+        f"{count} of {len(arrays)} images {'is' if count == 1 else 'are'} {what}."
         for count, what in (
             (resized, f"resized to {out.shape[2]} x {out.shape[1]} pixels"),
             (transparent, "transparent and drawn on white"),
@@ -87,8 +81,8 @@ def read_images(
 
 
 @contextmanager
-def _in_words(name: str) -> Iterator[None]:
-    """Names the image that Pillow cannot read: its decoders raise exceptions of many kinds."""
+def _name_errors(name: str) -> Iterator[None]:
+    """Converts errors of Pillow's decoders, which have many types, to ValueErrors with the name."""
     try:
         yield
     except Exception as error:
@@ -96,7 +90,7 @@ def _in_words(name: str) -> Iterator[None]:
 
 
 def _pixels(image: Any, mode: str, clear: bool, size: Size) -> NDArray[np.uint8] | None:
-    """``uint8[H, W, 1 or 3]``; None if the mode has no 8 bits a channel."""
+    """Returns ``uint8[H, W, 1 or 3]``; None if the mode does not have 8 bits a channel."""
     if clear or mode in TRANSPARENT:
         from PIL import Image
 

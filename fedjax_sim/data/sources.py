@@ -1,4 +1,4 @@
-"""Data sets by name, and the text forms of the command line."""
+"""Data sets by name, and the texts of the command line that name them."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.base import calls
+from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
-from fedjax_sim.base.spelling import did_you_mean
+from fedjax_sim.base.spelling import did_you_mean, plain
 from fedjax_sim.base.words import shortened
 from fedjax_sim.data import _csv, _huggingface
-from fedjax_sim.data._covertype import covertype
-from fedjax_sim.data._diabetes import diabetes
 from fedjax_sim.data._eicu import eicu, eicu_demo
 from fedjax_sim.data._folder import image_folder
 from fedjax_sim.data._leaf import femnist, leaf
 from fedjax_sim.data._npz import npz
 from fedjax_sim.data._synthetic import synthetic
+from fedjax_sim.data._tables import covertype, diabetes
 from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataDir
 from fedjax_sim.data.images import digits, tfds_images
@@ -68,63 +69,63 @@ FILES: Mapping[str, tuple[str, tuple[str, ...], Callable[..., Dataset]]] = {
     ),
     "leaf": ("leaf:DIR[,classes=M][,task=TASK]", ("classes", "task"), leaf),
 }
-"""Kinds of a user's files whose options are all optional: form, options and loader."""
+"""Kinds of files without required options: form, options and loader."""
 
 
 KINDS = ("csv", "hf", "tfds", "folder", "leaf")
-"""What stands before the colon of data that are no function of a module."""
+"""Prefixes of texts that do not name a function of a module."""
 
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
-    """All that :func:`fedjax_sim.data.load_dataset` takes, if ``names`` are the known data sets."""
+    """Returns all texts that :func:`fedjax_sim.data.load_dataset` takes, given the known names."""
     others = ["synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME", "package.module:function"]
     return [*names, *others, *(form for form, *_ in FILES.values()), _csv.FORM, _huggingface.FORM]
 
 
 def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
-    """A data set by its name; the first load of a large one decodes it into the cache.
+    """Loads a data set by name; the first load of a large one decodes it into the cache.
 
     Args:
-        name: a key of ``DATASETS``, or ``synthetic(alpha, beta)``, ``synthetic(iid)``, or
-            ``tfds:NAME`` for any image classification data set of TFDS, or
-            ``package.module:function``. Or a user's own files, which are read anew every time:
+        name: a key of ``DATASETS``, ``synthetic(alpha, beta)``, ``synthetic(iid)``, ``tfds:NAME``
+            for any image classification data set of TFDS, or ``package.module:function``. Or your
+            own files, which are read again every time:
 
-            - ``FILE.npz``: arrays x_train, y_train, x_test, y_test, as in Keras' mnist.npz; their
-              natural clients, if any, are client_train, or that and client_test. The task follows
-              from y: integers or texts ``[n]`` are classes, floats ``[n]`` or ``[n, D]``
-              regression, bool, or integers 0 and 1, ``[n, L]`` multi-label. Options: ``classes=M``;
-              ``task=classification``, ``regression`` or ``multi_label``, if y may be of several.
-            - ``csv:FILE,label=COLUMN``: a table, also as .gz. The labels' texts are the classes;
-              ``target=COLUMN`` in place of ``label`` is a column of numbers, for regression. The
-              other columns are inputs: numbers, true or false. Options: ``client=COLUMN``, the
-              natural client; ``test=FRACTION``, a share of each class, 0.2 by default, or
-              ``test=COLUMN`` of 0 or 1, false or true, train or test; ``classes=M``, if labels are
-              numbers 0 … M - 1; ``categorical=COLUMN+COLUMN``, inputs to be one-hot encoded, or
-              ``categorical=all`` that have texts; ``missing=refuse``, the default, ``drop`` the
-              rows that lack a cell, or fill in the training ``mean``; ``sep=;`` or ``tab``;
-              ``encoding=latin-1``.
+            - ``FILE.npz``: arrays x_train, y_train, x_test, y_test, as in Keras' mnist.npz; natural
+              clients, if any, are in client_train, or also in client_test. y determines the task:
+              integers or texts ``[n]`` are classes, floats ``[n]`` or ``[n, D]`` regression
+              targets, bool, or integers 0 and 1, ``[n, L]`` multi-label. Options: ``classes=M``;
+              ``task=classification``, ``regression`` or ``multi_label``, if y is ambiguous.
+            - ``csv:FILE,label=COLUMN``: a table, possibly as .gz, whose labels are the classes; use
+              ``target=COLUMN`` instead for a column of numbers to predict. The other columns are
+              inputs: numbers, true or false. Options: ``client=COLUMN``, the natural client;
+              ``test=FRACTION``, a share of each class, 0.2 by default, or ``test=COLUMN`` with
+              values 0 or 1, false or true, train or test; ``classes=M``, if labels are numbers
+              0 … M - 1; ``categorical=COLUMN+COLUMN``, columns to one-hot encode, or
+              ``categorical=all`` for all text columns; ``missing=refuse``, the default, or ``drop``
+              to drop rows with missing cells, or ``mean`` to fill them with the training mean;
+              ``sep=;`` or ``tab``; ``encoding=latin-1``.
             - ``folder:DIR``: images DIR/train/CLASS/*.png or .jpg and DIR/test/CLASS/*. Options:
-              ``test=FOLDER`` beside train, or ``test=FRACTION`` of each class, 0.2 if there is no
-              test folder; the classes may then lie in DIR itself. ``size=32`` or
+              ``test=FOLDER``, another folder in DIR, or ``test=FRACTION`` of each class, 0.2 if
+              there is no test folder; the class folders may then be in DIR itself. ``size=32`` or
               ``size=WIDTHxHEIGHT`` resizes all images.
             - ``leaf:DIR``: LEAF's DIR/train/*.json and DIR/test/*.json, whose inputs are numbers,
-              or texts that one character follows; its users are the natural clients. Options:
+              or texts to be continued by one character; users are the natural clients. Options:
               ``classes=M``, ``task=``, as for ``FILE.npz``.
-            - ``hf:NAME``: a data set of Hugging Face ``datasets``: a folder that ``save_to_disk``
-              has written, another folder, .parquet or .arrow file that it reads, or a name of the
-              Hub, ``config=`` telling which of several. The other options are arguments of
-              :func:`fedjax_sim.data.from_huggingface`: ``label=``, ``target=``, ``client=``,
-              ``input=``, ``test=``, ``classes=``, ``task=``, ``categorical=``, ``missing=``,
-              ``size=``.
-        data_dir: a folder of data, itself a TFDS folder or holding one as ``tfds/``; default is the
-            environment variable FEDJAX_SIM_DATA_DIR. If neither is given, TFDS's own folder is used
-            and a missing data set is downloaded; a folder that was given is never written to.
+            - ``hf:NAME``: a data set of Hugging Face ``datasets``: a folder written by
+              ``save_to_disk``, another folder, .parquet or .arrow file that it can read, or a name
+              on the Hub, with ``config=`` to select a configuration. The other options are
+              arguments of :func:`fedjax_sim.data.from_huggingface`: ``label=``, ``target=``,
+              ``client=``, ``input=``, ``test=``, ``classes=``, ``task=``, ``categorical=``,
+              ``missing=``, ``size=``.
+        data_dir: the data folder, which is a TFDS folder or contains one as ``tfds/``; defaults to
+            the environment variable FEDJAX_SIM_DATA_DIR. If neither is given, TFDS's own folder is
+            used and missing data sets are downloaded; a given folder is never written to.
 
     Returns:
         The data set, with the statistics of its training inputs.
 
     Raises:
-        ValueError: if the name is unknown, or a user's file is not as it must be.
+        ValueError: if the name is unknown, or a file is malformed.
         DataNotFoundError: if the data set is not in the folder, or cannot be downloaded or read.
 
     Example:
@@ -138,17 +139,17 @@ def load_dataset(name: str, data_dir: DataDir = None) -> Dataset:
 
 
 def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
-    """The loader that a text such as "mnist" or "synthetic(0.5, 0.5)" means.
+    """Returns the loader for a text such as "mnist" or "synthetic(0.5, 0.5)".
 
     Args:
-        text: as :func:`fedjax_sim.data.load_dataset` takes it.
+        text: as for :func:`fedjax_sim.data.load_dataset`.
 
     Returns:
-        The key in ``DATASETS``, or "synthetic", "tfds" or the kind of a user's files, or the text
+        The key in ``DATASETS``, "synthetic", "tfds", the kind of a user's files, or the text itself
         if it names a function to import; and the function ``data_dir -> Dataset``.
 
     Raises:
-        ValueError: if it is none of these; the message has them all.
+        ValueError: if the text is not understood; the message lists all forms.
 
     Example:
         >>> key, load = parse_dataset("synthetic(0.5, 0.5)")
@@ -161,14 +162,8 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
     own = _own_files(text)
     if own:
         return own[0], partial(_from_files, text, own[1])
-    numbers = re.fullmatch(r"synthetic\(\s*([^\s,]+)\s*,\s*([^\s,]+)\s*\)", text)
-    iid = text == "synthetic(iid)"
-    try:
-        alpha, beta = map(float, numbers.groups()) if numbers else (0.0, 0.0)
-    except ValueError as error:
-        raise _unknown(text) from error
-    if numbers or iid:
-        return "synthetic", lambda data_dir: synthetic(alpha, beta, iid=iid)
+    if plain(text.partition("(")[0].strip()) == "synthetic":
+        return "synthetic", _synthetic(text)
     try:
         name, load = DATASETS.resolve(text)
     except UnknownNameError as error:
@@ -183,14 +178,26 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
     return name, partial(_loaded, text, load) if DATASETS.is_foreign(name) else load
 
 
+def _synthetic(text: str) -> Callable[[DataDir], Dataset]:
+    try:
+        call = calls.as_call(calls.parse(text), text)
+        if call.args == ("iid",) and not call.named:
+            return lambda data_dir: synthetic(iid=True)
+        given = arguments(call, {"alpha": True, "beta": True})
+        alpha, beta = (float(calls.word(given[name])) for name in ("alpha", "beta"))
+    except ValueError as error:
+        raise _unknown(text) from error
+    return lambda data_dir: synthetic(alpha, beta)
+
+
 def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
-    """The kind of a user's files that a text means, and the function ``name -> Dataset``."""
+    """Returns the kind of files that a text names, and the function ``name -> Dataset``."""
     kind, _, rest = text.partition(":")
     if text.partition(",")[0].endswith(".npz"):
         kind, rest = "npz", text
     if kind == "csv":
         request = _csv.parse_table(rest)
-        return "csv", lambda name: _csv.table(name, request)
+        return "csv", lambda name: _csv.load_table(name, request)
     if kind == "hf":
         wanted = _huggingface.parse_request(rest)
         return "hf", lambda name: _huggingface.huggingface(name, wanted)
@@ -202,19 +209,19 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
 
 
 def _from_files(text: str, load: Callable[[str], Dataset], data_dir: DataDir) -> Dataset:
-    del data_dir  # what a user names is where the name says
+    del data_dir  # the text has the path
     try:
         dataset = load(text)
         _check_common(dataset)
         return dataset
-    except DamagedError:  # it names the file
+    except DamagedError:  # its message names the file
         raise
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
 
 
 def _check_common(dataset: Dataset) -> None:
-    """Raises ValueError if no class of the test set is in the training set."""
+    """Raises ValueError if the training and test sets have no class in common."""
     if dataset.task.classes is None:
         return
     train, test = (np.unique(y) for y in (dataset.train_y, dataset.test_y))
@@ -222,8 +229,8 @@ def _check_common(dataset: Dataset) -> None:
         named = dataset.class_names or list(map(str, range(dataset.task.classes)))
         of_train, of_test = (shortened([named[k] for k in found]) for found in (train, test))
         raise ValueError(
-            f"the test set must have classes of the training set, {of_train}, got {of_test}: name "
-            "the classes alike in both"
+            f"the test set must have classes of the training set, {of_train}, got {of_test}: use "
+            "the same class names in both"
         )
 
 

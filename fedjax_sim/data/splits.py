@@ -1,4 +1,4 @@
-"""Who trains and who is scored: folds of clients, and a part of each client's own samples."""
+"""Splits by client: folds, holdouts, the server's root set, and natural test samples."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.partition.table import Partition, partition_from_lists
 
 
 class Fold(NamedTuple):
-    """One way to deal N clients to three roles; each an ``int64`` array of clients, ascending.
+    """A split of N clients into three roles; each field is ``int64``, ascending client numbers.
 
     Attributes:
-        train: those that train.
-        validation: those that choose the round (or a setting).
-        test: those that are reported.
+        train: clients to train on.
+        validation: clients used to select the round or a setting.
+        test: clients used for the final score.
     """
 
     train: NDArray[np.int64]
@@ -27,23 +28,24 @@ class Fold(NamedTuple):
 
 
 def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
-    r"""Cross-validation by client: each client is a test client in exactly one fold.
+    r"""Splits clients for cross-validation; each client is a test client in exactly one fold.
 
     The clients, in random order, are cut into F parts whose sizes differ by at most one. Fold f
     tests on part f and trains on
 
     .. math:: N - 2 \lceil N / F \rceil
 
-    clients, equally many in every fold, so that all folds run as one batch; the others, part f + 1
-    and what the rounding leaves (at most two clients), are its validation clients.
+    clients, the same number in every fold, so that all folds run as one batch. Its validation
+    clients are the others: part f + 1 and at most two clients left over from rounding.
 
-    All folds at once: ``client_data(x, y, [take_clients(p, fold.train) for fold in made])`` trains,
-    and ``eval_set(x, y, [take_clients(p, fold.test) for fold in made])`` is scored.
+    To run all folds at once, train on
+    ``client_data(x, y, [take_clients(p, fold.train) for fold in folds])`` and score
+    ``eval_set(x, y, [take_clients(p, fold.test) for fold in folds])``.
 
     Args:
         clients: N.
         folds: F, at least 3; 5 gives 3/5 for training and 1/5 each for validation and test.
-        seed: of the order.
+        seed: random seed of the order.
 
     Returns:
         F folds.
@@ -63,73 +65,66 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
     train = clients - 2 * -(-clients // folds)
     if clients < folds or train < 1:
         raise ValueError(
-            f"clients must suffice for {folds} folds and leave one to train, got {clients}"
+            f"clients must be enough for {folds} folds with one left to train, got {clients}"
         )
     parts = np.array_split(np.random.default_rng(seed).permutation(clients), folds)
-    made = []
+    result = []
     for f in range(folds):
         others = np.concatenate(parts[f + 1 :] + parts[:f])
-        last = len(others) - train
-        made.append(Fold(np.sort(others[last:]), np.sort(others[:last]), np.sort(parts[f])))
-    return made
+        first = len(others) - train
+        result.append(Fold(np.sort(others[first:]), np.sort(others[:first]), np.sort(parts[f])))
+    return result
 
 
 def take_clients(partition: Partition, clients: ArrayLike) -> Partition:
-    """The samples of some clients alone.
+    """Selects some clients of a partition.
 
     Args:
         partition: of N clients.
-        clients: ``int[K]``, which of them, each once.
+        clients: ``int[K]``, distinct client numbers.
 
     Returns:
-        A partition of K clients, in the order given.
+        A partition of K clients, in the given order.
 
     Raises:
-        ValueError: if clients are no different numbers from 0 to N - 1.
+        ValueError: if clients are not distinct integers in 0 to N - 1.
 
     Example:
         >>> p = partition_from_lists([[0, 1], [2], [3, 4, 5]])
         >>> take_clients(p, [2, 0]).index.tolist(), take_clients(p, [2, 0]).start.tolist()
         ([3, 4, 5, 0, 1], [0, 3, 5])
     """
-    lists, chosen = partition.lists, np.asarray(clients)
-    whole = chosen.ndim == 1 and chosen.dtype.kind in "iu" and chosen.size > 0
-    if not whole or not 0 <= chosen.min() <= chosen.max() < len(lists):
-        raise ValueError(
-            f"clients must be integers [K] in 0 to {len(lists) - 1}, got {_short(clients)}"
-        )
-    if np.unique(chosen).size < chosen.size:
-        raise ValueError(f"clients must have a client once, got {_short(clients)}")
-    return _with_lists(partition, [lists[k] for k in chosen])
+    lists, numbers = partition.lists, np.asarray(clients)
+    valid = numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size > 0
+    text = np.array2string(numbers, threshold=8, edgeitems=3, max_line_width=1000)
+    if not valid or not 0 <= numbers.min() <= numbers.max() < len(lists):
+        raise ValueError(f"clients must be integers [K] in 0 to {len(lists) - 1}, got {text}")
+    if np.unique(numbers).size < numbers.size:
+        raise ValueError(f"clients must have each client once, got {text}")
+    return _replace_lists(partition, [lists[k] for k in numbers])
 
 
-def _with_lists(partition: Partition, lists: Sequence[ArrayLike]) -> Partition:
-    """Other samples, and all else that a partition says of itself."""
-    made = partition_from_lists(lists)
-    return dataclasses.replace(partition, index=made.index, start=made.start)
-
-
-def _short(values: ArrayLike) -> str:
-    """On one line, however many."""
-    return np.array2string(np.asarray(values), threshold=8, edgeitems=3, max_line_width=1000)
+def _replace_lists(partition: Partition, lists: Sequence[ArrayLike]) -> Partition:
+    new = partition_from_lists(lists)
+    return dataclasses.replace(partition, index=new.index, start=new.start)
 
 
 def client_holdout(
     partition: Partition, fraction: float, *, seed: int | None = None
 ) -> tuple[Partition, Partition]:
-    """A share of each client's own samples, kept from training.
+    """Holds out a share of each client's samples from training.
 
-    A client with two or more samples has at least one in each part; a single one is trained on.
+    A client with two or more samples has at least one in each part; a single sample is trained on.
 
     Args:
         partition: of N clients.
         fraction: in 0 < fraction < 1; ``round(fraction * n_k)`` samples are held out.
-        seed: of the random choice; None holds out each client's last samples: if neighbours
-            resemble each other (text, time series), a random share would be no test.
+        seed: random seed; None holds out each client's last samples. Use None if neighbouring
+            samples are similar (text, time series), as a random share would leak into training.
 
     Returns:
-        The training and the test samples, each a partition of N clients; in the second a client may
-        be empty.
+        The training and the test samples, each a partition of N clients; clients may be empty in
+        the second.
 
     Raises:
         ValueError: if fraction is out of range, or samples occur more than once.
@@ -146,33 +141,33 @@ def client_holdout(
             "partition must have every sample once: hold out before sharing or augmenting"
         )
     rng = None if seed is None else np.random.default_rng(seed)
-    kept, held = [], []
-    for own in partition.lists:
-        order = own if rng is None else rng.permutation(own)
-        n = len(own)
-        out = min(max(round(fraction * n), 1), n - 1)
-        kept.append(order[: n - out])
-        held.append(order[n - out :])
-    return _with_lists(partition, kept), _with_lists(partition, held)
+    train, test = [], []
+    for positions in partition.lists:
+        order = positions if rng is None else rng.permutation(positions)
+        n = len(positions)
+        held_out = min(max(round(fraction * n), 1), n - 1)
+        train.append(order[: n - held_out])
+        test.append(order[n - held_out :])
+    return _replace_lists(partition, train), _replace_lists(partition, test)
 
 
 def take_root(
     labels: ArrayLike, partition: Partition, size: int, *, seed: int
 ) -> tuple[Partition, NDArray[np.int64]]:
-    """Takes a small balanced set from the clients and gives it to the server.
+    """Moves a small class-balanced set of samples from the clients to the server.
 
-    Each class gives as many samples; if the size is no multiple of the classes, random ones give
-    one more. The samples are random, but the last one of a client is never taken.
+    Classes contribute equally; if the size is not a multiple of their number, randomly chosen ones
+    contribute one more. Samples are random, but a client's last one is never taken.
 
     Args:
-        labels: ``int[n]``, of the pooled samples.
+        labels: ``int[n]``, labels of the pooled samples.
         partition: of N clients.
-        size: of the server's set, at least 1; in Ozdayi et al. 5 % of the training data.
-        seed: of all that is random.
+        size: size of the server's set, at least 1; Ozdayi et al. use 5 % of the training data.
+        seed: random seed.
 
     Returns:
-        What the clients keep, and the server's rows, ``int64[size]``, ascending: ``root`` of
-        :func:`fedjax_sim.data.client_data`.
+        The clients' remaining samples, and the server's rows, ``int64[size]``, ascending: ``root``
+        of :func:`fedjax_sim.data.client_data`.
 
     Raises:
         ValueError: if size is out of range, a class has too few samples that can be taken, or
@@ -210,21 +205,21 @@ def take_root(
         short = int(np.flatnonzero(wanted)[0])
         raise ValueError(
             f"size must leave every client its last sample, got {size}: class "
-            f"{classes[short]} lacks {wanted[short]} samples; try a smaller one or another seed"
+            f"{classes[short]} lacks {wanted[short]} samples; try a smaller size or another seed"
         )
     lists = np.split(partition.index[~taken], np.cumsum(left)[:-1])
-    return _with_lists(partition, lists), np.sort(partition.index[taken])
+    return _replace_lists(partition, lists), np.sort(partition.index[taken])
 
 
 def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
-    """Moves partition r to the r-th of several copies of the samples, laid end to end.
+    """Shifts partition r to the r-th of several copies of the samples, laid end to end.
 
     Args:
-        partitions: R of them.
-        rows: n, the samples of one copy.
+        partitions: R partitions.
+        rows: n, the number of samples in one copy.
 
     Raises:
-        ValueError: if a partition has copies, or rows beyond n: shift, then augment.
+        ValueError: if a partition has copies or rows beyond n: shift before augmenting.
 
     Example:
         >>> p = partition_from_lists([[0, 1], [2]])
@@ -238,3 +233,63 @@ def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
         dataclasses.replace(p, index=(p.index + r * rows).astype(np.int32))
         for r, p in enumerate(partitions)
     ]
+
+
+def _natural_clients(dataset: Dataset, partition: Partition) -> NDArray[np.int64] | None:
+    """Returns the natural client that each client of a partition is, ``int64[N]``.
+
+    None if the data have no natural clients, a client has samples of several of them, or several
+    clients have samples of one.
+    """
+    if dataset.train_client is None or partition.repeats:
+        return None
+    owner = dataset.train_client[partition.index].astype(np.int64)
+    first = owner[partition.start[:-1]]
+    whole = np.array_equal(owner, np.repeat(first, partition.sizes))
+    return first if whole and np.unique(first).size == first.size else None
+
+
+def own_test(dataset: Dataset, partition: Partition) -> Partition | None:
+    """Returns each natural client's own test samples.
+
+    Args:
+        dataset: data set with the natural client of every training and test sample.
+        partition: partition of the training samples, such as
+            :func:`fedjax_sim.partition.natural`.
+
+    Returns:
+        Positions of test samples, for :func:`fedjax_sim.data.eval_set`, with clients in the order
+        of the partition, some possibly empty; test samples of other clients are left out. None if
+        the partition's clients are not natural clients, or have no test samples.
+
+    Example:
+        >>> from fedjax_sim import data, partition
+        >>> last = [False, False, False, True, True]
+        >>> mine = data.from_arrays(
+        ...     "mine", np.eye(5), [0, 1, 0, 1, 1], test=last, client=list("ccabb")
+        ... )
+        >>> clients = partition.natural(mine.train_client)
+        >>> own_test(mine, clients) is None
+        True
+        >>> mine = mine._replace(test_client=np.array([2, 1]))
+        >>> own_test(mine, clients).lists
+        [array([], dtype=int32), array([0], dtype=int32)]
+    """
+    clients = _natural_clients(dataset, partition)
+    if clients is None or dataset.test_client is None:
+        return None
+    position = np.full(max(clients.max(), dataset.test_client.max(initial=0)) + 1, -1)
+    position[clients] = np.arange(clients.size)
+    client = position[dataset.test_client]
+    rows = np.flatnonzero(client >= 0)
+    if not rows.size:
+        return None
+    index = rows[np.argsort(client[rows], kind="stable")]
+    ends = np.cumsum(np.bincount(client[rows], minlength=clients.size))
+    return Partition(index.astype(np.int32), np.append(0, ends).astype(np.int32), partition.name)
+
+
+def names_of(dataset: Dataset, partition: Partition) -> Sequence[str]:
+    """Returns the names of a partition's natural clients; () if they are not natural clients."""
+    clients = _natural_clients(dataset, partition) if dataset.client_names else None
+    return () if clients is None else [dataset.client_names[k] for k in clients]

@@ -1,4 +1,4 @@
-r"""Standardisation, :math:`(x - \mu) / \sigma`, by statistics of the training samples alone."""
+"""Means and standard deviations of inputs, and standardisation by the training samples."""
 
 from __future__ import annotations
 
@@ -7,29 +7,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.data.dataset import flags
-from fedjax_sim.data.scaling import moments
+from fedjax_sim.data.arrays import flags
 from fedjax_sim.partition.table import Partition
 
 Columns = NDArray[np.bool_] | None
 
 
+def _moments(
+    x: NDArray[Any], numeric: Columns = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns mean and std along the last axis, ``f64[C]``: 0 and 1 for non-numeric columns.
+
+    The std is 1 if the variance is within its rounding error, as in scikit-learn's StandardScaler.
+    """
+    mean, std = np.zeros(x.shape[-1]), np.ones(x.shape[-1])
+    for c in range(x.shape[-1]) if numeric is None else np.flatnonzero(numeric):
+        # One column at a time: a float64 copy of the whole table would double its memory twice.
+        column = x[..., c]
+        mean[c], variance = column.mean(dtype=np.float64), column.var(dtype=np.float64)
+        rounding = column.size * np.finfo(np.float64).eps
+        if not variance <= rounding * variance + (rounding * mean[c]) ** 2:
+            std[c] = np.sqrt(variance)
+    return mean, std
+
+
+def statistics(
+    x: NDArray[Any], numeric: Columns = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Computes the mean and standard deviation along the last axis.
+
+    Args:
+        x: ``[n, ..., C]``.
+        numeric: ``bool[C]``, the columns to use; None for all.
+
+    Returns:
+        Mean and std, ``f32[C]`` each, in the units of x: 0 and 1 for the other columns; a std of 0
+        becomes 1.
+
+    Example:
+        >>> statistics(np.array([[0.0, 7.0], [4.0, 9.0]]), np.array([True, False]))
+        (array([2., 0.], dtype=float32), array([2., 1.], dtype=float32))
+    """
+    if x.dtype == np.uint8 and x.ndim == 4 and numeric is None:
+        return channel_statistics(x)
+    mean, std = (values.astype(np.float32) for values in _moments(x, numeric))
+    return mean, np.where(std == 0, np.float32(1), std)
+
+
+def channel_statistics(
+    x: NDArray[np.uint8],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Computes the mean and standard deviation of each image channel.
+
+    Args:
+        x: images, ``uint8[n, H, W, C]``.
+
+    Returns:
+        Mean and std, ``f32[C]`` each, in the units of x; a std of 0 becomes 1.
+
+    Example:
+        >>> channel_statistics(np.array([[[[0, 7]]], [[[4, 7]]]], np.uint8))
+        (array([2., 7.], dtype=float32), array([2., 1.], dtype=float32))
+    """
+    values = np.arange(256, dtype=np.float64)
+    # Counts of the 256 values are exact and need no floating-point copy of the images.
+    counts = np.stack([np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])])
+    share = counts / counts.sum(axis=1, keepdims=True)
+    mean = share @ values
+    std = np.sqrt(np.sum(share * (values - mean[:, None]) ** 2, axis=1))
+    return mean.astype(np.float32), np.where(std == 0, 1, std).astype(np.float32)
+
+
 def standardise_global(
     x: NDArray[Any], train: Partition, *, numeric: Columns = None
 ) -> NDArray[np.float32]:
-    """Scales all samples by one mean and standard deviation: those of the training clients.
+    r"""Standardises all samples, :math:`(x - \mu) / \sigma`, by the training clients' statistics.
 
     Args:
-        x: ``[n, ..., C]``, raw.
-        train: the training clients' samples; the statistics come from them alone.
-        numeric: ``bool[C]``, the columns to scale; None for all. A constant column is shifted only.
+        x: raw inputs, ``[n, ..., C]``.
+        train: samples of the training clients, the only ones used for the statistics.
+        numeric: ``bool[C]``, the columns to scale; None for all. Constant columns are only shifted.
 
     Returns:
-        ``f32[n, ..., C]``, a copy: runs that train on different clients need one each.
+        A copy, ``f32[n, ..., C]``; runs with different training clients need one each.
 
     Raises:
-        ValueError: if x are no numbers, or not finite where the statistics are taken; if train has
-            no sample or does not fit x; if numeric is no flag for each column.
+        ValueError: if x is not numeric or is not finite on ``train``, or ``train`` or ``numeric``
+            does not fit x.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B: COVFEAT-G and
     COVCLS-G.
@@ -41,8 +105,8 @@ def standardise_global(
         >>> standardise_global(x, train, numeric=np.array([True, False])).tolist()
         [[-1.0, 5.0], [1.0, 6.0], [7.0, 7.0]]
     """
-    columns = _checked(x, numeric, train=train)
-    return _scaled(x, *_fitted(x, train.index, columns))
+    columns = _checked_columns(x, numeric, train=train)
+    return _scaled(x, *_fit_moments(x, train.index, columns))
 
 
 def standardise_local(
@@ -52,22 +116,22 @@ def standardise_local(
     fit: Partition | None = None,
     numeric: Columns = None,
 ) -> NDArray[np.float32]:
-    """Scales each client's samples by its own mean and standard deviation.
+    """Standardises each client's samples by that client's own mean and standard deviation.
 
     Args:
-        x: ``[n, ..., C]``, raw.
-        clients: which client owns which samples.
-        fit: the same clients with the samples that the statistics may use, such as the training
-            part of :func:`fedjax_sim.data.client_holdout`; None for all.
+        x: raw inputs, ``[n, ..., C]``.
+        clients: samples of each client.
+        fit: the same clients with the samples to use for the statistics, such as the training part
+            of :func:`fedjax_sim.data.client_holdout`; None for all.
         numeric: ``bool[C]``, the columns to scale; None for all.
 
     Returns:
-        ``f32[n, ..., C]``; samples without a client are as they were.
+        ``f32[n, ..., C]``; samples that belong to no client are unchanged.
 
     Raises:
-        ValueError: if x are no numbers, or not finite where the statistics are taken; if a
-            partition does not fit x; if numeric is no flag for each column; if ``fit`` has another
-            number of clients, or no sample of one that has some.
+        ValueError: if x is not numeric or is not finite on ``fit``; if a partition or ``numeric``
+            does not fit x; or if ``fit`` has a different number of clients, or no sample for a
+            client that has some.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B: COVFEAT-L and
     COVCLS-L.
@@ -81,22 +145,24 @@ def standardise_local(
     fit = clients if fit is None else fit
     if len(fit.start) != len(clients.start):
         raise ValueError(
-            f"fit must have the {len(clients.start) - 1} clients of clients, "
-            f"got {len(fit.start) - 1}"
+            f"fit must have {len(clients.start) - 1} clients, as clients has, got "
+            f"{len(fit.start) - 1}"
         )
-    columns = _checked(x, numeric, clients=clients, fit=fit)
-    without = np.flatnonzero((clients.sizes > 0) & (fit.sizes == 0))
-    if without.size:
-        raise ValueError(f"fit must have a sample of every client, got none of client {without[0]}")
+    columns = _checked_columns(x, numeric, clients=clients, fit=fit)
+    missing = np.flatnonzero((clients.sizes > 0) & (fit.sizes == 0))
+    if missing.size:
+        raise ValueError(f"fit must have a sample of every client, got none of client {missing[0]}")
     out = x.astype(np.float32)
-    for rows, fitted in zip(clients.lists, fit.lists, strict=True):
+    for rows, fit_rows in zip(clients.lists, fit.lists, strict=True):
         if len(rows):
-            out[rows] = _scaled(x[rows], *_fitted(x, fitted, columns))
+            out[rows] = _scaled(x[rows], *_fit_moments(x, fit_rows, columns))
     return out
 
 
-def _checked(x: NDArray[Any], numeric: ArrayLike | None, **partitions: Partition) -> Columns:
-    """The columns to scale, if all fit together; partitions by the argument's name."""
+def _checked_columns(
+    x: NDArray[Any], numeric: ArrayLike | None, **partitions: Partition
+) -> Columns:
+    """Returns the columns to scale, after checking x and the partitions, by argument name."""
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise ValueError(f"x must be numbers [n, ..., C], got {x.dtype} {list(x.shape)}")
     for name, partition in partitions.items():
@@ -109,17 +175,16 @@ def _checked(x: NDArray[Any], numeric: ArrayLike | None, **partitions: Partition
     return None if numeric is None else flags("numeric", numeric, x.shape[-1])
 
 
-def _fitted(x: NDArray[Any], rows: NDArray[np.int32], columns: Columns) -> Any:
-    """Mean and std of these rows; of others nothing is read."""
+def _fit_moments(x: NDArray[Any], rows: NDArray[np.int32], columns: Columns) -> Any:
     with np.errstate(invalid="ignore"):
-        mean, std = moments(x[rows], columns)
+        mean, std = _moments(x[rows], columns)
     if not np.isfinite(mean).all():
-        raise ValueError("x must be finite where statistics are taken, got NaN or inf")
+        raise ValueError("x must be finite where statistics are computed, got NaN or inf")
     return mean, std
 
 
 def _scaled(x: NDArray[Any], mean: NDArray[np.float64], std: NDArray[np.float64]) -> Any:
-    """Computed in float64, a column at a time, so that close values stay apart."""
+    """Standardises in float64, one column at a time, so that close values stay distinct."""
     out = np.empty(x.shape, np.float32)
     for c in range(x.shape[-1]):
         out[..., c] = (x[..., c] - mean[c]) / std[c]

@@ -1,33 +1,18 @@
-"""Targets of a data set: their dtype, their task, and the names of their classes."""
+"""Targets of a data set: dtype, task and class names."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.words import shortened
-from fedjax_sim.data.categories import numbers_or_texts
-from fedjax_sim.data.masked import check_int32
-from fedjax_sim.data.scaling import offset
+from fedjax_sim.data.arrays import check_int32, offset
+from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
-
-
-class Targets(NamedTuple):
-    """Targets as the engine takes them.
-
-    Attributes:
-        y: in the dtype of the task.
-        task: what is learnt.
-        class_names: of the M classes; () if they have none.
-    """
-
-    y: NDArray[Any]
-    task: Task
-    class_names: tuple[str, ...]
 
 
 def read_targets(
@@ -36,26 +21,15 @@ def read_targets(
     classes: int | None,
     task: Task | str | None,
     names: tuple[str, ...] = (),
-) -> Targets:
-    """Returns targets in the dtype that the engine has, and their task.
-
-    Args:
-        y: the targets; texts are the names of classes.
-        samples: how many there must be.
-        classes: M, if it is known.
-        task: what is learnt, or its kind, a text of ``KINDS``; None: what y says.
-        names: of the classes; () if they are not known.
-
-    Raises:
-        ValueError: if they are no targets of the task, or may be targets of two tasks.
-    """
+) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    """Returns targets in the dtype of their task, the task and class names, see ``from_arrays``."""
     classes = len(names) or None if classes is None else classes
     if isinstance(task, Task):
         if classes not in (None, task.classes):
-            raise ValueError(f"classes must be those of the task, {task!r}, got {classes}")
-        made = as_targets(y, samples)
-        task.check("y", made)
-        return Targets(made, task, names)
+            raise ValueError(f"classes must match the task, {task!r}, got {classes}")
+        converted = as_targets(y, samples)
+        task.check("y", converted)
+        return converted, task, names
     if task is not None and task not in KINDS:
         raise ValueError(f"task must be a Task or one of {', '.join(KINDS)}, got {task!r}")
     if task in ("regression", "multi_label") and classes is not None:
@@ -63,77 +37,66 @@ def read_targets(
     if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
         y = y.astype(np.str_)
     if y.dtype.kind == "U" and y.shape == (samples,) and task in (None, "classification"):
-        names = names or tuple(map(str, np.unique(numbers_or_texts(y))))
+        names = names or tuple(map(str, np.unique(integers_or_texts(y))))
         if classes not in (None, len(names)):
-            raise ValueError(f"classes must be {len(names)}, as many as y has names, got {classes}")
-        y, classes = codes_of(y, names), len(names)
+            raise ValueError(f"classes must be {len(names)}, as y has as many names, got {classes}")
+        y, classes = class_codes(y, names), len(names)
     if task is None and classes is None and y.shape[:1] == (samples,):
-        guessed = task_of(y)
-        if guessed is None:
-            labels = _labels(y, samples, None)
-            guessed = classification(_number_of_classes(labels))
-        return Targets(as_targets(y, samples), guessed, names)
+        inferred = task_of(y)
+        if inferred is None:
+            inferred = classification(_number_of_classes(_labels(y, samples, None)))
+        return as_targets(y, samples), inferred, names
     if task == "regression":
-        made = as_targets(_column(y).astype(np.float64) if y.dtype.kind in "biu" else y, samples)
-        found = regression(1 if y.ndim == 1 else y.shape[1])
+        converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
+        inferred = regression(1 if y.ndim == 1 else y.shape[1])
     elif task == "multi_label":
         if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
             raise ValueError(
-                f"y must be 0 and 1, [{samples}, L], as task=multi_label, got {y.dtype} "
+                f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {y.dtype} "
                 f"{list(y.shape)}"
             )
-        made, found = y.astype(bool), multi_label(y.shape[1])
+        converted, inferred = y.astype(bool), multi_label(y.shape[1])
     else:
         one_hot = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all()
         if one_hot and (y.sum(axis=1) == 1).all():
             classes = y.shape[1] if classes is None else classes
             y = y.argmax(axis=1)
-        made = _labels(_column(y), samples, classes)
-        found = classification(_number_of_classes(made) if classes is None else classes)
-    found.check("y", made)
-    return Targets(made, found, names)
+        converted = _labels(_column(y), samples, classes)
+        inferred = classification(_number_of_classes(converted) if classes is None else classes)
+    inferred.check("y", converted)
+    return converted, inferred, names
 
 
-def codes_of(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the place of each text among the names.
-
-    Raises:
-        ValueError: if a text is not one of them.
-
-    >>> codes_of(np.array(["cat", "ant"]), ("ant", "bee", "cat")).tolist()
-    [2, 0]
-    """
-    place = {name: i for i, name in enumerate(names)}
-    different, inverse = np.unique(y, return_inverse=True)
-    unknown = [str(value) for value in different if value not in place]
+def class_codes(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:
+    """Returns the position of each text among the class names; raises ValueError if unknown."""
+    position = {name: i for i, name in enumerate(names)}
+    unique, inverse = np.unique(y, return_inverse=True)
+    unknown = [str(value) for value in unique if value not in position]
     if unknown:
         raise ValueError(
             f"y must be names of classes, {shortened(list(names))}, got {shortened(unknown)}"
         )
-    return np.array([place[str(value)] for value in different], np.int64)[inverse]
+    return np.array([position[str(value)] for value in unique], np.int64)[inverse]
 
 
 def _column(y: NDArray[Any]) -> NDArray[Any]:
-    """Returns ``[n]`` of ``[n, 1]``."""
+    """Returns ``[n]`` for ``[n, 1]``."""
     return y[:, 0] if y.shape[1:] == (1,) else y
 
 
 def _labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.int32]:
-    """Returns class labels, which may be whole floats."""
+    """Returns class labels, which may be given as integral floats."""
     if y.dtype.kind == "f" and np.isfinite(y).all() and np.array_equal(y, np.round(y)):
         y = y.astype(np.int64)
     return class_labels(y, samples, classes)
 
 
 def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
-    """Returns targets of any task: floats as float32, integers and bool ``[n]`` as class labels.
+    """Converts targets of any task: floats to float32; integers and bool ``[n]`` to class labels.
 
     Raises:
-        ValueError: if they are not numbers, one row for each sample, integers ``[n]`` are no class
-            labels, or different floats fall together in float32.
-
-    >>> as_targets(np.array([[1.0], [2.5]]), 2).dtype, as_targets(np.array([3, 1]), 2).dtype
-    (dtype('float32'), dtype('int32'))
+        ValueError: if y is not numeric with one row for each sample, integers ``[n]`` are not class
+            labels, or distinct floats become equal in float32.
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name)
@@ -143,8 +106,8 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
         shift = offset(y)
         if shift:
             raise ValueError(
-                f"{name} must have values that float32 tells apart, got {y.min()} to {y.max()}: "
-                f"subtract a constant, such as {shift:.15g}"
+                f"{name} must have values that are distinct in float32, got {y.min()} to "
+                f"{y.max()}: subtract a constant, such as {shift:.15g}"
             )
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
@@ -155,16 +118,9 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
 def class_labels(
     y: NDArray[Any], samples: int, classes: int | None, name: str = "y"
 ) -> NDArray[np.int32]:
-    """The labels, if there is one in 0 … M - 1 for each sample.
+    """Returns labels as int32; raises ValueError unless they are ``[samples]`` in 0 … M - 1.
 
-    Args:
-        y: the labels.
-        samples: how many there must be.
-        classes: M; None if any label from 0 that is an int32 will do.
-        name: of the argument, for the message.
-
-    Raises:
-        ValueError: if labels are no integers, not one for each sample, or out of range.
+    Without ``classes``, M, any non-negative int32 is allowed.
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
         raise ValueError(f"{name} must be integers [{samples}], got {y.dtype} {list(y.shape)}")
@@ -175,11 +131,11 @@ def class_labels(
 
 
 def _number_of_classes(labels: NDArray[np.int32]) -> int:
-    """The largest label plus 1, if all from 0 occur: a stray label makes no million of classes."""
-    different = np.unique(labels)
-    largest = int(different[-1])
-    if len(different) <= largest:
-        absent = int(np.flatnonzero(different != np.arange(len(different)))[0])
+    """Returns the largest label plus 1; raises if one is unused, as a stray label may be large."""
+    unique = np.unique(labels)
+    largest = int(unique[-1])
+    if len(unique) <= largest:
+        absent = int(np.flatnonzero(unique != np.arange(len(unique)))[0])
         raise ValueError(
             f"y must have every class from 0 to its largest, {largest}, got none of class {absent}:"
             f" number the classes from 0, or give classes={largest + 1} (task=regression if they "
@@ -188,16 +144,6 @@ def _number_of_classes(labels: NDArray[np.int32]) -> int:
     return largest + 1
 
 
-def of_each(task: Task) -> str:
-    """What a share of the samples is taken of, in words: each class, if there are any."""
-    return "" if task.classes is None else " of each class"
-
-
 def strata(y: NDArray[Any], task: Task) -> NDArray[np.int32]:
-    """The class of every sample, ``int32[n]``; of a task without classes all are of one.
-
-    >>> from fedjax_sim import tasks
-    >>> strata(np.array([0.5, 2.0]), tasks.regression()).tolist()
-    [0, 0]
-    """
+    """Returns the class of each sample, ``int32[n]``; all 0 for a task without classes."""
     return np.zeros(len(y), np.int32) if task.classes is None else y

@@ -1,4 +1,4 @@
-"""Needs of what another part is set to: an optimiser's rate, the other half of a method."""
+"""Needs that depend on settings: an optimiser's rate, the other half of a method, a cohort."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import numpy as np
 
 from fedjax_sim.base import Array, Need, concrete
 
-TOLD = "the optimiser that it is told of"
+ASSUMED = "the optimiser that its settings assume"
 
 
 def sgd_of(name: str, lr: float, momentum: float) -> Need:
-    """An optimiser that does as SGD of this rate and heavy-ball momentum does."""
+    """Returns the need of an optimiser that acts like SGD with this rate and momentum.
+
+    Args:
+        name: the part's argument for the rate.
+        lr: the rate.
+        momentum: the heavy-ball momentum.
+    """
 
     def met(parts: Any) -> bool:
-        if parts.local.response is None:  # not known, which the part's docstring must say
+        if parts.local.response is None:  # unknown, which the part's docstring must say
             return True
         velocity, place, wanted = 0.0, 0.0, []
         for _ in range(3):
@@ -24,20 +30,16 @@ def sgd_of(name: str, lr: float, momentum: float) -> Need:
             wanted.append(place)
         found = parts.local.response(len(wanted))
         if not concrete(*wanted, *found):
-            return True  # as little is known of a rate that is traced
+            return True  # a traced rate is unknown too
         return bool(np.allclose(found, wanted, rtol=1e-3, atol=0))
 
-    with_momentum = f", momentum={momentum}" if momentum else ""
-    return Need(
-        "local",
-        f"{TOLD}, optax.sgd({lr}{with_momentum})",
-        met,
-        f"local_sgd(objective, optax.sgd({lr}{with_momentum})), or tell it another {name}",
-    )
+    sgd = f"optax.sgd({lr}{f', momentum={momentum}' if momentum else ''})"
+    instead = f"local_sgd(objective, {sgd}), or give it another {name}"
+    return Need("local", f"{ASSUMED}, {sgd}", met, instead)
 
 
 def dual_server(alpha: float | Array) -> Need:
-    """The other half of clients that keep h_k: a server that keeps their mean, or FedADMM's."""
+    """Returns the need of clients that keep h_k: a server that keeps their mean, or FedADMM's."""
     return Need(
         "server",
         "the same alpha",
@@ -47,7 +49,7 @@ def dual_server(alpha: float | Array) -> Need:
 
 
 def dual_clients(alpha: float | Array) -> Need:
-    """The other half of a server that keeps the mean of h_k: clients that keep them."""
+    """Returns the need of a server that keeps the mean of h_k: clients that keep them."""
 
     def met(parts: Any) -> bool:
         duals = [term.dual for term in parts.local.corrections if term.dual is not None]
@@ -57,16 +59,16 @@ def dual_clients(alpha: float | Array) -> Need:
     return Need("local", "clients with the same alpha", met, instead)
 
 
-def slots_told(slots: int, *, most: bool = False) -> Need:
-    """A schedule of as many slots as a part is told of, or of no more."""
+def slots_of(slots: int, *, most: bool = False) -> Need:
+    """Returns the need of a schedule with this number of slots, or with at most this number."""
     return Need(
         "schedule",
-        f"{'at most ' if most else ''}the {slots} slots that it is told of",
+        f"{'at most' if most else 'exactly'} {slots} slots",
         lambda parts: parts.slots == slots or (most and parts.slots < slots),
         f"schedule=every_round({slots})",
     )
 
 
 def _same(a: float | Array | None, b: float | Array) -> bool:
-    """Whether two settings are equal; of traced ones only that both are given is known."""
+    """Returns whether two settings are equal; traced settings count as equal if both are given."""
     return a is not None and (a is b or not concrete(a, b) or bool(a == b))

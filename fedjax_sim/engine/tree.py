@@ -21,8 +21,13 @@ def expand(v: Array, like: Array) -> Array:
     return v.reshape(v.shape + (1,) * (like.ndim - v.ndim))
 
 
-def stack_copies(tree: PyTree, copies: int) -> PyTree:
+def stack_copies(tree: PyTree, copies: int, name: str | None = None) -> PyTree:
     """Repeats ``[*p]`` on a new leading axis: ``[S, *p]``.
+
+    Args:
+        tree: of arrays ``[*p]``.
+        copies: S.
+        name: the user's argument that sets S, for the error; None if there is no such argument.
 
     Raises:
         TooLargeError: if this machine has not the memory; says both sizes.
@@ -30,7 +35,8 @@ def stack_copies(tree: PyTree, copies: int) -> PyTree:
     >>> stack_copies({"w": jnp.arange(2.0)}, 3)["w"].shape
     (3, 2)
     """
-    check_room(f"{copies:,} copies of a model", copies * num_bytes(tree))
+    asked = "" if name is None else f"{name}: "
+    check_room(f"{asked}{copies:,} copies of a model", copies * num_bytes(tree))
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (copies, *a.shape)), tree)
 
 

@@ -1,4 +1,4 @@
-"""Some of a model's leaves, by name or by their place: personal, frozen or trained ones."""
+"""Leaves of a model, chosen by name or position: personal, frozen or trained ones."""
 
 from __future__ import annotations
 
@@ -7,59 +7,54 @@ from fnmatch import fnmatchcase
 
 import jax
 
-from fedjax_sim.base import Leaves, Model, Variables, part
+from fedjax_sim.base import Leaves, Model, Part, Variables
 
 
-@part
-def named(*patterns: str) -> Leaves:
+class named(Part):
     """The leaves of some layers.
 
     Args:
-        patterns: of the path of a layer or a leaf from the outermost name on: ``Dense_1``,
-            ``Dense_1/*/kernel``. ``*`` and ``?`` stand for any characters, slashes too:
-            ``*BatchNorm*`` is scales, biases and statistics of all norms. Statistics lie in their
-            collection, ``batch_stats/BatchNorm_0/mean``.
-
-    Returns:
-        The choice.
+        patterns: patterns of the path of a layer or leaf, starting with the outermost name:
+            ``Dense_1``, ``Dense_1/*/kernel``. ``*`` and ``?`` match any characters, including
+            slashes: ``*BatchNorm*`` matches scales, biases and statistics of all norms. Statistics
+            are in their collection, ``batch_stats/BatchNorm_0/mean``.
 
     Raises:
-        ValueError: if there is no pattern; when it is applied, if a pattern matches no leaf.
+        ValueError: if there is no pattern; when it is called, if a pattern matches no leaf.
 
     Example:
         >>> variables = Variables({"Dense_0": {"bias": 1, "kernel": 2}}, {})
         >>> named("Dense_0/bias")(variables).params
         {'Dense_0': {'bias': True, 'kernel': False}}
     """
-    if not patterns or not all(isinstance(p, str) and p for p in patterns):
-        raise ValueError(f"patterns must be names of layers or leaves, got {patterns!r}")
 
-    def choose(variables: Variables) -> Variables:
+    patterns: tuple[str, ...]
+
+    def __init__(self, *patterns: str) -> None:
+        if not patterns or not all(isinstance(p, str) and p for p in patterns):
+            raise ValueError(f"patterns must be names of layers or leaves, got {patterns!r}")
+        object.__setattr__(self, "patterns", patterns)
+
+    def __call__(self, variables: Variables) -> Variables:
         found = jax.tree_util.tree_leaves_with_path(variables)
         paths = [path_of(entries[1:]) for entries, _ in found]  # without "params" and "state"
-        for pattern in patterns:
+        for pattern in self.patterns:
             if not any(_matches(pattern, path) for path in paths):
                 known = ", ".join(paths)
                 raise ValueError(f"named: {pattern!r} must match a leaf, the model has {known}")
-        chosen = [any(_matches(pattern, path) for pattern in patterns) for path in paths]
+        chosen = [any(_matches(pattern, path) for pattern in self.patterns) for path in paths]
         out: Variables = jax.tree.unflatten(jax.tree.structure(variables), chosen)
         return out
 
-    return choose
 
-
-@part
-def head(model: Model) -> Leaves:
+class head(Part):
     """The last dense layer of a network.
 
     Args:
-        model: one of :mod:`fedjax_sim.models`, or made by ``from_linen``.
-
-    Returns:
-        The choice.
+        model: a model of :mod:`fedjax_sim.models`, or one made by ``from_linen``.
 
     Raises:
-        ValueError: if the model does not say which layer that is.
+        ValueError: if the model does not declare its head.
 
     Example:
         >>> from fedjax_sim import models
@@ -70,52 +65,51 @@ def head(model: Model) -> Leaves:
         >>> any(jax.tree.leaves(mask.params["Dense_0"]))
         False
     """
-    if model.head is None:
-        raise ValueError(
-            "model must say which layer is its head, as those of from_linen with a dense layer do: "
-            "name it by leaves.named, or give Model(head=...)"
-        )
-    return model.head
+
+    model: Model
+
+    def __post_init__(self) -> None:
+        if self.model.head is None:
+            raise ValueError(
+                "model must declare its head, as models of from_linen with a dense layer do: use "
+                "leaves.named(...), or give Model(head=...)"
+            )
+
+    def __call__(self, variables: Variables) -> Variables:
+        assert self.model.head is not None
+        return self.model.head(variables)
 
 
-@part
-def all_but(leaves: Leaves) -> Leaves:
+class all_but(Part):
     """All other leaves.
 
     Args:
-        leaves: those that are left out.
-
-    Returns:
-        The choice.
+        leaves: the leaves that are left out.
 
     Example:
         >>> all_but(named("w"))(Variables({"b": 1, "w": 2}, {})).params
         {'b': True, 'w': False}
     """
 
-    def choose(variables: Variables) -> Variables:
-        out: Variables = jax.tree.map(lambda chosen: not chosen, leaves(variables))
+    leaves: Leaves
+
+    def __call__(self, variables: Variables) -> Variables:
+        out: Variables = jax.tree.map(lambda chosen: not chosen, self.leaves(variables))
         return out
 
-    return choose
 
+class strided(Part):
+    """Every ``stride``-th layer, starting with layer ``first``.
 
-@part
-def strided(first: int, stride: int) -> Leaves:
-    """Every ``stride``-th layer, from one of the first on.
-
-    A layer is what holds leaves: a kernel and its bias, a norm with its statistics. They are
-    counted by name, numbers in names by value.
+    A layer holds leaves: a kernel and its bias, a norm with its statistics. Layers are counted in
+    the order of their names, with numbers in names ordered by value.
 
     Args:
-        first: the number of the first layer, from 0.
-        stride: from one to the next.
-
-    Returns:
-        The choice.
+        first: the index of the first layer, from 0.
+        stride: the distance between two chosen layers.
 
     Raises:
-        ValueError: if first is not below stride; when it is applied, if the model has not so many
+        ValueError: if first is not below stride; when it is called, if the model has too few
             layers.
 
     Example:
@@ -124,39 +118,42 @@ def strided(first: int, stride: int) -> Leaves:
         >>> [name for name in chosen if chosen[name]["bias"]]
         ['Dense_1', 'Dense_10']
     """
-    if not 0 <= first < stride:
-        raise ValueError(f"first must be at least 0 and below the stride {stride}, got {first}")
 
-    def choose(variables: Variables) -> Variables:
+    first: int
+    stride: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.stride:
+            raise ValueError(
+                f"first must be at least 0 and below the stride {self.stride}, got {self.first}"
+            )
+
+    def __call__(self, variables: Variables) -> Variables:
         found = jax.tree_util.tree_leaves_with_path(variables)
-        # Statistics lie in their collection, and belong to the layer of that name.
+        # Statistics are in their collection, and belong to the layer of the same name.
         layers = [
             tuple(path_of(entries[1:]).split("/")[1 if entries[0].name == "state" else 0 : -1])
             for entries, _ in found
         ]
         numbered = sorted(set(layers), key=lambda layer: [_by_number(name) for name in layer])
-        if first >= len(numbered):
-            raise ValueError(
-                f"strided({first}, {stride}) needs a model of more layers than {len(numbered)}"
-            )
-        chosen = [numbered.index(layer) % stride == first for layer in layers]
+        if self.first >= len(numbered):
+            raise ValueError(f"{self} needs a model with more layers than {len(numbered)}")
+        chosen = [numbered.index(layer) % self.stride == self.first for layer in layers]
         out: Variables = jax.tree.unflatten(jax.tree.structure(variables), chosen)
         return out
 
-    return choose
-
 
 def _by_number(name: str) -> list[tuple[str, int]]:
-    """Sorts ``Dense_2`` before ``Dense_10``."""
+    """Returns a key that sorts ``Dense_2`` before ``Dense_10``."""
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
 def path_of(entries: tuple[object, ...]) -> str:
-    """The path of a leaf in a pytree, ``Dense_0/kernel``."""
+    """Returns the path of a leaf in a pytree, for example ``Dense_0/kernel``."""
     return jax.tree_util.keystr(entries, simple=True, separator="/")
 
 
 def _matches(pattern: str, path: str) -> bool:
-    """Whether a pattern is of a leaf, or of a layer around it."""
+    """Returns whether a pattern matches a leaf or a layer around it."""
     parts = path.split("/")
     return any(fnmatchcase("/".join(parts[: i + 1]), pattern) for i in range(len(parts)))

@@ -1,15 +1,12 @@
-"""Partitions of a data set over clients: samplers, measures of skew, reports and pictures."""
+"""Partitions of a data set over clients: samplers, measures of skew, reports and figures."""
 
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
 from fedjax_sim.partition._features import feature_noise, feature_rotation
-from fedjax_sim.partition._limit_label import limit_label
-from fedjax_sim.partition._limit_label_emd import limit_label_emd, reachable_emd
-from fedjax_sim.partition._limit_label_q import limit_label_q, q_sampler
+from fedjax_sim.partition._label_free import iid, natural, power_law, quantity
+from fedjax_sim.partition._limit_label import limit_label, limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
-from fedjax_sim.partition._natural import natural
-from fedjax_sim.partition._quantity import iid, power_law, quantity
-from fedjax_sim.partition._robin_hood import robin_hood
 from fedjax_sim.partition._shards import label_sets, shards
+from fedjax_sim.partition._target_emd import limit_label_emd, reachable_emd, robin_hood
 from fedjax_sim.partition.draw import draw_partition, draw_skew
 from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings, q_setting
 from fedjax_sim.partition.measures import (

@@ -1,7 +1,4 @@
-"""Skew of the features: every client sees its samples with its own noise or turned its own way.
-
-Both act once on the arrays that a partition deals, before they become client data.
-"""
+"""Feature skew, applied to arrays before they become client data: noise or rotation by client."""
 
 from typing import TypeVar
 
@@ -16,28 +13,28 @@ Number = TypeVar("Number", bound=np.generic)
 def feature_noise(
     x: NDArray[Number], partition: Partition, *, sigma: float, seed: int
 ) -> NDArray[Number]:
-    r"""Adds Gaussian noise to every client's samples, more the higher its number.
+    r"""Adds Gaussian noise to each client's samples, increasing with the client number.
 
     .. math:: \tilde x = x + \mathcal N\Bigl(0, \Bigl(\frac{\sigma k}{N - 1}\Bigr)^2\Bigr)
               \text{ at client } k = 0, \dots, N - 1
 
     Args:
-        x: ``[n, ...]``, floating point, or uint8 for images: noise is then in parts of 255, and the
-            result is rounded and clipped.
-        partition: of N clients; samples that none holds stay as they are.
+        x: ``[n, ...]``, floating point; or uint8 for images, with noise scaled by 255 and results
+            rounded and clipped.
+        partition: of N clients; samples of no client are unchanged.
         sigma: σ, the standard deviation at the last client, at least 0.
-        seed: of the noise.
+        seed: random seed.
 
     Returns:
-        A copy of x, of its shape and dtype.
+        A copy of x with the same shape and dtype.
 
     Raises:
         ValueError: if sigma or the seed is out of range, x is neither floating point nor uint8, or
             a sample belongs to several clients.
 
     Source: Li, Diao, Chen, He 2022 <https://arxiv.org/abs/2102.02079>, noise-based feature
-    imbalance. The authors' README calls the level a variance; their code adds noise of that
-    standard deviation, as here.
+    imbalance. The authors' README calls the level a variance; their code uses it as the standard
+    deviation, as here.
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -54,33 +51,33 @@ def feature_noise(
     if not image and not np.issubdtype(x.dtype, np.floating):
         raise ValueError(f"x must be floating point or uint8, got {x.dtype}")
     level = sigma * np.linspace(0.0, 1.0, partition.sizes.size)
-    rng, made = np.random.default_rng(seed), x.copy()
-    for own, deviation in zip(_own(x, partition), level, strict=True):
-        noise = rng.normal(0.0, deviation * (255 if image else 1), x[own].shape)
-        noisy = np.asarray(x[own], np.float64) + noise
-        made[own] = np.clip(np.rint(noisy), 0, 255) if image else noisy
-    return made
+    rng, noisy = np.random.default_rng(seed), x.copy()
+    for rows, deviation in zip(_client_rows(x, partition), level, strict=True):
+        noise = rng.normal(0.0, deviation * (255 if image else 1), x[rows].shape)
+        values = np.asarray(x[rows], np.float64) + noise
+        noisy[rows] = np.clip(np.rint(values), 0, 255) if image else values
+    return noisy
 
 
 def feature_rotation(
     x: NDArray[Number], partition: Partition, *, groups: int = 4
 ) -> NDArray[Number]:
-    """Turns the images of every client: by (k mod groups) · 360°/groups at client k.
+    """Rotates the images of client k by (k mod groups) · 360°/groups, without interpolation.
 
-    Pixels change places and nothing else. The angle depends on the client's number alone: a
-    partition of test samples over the same clients turns them alike.
+    The angle depends only on the client number, so that a partition of test samples over the same
+    clients rotates them by the same angles.
 
     Args:
         x: ``[n, height, width, channels]`` or ``[n, height, width]``.
-        partition: of N clients; samples that none holds stay as they are.
-        groups: different angles, 2 (0° and 180°) or 4 (0°, 90°, 180°, 270°: square images).
+        partition: of N clients; samples of no client are unchanged.
+        groups: number of angles, 2 (0° and 180°) or 4 (0°, 90°, 180°, 270°; square images only).
 
     Returns:
-        A copy of x, of its shape and dtype.
+        A copy of x with the same shape and dtype.
 
     Raises:
-        ValueError: if groups is neither, x holds no images or none that can be turned, or a sample
-            belongs to several clients.
+        ValueError: if groups is not 2 or 4, x does not hold such images, or a sample belongs to
+            several clients.
 
     Source: Ghosh et al. 2020 <https://arxiv.org/abs/2006.04088>, rotated MNIST.
 
@@ -95,17 +92,14 @@ def feature_rotation(
     if x.ndim not in (3, 4) or (groups == 4 and x.shape[1] != x.shape[2]):
         wanted = "square images" if groups == 4 else "images"
         raise ValueError(f"x must be {wanted} [n, height, width(, channels)], got {list(x.shape)}")
-    made = x.copy()
-    for client, own in enumerate(_own(x, partition)):
-        made[own] = np.rot90(x[own], client % groups * (4 // groups), axes=(1, 2))
-    return made
+    rotated = x.copy()
+    for client, rows in enumerate(_client_rows(x, partition)):
+        rotated[rows] = np.rot90(x[rows], client % groups * (4 // groups), axes=(1, 2))
+    return rotated
 
 
-def _own(x: NDArray[Number], partition: Partition) -> list[NDArray[np.int32]]:
-    """The samples of every client, if each has one owner at most."""
+def _client_rows(x: NDArray[Number], partition: Partition) -> list[NDArray[np.int32]]:
     if partition.repeats:
-        raise ValueError(
-            "partition must have a sample once, got one with repeats: share afterwards"
-        )
+        raise ValueError("partition must have each sample once, got repeats: share afterwards")
     validate_partition(partition, len(x))
     return partition.lists

@@ -1,24 +1,24 @@
-"""Samplers that give a client few labels, as in McMahan et al. and in NIID-Bench."""
+"""Samplers that give each client few labels, as in McMahan et al. and in NIID-Bench."""
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedjax_sim.partition._limit_label import draw_shares
 from fedjax_sim.partition.deal import check_arguments, check_integer, deal, even_sizes
-from fedjax_sim.partition.owners import draw_shares
 from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
 def shards(labels: ArrayLike, clients: int, *, shards_per_client: int = 2, seed: int) -> Partition:
-    """The samples are sorted by label and cut into equal shards, of which every client gets some.
+    """Sorts samples by label, cuts them into equal shards, and deals each client some shards.
 
-    A shard holds one label, or two where it reaches over an end; a client has about as many labels
-    as shards, or fewer if two of its shards are alike.
+    A shard holds one label, or two at a boundary; a client has about as many labels as shards, or
+    fewer if two of its shards have the same label.
 
     Args:
         labels: ``int[n]``.
         clients: K.
         shards_per_client: s; there are Ks shards of n/(Ks) samples, or one more.
-        seed: of the order within a label, and of who gets which shards.
+        seed: random seed.
 
     Returns:
         The partition; every sample is used once, and client sizes differ by at most s.
@@ -38,40 +38,41 @@ def shards(labels: ArrayLike, clients: int, *, shards_per_client: int = 2, seed:
     each = check_integer("shards_per_client", shards_per_client)
     if not 1 <= each <= y.size // clients:
         raise ValueError(
-            f"shards_per_client must be in 1 to {y.size // clients} for {y.size} samples at "
+            f"shards_per_client must be in 1 to {y.size // clients} for {y.size} samples and "
             f"{clients} clients, got {each}"
         )
     shuffled = rng.permutation(y.size)
     by_label = shuffled[np.argsort(y[shuffled], kind="stable")]
     owner = np.empty(y.size, np.int64)
-    of_shard = rng.permutation(np.repeat(np.arange(clients), each))
-    owner[by_label] = np.repeat(of_shard, even_sizes(y.size, clients * each))
+    shard_owner = rng.permutation(np.repeat(np.arange(clients), each))
+    owner[by_label] = np.repeat(shard_owner, even_sizes(y.size, clients * each))
     return partition_from_owners(owner, clients, f"shards({each})")
 
 
 def label_sets(labels: ArrayLike, clients: int, *, labels_per_client: int, seed: int) -> Partition:
-    r"""Every client owns t random labels, and the samples of a label go evenly to its owners.
+    r"""Gives each client t random labels, and splits each label evenly among its owners.
 
-    This is :math:`\#C = t` of NIID-Bench. One label is dealt in turns, so that each has an owner;
-    the others are random. So labels have different numbers of owners, and clients different sizes:
-    with equal numbers of owners it is :func:`fedjax_sim.partition.limit_label` with f = 1.
+    This is :math:`\#C = t` of NIID-Bench. A client's first label is assigned in turn, so that every
+    label has an owner; the others are random. Labels therefore differ in their number of owners,
+    and clients in size; :func:`fedjax_sim.partition.limit_label` with f = 1 has equally many
+    owners.
 
     Args:
         labels: ``int[n]``; M is the number of different labels.
         clients: K.
-        labels_per_client: t, in 1 … M, and at least M/K. With fewer clients than labels more than
-            one is dealt in turns.
-        seed: of the label sets and of the deal.
+        labels_per_client: t, in 1 … M, and at least M/K. With fewer clients than labels, more than
+            one is assigned in turn.
+        seed: random seed.
 
     Returns:
         The partition; every sample is used once, and no client is empty.
 
     Raises:
-        ValueError: if t is out of range, or a client's labels have fewer samples than owners, so
-            that it gets none.
+        ValueError: if t is out of range, or a label has fewer samples than owners, so that a client
+            would be empty.
 
     Source: Li, Diao, Chen, He 2022 <https://arxiv.org/abs/2102.02079>, quantity-based label
-    imbalance; the labels in turns are as in the authors' code.
+    imbalance; labels are assigned in turn as in the authors' code.
 
     Example:
         >>> p = label_sets(np.arange(40) % 4, 4, labels_per_client=1, seed=0)
@@ -81,13 +82,17 @@ def label_sets(labels: ArrayLike, clients: int, *, labels_per_client: int, seed:
     y, counts, rng = check_arguments(labels, clients, seed)
     t = check_integer("labels_per_client", labels_per_client)
     classes = counts.size
-    in_turns = -(-classes // clients)
-    if not in_turns <= t <= classes:
+    in_turn = -(-classes // clients)
+    if not in_turn <= t <= classes:
         raise ValueError(
-            f"labels_per_client must be in {in_turns} to {classes} with {classes} classes and "
+            f"labels_per_client must be in {in_turn} to {classes} with {classes} classes and "
             f"{clients} clients, got {t}"
         )
-    owns = _label_sets(clients, t, classes, in_turns, rng)
+    order = np.resize(rng.permutation(classes), (clients, in_turn))
+    chance, rows = rng.random((clients, classes)), np.arange(clients)[:, None]
+    chance[rows, order] = -1.0
+    owns = np.zeros((clients, classes), bool)
+    owns[rows, np.argpartition(chance, t - 1, axis=1)[:, :t]] = True
     columns = np.zeros((classes, clients), np.int64)
     draw_shares(owns, rng).add_to(columns, counts)
     empty = int((~columns.any(axis=0)).sum())
@@ -97,15 +102,3 @@ def label_sets(labels: ArrayLike, clients: int, *, labels_per_client: int, seed:
             f"has {int(counts.min())}; use fewer clients or more labels_per_client"
         )
     return deal(y, columns.T, rng, f"label_sets({t})")
-
-
-def _label_sets(
-    clients: int, t: int, classes: int, in_turns: int, rng: np.random.Generator
-) -> NDArray[np.bool_]:
-    """Which client owns which label, ``bool[K, M]``: t in a row, at least one in a column."""
-    order = np.resize(rng.permutation(classes), (clients, in_turns))
-    chance, rows = rng.random((clients, classes)), np.arange(clients)[:, None]
-    chance[rows, order] = -1.0
-    owns = np.zeros((clients, classes), bool)
-    owns[rows, np.argpartition(chance, t - 1, axis=1)[:, :t]] = True
-    return owns

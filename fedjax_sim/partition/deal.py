@@ -1,4 +1,4 @@
-"""What all samplers share: checked arguments, and samples dealt by a table of counts."""
+"""Shared parts of all samplers: argument checks, and dealing samples by a table of counts."""
 
 import heapq
 import operator
@@ -11,12 +11,7 @@ from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
 def check_integer(name: str, value: Any) -> int:
-    """The value as an int; a TypeError that names the argument if it is no integer.
-
-    >>> check_integer("clients", 2.5)
-    Traceback (most recent call last):
-    TypeError: clients must be an integer, got 2.5
-    """
+    """Returns the value as an int; raises TypeError if it is not an integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -26,21 +21,16 @@ def check_integer(name: str, value: Any) -> int:
 def check_arguments(
     labels: ArrayLike, clients: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], np.random.Generator]:
-    """Checks what every sampler is given.
-
-    Args:
-        labels: ``int[n]``.
-        clients: K.
-        seed: of the sampler's random numbers, at least 0.
+    """Checks the arguments that all label-based samplers have.
 
     Returns:
-        The class of every sample, ``int64[n]``, as its rank among the labels that occur (so no
-        class is empty); the samples of each class, ``int64[M]``; the random generator.
+        The class of each sample, ``int64[n]``, as its rank among the labels that occur, so that no
+        class is empty; the number of samples of each class, ``int64[M]``; the random generator.
 
     Raises:
-        ValueError: if labels are no list of integers, clients is not in 1 … n, or the seed is
+        ValueError: if labels are not integers ``[n]``, clients is not in 1 … n, or the seed is
             negative.
-        TypeError: if clients or seed is no integer.
+        TypeError: if clients or seed is not an integer.
     """
     y = np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -54,20 +44,7 @@ def check_arguments(
 
 
 def check_number(targets: ArrayLike, clients: int, seed: int) -> tuple[int, np.random.Generator]:
-    """Checks what a sampler is given that looks at no label.
-
-    Args:
-        targets: ``[n, ...]``, anything.
-        clients: K.
-        seed: of the sampler's random numbers, at least 0.
-
-    Returns:
-        n; the random generator.
-
-    Raises:
-        ValueError: if clients is not in 1 … n, or the seed is negative.
-        TypeError: if clients or seed is no integer.
-    """
+    """Checks clients and seed, and returns the number of samples and the random generator."""
     samples = np.shape(targets)[0]
     if not 1 <= check_integer("clients", clients) <= samples:
         raise ValueError(f"clients must be in 1 to {samples}, the number of samples, got {clients}")
@@ -77,7 +54,7 @@ def check_number(targets: ArrayLike, clients: int, seed: int) -> tuple[int, np.r
 
 
 def check_multiple(clients: int, classes: int) -> None:
-    """Checks that the clients make as many equal groups as there are classes.
+    """Raises ValueError unless the clients can form one equal group for each class.
 
     >>> check_multiple(25, 10)
     Traceback (most recent call last):
@@ -95,21 +72,11 @@ def check_multiple(clients: int, classes: int) -> None:
 def deal(
     y: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator, name: str
 ) -> Partition:
-    """Gives every client its number of random samples of each class.
+    """Deals random samples of each class to clients by a table of counts, ``int64[K, M]``.
 
-    Args:
-        y: ``int64[n]``, the class of every sample.
-        table: ``int64[K, M]``, samples of class y for client k; columns add up to the class sizes.
-        rng: chooses which samples.
-        name: the partition's name.
-
-    Returns:
-        A partition with that label table; every sample is used once.
-
-    Example:
-        >>> y = np.array([0, 0, 1, 1, 1])
-        >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
-        [3, 2]
+    >>> y = np.array([0, 0, 1, 1, 1])
+    >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
+    [3, 2]
     """
     clients = np.arange(len(table))
     owner = np.empty(y.size, np.int64)
@@ -120,24 +87,18 @@ def deal(
 
 
 def fill_empty(table: NDArray[np.int64]) -> None:
-    """Moves a sample of the largest client to each that has none, in place.
+    """Moves one sample of the largest client to each empty client of ``int64[K, M]``, in place.
 
-    With as many samples as clients or more, the largest has two whenever another has none.
-
-    Args:
-        table: ``int64[K, M]``, samples of each client and class.
-
-    Example:
-        >>> table = np.array([[2, 3], [0, 0]])
-        >>> fill_empty(table)
-        >>> table.tolist()
-        [[2, 2], [0, 1]]
+    >>> table = np.array([[2, 3], [0, 0]])
+    >>> fill_empty(table)
+    >>> table.tolist()
+    [[2, 2], [0, 1]]
     """
     sizes = table.sum(axis=1)
     empties = np.flatnonzero(sizes == 0).tolist()
     if not empties:
         return
-    # The largest client first; a search for it at each empty one would cost K for every one.
+    # A heap of clients, largest first: a search for each empty client would cost K each.
     largest = [(-size, client) for client, size in enumerate(sizes.tolist())]
     heapq.heapify(largest)
     for empty in empties:
@@ -149,9 +110,5 @@ def fill_empty(table: NDArray[np.int64]) -> None:
 
 
 def even_sizes(samples: int, clients: int) -> NDArray[np.int64]:
-    """A number of samples split into parts that differ by at most 1, ``int64[clients]``.
-
-    >>> even_sizes(7, 3).tolist()
-    [3, 2, 2]
-    """
+    """Splits a number of samples into parts that differ by at most 1, ``int64[clients]``."""
     return (samples + clients - 1 - np.arange(clients, dtype=np.int64)) // clients

@@ -1,4 +1,4 @@
-"""Pictures of which client holds which classes, and of how unequal the clients are."""
+"""Figures of partitions: classes by client, and the spread of sizes and EMDs."""
 
 import os
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Counts = NDArray[np.int64]
-BARS = 200  # clients; thinner bars cannot be told apart
-LINES = 500  # of a heat map; a screen or a printer has few more in that height
-CLASS_WIDTH = 0.1  # inches of a class whose name is written
+MAX_BARS = 200  # clients; thinner bars are indistinguishable
+MAX_ROWS = 500  # of a heat map; screens and printers resolve few more in that height
+CLASS_WIDTH = 0.1  # inches of a labelled class
 
 
 def draw_partition(
@@ -27,28 +27,26 @@ def draw_partition(
     title: str = "",
     classes: Sequence[str] = (),
 ) -> None:
-    """Draws partitions side by side: which client holds how much of which class.
+    """Draws the samples of each client and class, with partitions side by side.
 
-    Up to 200 clients and 10 classes each client is a stacked bar of length n_k, to one scale in all
-    panels, with a colour for each class. Beyond that each client is a line of a heat map, whose
-    colour is p_k(y), the share of class y in the client's samples; clients whose largest class is
-    the same stand together, the purest first, and n_k is drawn beside them; of more than 500
-    clients a line is the mean of neighbours. EMD and sizes are in the titles. Of a single class, as
-    without classes, the sizes alone are drawn: a bar each, of more than 500 clients from the
-    largest to the smallest, on a log scale. More than 4 partitions make the picture wider than a
-    page.
+    Up to 200 clients and 10 classes, each client is a stacked bar of length n_k with a colour for
+    each class, on the same scale in all panels. Beyond that, each client is a row of a heat map of
+    p_k(y), the share of class y in the client's samples, next to its n_k; clients are sorted by
+    their largest class, the purest first, and beyond 500 clients a row is the mean of neighbours.
+    With a single class, or without classes, only sizes are drawn: one bar each, or beyond 500
+    clients a sorted curve on a log scale. Titles show EMD and sizes. More than 4 partitions make
+    the figure wider than a page.
 
     Args:
-        tables: ``int[N, M]`` each, samples of each client and class, one for each seed; M is the
-            same in all.
-        path: a .png, .pdf or .svg file; its folder is made.
+        tables: ``int[N, M]`` each, samples of each client and class; M is the same in all.
+        path: a .png, .pdf or .svg file; its folder is created.
         titles: one for each table.
-        title: above them all, such as the data set and the sampler.
-        classes: the names of the M classes; empty for their numbers.
+        title: title of the figure, such as the data set and the sampler.
+        classes: names of the M classes; empty for their numbers.
 
     Raises:
-        ValueError: if there is no table, another number of titles or of names of classes, tables of
-            different M, or the file's name says another format.
+        ValueError: if there are no tables, tables differ in M, the number of titles or class names
+            is wrong, or the format is unsupported.
 
     Example:
         >>> import tempfile
@@ -57,7 +55,7 @@ def draw_partition(
         ...     os.listdir(folder)
         ['p.pdf']
     """
-    counts = _checked(tables, titles)
+    counts = _checked_counts(tables, titles)
     if len({table.shape[1:] for table in counts}) != 1:
         raise ValueError(f"tables must have the same classes, got {[t.shape for t in counts]}")
     clients, m = max(len(table) for table in counts), counts[0].shape[1]
@@ -65,7 +63,7 @@ def draw_partition(
         raise ValueError(f"classes must be {m} names, got {len(classes)}")
     names = [literal(name) for name in classes] or [str(label) for label in range(m)]
     heads = [_head(table, name) for table, name in zip(counts, titles, strict=True)]
-    bars = clients <= (LINES if m == 1 else BARS) and m <= len(COLOURS)
+    bars = clients <= (MAX_ROWS if m == 1 else MAX_BARS) and m <= len(COLOURS)
     height = 1.4 + (float(np.clip(0.13 * clients, 1.6, 7.2)) if bars else 4.4)
     draw = _draw_bars if bars else _draw_heat if m > 1 else _draw_sizes
     width = max(4.8, WIDTH * max(len(counts), 3) / 4) if len(counts) < 4 else 1.8 * len(counts)
@@ -96,8 +94,8 @@ def _draw_bars(
         for colour, right, width in zip(COLOURS, ends.T, table.T, strict=False):
             left = right - width
             corners = np.stack([[left, left, right, right], [top, bottom, bottom, top]], axis=-1)
-            own = corners.transpose(1, 0, 2)[width > 0]
-            axis.add_collection(PolyCollection(own, facecolors=colour, linewidths=0))
+            boxes = corners.transpose(1, 0, 2)[width > 0]
+            axis.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0))
         axis.set_title(head)
         axis.set_xlabel("samples")
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -123,7 +121,7 @@ def _draw_sizes(
         axis.fill_betweenx(edges, np.append(sizes, 0), step="post", color=COLOURS[0], linewidth=0)
         axis.set_title(head)
         axis.set_xlabel("samples, log scale")
-    axes[0].set_xscale("log")  # natural sizes span orders of magnitude: most would be invisible
+    axes[0].set_xscale("log")  # natural sizes span orders of magnitude
     axes[0].set_xlim(0.8, 1.2 * max(int(table.sum(axis=1).max()) for table in counts))
     axes[0].set_ylim(max(len(table) for table in counts), 0)
     axes[0].set_ylabel("clients, the largest first")
@@ -136,22 +134,20 @@ def _draw_heat(
     from matplotlib.ticker import MaxNLocator
 
     clients, m = max(len(table) for table in counts), len(names)
-    lines = [_lines(table) for table in counts]
+    lines = [_heat_rows(table) for table in counts]
     largest = max(float(share.max()) for share, _ in lines)
     longest = max(float(sizes.max()) for _, sizes in lines)
     panels = figure.subplots(
         1, 2 * len(counts), squeeze=False, sharey=True, width_ratios=[4, 1] * len(counts)
     )[0].reshape(-1, 2)
-    for (heat, beside), (share, sizes), table, head in zip(
-        panels, lines, counts, heads, strict=True
-    ):
+    for (heat, bars), (share, sizes), table, head in zip(panels, lines, counts, heads, strict=True):
         image = heat.imshow(
             share,
             aspect="auto",
             cmap="viridis",
             vmin=0,
             vmax=largest,
-            interpolation="nearest",  # smoothing would give a class what its neighbour has
+            interpolation="nearest",  # smoothing would mix classes
             extent=(-0.5, m - 0.5, len(table), 0),
         )
         if CLASS_WIDTH * m <= 0.6 * figure.get_figwidth() / len(counts):
@@ -162,11 +158,11 @@ def _draw_heat(
         heat.set_title(head)
         heat.set_xlabel("class")
         edges = np.linspace(0, len(table), len(sizes) + 1)
-        beside.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
-        beside.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
-        beside.set_xlim(0, 1.02 * longest)
-        beside.xaxis.set_major_locator(MaxNLocator(1, integer=True))
-        beside.tick_params(left=False)
+        bars.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
+        bars.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
+        bars.set_xlim(0, 1.02 * longest)
+        bars.xaxis.set_major_locator(MaxNLocator(1, integer=True))
+        bars.tick_params(left=False)
     panels[0, 0].set_ylim(clients, 0)
     panels[0, 0].set_ylabel("clients, by their largest class")
     panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -180,16 +176,17 @@ def _draw_heat(
     )
 
 
-def _lines(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lines of a heat map and the sizes beside them: means over neighbours if N > LINES."""
+def _heat_rows(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Computes the rows of a heat map and their sizes: means of neighbours if N > MAX_ROWS."""
     sizes = table.sum(axis=1)
     share = table / np.maximum(sizes, 1)[:, None]
     order = np.lexsort((-share.max(axis=1), share.argmax(axis=1)))
-    starts = np.arange(min(len(table), LINES)) * len(table) // min(len(table), LINES)
-    together = np.diff(starts, append=len(table))
+    rows = min(len(table), MAX_ROWS)
+    starts = np.arange(rows) * len(table) // rows
+    merged = np.diff(starts, append=len(table))
     return (
-        np.add.reduceat(share[order], starts) / together[:, None],
-        np.add.reduceat(sizes[order], starts) / together,
+        np.add.reduceat(share[order], starts) / merged[:, None],
+        np.add.reduceat(sizes[order], starts) / merged,
     )
 
 
@@ -200,23 +197,22 @@ def draw_skew(
     *,
     title: str = "",
 ) -> None:
-    """Draws the spread over the clients, partitions side by side: sizes above, EMDs below.
+    """Draws box plots of the client sizes and EMDs, with partitions side by side.
 
-    A box holds the middle half of the clients, its line is the median, the whiskers end at the last
-    client within 1.5 boxes, and dots are single clients beyond. Sizes are n_k·N/Σn, so that 1 is an
-    even part; a diamond is the EMD of the partition. Of a single class, as without classes, the
-    sizes alone are drawn. Seeds of one sampler on the same data share a box if their tables are
-    concatenated.
+    Boxes span the quartiles, with whiskers up to 1.5 box lengths and dots for clients beyond. Sizes
+    are n_k·N/Σn, so that 1 is an even part; a diamond is the EMD of the partition. With a single
+    class, or without classes, only sizes are drawn. Concatenate the tables of several seeds to draw
+    them as one box.
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class.
-        path: a .png, .pdf or .svg file; its folder is made.
-        titles: one for each table, written below its boxes.
-        title: above all, such as the data set and the sampler.
+        path: a .png, .pdf or .svg file; its folder is created.
+        titles: one for each table, below its boxes.
+        title: title of the figure, such as the data set and the sampler.
 
     Raises:
-        ValueError: if there is no table, another number of titles, or the file's name says another
-            format.
+        ValueError: if there are no tables, the number of titles is wrong, or the format is
+            unsupported.
 
     Source: Cornelis 2022 <cornelis2022federated>, fig. 3.2 and 3.3.
 
@@ -227,7 +223,7 @@ def draw_skew(
         ...     os.listdir(folder)
         ['p.png']
     """
-    counts = _checked(tables, titles)
+    counts = _checked_counts(tables, titles)
     places = np.arange(len(counts))
     sizes = [table.sum(axis=1) * len(table) / table.sum() for table in counts]
     width = float(np.clip(0.55 * len(counts) + 1.2, 3.6, 16))
@@ -259,7 +255,7 @@ def draw_skew(
         axes[-1].set_xticks(places, [literal(text) for text in titles], **slant)
 
 
-def _checked(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[Counts]:
+def _checked_counts(tables: Sequence[ArrayLike], titles: Sequence[str]) -> list[Counts]:
     counts = [np.asarray(table) for table in tables]
     if not counts or len(titles) != len(counts):
         raise ValueError(f"titles must be one for each of {len(counts)} tables, got {len(titles)}")

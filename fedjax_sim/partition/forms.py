@@ -1,24 +1,19 @@
-"""How samplers are written as texts, such as ``ll(2, 7/8)``."""
+"""Text forms of samplers, such as ``ll(2, 7/8)``."""
 
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from fedjax_sim.base import binding, calls
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.partition.table import Partition
 
 DATA = ("seed", "groups", "features")
-"""Keyword arguments that a sampler gets from the run and the data, not from the user."""
-
-
-def read_fraction(word: str) -> float:
-    """A number such as 0.875 or 7/8."""
-    over, _, under = word.partition("/")
-    return float(over) / float(under or 1)
+"""Keyword arguments that a sampler receives from the run and the data, not from the user."""
 
 
 def read_switch(name: str) -> Callable[[str], bool]:
-    """What reads a switch: its own name turns it on.
+    """Returns a reader of a switch, which its name turns on.
 
     >>> read_switch("balanced")("balanced")
     True
@@ -33,14 +28,14 @@ def read_switch(name: str) -> Callable[[str], bool]:
 
 
 class Form(NamedTuple):
-    """How a sampler is written, called and judged.
+    """Text form of a sampler.
 
     Attributes:
-        text: its text form, optional arguments in brackets.
-        sampler: ``(labels, clients, *, seed, **arguments, **inputs) -> Partition``; an adapter
-            wraps what it calls, whose signature and docstring then make the flags.
-        arguments: the names of all arguments in the order of the text, and what reads each one.
-        required: how many of them must be given.
+        text: the form, with optional arguments in brackets.
+        sampler: ``(labels, clients, *, seed, **arguments, **inputs) -> Partition``; the flags come
+            from the signature and docstring of the function that it wraps.
+        arguments: reader of each argument by name, in the order of the text.
+        required: number of required arguments.
         expected: ``(classes, clients, **arguments)`` -> EMD on balanced labels, or None if unknown.
         inputs: which of "groups" and "features" the sampler takes.
     """
@@ -54,7 +49,7 @@ class Form(NamedTuple):
 
 
 def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
-    """The form of a sampler that has none: its keyword parameters, those without a default first.
+    """Makes a form from a sampler's keyword parameters, required ones first.
 
     >>> def shards(labels, clients, *, seed, each: int, mixed: bool = False): ...
     >>> form = form_from_signature("mine:shards", shards)
@@ -75,40 +70,32 @@ def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
 
 
 def read_options(
-    arguments: Mapping[str, Callable[[str], Any]], words: Sequence[str], required: int
+    arguments: Mapping[str, Callable[[str], Any]], call: calls.Call, required: int
 ) -> dict[str, Any]:
-    """The keyword arguments that words give, by position or as ``name=value``.
+    """Returns the keyword arguments that a call gives, by position or as ``name=value``.
 
     Args:
         arguments: the names and what reads them.
-        words: one for each argument.
+        call: the call.
         required: how many of the names must be given.
 
     Raises:
-        ValueError: if an argument is missing, given twice or malformed; LookupError: if there is
-          none of that name, or there are too many.
+        ValueError: if an argument is missing, given twice, malformed or unknown.
+        KeyError: if a choice is unknown.
     """
-    order, options = list(arguments), dict[str, Any]()
-    for i, word in enumerate(words):
-        key, named, value = map(str.strip, word.partition("="))
-        if not named:
-            key, value = order[i], key
-        if key in options:
-            raise ValueError(f"{key} is given twice")
-        options[key] = arguments[key](value)
-    if missing := [key for key in order[:required] if key not in options]:
-        raise ValueError(f"{missing[0]} is missing")
-    return options
+    takes = {key: i < required for i, key in enumerate(arguments)}
+    given = binding.arguments(call, takes)
+    return {key: arguments[key](calls.word(node)) for key, node in given.items()}
 
 
 def reader(hint: Any) -> Callable[[str], Any]:
-    """What reads a value of this type; None stands for one that is left out."""
+    """Returns a reader of values of a type; None in the type marks an optional value."""
     kinds = typing.get_args(hint) or (hint,)
     if typing.get_origin(hint) is Literal:
         return lambda word: {str(choice): choice for choice in kinds}[word]
     readers: dict[Any, Callable[[str], Any]] = {
         bool: {"True": True, "False": False}.__getitem__,
         int: int,
-        float: read_fraction,
+        float: float,
     }
     return next((read for kind, read in readers.items() if kind in kinds), str)

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, fonts, and the format that the file's name says."""
+"""Shared style of all figures: colours, fonts and file formats."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 Format = Literal["png", "pdf", "svg"]
 
-# matplotlib's "petroff10": of ten colours the palette that people with any colour blindness tell
-# apart best, found by search (Petroff 2021, arXiv:2107.02270). It has no green.
+# matplotlib's "petroff10": the ten-colour palette found by search to be most distinguishable with
+# any colour blindness (Petroff 2021, arXiv:2107.02270). It has no green.
 COLOURS = (
     "#3f90da",
     "#ffa90e",
@@ -28,7 +28,7 @@ COLOURS = (
     "#92dadd",
 )
 DASHES = ("-", "--", "-.", ":")
-WIDTH = 7.2  # inches, the text of a page with two columns: printed at full size, 7 points stay 7
+WIDTH = 7.2  # inches, the text width of a two-column page, so that 7 points print as 7
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -42,18 +42,13 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "grid.alpha": 0.25,
-    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's default, Type 3
-    "svg.hashsalt": "fedjax_sim",  # the same picture has the same bytes
+    "pdf.fonttype": 42,  # TrueType, as publishers reject matplotlib's default, Type 3
+    "svg.hashsalt": "fedjax_sim",  # for reproducible files
 }
 
 
 def line_style(number: int, variant: int = 0, variants: int = 1) -> dict[str, Any]:
-    """Returns the colour and the dashes of a line, so that grey print tells lines apart too.
-
-    Args:
-        number: of the line.
-        variant: of several lines of that number, which have tints of its colour.
-        variants: how many these are.
+    """Returns colour and dashes of a line, distinguishable in grey; variants are tints.
 
     >>> line_style(0), line_style(10)
     ({'color': '#3f90da', 'linestyle': '-'}, {'color': '#3f90da', 'linestyle': '-.'})
@@ -69,57 +64,37 @@ def line_style(number: int, variant: int = 0, variants: int = 1) -> dict[str, An
 
 
 def literal(text: str) -> str:
-    r"""A name as matplotlib must be given it: a dollar is no formula, and a blank can be seen.
+    r"""Escapes a name for matplotlib: dollars are not formulas, and blanks are visible.
 
     >>> print(literal("cost in $"), literal(" "), literal("\n"), literal("_a"))
     cost in \$ ' ' '\n' '_a'
     """
-    # Legends leave out what begins with "_".
+    # Legends omit names that begin with "_".
     plain = text.isprintable() and text.strip() and not text.startswith("_")
     return (text if plain else repr(text)).replace("$", r"\$")
 
 
 def picture_format(path: str | os.PathLike[str]) -> str:
-    """What a file is, by its name.
-
-    Raises:
-        ValueError: if it is no format that we write.
-
-    >>> picture_format("runs/a/curves.PDF")
-    'pdf'
-    """
-    found = Path(path).suffix.removeprefix(".").lower()
-    if found not in get_args(Format):
+    """Returns the format of a file by its suffix; raises ValueError if it is unsupported."""
+    suffix = Path(path).suffix.removeprefix(".").lower()
+    if suffix not in get_args(Format):
         allowed = ", ".join(f".{name}" for name in get_args(Format))
         raise ValueError(f"path must end in one of {allowed}, got {str(path)!r}")
-    return found
+    return suffix
 
 
 @contextmanager
 def picture(
     path: str | os.PathLike[str], width: float, height: float, title: str = ""
 ) -> "Iterator[Figure]":
-    """A figure to draw on; when the block ends it is written, whole or not at all.
+    """Yields a figure of a size in inches, and saves it atomically when the block ends.
 
-    Args:
-        path: a .png, .pdf or .svg file; its folder is made.
-        width: in inches.
-        height: in inches.
-        title: above all panels.
-
-    Yields:
-        The figure.
-
-    Raises:
-        ValueError: if the file's name says another format.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with picture(f"{folder}/p.svg", 2, 1) as figure:
-        ...         _ = figure.subplots().plot([1, 2])
-        ...     Path(folder, "p.svg").read_bytes()[:5]
-        b'<?xml'
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with picture(f"{folder}/p.svg", 2, 1) as figure:
+    ...         _ = figure.subplots().plot([1, 2])
+    ...     Path(folder, "p.svg").read_bytes()[:5]
+    b'<?xml'
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Algorithm 3 of RADFed: from the optimal table to a random one near it."""
+"""Algorithm 3 of RADFed: a random walk from the optimal table to a table nearby."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.engine.doubles import enable_x64
 
-BLOCK = 1 << 14  # moves that are drawn and compiled as one loop
+BLOCK = 1 << 14  # moves that are drawn at once and run as one compiled loop
 
 
 def random_table(
@@ -23,32 +23,32 @@ def random_table(
     moves: int,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    r"""Walks from a table by random rectangles; gives the best table met after a burn-in.
+    r"""Walks from a table by random rectangles, and returns the best table after a burn-in.
 
-    Rows i ≠ i' and columns j ≠ j' are drawn evenly, and
+    Rows i ≠ i' and columns j ≠ j' are drawn uniformly, and
 
     .. math:: \varepsilon \sim U(0, \xi \min(a_{ij}, a_{i'j'})), \qquad
               a_{ij}, a_{i'j'} \text{ lose } \varepsilon, \quad
               a_{ij'}, a_{i'j} \text{ gain } \varepsilon
 
-    so that row and column sums stay. No move is refused. The loss
+    so that row and column sums are kept. Every move is accepted. The loss
 
     .. math:: L = \sum_k \sum_g \Bigl( \sum_{u \in g} a_{ku} - \tau_{kg} \Bigr)^2
 
-    changes by the groups of these four cells alone: O(F) for each move. The burn-in takes the table
-    away from the optimum; it ends after ``burn_in`` moves, or as soon as √L exceeds 1 + slack times
-    its first value. Then ``moves`` moves follow, and the table with the smallest L on that way is
-    returned. The last table of the burn-in counts too (the paper leaves that one out).
+    is updated from the groups of these four cells, in O(F) a move. The burn-in moves the table away
+    from the optimum and ends after ``burn_in`` moves, or as soon as √L exceeds 1 + slack times its
+    initial value. Of the following ``moves`` moves, the table with the smallest L is returned; the
+    last table of the burn-in counts too (unlike in the paper).
 
     Args:
         table: a, ``f64[K, U]``, at least 0.
         target: τ, ``f64[K, G]``.
-        groups: ``int64[U, F]``, the F groups, in 0 … G - 1, to which column u belongs.
+        groups: ``int64[U, F]``, the F groups, in 0 … G - 1, of each column.
         xi: ξ, above 0 and at most 1.
         slack: at least 0; ``math.inf`` never ends the burn-in early.
         burn_in: P.
         moves: Q.
-        rng: draws the moves.
+        rng: random generator.
 
     Returns:
         ``f64[K, U]``, at least 0.
@@ -56,7 +56,7 @@ def random_table(
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 3.
     """
     if min(table.shape) < 2:
-        return table  # there is no rectangle
+        return table  # no rectangle exists
     state = start_state(table, target, groups)
     limit = (1 + slack) ** 2 * state.loss
     for done in range(0, burn_in, BLOCK):
@@ -78,10 +78,10 @@ def random_table(
 
 
 class State(NamedTuple):
-    """A table on its way.
+    """A table during the walk.
 
     Attributes:
-        values: ``f64[...]``, the cells a_ku, then what each group has too much, (Σ_{u in g} a_ku) -
+        values: ``f64[...]``, the cells a_ku, then the excess of each group, (Σ_{u in g} a_ku) -
             τ_kg, then zeros up to a power of two, so that few lengths are compiled.
         loss: L.
     """
@@ -91,14 +91,14 @@ class State(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Rectangles, by what they change in the values of a state.
+    """A block of rectangles, as changes to the values of a state.
 
     Attributes:
         places: ``int32[BLOCK, 4 + 4F]``, the cells (i, j), (i', j'), (i, j'), (i', j), then the F
-            groups of each of them.
+            groups of each cell.
         signs: ``f64[BLOCK, 4 + 4F]``, -1, -1, 1, 1 in the same order; for a group 0 if j and j'
             share it.
-        shares: ``f64[BLOCK]``, ε as a part of the smaller of the first two cells.
+        shares: ``f64[BLOCK]``, ε as a fraction of the smaller of the first two cells.
     """
 
     places: NDArray[np.int32]
@@ -107,29 +107,29 @@ class Moves(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A block of moves, taken.
+    """A block of moves applied to a state.
 
     Attributes:
-        start: the state before them.
-        end: the state after them.
+        start: state before the moves.
+        end: state after the moves.
         moves: the moves.
-        taken: ``f64[BLOCK]``, ε of each.
-        losses: ``f64[BLOCK]``, L after each.
+        amounts: ``f64[BLOCK]``, ε of each move.
+        losses: ``f64[BLOCK]``, L after each move.
     """
 
     start: State
     end: State
     moves: Moves
-    taken: NDArray[np.float64]
+    amounts: NDArray[np.float64]
     losses: NDArray[np.float64]
 
     def after(self, number: int) -> State:
-        """The state after so many moves, at least 1.
+        """Returns the state after a number of moves, at least 1.
 
-        The moves are made again: a copy kept at every new best table would cost K·U for each move.
+        The moves are repeated, as copying every new best table would cost K·U a move.
         """
         values = self.start.values.copy()
-        changes = self.taken[:number, None] * self.moves.signs[:number]
+        changes = self.amounts[:number, None] * self.moves.signs[:number]
         np.add.at(values, self.moves.places[:number], changes)
         return State(values, float(self.losses[number - 1]))
 
@@ -137,7 +137,7 @@ class Walk(NamedTuple):
 def start_state(
     table: NDArray[np.float64], target: NDArray[np.float64], groups: NDArray[np.int64]
 ) -> State:
-    """The state of a table; arguments as for :func:`random_table`."""
+    """Returns the state of a table; arguments as for :func:`random_table`."""
     sums = np.zeros(target.shape[::-1])
     for column in groups.T:
         np.add.at(sums, column, table.T)
@@ -150,7 +150,7 @@ def start_state(
 def draw_moves(
     groups: NDArray[np.int64], shape: tuple[int, ...], xi: float, rng: np.random.Generator
 ) -> Moves:
-    """A random block of moves; ``shape`` is (K, G)."""
+    """Draws a block of moves; ``shape`` is (K, G)."""
     (clients, width), columns = shape, len(groups)
 
     def pair(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -171,25 +171,25 @@ def draw_moves(
 
 
 def take_moves(state: State, moves: Moves) -> Walk:
-    """Takes a block of moves one after another, compiled, in float64 on the CPU.
+    """Applies a block of moves in order, compiled, in float64 on the CPU.
 
-    A move costs 0.5 µs; a loop over Python lists takes 0.9 µs with one group a column and 1.5 with
-    three.
+    A move takes 0.5 µs; a loop over Python lists takes 0.9 µs with one group a column and 1.5 µs
+    with three.
     """
     cpu = jax.local_devices(backend="cpu")[0]
     with enable_x64(True), jax.default_device(cpu):
-        (values, loss), (taken, losses) = jax.device_get(_scan(state, moves))
-    return Walk(state, State(values, float(loss)), moves, taken, losses)
+        (values, loss), (amounts, losses) = jax.device_get(_scan(state, moves))
+    return Walk(state, State(values, float(loss)), moves, amounts, losses)
 
 
 @jax.jit
 def _scan(state: State, moves: Moves) -> Any:
-    def move(state: Any, drawn: Any) -> Any:
-        old = state.values[drawn.places]
-        taken = drawn.shares * jnp.minimum(old[0], old[1])
-        change = taken * drawn.signs
+    def apply(state: Any, move: Any) -> Any:
+        old = state.values[move.places]
+        amount = move.shares * jnp.minimum(old[0], old[1])
+        change = amount * move.signs
         # (x + c)² - x² = c (2x + c), over the groups.
         loss = state.loss + jnp.sum(change[4:] * (2 * old[4:] + change[4:]))
-        return State(state.values.at[drawn.places].add(change), loss), (taken, loss)
+        return State(state.values.at[move.places].add(change), loss), (amount, loss)
 
-    return jax.lax.scan(move, state, moves)
+    return jax.lax.scan(apply, state, moves)

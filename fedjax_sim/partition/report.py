@@ -1,4 +1,4 @@
-"""What a partition looks like in numbers: for the terminal and as JSON."""
+"""Reports of a partition's skew, for the terminal and as JSON."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +23,17 @@ from fedjax_sim.partition.table import Partition, label_table, partition_hash
 
 @dataclass(frozen=True, eq=False)
 class SkewReport:
-    """A partition's skew.
+    """Report of a partition's skew; only of sizes if there is one class, or no classes.
 
     :func:`fedjax_sim.partition.draw_partition` and :func:`fedjax_sim.partition.draw_skew` draw the
-    tables of such reports. With one class only, as of targets that are no classes, it is of sizes
-    alone.
+    tables of reports.
 
     Attributes:
-        name: the partition's.
-        hash: its :func:`fedjax_sim.partition.partition_hash`.
+        name: name of the partition.
+        hash: hash of the partition, see :func:`fedjax_sim.partition.partition_hash`.
         table: ``int64[N, M]``, samples of each client and class.
-        expected_emd: the EMD by the sampler's formula, for balanced classes and many samples; None
-            if it has none.
+        expected_emd: EMD by the sampler's formula, for balanced classes and many samples; None if
+            there is no formula.
     """
 
     name: str
@@ -43,26 +42,25 @@ class SkewReport:
     expected_emd: float | None
 
     def __repr__(self) -> str:
-        kinds = self.table.shape[1]
-        measured = Text(f"{emd(self.table):.3f}") if kinds > 1 else None
-        what = Text(self.counted())
-        known = {"name": self.name, "table": what, "emd": measured, "hash": self.hash[:12]}
-        return brief(self, known)
+        measured = Text(f"{emd(self.table):.3f}") if self.table.shape[1] > 1 else None
+        table = Text(self.counted())
+        entries = {"name": self.name, "table": table, "emd": measured, "hash": self.hash[:12]}
+        return brief(self, entries)
 
     def text(self) -> str:
-        """An aligned table: each measure pooled (by n_k), and its spread over the clients."""
+        """Returns a table of each measure, pooled (weighted by n_k) and over the clients."""
         sizes = size_statistics(self.table.sum(axis=1))
         classes = self.table.shape[1]
         total = int(self.table.sum())
         rows: list[Any] = [("samples", total, self.table.sum(axis=1), ",.0f")]
         if classes > 1:
-            held = (self.table.sum(axis=0) > 0).sum()
+            occurring = (self.table.sum(axis=0) > 0).sum()
             rows = [
                 ("EMD", emd(self.table), client_emds(self.table), ",.3f"),
                 ("KL [nats]", kl(self.table), client_kls(self.table), ",.3f"),
                 ("JSD [nats]", jsd(self.table), client_jsds(self.table), ",.3f"),
                 *rows,
-                ("classes", held, (self.table > 0).sum(axis=1), ",.0f"),
+                ("classes", occurring, (self.table > 0).sum(axis=1), ",.0f"),
             ]
         columns = ("mean", "std", "min", "median", "max")
         lines = [
@@ -70,7 +68,7 @@ class SkewReport:
             f"{'':12}{'pooled':>9}" + "".join(f"{column:>9}" for column in columns),
         ]
         for name, pooled, values, form in rows:
-            # A mean or a standard deviation of counts is no count.
+            # Means and standard deviations of counts have a decimal.
             part = form.replace(".0f", ".1f")
             cells = [
                 format(pooled, form),
@@ -88,16 +86,13 @@ class SkewReport:
         return "\n".join(lines)
 
     def counted(self) -> str:
-        """How many samples, classes and clients there are."""
+        """Returns the numbers of samples, classes and clients as text."""
         clients, classes = self.table.shape
         of_classes = f" of {classes} classes" if classes > 1 else ""
         return f"{self.table.sum():,} samples{of_classes} at {clients:,} clients"
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, ready for ``json.dumps``; ``per_client`` has lists of N.
-
-        With one class only there is nothing of labels: no EMD, no C-score, no KL, no JSD.
-        """
+        """Returns all numbers, ready for ``json.dumps``; only of sizes if there is one class."""
         clients, classes = self.table.shape
         numbers: dict[str, Any] = {
             "name": self.name,
@@ -126,15 +121,15 @@ class SkewReport:
 
 
 def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewReport:
-    """Measures a partition.
+    """Measures the skew of a partition.
 
     Args:
-        labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1.
-        partition: which client holds which of them; no client may be empty.
+        labels: ``int[n]``, labels of the pooled training arrays, in 0 … M - 1.
+        partition: the partition; no client may be empty.
         classes: M.
 
     Returns:
-        The report. Its expected EMD is that of the sampler in the partition's name.
+        The report, with the expected EMD of the sampler in the partition's name.
 
     Raises:
         ValueError: if a label is not in 0 … M - 1, or a client has no samples.
@@ -160,10 +155,10 @@ def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewRe
         raise ValueError(
             f"partition must give every client a sample, got none for {empty.tolist()}"
         )
-    if classes == 1:  # there are no labels to be far from
+    if classes == 1:
         return SkewReport(partition.name, partition_hash(partition), table, None)
     try:
-        # "emd(1.4): ll(2, 0.875)" is a target and what met it.
+        # "emd(1.4): ll(2, 0.875)" is a target and the setting that reached it.
         expected = expected_emd(
             partition.name.partition(":")[0], int(np.count_nonzero(table.any(axis=0))), len(table)
         )

@@ -1,4 +1,4 @@
-"""Samplers by name, with their text form for the command line and their expected EMD."""
+"""Samplers by name, with their text forms and expected EMDs."""
 
 import functools
 import re
@@ -8,18 +8,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_sim.base import calls
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.base.spelling import did_you_mean
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
-from fedjax_sim.partition._limit_label import limit_label
-from fedjax_sim.partition._limit_label_emd import limit_label_emd
-from fedjax_sim.partition._limit_label_q import limit_label_q, q_sampler
+from fedjax_sim.partition._label_free import iid, natural, power_law, quantity
+from fedjax_sim.partition._limit_label import limit_label, limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
-from fedjax_sim.partition._natural import natural
-from fedjax_sim.partition._quantity import iid, power_law, quantity
-from fedjax_sim.partition._robin_hood import robin_hood
 from fedjax_sim.partition._shards import label_sets, shards
+from fedjax_sim.partition._target_emd import limit_label_emd, robin_hood
 from fedjax_sim.partition.expected import (
     expected_dirichlet,
     expected_ll,
@@ -31,7 +29,6 @@ from fedjax_sim.partition.expected import (
 from fedjax_sim.partition.forms import (
     Form,
     form_from_signature,
-    read_fraction,
     read_options,
     read_switch,
 )
@@ -42,12 +39,12 @@ from fedjax_sim.partition.table import Partition
 def _natural(
     labels: ArrayLike, clients: int | None, *, groups: ArrayLike | None, seed: int, **options: Any
 ) -> Partition:
-    """:func:`natural`, called like the others: the groups fix the clients, no seed is needed."""
+    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
     if groups is None or np.shape(groups) != np.shape(labels)[:1]:
-        given = "none" if groups is None else f"shape {list(np.shape(groups))}"
+        shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
         raise ValueError(
             f"groups must be a natural group for each of the {len(np.asarray(labels))} samples, "
-            f"which the data must have, got {given}"
+            f"which the data must have, got {shape}"
         )
     partition = natural(groups, **options)
     if clients not in (None, partition.sizes.size):
@@ -67,7 +64,7 @@ def _matched(
     theta: float | None = None,
     **options: Any,
 ) -> Partition:
-    """:func:`matched`, which looks at the features of the data if theta is given."""
+    """Calls :func:`matched`, with the features of the data only if theta is given."""
     used = None if theta is None else features
     return matched(labels, clients, theta=theta, features=used, **options)
 
@@ -77,50 +74,48 @@ FORMS: dict[str, Form] = {
     "ll": Form(
         "ll(t, f[, min_per_class])",
         limit_label,
-        {"labels_per_client": int, "fraction": read_fraction, "min_per_class": int},
+        {"labels_per_client": int, "fraction": float, "min_per_class": int},
         2,
         expected_ll,
     ),
     "ll_q": Form(
         "ll_q(t, q)",
         limit_label_q,
-        {"labels_per_client": int, "q": read_fraction},
+        {"labels_per_client": int, "q": float},
         2,
         expected_ll_q,
     ),
-    "q": Form("q(q)", q_sampler, {"q": read_fraction}, 1, expected_q),
+    "q": Form("q(q)", q_sampler, {"q": float}, 1, expected_q),
     "emd": Form(
         "emd(target[, in_turn[, min_per_class]])",
         limit_label_emd,
-        {"emd": read_fraction, "in_turn": read_switch("in_turn"), "min_per_class": int},
+        {"emd": float, "in_turn": read_switch("in_turn"), "min_per_class": int},
         1,
         expected_target,
     ),
     "robin_hood": Form(
         "robin_hood(target[, tolerance])",
         robin_hood,
-        {"emd": read_fraction, "tolerance": read_fraction},
+        {"emd": float, "tolerance": float},
         1,
         expected_target,
     ),
     "dirichlet": Form(
         "dirichlet(alpha[, min_size[, balanced]])",
         dirichlet,
-        {"alpha": read_fraction, "min_size": int, "balanced": read_switch("balanced")},
+        {"alpha": float, "min_size": int, "balanced": read_switch("balanced")},
         1,
         expected_dirichlet,
     ),
-    "dirichlet_classes": Form(
-        "dirichlet_classes(alpha)", dirichlet_classes, {"alpha": read_fraction}, 1
-    ),
+    "dirichlet_classes": Form("dirichlet_classes(alpha)", dirichlet_classes, {"alpha": float}, 1),
     "shards": Form("shards[(each)]", shards, {"shards_per_client": int}, 0),
     "label_sets": Form("label_sets(t)", label_sets, {"labels_per_client": int}, 1),
-    "quantity": Form("quantity(alpha)", quantity, {"alpha": read_fraction}, 1, expected_none),
-    "power_law": Form("power_law(a)", power_law, {"exponent": read_fraction}, 1, expected_none),
+    "quantity": Form("quantity(alpha)", quantity, {"alpha": float}, 1, expected_none),
+    "power_law": Form("power_law(a)", power_law, {"exponent": float}, 1, expected_none),
     "matched": Form(
         "matched(mu, lambda[, theta])",
         _matched,
-        {"mu": read_fraction, "lam": read_fraction, "theta": read_fraction},
+        {"mu": float, "lam": float, "theta": float},
         2,
         inputs=("features",),
     ),
@@ -139,7 +134,7 @@ SAMPLERS: Registry[Callable[..., Partition]] = Registry(
 
 
 class Sample(Protocol):
-    """A sampler with its settings, as :func:`fedjax_sim.partition.parse_sampler` returns it."""
+    """A sampler with its settings, returned by :func:`fedjax_sim.partition.parse_sampler`."""
 
     def __call__(
         self,
@@ -150,25 +145,22 @@ class Sample(Protocol):
         groups: ArrayLike | None = None,
         features: Mapping[str, ArrayLike] | None = None,
     ) -> Partition:
-        """Makes a partition.
+        """Samples a partition.
 
         Args:
             labels: ``int[n]``.
-            clients: K; None takes all of the natural ones.
-            seed: of all that is random.
-            groups: ``int[n]``, the natural group of every sample, for samplers that use it.
-            features: ``int[n]`` of every categorical feature by name, for samplers that use them.
-
-        Returns:
-            The partition.
+            clients: K; None for all natural clients.
+            seed: random seed.
+            groups: ``int[n]``, natural group of each sample, for samplers that use it.
+            features: ``int[n]`` of each categorical feature by name, for samplers that use them.
         """
 
 
 def parse_sampler(text: str) -> tuple[str, Sample]:
-    """The sampler that a text such as "ll(2, 0.875)" means.
+    """Parses the text form of a sampler, such as "ll(2, 0.875)".
 
     Args:
-        text: one of the samplers' text forms, such as ``iid``, ``ll(t, f)``, ``ll_q(t, q)``,
+        text: text form of a sampler, such as ``iid``, ``ll(t, f)``, ``ll_q(t, q)``,
             ``q(q)``, ``emd(target)``, ``robin_hood(target)``, ``dirichlet(alpha)`` (over clients),
             ``dirichlet_classes(alpha)``, ``shards``, ``label_sets(t)``, ``quantity(alpha)``,
             ``power_law(a)``, ``matched(mu, lambda)`` or ``natural``, or
@@ -179,7 +171,7 @@ def parse_sampler(text: str) -> tuple[str, Sample]:
         The key in ``SAMPLERS``, and a function ``(labels, clients, seed) -> Partition``.
 
     Raises:
-        ValueError: if it is none of these forms. (Ranges are checked when the sampler is called.)
+        ValueError: if the text has no such form. Ranges are checked when the sampler is called.
 
     Example:
         >>> name, sample = parse_sampler("ll(1, 7/9)")
@@ -191,19 +183,10 @@ def parse_sampler(text: str) -> tuple[str, Sample]:
 
 
 def bind_sampler(name: str, options: Mapping[str, Any]) -> Sample:
-    """A sampler with its settings.
+    """Binds keyword arguments to a sampler of ``SAMPLERS``, which may take groups and features.
 
-    Args:
-        name: a key of ``SAMPLERS``.
-        options: keyword arguments of that sampler.
-
-    Returns:
-        A function ``(labels, clients, seed) -> Partition``, which hands the sampler those of the
-        data's groups and features that it takes.
-
-    Example:
-        >>> bind_sampler("ll", {"labels_per_client": 1})(np.arange(180) % 2, 2, 0).name
-        'll(1, 1)'
+    >>> bind_sampler("ll", {"labels_per_client": 1})(np.arange(180) % 2, 2, 0).name
+    'll(1, 1)'
     """
     name, sampler = SAMPLERS.resolve(name)
     form = form_of(name, sampler)
@@ -216,18 +199,18 @@ def bind_sampler(name: str, options: Mapping[str, Any]) -> Sample:
         groups: ArrayLike | None = None,
         features: Mapping[str, ArrayLike] | None = None,
     ) -> Partition:
-        given = {"groups": groups, "features": features}
-        inputs = {key: given[key] for key in form.inputs}
-        made: Any = sampler(labels, clients, seed=seed, **options, **inputs)
-        if not isinstance(made, Partition):
-            raise ValueError(f"{name} must return a Partition, got {type(made).__name__}")
-        return made
+        available = {"groups": groups, "features": features}
+        inputs = {key: available[key] for key in form.inputs}
+        partition: Any = sampler(labels, clients, seed=seed, **options, **inputs)
+        if not isinstance(partition, Partition):
+            raise ValueError(f"{name} must return a Partition, got {type(partition).__name__}")
+        return partition
 
     return sample
 
 
 def expected_emd(text: str, classes: int, clients: int) -> float | None:
-    """The EMD that a sampler has by its formula, on balanced labels and without sampling noise.
+    """Computes a sampler's EMD by its formula, for balanced labels and without sampling noise.
 
     Args:
         text: a text form, as for :func:`fedjax_sim.partition.parse_sampler`.
@@ -235,11 +218,10 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
         clients: K.
 
     Returns:
-        The EMD, or the mean over seeds if it is random; None if the sampler has no formula.
+        The EMD, or its mean over seeds if it is random; None if the sampler has no formula.
 
     Raises:
-        ValueError: if it is none of the text forms, or no sampler of these classes has such
-            settings.
+        ValueError: if the text has no such form, or a setting is out of range for these classes.
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.6, 3.8 and 3.13, fig. 3.1.
 
@@ -255,39 +237,31 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
 
 
 def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
-    """The sampler and its arguments, as a text form gives them.
+    """Parses a text form into a key of ``SAMPLERS`` and keyword arguments.
 
-    Args:
-        text: as for :func:`fedjax_sim.partition.parse_sampler`.
-        bare: whether arguments may be missing, because they are given otherwise.
+    Required arguments may be missing if ``bare``, as flags give them.
 
-    Returns:
-        The key in ``SAMPLERS``, and the keyword arguments that the text gives.
-
-    Raises:
-        ValueError: if it is none of the text forms.
-
-    Example:
-        >>> parse_form("ll(1, 7/8)")
-        ('ll', {'labels_per_client': 1, 'fraction': 0.875})
+    >>> parse_form("ll(1, 7/8)")
+    ('ll', {'labels_per_client': 1, 'fraction': 0.875})
     """
-    match = re.fullmatch(r"\s*([\w.:-]+)\s*(?:\((.*)\))?\s*", text)
-    head, inside = (match[1], (match[2] or "").strip()) if match else ("", "")
     try:
-        name, sampler = SAMPLERS.resolve(head)
+        call = calls.as_call(calls.parse(text), text)
+        name, sampler = SAMPLERS.resolve(call.name)
     except UnknownNameError as error:
-        raise _not_understood(text, list(SAMPLERS.items()), did_you_mean(head, SAMPLERS)) from error
+        meant = did_you_mean(call.name, SAMPLERS)
+        raise _not_understood(text, list(SAMPLERS.items()), meant) from error
+    except calls.UnreadableError as error:
+        raise _not_understood(text, list(SAMPLERS.items())) from error
     form = form_of(name, sampler)
     try:
-        words = inside.split(",") if inside else []
-        return name, read_options(form.arguments, words, 0 if bare else form.required)
-    except (ValueError, ZeroDivisionError, LookupError) as error:
+        return name, read_options(form.arguments, call, 0 if bare else form.required)
+    except (ValueError, KeyError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error
 
 
 def form_of(name: str, sampler: Callable[..., Partition]) -> Form:
-    """The text form of a sampler; a user's sampler has one made from its signature."""
+    """Returns the text form of a sampler, made from the signature for a user's sampler."""
     return form_from_signature(name, sampler) if SAMPLERS.is_foreign(name) else FORMS[name]
 
 

@@ -1,4 +1,4 @@
-"""A partition: which client holds which training samples, as one ragged (CSR) list of integers."""
+"""Partitions: the training samples of each client, as one ragged (CSR) list of integers."""
 
 import hashlib
 import os
@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base.brief import Text, brief
 from fedjax_sim.base.files import read_npz, write_npz
+from fedjax_sim.base.words import shortened
 
-LABELS = ("labels", "samples", "dataset")  # what a file says of the labels that it deals
+LABELS = ("labels", "samples", "dataset")  # entries of a file that identify its labels
 LAST = int(np.iinfo(np.int32).max)  # the largest position
 
 
@@ -23,11 +24,11 @@ class Partition:
     Attributes:
         index: ``int32[nnz]``; client k holds ``index[start[k]:start[k + 1]]``, in ascending order.
         start: ``int32[N + 1]``, from 0 to nnz.
-        name: what made it, such as "ll(2, 0.875)".
+        name: text form of the sampler, such as "ll(2, 0.875)".
         repeats: whether a sample may occur more than once: at several clients (data sharing), or at
-            one as copies (augmentation). A copy of sample i, to be altered when it is drawn, is the
-            position i + n, if n is the length of the pooled arrays.
-        sent: samples that every client was sent for it, before the first round (data sharing).
+            one client as copies (augmentation). Position i + n is a copy of sample i, to be
+            transformed when it is drawn; n is the length of the pooled arrays.
+        sent: number of samples sent to each client before the first round (data sharing).
     """
 
     index: NDArray[np.int32]
@@ -38,16 +39,12 @@ class Partition:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """The samples of each client, n_k: ``int64[N]``."""
+        """Number of samples n_k of each client: ``int64[N]``."""
         return np.diff(self.start).astype(np.int64)
 
     @property
     def lists(self) -> list[NDArray[np.int32]]:
-        """Each client's positions: N views ``int32[n_k]`` of ``index``.
-
-        >>> Partition(np.array([0, 3, 1]), np.array([0, 2, 2, 3])).lists
-        [array([0, 3]), array([], dtype=int64), array([1])]
-        """
+        """Positions of each client: N views ``int32[n_k]`` of ``index``."""
         return np.split(self.index, self.start[1:-1])
 
     def __repr__(self) -> str:
@@ -58,17 +55,17 @@ class Partition:
 
 
 def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partition:
-    """A partition from a list of positions for each client.
+    """Makes a partition from a list of positions for each client.
 
     Args:
-        lists: the integer positions of each client's samples, in any order.
-        name: what made it.
+        lists: integer positions of each client's samples, in any order.
+        name: name of the partition.
 
     Returns:
-        The partition; a client's positions are in ascending order.
+        The partition, with each client's positions in ascending order.
 
     Raises:
-        ValueError: if a list holds anything but integers in 0 … 2³¹ - 1; names the client.
+        ValueError: if a list is not integers in 0 … 2³¹ - 1; the message names the client.
 
     Example:
         >>> p = partition_from_lists([[3, 0], [1, 2, 4]])
@@ -82,7 +79,7 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
                 f"lists must have integer positions [n_k] for every client, got {own.dtype} "
                 f"{list(own.shape)} for client {client}"
             )
-        # An empty list is float64, and int64 beside uint64 would become that: checked one by one.
+        # One by one, as an empty list is float64, and int64 with uint64 would become float64.
         if own.size and not 0 <= own.min() <= own.max() <= LAST:
             wrong = own.min() if own.min() < 0 else own.max()
             raise ValueError(
@@ -95,22 +92,13 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
 
 
 def partition_from_owners(owner: NDArray[np.int64], clients: int, name: str) -> Partition:
-    """A partition from the owner of every sample.
+    """Makes a partition from the owner of each sample, ``int64[n]`` in 0 … N - 1.
 
-    Args:
-        owner: ``int[n]``, in 0 … N - 1.
-        clients: N.
-        name: what made it.
-
-    Returns:
-        The partition, in which every sample occurs once.
-
-    Example:
-        >>> partition_from_owners(np.array([1, 0, 0]), 2, "example").lists
-        [array([1, 2], dtype=int32), array([0], dtype=int32)]
+    >>> partition_from_owners(np.array([1, 0, 0]), 2, "example").lists
+    [array([1, 2], dtype=int32), array([0], dtype=int32)]
     """
     start = np.cumsum(np.bincount(owner, minlength=clients))
-    # A stable sort by owner leaves the positions of each client in ascending order.
+    # A stable sort by owner keeps the positions of each client in ascending order.
     index = np.argsort(owner, kind="stable")
     return Partition(index.astype(np.int32), np.append(0, start).astype(np.int32), name)
 
@@ -118,15 +106,15 @@ def partition_from_owners(owner: NDArray[np.int64], clients: int, name: str) -> 
 def validate_partition(partition: Partition, samples: int) -> None:
     """Checks that every sample is used at most once and that no client is empty.
 
-    With ``repeats``, that no client has a sample more than once, copies apart.
+    With ``repeats``, checks that no client has a sample more than once, apart from copies.
 
     Args:
-        partition: to be checked.
+        partition: the partition.
         samples: n, the length of the pooled training arrays.
 
     Raises:
-        ValueError: if start is malformed, an index is out of range or used twice, or a client has
-            no samples.
+        ValueError: if start is malformed, an index is out of range or repeated, or a client has no
+            samples.
 
     Example:
         >>> validate_partition(partition_from_lists([[0, 1], []]), samples=2)  # doctest: +ELLIPSIS
@@ -150,28 +138,26 @@ def validate_partition(partition: Partition, samples: int) -> None:
         twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
     if twice.size:
         raise ValueError(
-            f"partition.index must have a sample once, got {_some(twice)} more than once"
+            f"partition.index must have each sample once, got {_first_few(twice)} more than once"
         )
     empty = np.flatnonzero(partition.sizes == 0)
     if empty.size:
         raise ValueError(
-            f"partition must give every client a sample, but clients {_some(empty)} have no "
+            f"partition must give every client a sample, but clients {_first_few(empty)} have no "
             "samples; use fewer clients, less skew or another seed"
         )
 
 
-def _some(numbers: NDArray[np.int64], most: int = 10) -> str:
-    """The first few numbers as text."""
-    more = f" and {numbers.size - most} more" if numbers.size > most else ""
-    return ", ".join(map(str, numbers[:most])) + more
+def _first_few(numbers: NDArray[np.int64]) -> str:
+    return shortened([str(number) for number in numbers])
 
 
 def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArray[np.int64]:
-    """Counts the samples of every class at every client.
+    """Counts the samples of each client and class.
 
     Args:
         labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1.
-        partition: which client holds which of them; copies count.
+        partition: the partition; copies are counted.
         classes: M.
 
     Returns:
@@ -185,11 +171,13 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
         [[2, 0], [0, 2]]
     """
     y = np.asarray(labels)
-    held = y[partition.index % len(y)] if partition.repeats else y[partition.index]
-    if held.size and not 0 <= held.min() <= held.max() < classes:
-        raise ValueError(f"labels must be in 0 to {classes - 1}, got {held.min()} to {held.max()}")
+    dealt = y[partition.index % len(y)] if partition.repeats else y[partition.index]
+    if dealt.size and not 0 <= dealt.min() <= dealt.max() < classes:
+        raise ValueError(
+            f"labels must be in 0 to {classes - 1}, got {dealt.min()} to {dealt.max()}"
+        )
     clients = partition.sizes.size
-    cell = np.repeat(np.arange(clients), partition.sizes) * classes + held
+    cell = np.repeat(np.arange(clients), partition.sizes) * classes + dealt
     return np.bincount(cell, minlength=clients * classes).reshape(clients, classes)
 
 
@@ -199,13 +187,13 @@ def save_partition(
     labels: ArrayLike | None = None,
     dataset: str = "",
 ) -> None:
-    """Writes a partition as .npz; another process sees the old file or the whole new one.
+    """Saves a partition as .npz, atomically.
 
     Args:
-        path: the file, written under exactly this name; its folder is made.
-        partition: to be written.
-        labels: ``int[n]``, the labels of the pooled training arrays: the file then recognises them.
-        dataset: their name, for the message if the file meets others.
+        path: path of the file, used as it is; its folder is created.
+        partition: the partition.
+        labels: ``int[n]``, labels of the pooled training arrays, which are checked on loading.
+        dataset: name of the data set, for the message if the labels differ on loading.
 
     Example:
         >>> import tempfile
@@ -230,20 +218,20 @@ def save_partition(
 def load_partition(
     path: str | os.PathLike[str], labels: ArrayLike | None = None, dataset: str = ""
 ) -> Partition:
-    """Reads a partition that :func:`fedjax_sim.partition.save_partition` wrote.
+    """Loads a partition that :func:`fedjax_sim.partition.save_partition` saved.
 
     Args:
         path: the .npz file.
-        labels: ``int[n]``, those to be dealt: they must be those that the file was saved with, if
-            it was saved with any.
-        dataset: their name, for the message.
+        labels: ``int[n]``, labels of the pooled training arrays, which must match the labels that
+            were saved, if any.
+        dataset: name of the data set, for the message.
 
     Returns:
         The partition, bit for bit.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is no partition, or one of other labels.
+        ValueError: if the file is not a partition, or its labels differ.
 
     Example:
         >>> import tempfile
@@ -261,16 +249,15 @@ def load_partition(
         if any(a.ndim != 1 or a.dtype.kind not in "iu" for a in lists):
             raise ValueError("index and start must be integers [n]")
         partition = Partition(*lists, str(stored["name"]), repeats, sent)
-        known = [str(stored[key]) if key in stored else "" for key in LABELS]
+        fingerprint, samples, source = (str(stored[key]) if key in stored else "" for key in LABELS)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"path must be a partition that save_partition wrote, got {os.fspath(path)!r}"
         ) from error
-    fingerprint, samples, theirs = known
     if labels is not None and fingerprint not in ("", _labels_hash(labels)):
         raise ValueError(
             f"path must be a partition of the same labels, got {os.fspath(path)!r}, which deals "
-            f"the {int(samples):,} samples of {theirs or 'other data'}, not the "
+            f"the {int(samples):,} samples of {source or 'other data'}, not the "
             f"{len(np.asarray(labels)):,} of {dataset or 'these'}"
         )
     return partition
@@ -283,13 +270,13 @@ def _labels_hash(labels: ArrayLike) -> str:
 
 
 def partition_hash(partition: Partition) -> str:
-    """A fingerprint of who holds what, the same on every machine; the name does not count.
+    """Computes a platform-independent hash of a partition, without its name.
 
     Args:
-        partition: to be hashed.
+        partition: the partition.
 
     Returns:
-        SHA-256 of index and start as little-endian int32, in hexadecimal.
+        Hexadecimal SHA-256 of index and start as little-endian int32.
 
     Example:
         >>> partition_hash(partition_from_lists([[0, 1], [2]]))[:16]

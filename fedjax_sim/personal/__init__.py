@@ -1,4 +1,4 @@
-"""The model that a client itself uses: the one it is sent, a fine-tuned one, one of its own."""
+"""Personal models: the received model, a fine-tuned one, or a model that the client keeps."""
 
 from fedjax_sim.personal._models import accompanied as accompanied
 from fedjax_sim.personal._models import added as added

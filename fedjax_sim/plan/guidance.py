@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, ClientData, LocalInfo, Outlook, PerClient, Variables, concrete
+from fedjax_sim.base.parts import MOST
 from fedjax_sim.plan.seconds import ByClock
 
 CUT = 0.95
@@ -89,8 +90,8 @@ class guided(ByClock):
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
         if concrete(self.penalty) and self.penalty < 0:
             raise ValueError(f"penalty must be at least 0, got {self.penalty}")
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, got {self.window}")
+        if not 1 <= self.window <= MOST:
+            raise ValueError(f"window must be in 1..{MOST}, got {self.window}")
 
     def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Visited:
         clients = data.clients

@@ -17,7 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine.clients import label_counts
 from fedjax_sim.engine.draws import permutation
-from fedjax_sim.engine.matching import slots_told
+from fedjax_sim.engine.matching import slots_of
 
 
 @for_classes
@@ -57,7 +57,7 @@ class mediators(Selection):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (slots_told(self.slots),)
+        return (slots_of(self.slots),)
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         return SetupTraffic(4 * self.classes * data.clients, 0)

@@ -13,6 +13,7 @@ from fedjax_sim.base import Array
 from fedjax_sim.base.parts import Part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
+from fedjax_sim.engine.memory import check_room
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.collaboration import learned
 from fedjax_sim.plan.moves import Gather, Mixing
@@ -248,6 +249,7 @@ def one_sided(slots: int, links: int, seed: int = 0) -> NDArray[np.bool_]:
     """
     if not 1 <= links < slots:
         raise ValueError(f"links must be in 1..{slots - 1}, the other clients, got {links}")
+    _check_graph(slots)
     rng = np.random.default_rng(seed)
     edges = np.zeros((slots, slots), bool)
     for sender in range(slots):
@@ -262,6 +264,7 @@ def ring(slots: int) -> NDArray[np.bool_]:
     >>> ring(4)[0].tolist()
     [False, True, False, True]
     """
+    _check_graph(slots)
     step = np.arange(slots)[:, None] - np.arange(slots)
     return ((step % slots == 1) | (-step % slots == 1)) & (step != 0)
 
@@ -272,7 +275,13 @@ def complete(slots: int) -> NDArray[np.bool_]:
     >>> complete(3)[0].tolist()
     [False, True, True]
     """
+    _check_graph(slots)
     return ~np.eye(slots, dtype=bool)
+
+
+def _check_graph(slots: int) -> None:
+    """Raises TooLargeError for a graph whose weights this machine cannot hold."""
+    check_room(f"the graph of {slots:,} clients_per_round", 8 * slots**2)
 
 
 def _graph(edges: ArrayLike) -> NDArray[np.bool_]:

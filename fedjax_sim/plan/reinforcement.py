@@ -24,6 +24,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.draws import distinct, signs
+from fedjax_sim.engine.memory import check_room
 from fedjax_sim.engine.needs import OWN_SAMPLES
 
 
@@ -122,7 +123,7 @@ class deep_q(Selection):
 
     Raises:
         ValueError: if a number is out of range; when the state is initialised, if the network has
-            other numbers of inputs and outputs.
+            other numbers of inputs and outputs, or the replay memory is larger than this machine's.
 
     Source: Wang et al. 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>, sections III and
     IV.
@@ -173,6 +174,8 @@ class deep_q(Selection):
 
     def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Agent:
         clients, size, replay = data.clients, self.size, self.replay
+        held = f"{replay:,} times {clients + 1:,} sketches of {size:,} numbers"
+        check_room(held, 4 * replay * (clients + 1) * size)
 
         def start(variables: Variables, client: ClientView) -> Array:
             return sketch(tree.subtract(self.first(variables, client), variables), size)

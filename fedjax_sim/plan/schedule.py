@@ -23,9 +23,6 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
-MOST_SLOTS = 10_000_000
-"""The largest number of clients in a round; each has records of its own."""
-
 
 class _OfSlots(Schedule):
     """A schedule of S slots."""
@@ -281,5 +278,3 @@ class periodic(_Asynchronous):
 def _check_slots(slots: int) -> None:
     if slots < 1:
         raise ValueError(f"clients_per_round must be at least 1, got {slots}")
-    if slots > MOST_SLOTS:
-        raise ValueError(f"clients_per_round must be at most {MOST_SLOTS}, got {slots}")

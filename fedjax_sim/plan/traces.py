@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Availability, Law, Link, Now
-from fedjax_sim.base.files import check_regular, read_npz
+from fedjax_sim.base.files import open_text, read_npz
 from fedjax_sim.plan.devices import bandwidth
 
 Column = NDArray[np.float64]
@@ -135,9 +135,8 @@ def _columns(path: Path) -> dict[str, Column]:
 
 
 def _csv(path: Path) -> dict[str, Column]:
-    check_regular(path)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
+        with open_text(path, "utf-8-sig") as lines:
             head, *rows = [*csv.reader(lines)] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be csv in UTF-8, got: {error}") from error

@@ -1,6 +1,6 @@
-"""Client-level differential privacy: clipped updates, noise, cohorts, epsilon.
+"""Client-level differential privacy: clipped updates, noise, cohorts, ε.
 
-Two data sets are neighbours if they differ in all samples of one client.
+Neighbouring data sets differ in all samples of one client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from fedjax_sim.privacy._accounting import (
     epsilon,
     tree_epsilon,
 )
-from fedjax_sim.privacy._banded import banded_mechanism
 from fedjax_sim.privacy._cohorts import (
     OVERFLOW,
     cyclic,
@@ -21,9 +20,9 @@ from fedjax_sim.privacy._cohorts import (
     shuffled,
     slots_for,
 )
+from fedjax_sim.privacy._correlated import banded_mechanism, tree_mechanism
 from fedjax_sim.privacy._gaussian import adaptive_mechanism, gaussian_mechanism
 from fedjax_sim.privacy._noise import noise
-from fedjax_sim.privacy._tree import tree_mechanism
 
 __all__ = [
     "OVERFLOW",

@@ -1,4 +1,4 @@
-"""The privacy that a run spends: exact where the mechanism is Gaussian, else by dp-accounting."""
+"""The ε that a run spends: exact for Gaussian mechanisms, otherwise by dp-accounting."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedjax_sim.base import Participation
 from fedjax_sim.privacy._cohorts import epoch_rounds, slots_for
 
 Sampling = Literal["poisson", "fixed"]
-"""How a random cohort is drawn: each client by a coin of its own, or so many of them."""
+"""How a random cohort is drawn: every client independently, or a fixed number of clients."""
 
 
 class UnknownEpsilonError(ValueError):
-    """A composition has a part that is not known to keep a mechanism's analysis."""
+    """A composition has a part for which a mechanism's analysis may not hold."""
 
 
 def epsilon(
@@ -29,39 +29,39 @@ def epsilon(
     sampling: Participation = "poisson",
     slots: int | None = None,
 ) -> float:
-    """Computes ε of (ε, δ) differential privacy for one client's data, if all models are shown.
+    """Computes ε of (ε, δ) client-level differential privacy if all server models are published.
 
-    It holds if nothing but updates leaves the clients, see :func:`gaussian_mechanism`;
-    :meth:`fedjax_sim.Algorithm.epsilon` also checks that.
+    It holds if only updates leave the clients, see :func:`gaussian_mechanism`;
+    :meth:`fedjax_sim.Algorithm.epsilon` also checks this.
 
-    "poisson": neighbours differ by a client that is there or not, of sensitivity C; the privacy
-    loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up to its
-    discretisation). "fixed": the cohort's size is public, so neighbours replace a client, of
-    sensitivity 2C, and the noise counts as z/2; a Rényi bound for sampling without replacement,
-    which is not tight. "epochs" and "cyclic": no cohort is secret, neighbours differ in one client,
-    whose updates are zero in one of them, and its ⌈T / ⌊N/m⌋⌉ visits are as many Gaussian
-    mechanisms; exact.
+    "poisson": neighbours differ in the presence of one client, with sensitivity C; computed from
+    the privacy loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up
+    to its discretisation). "fixed": the cohort's size is public, so that neighbours replace one
+    client, with sensitivity 2C, and the noise counts as z/2; a Rényi bound for sampling without
+    replacement, which is not tight. "epochs" and "cyclic": cohorts are public, neighbours differ in
+    one client, whose updates are zero in one of them, and its ⌈T / ⌊N/m⌋⌉ visits are as many
+    Gaussian mechanisms; exact.
 
     Args:
         noise_multiplier: z, the noise's standard deviation divided by C; 0 gives infinity.
         clients: N.
         clients_per_round: m, expected or fixed.
         rounds: T.
-        delta: δ; below 1/N, or it promises nothing.
+        delta: δ; must be below 1/N to be meaningful.
         sampling: how clients take part, see :data:`fedjax_sim.base.Participation`.
-        slots: the most clients of a Poisson cohort; None: :func:`slots_for` m.
+        slots: the maximum size of a Poisson cohort; None: :func:`slots_for` m.
 
     Returns:
         ε.
 
     Raises:
         ValueError: if a setting is out of range.
-        ImportError: without dp-accounting, of the extra ``privacy``, if cohorts are random.
+        ImportError: if cohorts are random and dp-accounting is not installed (extra ``privacy``).
 
     Source: Abadi et al. 2016 <https://arxiv.org/abs/1607.00133>, for the subsampled Gaussian
     mechanism; Wang et al. 2019 <https://arxiv.org/abs/1808.00087>, for fixed cohorts; Google 2022
-    <https://github.com/google/differential-privacy>, dp-accounting, whose accountants compute it:
-    ``PLDAccountant`` (privacy loss distributions), for fixed cohorts ``RdpAccountant``.
+    <https://github.com/google/differential-privacy>, for dp-accounting, whose accountants are used:
+    ``PLDAccountant`` for Poisson cohorts, ``RdpAccountant`` for fixed ones.
 
     Example:
         >>> spent = epsilon(1.0, clients=1000, clients_per_round=10, rounds=1000, delta=1e-5)
@@ -105,12 +105,12 @@ def tree_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    r"""Computes ε of (ε, δ) differential privacy for one client's data under `tree_mechanism`.
+    r"""Computes ε of (ε, δ) client-level differential privacy for :func:`tree_mechanism`.
 
-    Neighbours differ in one client, whose updates are zero in one of them. The client that comes
-    first in every epoch of n rounds is in :math:`\lfloor \log_2 n \rfloor + 1` nodes of its tree,
-    and none is in more: all rounds together are one Gaussian mechanism. Which clients a round has
-    needs no secrecy, and buys nothing.
+    Neighbours differ in one client, whose updates are zero in one of them. A client that takes part
+    in the first round of every epoch of n rounds is in :math:`\lfloor \log_2 n \rfloor + 1` nodes
+    of each tree, and no client is in more: all rounds together are one Gaussian mechanism. Cohorts
+    may be public; keeping them secret does not lower ε.
 
     Args:
         noise_multiplier: z, the standard deviation of a node's noise divided by C; 0 gives
@@ -118,7 +118,7 @@ def tree_epsilon(
         clients: N.
         clients_per_round: m.
         rounds: T.
-        delta: δ; below 1/N, or it promises nothing.
+        delta: δ; must be below 1/N to be meaningful.
 
     Returns:
         ε, exact.
@@ -151,14 +151,15 @@ def banded_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    r"""Computes ε of (ε, δ) differential privacy for one client's data under `banded_mechanism`.
+    r"""Computes ε of (ε, δ) client-level differential privacy for :func:`banded_mechanism`.
 
     Neighbours differ in one client, whose updates are zero in one of them. All rounds together are
-    one Gaussian mechanism of noise z/s, with
+    one Gaussian mechanism with noise multiplier z/s,
 
     .. math:: s^2 = \sum_i \sum_{j < \min(b,\, T - i \lfloor N/m \rfloor)} c_j^2
 
-    over the visits i of a client that comes in the first round and whenever it can.
+    summed over the visits i of a client that takes part in the first round and then as often as
+    possible.
 
     Args:
         noise_multiplier: z, the standard deviation of ξ divided by C; 0 gives infinity.
@@ -166,7 +167,7 @@ def banded_epsilon(
         clients: N.
         clients_per_round: m.
         rounds: T.
-        delta: δ; below 1/N, or it promises nothing.
+        delta: δ; must be below 1/N to be meaningful.
 
     Returns:
         ε, exact.
@@ -212,7 +213,7 @@ def _gaussian(mu: float, delta: float) -> float:
 
 
 def coefficients(bands: int) -> NDArray[np.float64]:
-    """c_0 … c_{b-1}, the first coefficients of (1 - x)^(-1/2).
+    """Returns c_0 … c_{b-1}, the first coefficients of (1 - x)^(-1/2).
 
     >>> coefficients(4).tolist()
     [1.0, 0.5, 0.375, 0.3125]
@@ -222,10 +223,10 @@ def coefficients(bands: int) -> NDArray[np.float64]:
 
 
 def sensitivity(bands: int, clients: int, clients_per_round: float, rounds: int) -> float:
-    """How far one client's updates of norm 1 move what the noise ξ covers, at most.
+    """Returns the sensitivity of all rounds to one client whose updates have norm 1.
 
-    The worst client comes in the first round and whenever it can; of its visits, which have no band
-    in common, the last may come too late for all its bands.
+    The worst client takes part in the first round and then as often as possible. Its visits share
+    no band; the bands of the last visits may extend beyond the last round.
 
     >>> sensitivity(2, clients=20, clients_per_round=5, rounds=5) ** 2  # 1 + 1/4, and then 1
     2.25
@@ -237,16 +238,12 @@ def sensitivity(bands: int, clients: int, clients_per_round: float, rounds: int)
 
 
 def check_bands(bands: int, clients: int, clients_per_round: float) -> None:
-    """Refuses more bands than there are rounds from visit to visit.
-
-    Raises:
-        ValueError: if there are.
-    """
+    """Raises ValueError for more bands than rounds between two visits of a client."""
     most = epoch_rounds(clients, clients_per_round)
     if not 1 <= bands <= most:
         raise ValueError(
-            f"bands must be in 1..{most}, the rounds in which none of {clients} clients, "
-            f"{clients_per_round} a round, comes twice, got {bands}"
+            f"bands must be in 1..{most}, the rounds between two visits of one of {clients} "
+            f"clients with {clients_per_round} per round, got {bands}"
         )
 
 
@@ -264,7 +261,7 @@ def _check(
 
 
 def _accountants() -> tuple[Any, Any, Any]:
-    """dp-accounting, and its accountants of loss distributions and Rényi divergences."""
+    """Returns dp-accounting and its modules of privacy loss distributions and Rényi divergences."""
     try:
         import dp_accounting
         from dp_accounting import pld, rdp

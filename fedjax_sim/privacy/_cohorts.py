@@ -1,77 +1,70 @@
-"""Cohorts that join by coins, or in turn."""
+"""Poisson cohorts, and cohorts in a random order."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, PyTree, Selection, Variables, part
+from fedjax_sim.base import Array, ClientData, PyTree, Selection, Variables
 
 OVERFLOW = 1e-6
-"""The probability that a round's Poisson cohort is larger than its slots is at most this."""
+"""The largest probability that a round's Poisson cohort exceeds its slots."""
 
 
-@part
-def poisson(clients_per_round: float) -> Selection:
-    """Every client joins each round by its own coin, with probability q = m/N.
+class poisson(Selection):
+    """Poisson sampling: each client joins each round independently with probability q = m/N.
 
-    Clients beyond the number of slots are dropped at random; see :func:`slots_for`.
+    Clients beyond the number of slots are dropped at random; see :func:`slots_for`. No model may
+    outlive a round.
 
     Args:
-        clients_per_round: m, the expected cohort.
-
-    Returns:
-        A selection without state, for models that do not outlive a round.
+        clients_per_round: m, the expected size of the cohort.
 
     Raises:
         ValueError: if there are fewer than m clients, or m is not positive.
 
     Source: McMahan et al. 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1.
     """
-    if not clients_per_round > 0:
-        raise ValueError(f"clients_per_round must be positive, got {clients_per_round}")
 
-    def init(variables: Variables, data: ClientData, execution: object) -> PyTree:
-        del variables, execution
-        if clients_per_round > data.clients:
+    clients_per_round: float
+
+    may_idle = True
+    participation = "poisson"
+
+    def __post_init__(self) -> None:
+        if not self.clients_per_round > 0:
+            raise ValueError(f"clients_per_round must be positive, got {self.clients_per_round}")
+
+    @property
+    def active(self) -> float:
+        return self.clients_per_round
+
+    def init(self, variables: Variables, data: ClientData, execution: object) -> PyTree:
+        if self.clients_per_round > data.clients:
             raise ValueError(
                 f"clients_per_round must be at most the {data.clients} clients, got "
-                f"{clients_per_round}"
+                f"{self.clients_per_round}"
             )
         return ()
 
     def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
-        del clients, visits
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
         slots = len(free)
-        # Whole random words: a float32 in [0, 1) has 23 bits, coarse for a small q.
+        # Whole random words: a float32 in [0, 1) has 23 bits, too coarse for a small q.
         coin = jax.random.bits(key, (data.clients,), jnp.uint32)
-        heads = max(1, round(clients_per_round / data.clients * 2**32)) - 1
+        heads = max(1, round(self.clients_per_round / data.clients * 2**32)) - 1
         first = jax.lax.top_k(~coin, min(slots, data.clients))[1].astype(jnp.int32)
         joined = jnp.where(coin[first] <= jnp.uint32(heads), first, data.clients)
         return jnp.pad(joined, (0, slots - len(first)), constant_values=data.clients), state
 
-    return Selection(
-        init=init,
-        draw=draw,
-        sticky=False,
-        may_idle=True,
-        active=clients_per_round,
-        participation="poisson",
-    )
 
+class shuffled(Selection):
+    """Epochs of ⌊N/m⌋ rounds, each with the clients in a new random order, none of them twice.
 
-@part
-def shuffled() -> Selection:
-    """Epochs of ⌊N/m⌋ rounds: in each the clients come in a new random order, none of them twice.
-
-    The N mod m clients at an order's end sit the epoch out. :func:`epoch_rounds` is an epoch's
-    length.
-
-    Returns:
-        A selection, for models that do not outlive a round; its state is the order and the round in
-        its epoch.
+    The N mod m clients at the end of an order sit the epoch out; :func:`epoch_rounds` is the length
+    of an epoch. No model may outlive a round. The state is the order and the round in its epoch.
 
     Raises:
         ValueError: in the first round, if there are more slots than clients.
@@ -89,39 +82,28 @@ def shuffled() -> Selection:
     6
     """
 
-    def init(variables: Variables, data: ClientData, execution: object) -> tuple[Array, Array]:
-        del variables, execution
+    participation = "epochs"
+
+    def init(
+        self, variables: Variables, data: ClientData, execution: object
+    ) -> tuple[Array, Array]:
         return jnp.arange(data.clients, dtype=jnp.int32), jnp.int32(0)
 
     def draw(
-        key: Array,
-        state: tuple[Array, Array],
-        data: ClientData,
-        clients: Array,
-        free: Array,
-        visits: Array,
-    ) -> tuple[Array, tuple[Array, Array]]:
-        del clients, visits
-        order, t = state
-        slots = len(free)
-        if slots > data.clients:
-            raise ValueError(f"slots must be at most the {data.clients} clients, got {slots}")
+        self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
+        free: Array, visits: Array,
+    ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
+        (order, t), slots = state, _checked_slots(free, data)
         order = jnp.where(t == 0, jax.random.permutation(key, order), order)
         drawn = jax.lax.dynamic_slice(order, (t * slots,), (slots,))
         return drawn, (order, (t + 1) % epoch_rounds(data.clients, slots))
 
-    return Selection(init=init, draw=draw, sticky=False, participation="epochs")
 
+class cyclic(Selection):
+    """The clients in a random order that is drawn once and repeated.
 
-@part
-def cyclic() -> Selection:
-    """The clients in a random order that is drawn once: all in turn, and from the first again.
-
-    A client waits ⌊N/m⌋ or ⌈N/m⌉ rounds from visit to visit; nobody sits out.
-
-    Returns:
-        A selection, for models that do not outlive a round; its state is the order and how many of
-        it have come, -1 before the first round.
+    A client waits ⌊N/m⌋ or ⌈N/m⌉ rounds between visits; nobody sits out. No model may outlive a
+    round. The state is the order and the position in it, -1 before the first round.
 
     Raises:
         ValueError: in the first round, if there are more slots than clients.
@@ -139,33 +121,33 @@ def cyclic() -> Selection:
     ([0, 1, 2, 3, 4], True)
     """
 
-    def init(variables: Variables, data: ClientData, execution: object) -> tuple[Array, Array]:
-        del variables, execution
+    participation = "cyclic"
+
+    def init(
+        self, variables: Variables, data: ClientData, execution: object
+    ) -> tuple[Array, Array]:
         return jnp.arange(data.clients, dtype=jnp.int32), jnp.int32(-1)
 
     def draw(
-        key: Array,
-        state: tuple[Array, Array],
-        data: ClientData,
-        clients: Array,
-        free: Array,
-        visits: Array,
-    ) -> tuple[Array, tuple[Array, Array]]:
-        del clients, visits
-        order, first = state
-        slots = len(free)
-        if slots > data.clients:
-            raise ValueError(f"slots must be at most the {data.clients} clients, got {slots}")
+        self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
+        free: Array, visits: Array,
+    ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
+        (order, first), slots = state, _checked_slots(free, data)
         order = jnp.where(first < 0, jax.random.permutation(key, order), order)
         first = jnp.maximum(first, 0)
         drawn = order[(first + jnp.arange(slots, dtype=jnp.int32)) % data.clients]
         return drawn, (order, (first + slots) % data.clients)
 
-    return Selection(init=init, draw=draw, sticky=False, participation="cyclic")
+
+def _checked_slots(free: Array, data: ClientData) -> int:
+    """Returns the number of slots, if it is at most the number of clients."""
+    if len(free) > data.clients:
+        raise ValueError(f"slots must be at most the {data.clients} clients, got {len(free)}")
+    return len(free)
 
 
 def epoch_rounds(clients: int, clients_per_round: float) -> int:
-    """The rounds in which clients of :func:`shuffled` or :func:`cyclic` do not come twice.
+    """Returns the number of rounds in which :func:`shuffled` and :func:`cyclic` repeat no client.
 
     >>> epoch_rounds(40, 6)
     6
@@ -174,16 +156,14 @@ def epoch_rounds(clients: int, clients_per_round: float) -> int:
 
 
 def slots_for(clients_per_round: float) -> int:
-    """Slots that a Poisson cohort of m clients on average exceeds once in a million rounds.
+    """Returns the slots that a Poisson cohort of mean m exceeds once in a million rounds.
 
-    The tail is Poisson's, which bounds that of any number of clients.
-
-    Source: Anderson, Samuels 1967 <anderson1967some>, for the bound.
+    Source: Anderson, Samuels 1967 <anderson1967some>, for the Poisson bound on a binomial tail.
 
     >>> slots_for(100)
     151
     """
     from scipy import stats  # here, because the import takes half a second
 
-    # Above its mean + 1 a binomial's tail is below that of the Poisson of the same mean.
+    # Above its mean + 1, a binomial's tail is below the tail of the Poisson of the same mean.
     return int(stats.poisson.isf(OVERFLOW, clients_per_round))

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from fedjax_sim.base import (
     Aggregator,
     AnyRedistribution,
@@ -41,8 +39,9 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.round import collecting, finishing, measuring, placement, polling, timing, training
-from fedjax_sim.round import sending as sendings
+from fedjax_sim.plan import schedule as schedules
+from fedjax_sim.plan import selection as selections
+from fedjax_sim.round import collecting, finishing, stages
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
 from fedjax_sim.round.private import epsilon as epsilon_of
@@ -56,9 +55,10 @@ from fedjax_sim.server.weighting import by_samples
 
 def compose(
     local: LocalUpdate,
+    clients_per_round: int | None = None,
     *,
-    selection: Selection,
-    schedule: Schedule,
+    selection: Selection | None = None,
+    schedule: Schedule | None = None,
     broadcast: Broadcast | None = None,
     redistribution: AnyRedistribution = redistributions.keep,
     refresh: Refresh | None = None,
@@ -73,9 +73,8 @@ def compose(
     personal: Personal | None = None,
     evaluated: Evaluated = "server",
     clock: Clock | None = None,
-    execution: Execution | None = None,
 ) -> Algorithm:
-    r"""One local round of every federated algorithm.
+    r"""Composes a federated algorithm of parts.
 
     .. code-block:: text
 
@@ -89,38 +88,40 @@ def compose(
 
     Args:
         local: trains one model on one client.
-        selection: which client each slot visits.
-        schedule: which slots are due when; it also fixes the number of slots.
-        broadcast: which model a slot starts from; None: the server model.
+        clients_per_round: m, for the default schedule; leave it out if a schedule is given.
+        selection: chooses the client that each slot visits; None: ``selection.uniform()``.
+        schedule: which slots the server collects when, and how many slots there are; None:
+          ``schedule.every_round(clients_per_round)``.
+        broadcast: the model that a slot starts from; None: the server model.
         redistribution: where models go between rounds.
-        refresh: what a slot that was not due takes from the server; None: nothing.
-        exchange: what of a model travels; None: everything.
-        sending: what clients send in place of their updates, in order: attacks, codes, clips.
-        weighting: how much each model counts.
-        preaggregation: change updates and weights before they are aggregated, in order.
+        refresh: updates a slot that was not due from the server model; None: no update.
+        exchange: the leaves of a model that travel; None: all.
+        sending: changes of what clients send, in order: attacks, codes, clips.
+        weighting: the weight of each model.
+        preaggregation: changes of updates and weights before the aggregation, in order.
         aggregator: reduces the updates to one.
-        server: how the server model moves; None: by the aggregate.
-        diagnostics: measure rounds, by name.
-        finish: what clients and server do once more after the last round; None: nothing.
+        server: moves the server model; None: by the aggregate.
+        diagnostics: measurements of rounds, by name.
+        finish: the exchange of clients and server after the last round; None: no exchange.
         personal: the model that a client itself uses; None: the evaluated one, with own leaves.
-        evaluated: the "server"'s model, or the aggregate of those "in_flight", which is newer.
-        clock: how long a round takes, and which clients are there; None: it takes no time.
-        execution: devices and chunks; None: :func:`fedjax_sim.make_execution`.
+        evaluated: "server" for the server model, or "in_flight" for the aggregate of the models in
+          flight, which is newer.
+        clock: the duration of rounds and the availability of clients; None: no clock.
 
     Returns:
         An :class:`Algorithm`.
 
     Raises:
-        ValueError: if a part is of the wrong kind or does not fit another: one line names both
-            and what would work; in the first round, if the aggregate lacks the model's shapes.
+        ValueError: if a part is of the wrong kind or does not fit another (one line names both and
+            what would work); if both or neither of clients_per_round and schedule are given; in the
+            first round, if the aggregate lacks the model's shapes.
 
     Example:
         >>> import optax, fedjax_sim as fs
         >>> model = fs.models.logistic((8, 8, 1), 10)
         >>> fs.compose(
         ...     fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)),
-        ...     selection=fs.selection.uniform(),
-        ...     schedule=fs.schedule.every_round(10),
+        ...     clients_per_round=10,
         ...     aggregator=fs.aggregators.coordinate_median,
         ... )
         compose(
@@ -130,14 +131,21 @@ def compose(
           aggregator=coordinate_median,
         )
     """
+    if (clients_per_round is None) == (schedule is None):
+        raise ValueError(
+            "compose needs either clients_per_round or schedule, got "
+            f"clients_per_round={clients_per_round} and schedule={schedule}"
+        )
+    if clients_per_round is not None:
+        schedule = schedules.every_round(clients_per_round)
     exchange = exchange or exchanges.everything()
     if personal is None and isinstance(exchange, Exchange) and exchange.own is not None:
         personal = as_received()
     return Algorithm(
         Parts(
             local,
-            selection,
-            schedule,
+            selections.uniform() if selection is None else selection,
+            schedule,  # type: ignore[arg-type]
             broadcast or broadcasts.latest(),
             redistribution,
             refresh or refreshes.nothing(),
@@ -152,7 +160,7 @@ def compose(
             personal,
             evaluated,
             clock,
-            execution or make_execution(),
+            make_execution(),
         )
     )
 
@@ -210,14 +218,19 @@ class Algorithm:
         ('coordinate_median', ('aggregator',))
         """
         known = self.parts.by_role()
+        execution = known.pop("execution")
         if unknown := parts.keys() - known.keys():
             raise TypeError(f"{min(unknown)} is no part of an algorithm: one of {', '.join(known)}")
         made = compose(**(known | parts))
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
-        return dataclasses.replace(made, origin=self.origin, replaced=replaced)
+        return dataclasses.replace(made, origin=self.origin, replaced=replaced).on(execution)
 
     def on(self, execution: Execution) -> Algorithm:
-        """The same elsewhere: on other devices, or by other chunks or lanes."""
+        """Returns the same algorithm on other devices, or with other chunks or lanes.
+
+        Raises:
+            ValueError: if it is not an :class:`fedjax_sim.Execution`.
+        """
         return dataclasses.replace(self, parts=dataclasses.replace(self.parts, execution=execution))
 
     def __repr__(self) -> str:
@@ -232,75 +245,9 @@ class Algorithm:
         return self.parts.execution.place(initial_state(self.parts, variables, data))
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-        """One local round; ``key`` is the round's own."""
+        """Runs one round with the key ``key``: see :mod:`fedjax_sim.round.stages`."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
-        parts = self.parts
-        state, asked, back, placed, draw = polling.drawn(parts, key, state, data)
-        due = placed.slot < self.slots
-        if not parts.exchange.fragments:  # of which all slots hand over one
-            due = parts.schedule.due(state.round)[placed.slot] & due
-        state = training.surveyed(parts, key, state, data, placed)
-        trips = polling.trips(parts, state, placed, due, data, asked)
-        legs = timing.legs(parts, state, data, placed, trips)
-        limit = timing.limits(parts, legs)
-        trained, mine, placed, start, executed = training.train(
-            parts, key, state, data, placed, due, limit
-        )
-        info = trained.info
-        asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
-        came = timing.outcome(parts, key, legs, limit, info.steps, placed, trips.visited, asleep)
-        came = polling.waited(came, asked, back)
-        placed, trained = timing.taken(parts, data, placed, trained, start, came.arrived)
-        trained, sending, sent = sendings.send(
-            parts, key, state, data, placed.slots, trained, start, due
-        )
-        skipped = sendings.skipped(parts, came.arrived, sent)
-        trained, mine = sendings.undone(parts, state, data, placed.slots, skipped, trained, mine)
-        client_state, own, shared_state = training.client_states(
-            parts, state, data, placed, trained, mine
-        )
-        placed = training.moved_on(parts, placed, trained, came.arrived)
-        cohort = collecting.cohort_of(parts, state, placed.slots, placed.samples, data)
-        # A model in flight is due even if no client trained it now, unless its client is not there.
-        here = due & came.arrived if parts.loses and parts.selection.sticky else due
-        met, updates = (here, None) if parts.in_flight else (due & sent, trained.variables)
-        updates, step = (updates, None) if parts.holds_updates else (None, updates)
-        reduced = state._replace(shared_state=shared_state)
-        new = collecting.absorb(parts, key, reduced, placed.slots, cohort, met, updates, step)
-        numbers, kept = measuring.measure(parts, key, state, new, placed.slots, updates, cohort)
-        metrics = Metrics(
-            loss=measuring.loss(trained.info, skipped),
-            samples=jnp.sum(info.samples, dtype=jnp.int32),
-            steps=jnp.sum(info.steps, dtype=jnp.int32),
-            executed=executed,
-            # From client to client: up for the one, down for the other.
-            uploads=jnp.sum((sent | came.dropped) & trips.uploads, dtype=jnp.int32)
-            + draw.exchanged,
-            downloads=jnp.sum(trips.downloads, dtype=jnp.int32) + draw.exchanged + draw.sent,
-            fragments=jnp.sum(trips.fragments, dtype=jnp.int32),
-            visits=jnp.sum(trips.visited, dtype=jnp.int32) + draw.lost,
-            skipped=jnp.sum(skipped, dtype=jnp.int32),
-            client=draw.client,
-            source=draw.source,
-            diagnostics=numbers,
-            time=came.elapsed,
-        )
-        told = polling.measured(parts, trained.info, came)
-        new = new._replace(
-            round=state.round + 1,
-            slots=placement.to_slots(parts, placed, draw) if parts.in_flight else None,
-            selection=polling.learnt(
-                parts, draw.selection, cohort, told, sent, (new.server, updates)
-            ),
-            client_state=client_state,
-            own=own,
-            sending=sending,
-            shared_state=shared_state if parts.local.follow is None else new.shared_state,
-            diagnostics=kept,
-            clock=timing.later(state.clock, came.elapsed) if back is None else back.now,
-            at_work=() if back is None else back.at_work,
-        )
-        return new, polling.with_answers(metrics, asked)
+        return stages.step(self.parts, key, state, data)
 
     def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
         """Uploads and aggregates every model still in flight, and finishes: the last act of a run.

@@ -97,7 +97,7 @@ def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:
     """
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
     sizes = np.minimum(sizes, data.samples_per_round or data.capacity)
-    return np.asarray(parts.local.steps(sizes.astype(np.int32)))
+    return np.asarray(parts.local.steps_for(sizes.astype(np.int32)))
 
 
 def place(

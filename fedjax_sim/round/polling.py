@@ -75,7 +75,7 @@ def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outl
         down = jnp.float32(size.download + size.shared_state)
         up = jnp.float32(size.upload + size.message)
         legs = timing.legs_of(parts, state, client, down, up, uploads)
-        steps = parts.local.steps(client_sizes(data, client, state.round)).astype(jnp.float32)
+        steps = parts.local.steps_for(client_sizes(data, client, state.round)).astype(jnp.float32)
         return legs.down + steps * legs.step + legs.up
 
     def awake(client: Array) -> Array:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ModelApply, PyTree, Sums, Task, Variables
 from fedjax_sim.base.brief import brief, over_runs
-from fedjax_sim.data.evaluation import EvalSet
+from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 

@@ -71,7 +71,7 @@ class stale(Broadcast):
             raise ValueError(f"most must be at least 0, got {self.most}")
 
     def init(self, variables: Variables) -> Past:
-        return Past(tree.stack_copies(variables, self.most + 1), jnp.int32(0))
+        return Past(tree.stack_copies(variables, self.most + 1, "max_staleness"), jnp.int32(0))
 
     def send(
         self, key: Array | None, state: Past, server: Variables, client: ClientView

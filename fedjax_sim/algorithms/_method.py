@@ -1,0 +1,103 @@
+"""The decorator of methods, which completes their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from typing import ParamSpec
+
+from fedjax_sim.base import part
+from fedjax_sim.round import Algorithm
+
+_P = ParamSpec("_P")
+
+ARGUMENTS = {
+    "local": "the local update.",
+    "clients_per_round": "m: clients per round, sampled without replacement.",
+    "model": "the model to train.",
+    "objective": "F, the objective of the local update.",
+    "classes": "M: number of classes.",
+    "clock": "the simulated clock, see :mod:`fedjax_sim.clock`.",
+    "lr": "η: learning rate of the clients' SGD, as set in the local update.",
+    "momentum": "ρ: momentum of the clients' SGD, as set in the local update.",
+    "equal_weights": "weight clients equally instead of by n_k, their numbers of samples.",
+    "server_lr": "η: server learning rate.",
+    "server_momentum": "β: server momentum; 0 disables it.",
+    "alpha": "α: step towards the clients' average; 1 replaces the server model.",
+    "beta1": "β1: decay of the server optimiser's first moment.",
+    "beta2": "β2: decay of the server optimiser's second moment.",
+    "tau": "τ: added to the root of the server optimiser's second moment.",
+    "v0": "initial second moment of the server optimiser; None: τ².",
+    "variant": '"reddi" is the update of Reddi et al., "optax" is optax\'s own, which has no v0.',
+    "mu": "μ: weight of the proximal term; 0 disables it.",
+    "temperature": "τ: temperature.",
+    "rho": "ρ: length of the perturbation; 0 is FedAvg.",
+    "fine_tuning_epochs": "epochs of fine-tuning at each client.",
+    "most_steps": "upper bound on τ, the local steps per round.",
+    "sparsity": "p: fraction of an update's entries that is sent.",
+    "evaluated": "clients on which accuracy is measured; None: all.",
+    "redistribution_rounds": "S: local rounds between two aggregations.",
+    "gamma": "γ: weight of a client's newest importance in its running average.",
+    "initial_scores": 'initial importance: "gradient" takes a pass over all samples, "ones" is 1.',
+    "max_staleness": "d_max: largest sampled staleness; the server keeps as many models. None: 16.",
+    "decay": 's: discount of staleness d: "constant" 1; "polynomial" (d + 1)^-a; "hinge" 1 up to\n'
+    "      d = b, then 1 / (a (d - b) + 1).",
+    "slope": 'a of the decay; None: 0.5 for "polynomial", 10 for "hinge". "constant" takes none.',
+    "grace": 'b: largest staleness that "hinge" does not discount.',
+}
+"""Descriptions of arguments, unless a method's own docstring has another one."""
+
+EXAMPLE = """\
+>>> import optax, fedjax_sim as fs
+>>> problem = fs.toy()
+>>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+>>> algorithm = {call}
+>>> problem.accuracy(algorithm, rounds=5) > 0.5
+True"""
+GIVEN = {
+    "clients_per_round": "5",
+    "model": "problem.model",
+    "objective": "problem.objective",
+    "classes": "problem.classes",
+    "lr": "0.1",
+    "momentum": "0.0",
+    "clock": "fs.clock.simulated(1, deadline=60)",
+}
+
+
+def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
+    """Completes the docstring of a method, and records its calls.
+
+    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without an example
+    gets the common one.
+    """
+    factory.__doc__ = _completed(factory)
+    return part(factory)
+
+
+def _completed(factory: Callable[..., Algorithm]) -> str:
+    head, arguments, tail = _split(inspect.getdoc(factory) or "")
+    parameters = inspect.signature(factory).parameters
+    entries = [f"    {name}: {arguments.get(name) or ARGUMENTS[name]}" for name in parameters]
+    if "Example:" not in tail:
+        required = [p.name for p in parameters.values() if p.default is p.empty][1:]
+        given = [f"{name}={GIVEN[name]}" for name in required]
+        call = f"fs.algorithms.{factory.__name__}(local, {', '.join(given)})"
+        if len(call) > 75:
+            call = call.replace("(local", "(\n...     local")[:-1] + "\n... )"
+        example = EXAMPLE.format(call=call)
+        tail += f"\n\nExample:\n{textwrap.indent(example, '    ')}"
+    return "\n".join([head, "", "Args:", *entries, "", tail, ""])
+
+
+def _split(doc: str) -> tuple[str, dict[str, str], str]:
+    """Splits a docstring into the text before Args, the arguments by name, and the text after."""
+    head, _, rest = doc.partition("\nArgs:\n")
+    if not rest:
+        head, mark, rest = doc.partition("\nReturns:")
+        return head.rstrip(), {}, f"{mark}{rest}".strip()
+    section, _, tail = rest.partition("\n\n")
+    entries = re.split(r"^ {4}(\w+): ", section, flags=re.M)[1:]
+    return head.rstrip(), dict(zip(entries[::2], map(str.rstrip, entries[1::2]), strict=True)), tail

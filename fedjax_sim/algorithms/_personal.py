@@ -1,0 +1,220 @@
+"""Methods with a personal model at every client."""
+
+from __future__ import annotations
+
+from fedjax_sim import personal
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.base import Companion, LocalUpdate, Model, Objective
+from fedjax_sim.client import terms
+from fedjax_sim.models import leaves
+from fedjax_sim.round import Algorithm, compose
+
+
+@method
+def ditto(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    lam: float = 0.1,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""Ditto: FedAvg, plus a personal model per client that is pulled towards the server model.
+
+    .. math:: v_k \leftarrow v_k - \eta \bigl( \nabla F_k(v_k) + \lambda (v_k - w_t) \bigr)
+
+    for as many minibatch steps as w_k takes; see :func:`fedjax_sim.personal.ditto`. The server
+    model is FedAvg's, bit for bit. A client's personal model is v_k as of its last round.
+
+    Args:
+        local: the local update of w_k and, without its corrections, of v_k; it must not compress.
+        lam: λ: pull towards the server model; 0 trains each v_k alone.
+
+    Returns:
+        The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if lam is negative, or the local update compresses.
+
+    Source: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
+    personalization", ICML 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
+    """
+    return compose(
+        personal.ditto(local, lam),
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        personal=personal.stored(),
+    )
+
+
+@method
+def fine_tuned(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    fine_tuning_epochs: float = 1.0,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FedAvg with fine-tuning: each client fine-tunes the server model on its own samples.
+
+    .. math:: v_k = \mathrm{train}(w_t,\, k)
+
+    The server model is FedAvg's, bit for bit. Fine-tuning is repeated at all N clients for each
+    evaluation, and its result is not kept.
+
+    Args:
+        local: the local update, which must not compress; fine-tuning differs from it only in its
+          epochs.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if fine_tuning_epochs is not positive; in the first evaluation, if the local
+            update compresses.
+
+    Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of on-device
+    personalization", 2019 <https://arxiv.org/abs/1910.10252>.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        personal=personal.fine_tuned(local.change(epochs=fine_tuning_epochs)),
+    )
+
+
+@method
+def apfl(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    alpha: float = 0.5,
+    learned: bool = False,
+    equal_weights: bool = True,
+) -> Algorithm:
+    r"""APFL: FedAvg, plus a personal interpolation of the server model and a local model.
+
+    .. math:: w_k \leftarrow w_k - \eta \nabla F_b(w_k), \qquad
+              v_k \leftarrow v_k - \eta \alpha_k \nabla F_b(\bar v_k), \qquad
+              \bar v_k = \alpha_k v_k + (1 - \alpha_k) w_k
+
+    on the same minibatches. The server model is FedAvg's, bit for bit. A client's personal model is
+    v̄_k with its last v_k and the server's w; see :func:`fedjax_sim.personal.interpolated`. Clients
+    are weighted equally by default, as in the authors' code.
+
+    Args:
+        local: the local update of w_k and, without its corrections, of v_k.
+        alpha: α: value of all α_k, initial if learned; 0 is FedAvg, 1 trains each v_k alone.
+        learned: let each client learn its α_k.
+
+    Returns:
+        The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if alpha is not in [0, 1].
+
+    Source: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020
+    <https://arxiv.org/abs/2003.13461>, Algorithm 1.
+    """
+    companion = personal.interpolated(objective, alpha, learned=learned)
+    return _with_companion(companion, local, clients_per_round, equal_weights)
+
+
+@method
+def fedrod(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    objective: Objective,
+    gamma: float = 1.0,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FedRoD: FedAvg with a balanced softmax, plus a personal head added to the shared one.
+
+    .. math:: F_b^{bal}(w_k): \text{ logits } f_y + \gamma \log n_{k,y}, \qquad
+              h_k \leftarrow h_k - \eta \nabla_h F_b(w_k + h_k)
+
+    The shared model is trained as if all classes were equally frequent at all clients; h_k, which
+    does not affect it, learns how frequent they are. The head is the last dense layer; see
+    :func:`fedjax_sim.terms.balanced` and :func:`fedjax_sim.personal.added`. This is the paper's
+    linear FedRoD, without a hypernetwork.
+
+    Args:
+        local: the local update of w_k and, without its corrections, of h_k.
+        gamma: γ: strength of the balancing; 0 is FedAvg with an added head.
+
+    Returns:
+        The algorithm. Memory: one head per client. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if the model has no head, the objective is not an ``empirical_risk``, or gamma
+            is negative.
+
+    Source: Chen, Chao, "On bridging generic and personalized federated learning for image
+    classification", ICLR 2022 <https://arxiv.org/abs/2107.00778>.
+    """
+    changed = terms.remade(objective, adjust=terms.balanced(gamma))
+    companion = personal.added(objective, leaves.head(model))
+    local = local.change(objective=changed)
+    return _with_companion(companion, local, clients_per_round, equal_weights)
+
+
+def _with_companion(
+    companion: Companion,
+    local: LocalUpdate,
+    clients_per_round: int,
+    equal_weights: bool,
+) -> Algorithm:
+    """Returns FedAvg whose clients also train a companion, from which their model is made."""
+    return compose(
+        local.change(companion=companion),
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        personal=personal.accompanied(companion),
+    )
+
+
+@method
+def fedala(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    objective: Objective,
+    mix_lr: float = 1.0,
+    mix_share: float = 0.8,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FedALA: clients start from a learned mix of the received head and their previous one.
+
+    .. math:: \hat w = \theta_k + W_k \odot (w_t - \theta_k), \qquad
+              W_k \leftarrow \bigl[\, W_k - \eta_W \nabla_W F_b(\hat w) \,\bigr]_0^1
+
+    Each weight of the head, the last dense layer, has its own mixing weight in W_k, which the
+    client learns before it trains; all other layers are as received. A client's personal model is ŵ
+    for the newest server model; see :func:`fedjax_sim.personal.adaptive_start`.
+
+    Args:
+        mix_lr: η_W: learning rate of the mixing weights; 0 is FedAvg.
+        mix_share: fraction of its samples on which a client learns the mixing weights.
+
+    Returns:
+        The algorithm. Memory: two heads per client. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if the model has no head, mix_lr is negative or mix_share is not in (0, 1].
+
+    Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for
+    personalized federated learning", AAAI 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1.
+    """
+    head = leaves.head(model)
+    options = {"mix_lr": mix_lr, "mix_share": mix_share}
+    return compose(
+        personal.adaptive_start(local, objective, head, **options),
+        clients_per_round,
+        weighting=client_weights(equal_weights),
+        personal=personal.adaptively_mixed(local, objective, head, **options),
+    )

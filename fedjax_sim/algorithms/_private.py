@@ -1,0 +1,156 @@
+"""Differentially private methods."""
+
+from __future__ import annotations
+
+from fedjax_sim import privacy
+from fedjax_sim.algorithms._method import method
+from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.base import LocalUpdate, PreAggregation
+from fedjax_sim.plan import schedule, selection
+from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import weighting
+
+
+@method
+def dp_fedavg(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    clip: float = 1.0,
+    noise_multiplier: float = 1.0,
+    quantile: float | None = None,
+    clip_lr: float = 0.2,
+    count_noise: float | None = None,
+    sampling: privacy.Sampling = "poisson",
+) -> Algorithm:
+    r"""DP-FedAvg: clipped updates, Gaussian noise and a fixed denominator.
+
+    .. math:: w_{t+1} = w_t + \frac1m \Bigl(\sum_{k \in U_t} \Delta_k \min\bigl(1,
+              \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + \mathcal{N}(0, z^2 C^2 I)\Bigr)
+
+    All clients are weighted equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run
+    spends, or names the part that makes it unknown. A model with BatchNorm is rejected, because its
+    statistics would be sent without noise; so is a local update that sends anything besides the
+    model.
+
+    Args:
+        clients_per_round: m: expected cohort size; exact if ``sampling`` is "fixed".
+        clip: C: clipping norm (L2) of the clients' updates; with a quantile, in the first round.
+        noise_multiplier: z: standard deviation of the noise divided by C; with a quantile, z of
+          updates and count together.
+        quantile: γ: fraction of updates to leave unclipped, which C adapts to. None: C is fixed.
+        clip_lr: η_C: learning rate of C.
+        count_noise: σ_b: standard deviation of the noise on the count of unclipped updates; None:
+          m/20.
+        sampling: "poisson": each client joins independently with probability m/N, as the usual
+          analysis assumes; "fixed": m clients are drawn without replacement.
+
+    Returns:
+        The algorithm; without noise, with an infinite clip and a fixed cohort, it is FedAvg with
+        equal weights, up to rounding. Traffic per round: m models down, m up (on average).
+
+    Raises:
+        ValueError: if a setting is out of range, the model has non-trainable variables, or the
+            local update shares state through the server or needs other clients' samples.
+
+    Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
+    models", ICLR 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1; Andrew, Thakkar, McMahan,
+    Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021
+    <https://arxiv.org/abs/1905.03871>, Algorithm 1 (quantile).
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.dp_fedavg(
+        ...     local, clients_per_round=5, clip=2.0, noise_multiplier=0.1
+        ... )
+        >>> problem.accuracy(algorithm, rounds=5) > 0.7
+        True
+        >>> algorithm.slots  # a larger Poisson cohort is drawn once in a million rounds
+        19
+        >>> spent = fs.privacy.epsilon(  # more noise, and a larger federation
+        ...     0.8, clients=2000, clients_per_round=20, rounds=100, delta=1e-4
+        ... )
+        >>> round(spent, 2)
+        1.04
+    """
+    if sampling not in ("poisson", "fixed"):
+        raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
+    private = (
+        privacy.gaussian_mechanism(clip, noise_multiplier, clients_per_round)
+        if quantile is None
+        else privacy.adaptive_mechanism(
+            clip, noise_multiplier, clients_per_round, quantile,
+            clip_lr=clip_lr, count_noise=count_noise,
+        )
+    )  # fmt: skip
+    by_coin = sampling == "poisson"
+    slots = privacy.slots_for(clients_per_round) if by_coin else clients_per_round
+    return compose(
+        local,
+        selection=privacy.poisson(clients_per_round) if by_coin else selection.uniform(),
+        schedule=schedule.every_round(slots),
+        weighting=weighting.equal,
+        preaggregation=(private,),
+    )
+
+
+@method
+def dp_ftrl(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    clip: float = 1.0,
+    noise_multiplier: float = 1.0,
+    server_lr: float = 1.0,
+    server_momentum: float = 0.0,
+    bands: int | None = None,
+) -> Algorithm:
+    r"""DP-FTRL: clients participate in turn; the noise of the summed updates grows only like log t.
+
+    .. math:: w_t = w_0 + \frac{\eta}{m} \Bigl(\sum_{\tau \le t} \sum_{k \in U_\tau} \Delta_k
+              \min\bigl(1, \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + n_t\Bigr)
+
+    with the noise n_t of binary trees over the rounds, one per epoch of ⌊N/m⌋ rounds in which no
+    client participates twice (:func:`fedjax_sim.privacy.tree_mechanism`); with momentum β, the
+    increments of this sum enter :math:`v \leftarrow \beta v + \cdot`. All clients are weighted
+    equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run spends, or names the
+    part that makes it unknown. A model with BatchNorm is rejected, because its statistics would be
+    sent without noise; so is a local update that sends anything besides the model.
+
+    With bands it is DP-BandMF: the noise comes from :func:`fedjax_sim.privacy.banded_mechanism`,
+    which spends less ε for the same amount of noise, and the order of the clients is fixed.
+
+    Args:
+        clients_per_round: m: clients per round.
+        clip: C: clipping norm (L2) of the clients' updates.
+        noise_multiplier: z: standard deviation of the noise of a tree node (of ξ with bands)
+          divided by C.
+        bands: b: rounds over which noise is correlated, at most ⌊N/m⌋; 1 makes it independent.
+          None: trees.
+
+    Returns:
+        The algorithm; without noise, with an infinite clip and all clients in every round, it is
+        FedAvg with equal weights, up to rounding. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range, the model has non-trainable variables, or the
+            local update shares state through the server or needs other clients' samples.
+
+    Source: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
+    without sampling or shuffling", ICML 2021 <https://arxiv.org/abs/2103.00039>, Algorithm 1;
+    Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu, "(Amplified) banded matrix
+    factorization", NeurIPS 2023 <https://arxiv.org/abs/2306.08153>, for bands.
+    """
+    noise: PreAggregation = privacy.tree_mechanism(clip, noise_multiplier, clients_per_round)
+    if bands is not None:
+        noise = privacy.banded_mechanism(clip, noise_multiplier, clients_per_round, bands)
+    return compose(
+        local,
+        clients_per_round,
+        selection=selection.shuffled() if bands is None else selection.cyclic(),
+        weighting=weighting.equal,
+        preaggregation=(noise,),
+        server=server_sgd(server_lr, server_momentum),
+    )

@@ -1,0 +1,282 @@
+"""Parts of a composition as texts: ``--aggregator "krum(byzantine=0.3)"``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from fedjax_sim.base import calls
+from fedjax_sim.base.binding import build
+from fedjax_sim.base.registry import Registry, told
+from fedjax_sim.base.signatures import returned, takes
+from fedjax_sim.cli.flags import documented, flag
+from fedjax_sim.cli.making import Common
+from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.round import Algorithm, compose
+
+MODULES = {
+    "selection": "plan.selection",
+    "schedule": "plan.schedule",
+    "redistribution": "plan.redistribution",
+    "exchange": "plan.exchange",
+    "clock": "plan.clock",
+    "broadcast": "server.broadcast",
+    "refresh": "server.refresh",
+    "weighting": "server.weighting",
+    "preaggregation": "server.preaggregation",
+    "aggregators": "server.aggregators",
+    "server": "server",
+    "diagnostics": "server.diagnostics",
+    "finish": "server.finish",
+    "personal": "personal",
+    "sending": "client.sending",
+    "local": "client.local",
+    "corrections": "client.corrections",
+    "compression": "compression",
+    "reports": "client.reports",
+    "terms": "client.terms",
+    "adaptation": "client.adaptation",
+    "fs": "client.objective",
+    "mixup": "client.mixup",
+    "augment": "client.augment",
+    "leaves": "models.leaves",
+    "clustering": "clustering",
+    "privacy": "privacy",
+    "attacks": "attacks",
+}
+"""The modules that have parts, by the names under which users find them."""
+
+GIVEN = Common._fields
+"""Names in a text that stand for what the run has: ``local`` is the method's local update."""
+
+
+@functools.cache
+def registry(role: str) -> Registry[Any]:
+    """Returns what names mean in a part of a role: parts of that role first, then all others."""
+    first = _module_of(role)
+    own: dict[str, Any] = {}
+    # Seconds are functions, as other parts are, so that only the names of its own tell a clock.
+    for module in dict.fromkeys([first, *MODULES] if role != "clock" else [role]):
+        found = dict(_parts_in(module))
+        own = found | own | {f"{module}.{name}": value for name, value in found.items()}
+    return Registry(
+        role,
+        wanted="a function that declares by its return type which part it makes",
+        fits=_declares,
+        makes=lambda: (object,),
+        own=own,
+    )
+
+
+def known(role: str) -> list[str]:
+    """Returns the names of the parts of a role.
+
+    >>> known("finish"), known("clock")
+    (['calibrated'], ['simulated', 'traced'])
+    """
+    classes, functions = _kinds(role)
+    found = {name: _made(value) for name, value in _parts_in(_module_of(role))}
+    return [name for name, made in found.items() if functions or issubclass(made, classes)]
+
+
+@functools.cache
+def public_names() -> dict[Any, str]:
+    """Returns where users find each part, by the part.
+
+    >>> from fedjax_sim.plan.mediators import mediators
+    >>> public_names()[mediators]
+    'selection.mediators'
+    """
+    found: dict[Any, str] = {}
+    for module, path in MODULES.items():
+        for name, value in _parts_in(module):
+            if value not in found or value.__module__.startswith(f"fedjax_sim.{path}"):
+                found[value] = f"{module}.{name}"
+    return found
+
+
+def checked(role: str, text: str) -> str:
+    """Returns the text of a part, in the same words for the same one; an argparse type.
+
+    Raises:
+        argparse.ArgumentTypeError: if it cannot be read, or a name is unknown.
+
+    >>> checked("aggregator", "krum( byzantine = 0.3)")
+    'krum(byzantine=0.3)'
+    """
+    try:
+        node = calls.parse(text)
+        top = [node] if isinstance(node, calls.Name) else []
+        for name in [*top, *calls.names(node)]:
+            if name.partition(".")[0] not in GIVEN:
+                registry(role).resolve(name)
+        return calls.write(node)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
+    """Returns what a tree means in a part of a role.
+
+    Args:
+        role: of :func:`fedjax_sim.compose`.
+        node: of :func:`fedjax_sim.base.calls.parse`; a name alone is called if it makes a part and
+            needs no arguments.
+        given: the values of :data:`GIVEN`.
+    """
+
+    def find(name: str) -> Any:
+        head, _, attribute = name.partition(".")
+        if head in given and attribute in ("", "change"):
+            return getattr(given[head], attribute) if attribute else given[head]
+        return registry(role).resolve(name)[1]
+
+    found = build(node, find)
+    return found() if isinstance(node, calls.Name) and _declares(found) and takes(found) else found
+
+
+def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
+    """Returns the part that a text means, or all parts of a role that takes several.
+
+    Raises:
+        ValueError: if an argument does not fit, or the value is not a part of that role.
+
+    >>> made("selection", "uniform", {}), made("schedule", "every_round(3)", {})
+    (uniform(), every_round(3))
+    """
+    classes, functions = _kinds(role)
+    node = calls.parse(text)
+    each = node if isinstance(node, tuple | list) else (node,)
+    found = [value(role, one, given) for one in each]
+    for one, part in zip(each, found, strict=True):
+        if not isinstance(part, classes) and not (functions and callable(part)):
+            names = ", ".join(known(role))
+            raise ValueError(
+                f"{calls.write(one)} is not a part for this role, as calls of these are: {names}"
+            )
+    if role in ("sending", "preaggregation"):
+        return tuple(found)
+    if role == "diagnostics":
+        return {getattr(one, "name", str(one)): part for one, part in zip(each, found, strict=True)}
+    if len(found) != 1:
+        raise ValueError(f"must be one part, got {len(found)}")
+    return found[0]
+
+
+def _parts_in(module: str) -> Iterator[tuple[str, Any]]:
+    """Yields the functions and classes of a module that users may name."""
+    found = importlib.import_module(f"fedjax_sim.{MODULES[module]}")
+    listed = getattr(found, "__all__", ())
+    for name, value in vars(found).items():
+        own = getattr(value, "__module__", None) or ""
+        ours = name in listed or own.startswith(found.__name__)
+        if ours and callable(value) and name.islower() and not name.startswith("_"):
+            yield name, value
+
+
+def _module_of(role: str) -> str:
+    return "aggregators" if role == "aggregator" else role
+
+
+def _made(value: Any) -> type:
+    """Returns a class itself, or what a function declares that it returns."""
+    made = value if isinstance(value, type) else returned(value)
+    return made if isinstance(made, type) else object
+
+
+def _declares(value: Any) -> bool:
+    """Returns whether a value is a class of parts, or declares that it returns one."""
+    return any(one.__module__.startswith("fedjax_sim.") for one in _made(value).__mro__)
+
+
+@functools.cache
+def _kinds(role: str) -> tuple[tuple[type, ...], bool]:
+    """Returns the classes of a role's parts, and whether functions are parts, by a protocol."""
+    members = [*_members(typing.get_type_hints(compose)[role])]
+    classes = [member for member in members if not getattr(member, "_is_protocol", False)]
+    return tuple(classes), len(classes) < len(members)
+
+
+def _members(hint: Any) -> Iterator[type]:
+    """Yields the types in a type such as ``Sequence[Sending] | None``."""
+    members = typing.get_args(hint)
+    for member in members:
+        yield from _members(member)
+    if not members and isinstance(hint, type):
+        yield hint
+
+
+def _role(name: str) -> Any:
+    def help_of() -> str:
+        return f"{documented(compose)[name]}: {', '.join(known(name))}"
+
+    return setting(
+        None,
+        help_of,
+        shown="the method's",
+        metavar="TEXT",
+        convert=functools.partial(checked, name),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts(Group):
+    """Parts that take the place of the methods' own, see :func:`fedjax_sim.compose`."""
+
+    title: ClassVar[str] = "parts in place of the methods' own, as calls such as 'krum(0.3)'"
+
+    local: str | None = _role("local")
+    selection: str | None = _role("selection")
+    schedule: str | None = _role("schedule")
+    broadcast: str | None = _role("broadcast")
+    redistribution: str | None = _role("redistribution")
+    refresh: str | None = _role("refresh")
+    exchange: str | None = _role("exchange")
+    sending: str | None = _role("sending")
+    weighting: str | None = _role("weighting")
+    preaggregation: str | None = _role("preaggregation")
+    aggregator: str | None = _role("aggregator")
+    server: str | None = _role("server")
+    diagnostics: str | None = _role("diagnostics")
+    finish: str | None = _role("finish")
+    personal: str | None = _role("personal")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts that were given, by role."""
+        return {role: text for role in ROLES if (text := getattr(self, role)) is not None}
+
+
+ROLES = tuple(field.name for field in dataclasses.fields(Parts))
+"""The roles of :func:`fedjax_sim.compose` that have a flag; the clock has one of its own."""
+
+
+def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> Algorithm:
+    """Returns the algorithm with the parts of some texts in place of its own.
+
+    Args:
+        algorithm: the method.
+        texts: by role.
+        common: what the names of :data:`GIVEN` stand for.
+
+    Raises:
+        ValueError: if a part cannot be made, or does not fit the others; names the flag.
+    """
+    if not texts:
+        return algorithm
+    given, found = common._replace(local=algorithm.parts.local)._asdict(), {}
+    for role, text in texts.items():
+        try:
+            found[role] = made(role, text, given)
+        except Exception as error:  # a user's function may raise anything
+            raise ValueError(f"{flag(role)} {text}: {told(error)}") from error
+    try:
+        return algorithm.replace(**found)
+    except ValueError as error:
+        named = " ".join(f"{flag(role)} {text}" for role, text in texts.items())
+        raise ValueError(f"{named}: {error}") from error

@@ -1,0 +1,254 @@
+"""The five stages of a round: plan, train, deliver, collect, report."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Cohort,
+    FedState,
+    LocalInfo,
+    Metrics,
+    PyTree,
+    Trained,
+    Variables,
+)
+from fedjax_sim.round import collecting, measuring, placement, polling, timing, training
+from fedjax_sim.round import sending as sendings
+from fedjax_sim.round.arrivals import Back
+from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.traffic import Trips
+
+
+def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
+    """Runs one round.
+
+    Args:
+        parts: the algorithm.
+        key: the key of the round.
+        state: the state before the round.
+        data: the clients, as arrays.
+
+    Returns:
+        The state after the round, and its metrics.
+    """
+    planned = plan(parts, key, state, data)
+    work = train(parts, key, data, planned)
+    delivery = deliver(parts, key, data, planned, work)
+    collection = collect(parts, key, data, planned, work, delivery)
+    return report(parts, key, planned, work, delivery, collection)
+
+
+class Plan(NamedTuple):
+    """Which clients train which models, and what that takes.
+
+    Attributes:
+        state: the state before training, with the answers of polled and surveyed clients.
+        placed: the rows, one for each slot.
+        draw: the clients of the slots.
+        due: ``bool[P]``, the rows that the server collects.
+        transfers: the transfers of each row.
+        durations: the seconds of each row's visit; None without a clock.
+        limit: ``int32[P]``, the most steps of each row; None: no limit.
+        asked: the answers of polled clients; None if nobody was asked.
+        back: the clients that return, if the algorithm is asynchronous; else None.
+    """
+
+    state: FedState
+    placed: placement.Placed
+    draw: placement.Draw
+    due: Array
+    transfers: Trips
+    durations: timing.Legs | None
+    limit: Array | None
+    asked: polling.Asked | None
+    back: Back | None
+
+
+def plan(parts: Parts, key: Array, state: FedState, data: ClientData) -> Plan:
+    """Polls clients, draws the cohort, and forecasts transfers and durations."""
+    state, asked, back, placed, draw = polling.drawn(parts, key, state, data)
+    due = placed.slot < parts.slots
+    if not parts.exchange.fragments:  # every slot delivers a fragment in every round
+        due = parts.schedule.due(state.round)[placed.slot] & due
+    state = training.surveyed(parts, key, state, data, placed)
+    transfers = polling.trips(parts, state, placed, due, data, asked)
+    durations = timing.legs(parts, state, data, placed, transfers)
+    limit = timing.limits(parts, durations)
+    return Plan(state, placed, draw, due, transfers, durations, limit, asked, back)
+
+
+class Work(NamedTuple):
+    """The result of local training.
+
+    Attributes:
+        trained: ``[P]``, the models or updates, states, messages and reports of the clients.
+        own: ``[P, *p]``, the leaves that stay with the clients.
+        placed: the rows, with what the broadcast sent.
+        start: ``[P, *p]``, the models before training, if they are needed; else ().
+        executed: ``int32[]``, the steps that the devices ran or waited.
+        outcome: which visits count, and the seconds of the round.
+    """
+
+    trained: Trained
+    own: PyTree
+    placed: placement.Placed
+    start: PyTree
+    executed: Array
+    outcome: timing.Outcome
+
+
+def train(parts: Parts, key: Array, data: ClientData, plan: Plan) -> Work:
+    """Trains the model of every row on its client, and finds out which visits are in time."""
+    trained, own, placed, start, executed = training.train(
+        parts, key, plan.state, data, plan.placed, plan.due, plan.limit
+    )
+    asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
+    visited, steps = plan.transfers.visited, trained.info.steps
+    outcome = timing.outcome(parts, key, plan.durations, plan.limit, steps, placed, visited, asleep)
+    outcome = polling.waited(outcome, plan.asked, plan.back)
+    return Work(trained, own, placed, start, executed, outcome)
+
+
+class Delivery(NamedTuple):
+    """What has left the clients, and what they keep.
+
+    Attributes:
+        placed: the rows after training.
+        trained: ``[P]``, as it was sent.
+        sent: ``bool[P]``, the rows that sent an update.
+        skipped: ``bool[P]``, the rows whose clients were screened out.
+        sending: the clients' states of the sending parts.
+        client_state: the clients' states of the local update.
+        own: the leaves that stay with the clients.
+        shared_state: the shared state, reduced from the clients' messages.
+    """
+
+    placed: placement.Placed
+    trained: Trained
+    sent: Array
+    skipped: Array
+    sending: PyTree
+    client_state: PyTree
+    own: PyTree
+    shared_state: PyTree
+
+
+def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) -> Delivery:
+    """Sends the updates through all sending parts, and stores what the clients keep."""
+    state, arrived = plan.state, work.outcome.arrived
+    placed, trained = timing.taken(parts, data, work.placed, work.trained, work.start, arrived)
+    slots = placed.slots
+    trained, sending, sent = sendings.send(
+        parts, key, state, data, slots, trained, work.start, plan.due
+    )
+    skipped = sendings.skipped(parts, arrived, sent)
+    trained, own = sendings.undone(parts, state, data, slots, skipped, trained, work.own)
+    client_state, own, shared_state = training.client_states(
+        parts, state, data, placed, trained, own
+    )
+    placed = training.moved_on(parts, placed, trained, arrived)
+    return Delivery(placed, trained, sent, skipped, sending, client_state, own, shared_state)
+
+
+class Collection(NamedTuple):
+    """The server after the round.
+
+    Attributes:
+        state: the state with the new server model.
+        cohort: what is known of the rows.
+        updates: ``[P, *p]``, the updates, if they are held; else None.
+    """
+
+    state: FedState
+    cohort: Cohort
+    updates: Variables | None
+
+
+def collect(
+    parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work, delivery: Delivery
+) -> Collection:
+    """Aggregates the updates that are due, and moves the server model."""
+    state, slots = plan.state, delivery.placed.slots
+    cohort = collecting.cohort_of(parts, state, slots, delivery.placed.samples, data)
+    updates, step = None, None
+    if parts.in_flight:
+        # A model in flight is due even if no client trained it now, unless its client is absent.
+        absent = parts.loses and parts.selection.sticky
+        due = plan.due & work.outcome.arrived if absent else plan.due
+    else:
+        due = plan.due & delivery.sent
+        updates = delivery.trained.variables
+    if not parts.holds_updates:
+        updates, step = None, updates
+    reduced = state._replace(shared_state=delivery.shared_state)
+    new = collecting.absorb(parts, key, reduced, slots, cohort, due, updates, step)
+    return Collection(new, cohort, updates)
+
+
+def report(
+    parts: Parts,
+    key: Array,
+    plan: Plan,
+    work: Work,
+    delivery: Delivery,
+    collection: Collection,
+) -> tuple[FedState, Metrics]:
+    """Returns the state after the round, and its metrics."""
+    before, new, cohort = plan.state, collection.state, collection.cohort
+    draw, outcome, updates = plan.draw, work.outcome, collection.updates
+    numbers, diagnostics = measuring.measure(
+        parts, key, before, new, delivery.placed.slots, updates, cohort
+    )
+    info = delivery.trained.info
+    selection = polling.learnt(
+        parts,
+        draw.selection,
+        cohort,
+        polling.measured(parts, info, outcome),
+        delivery.sent,
+        (new.server, updates),
+    )
+    back = plan.back
+    state = new._replace(
+        round=before.round + 1,
+        slots=placement.to_slots(parts, delivery.placed, draw) if parts.in_flight else None,
+        selection=selection,
+        client_state=delivery.client_state,
+        own=delivery.own,
+        sending=delivery.sending,
+        shared_state=delivery.shared_state if parts.local.follow is None else new.shared_state,
+        diagnostics=diagnostics,
+        clock=timing.later(before.clock, outcome.elapsed) if back is None else back.now,
+        at_work=() if back is None else back.at_work,
+    )
+    return state, metrics_of(plan, work, delivery, info, numbers)
+
+
+def metrics_of(
+    plan: Plan, work: Work, delivery: Delivery, info: LocalInfo, numbers: dict[str, Array]
+) -> Metrics:
+    """Returns the metrics of a round, given the diagnostics' ``numbers``."""
+    draw, transfers, trained = plan.draw, plan.transfers, work.trained.info
+    uploaded = delivery.sent | work.outcome.dropped
+    metrics = Metrics(
+        loss=measuring.loss(info, delivery.skipped),
+        samples=jnp.sum(trained.samples, dtype=jnp.int32),
+        steps=jnp.sum(trained.steps, dtype=jnp.int32),
+        executed=work.executed,
+        # A model that goes from client to client is one upload and one download.
+        uploads=jnp.sum(uploaded & transfers.uploads, dtype=jnp.int32) + draw.exchanged,
+        downloads=jnp.sum(transfers.downloads, dtype=jnp.int32) + draw.exchanged + draw.sent,
+        fragments=jnp.sum(transfers.fragments, dtype=jnp.int32),
+        visits=jnp.sum(transfers.visited, dtype=jnp.int32) + draw.lost,
+        skipped=jnp.sum(delivery.skipped, dtype=jnp.int32),
+        client=draw.client,
+        source=draw.source,
+        diagnostics=numbers,
+        time=work.outcome.elapsed,
+    )
+    return polling.with_answers(metrics, plan.asked)
