@@ -236,11 +236,11 @@ MUTANTS = [
     Mutant("models/winograd.py", "top : top + rows", "0:rows", tests("models")),
     Mutant("models/winograd.py", "(0, 1, -1, 8, -8, 1)", "(0, 1, -1, 8, -8, 0)", tests("models")),
     # plan
-    Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
+    Mutant("plan/schedule.py", "(t + 1) % self.rounds == 0", "t % self.rounds == 0", ROUND),
     Mutant(
         "plan/schedule.py",
-        "jnp.asarray(group) == t % phases",
-        "jnp.asarray(group) == (t + 1) % phases",
+        "jnp.asarray(self.group) == t % self.phases",
+        "jnp.asarray(self.group) == (t + 1) % self.phases",
         ROUND,
     ),
     Mutant(
@@ -263,8 +263,8 @@ MUTANTS = [
     ),
     Mutant(
         "plan/redistribution.py",
-        "jnp.float32) < activity",
-        "jnp.float32) < 1 - activity",
+        "jnp.float32) < self.activity",
+        "jnp.float32) < 1 - self.activity",
         tests("server_methods"),
     ),
     Mutant(
@@ -856,8 +856,8 @@ MUTANTS = [
     ),
     Mutant(
         "algorithms/_asynchronous.py",
-        "schedule.every_round(buffer_size), broadcast",
-        "schedule.every_round(1), broadcast",
+        "schedule.every_round(buffer_size, round",
+        "schedule.every_round(1, round",
         named("fedasync"),
     ),
     Mutant(
@@ -1018,7 +1018,7 @@ MUTANTS = [
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
     Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
     Mutant("plan/reinforcement.py", "jnp.argmax(q_of(theta", "jnp.argmax(q_of(state.target", FAVOR),
-    Mutant("plan/reinforcement.py", "(t - 1 - back)", "(t - back)", FAVOR),
+    Mutant("plan/reinforcement.py", "(t - 1 - ago)", "(t - ago)", FAVOR),
     Mutant("plan/reinforcement.py", "minimum(t, replay - 1)", "minimum(t, replay)", FAVOR),
     Mutant("plan/reinforcement.py", "state.server + sketch(update", "sketch(update", FAVOR),
     Mutant("plan/reinforcement.py", "rewards.at[(t - 1) %", "rewards.at[t %", FAVOR),
@@ -1216,8 +1216,8 @@ MUTANTS = [
     Mutant("round/measuring.py", "jnp.where(nobody, jnp.nan, mean)", "mean", SKIP),
     # selections that know losses and seconds
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
-    Mutant("plan/choice.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
-    Mutant("plan/choice.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/selection.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
+    Mutant("plan/selection.py", "if data.budget is not None", "if False", CHOSEN),
     Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
     Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),
     Mutant("plan/seconds.py", ", allowed=outlook.awake", "", CHOSEN),

@@ -15,7 +15,7 @@ from fedjax_sim.base.client import (
     SetupTrafficOf,
     Wrapper,
 )
-from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
+from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
 from fedjax_sim.base.data import (
     Batch,
@@ -60,13 +60,9 @@ from fedjax_sim.base.plan import (
     Outlook,
     Participation,
     PerClient,
-    Poll,
     Redistribution,
     Schedule,
     Selection,
-    SelectionNext,
-    SelectionSee,
-    SelectionTimed,
 )
 from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
@@ -152,7 +148,6 @@ __all__ = [
     "Participation",
     "PerClient",
     "Personal",
-    "Poll",
     "PreAggregation",
     "PyTree",
     "Redistribution",
@@ -161,9 +156,6 @@ __all__ = [
     "SampleWeight",
     "Schedule",
     "Selection",
-    "SelectionNext",
-    "SelectionSee",
-    "SelectionTimed",
     "SendTogether",
     "Sending",
     "Sent",
@@ -187,6 +179,7 @@ __all__ = [
     "Wrapper",
     "and_then",
     "concrete",
+    "evaluate_law",
     "for_classes",
     "origin_of",
     "origins",
