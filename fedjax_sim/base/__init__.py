@@ -8,12 +8,9 @@ from fedjax_sim.base.client import (
     Correction,
     Done,
     Follow,
-    LocalUpdate,
     Personal,
-    Reduce,
     SetupTraffic,
     SetupTrafficOf,
-    Wrapper,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
@@ -27,6 +24,7 @@ from fedjax_sim.base.data import (
 )
 from fedjax_sim.base.exchange import Exchange
 from fedjax_sim.base.finish import Finish
+from fedjax_sim.base.local_update import LocalUpdate, Survey, Wrapper
 from fedjax_sim.base.model import (
     Accompanied,
     Companion,
@@ -86,7 +84,6 @@ from fedjax_sim.base.server import (
 )
 from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
-from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
     Metric,
     SampleWeight,
@@ -102,7 +99,6 @@ __all__ = [
     "Aggregator",
     "AnyRedistribution",
     "Array",
-    "Ask",
     "AtWork",
     "Availability",
     "Batch",
@@ -156,7 +152,6 @@ __all__ = [
     "PreAggregation",
     "PyTree",
     "Redistribution",
-    "Reduce",
     "Refresh",
     "SampleWeight",
     "Schedule",
@@ -175,7 +170,6 @@ __all__ = [
     "Sums",
     "Survey",
     "Task",
-    "Tell",
     "Traffic",
     "Train",
     "TrainInSteps",
