@@ -8,12 +8,9 @@ from fedjax_sim.base.client import (
     Correction,
     Done,
     Follow,
-    LocalUpdate,
     Personal,
-    Reduce,
     SetupTraffic,
     SetupTrafficOf,
-    Wrapper,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
@@ -27,6 +24,7 @@ from fedjax_sim.base.data import (
 )
 from fedjax_sim.base.exchange import Exchange
 from fedjax_sim.base.finish import Finish
+from fedjax_sim.base.local_update import LocalUpdate, Survey, Wrapper
 from fedjax_sim.base.model import (
     Accompanied,
     Companion,
@@ -82,7 +80,6 @@ from fedjax_sim.base.server import (
 )
 from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
-from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
     Metric,
     SampleWeight,
@@ -98,7 +95,6 @@ __all__ = [
     "Aggregator",
     "AnyRedistribution",
     "Array",
-    "Ask",
     "AtWork",
     "Availability",
     "Batch",
@@ -151,7 +147,6 @@ __all__ = [
     "PreAggregation",
     "PyTree",
     "Redistribution",
-    "Reduce",
     "Refresh",
     "SampleWeight",
     "Schedule",
@@ -167,7 +162,6 @@ __all__ = [
     "Sums",
     "Survey",
     "Task",
-    "Tell",
     "Traffic",
     "Train",
     "TrainInSteps",
