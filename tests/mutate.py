@@ -1630,7 +1630,7 @@ MUTANTS = [
     Mutant("cli/studies/results.py", "len(folds) or None", "None", STUDY),
     Mutant("cli/defaults.py", '"momentum" in given or ', "", FLAGS),
     Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),
-    Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
+    Mutant("cli/resuming.py", "before.get(name) == now.get(name)", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
     # Data are not code.
     Mutant("base/registry.py", "if not self._is_declared(value):", "if False:", TRUST),
