@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,24 @@ def stopped_after(folder: Path, rounds: int) -> None:
             path.unlink()
 
 
+def wait_for(folder: Path) -> Callable[[int], None]:
+    """Waits after each call for its checkpoint: while one is written, no other is."""
+
+    def wait(done: int) -> None:
+        for _ in range(6000):
+            if (folder / f"{done:08d}.npz").exists():
+                return
+            time.sleep(0.01)
+
+    return wait
+
+
 @pytest.fixture(scope="module")
 def scaffold(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fs.Result]:
     """A folder with every checkpoint of a run, and its result."""
     folder = tmp_path_factory.mktemp("scaffold")
-    return folder, run(algorithm("scaffold"), fs.Checkpoints(folder, seconds=0, keep=9))
+    saved = fs.Checkpoints(folder, seconds=0, keep=9)
+    return folder, run(algorithm("scaffold"), saved, on_rounds=wait_for(folder))
 
 
 CUT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -201,7 +215,8 @@ def as_version_2(path: Path) -> None:
 def test_a_run_of_an_older_version_goes_on_to_the_bit(tmp_path: Path) -> None:
     """And the models that its checkpoints hold stay."""
     given = {"record": lambda state: state.server}
-    whole = run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=9), **given)
+    saved = fs.Checkpoints(tmp_path, seconds=0, keep=9)
+    whole = run(algorithm("scaffold"), saved, on_rounds=wait_for(tmp_path), **given)
     stopped_after(tmp_path, 4)
     for path in checkpoint_files.checkpoint_paths(tmp_path):
         as_version_2(path)

@@ -359,7 +359,9 @@ def test_a_machine_without_the_memory_says_so(
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed)
     trained(6)
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed - 1)
-    told = f"what {drawn} of 100 clients keep, 0 MB, needs {needed / 1e6:.0f} MB of this machine's"
+    told = (
+        f"the state of {drawn} of 100 clients, 0 MB, needs {needed / 1e6:.0f} MB of this machine's"
+    )
     with pytest.raises(TooLargeError, match=re.escape(told)):
         trained(6)
 
