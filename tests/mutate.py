@@ -1160,7 +1160,7 @@ MUTANTS = [
     Mutant("run/result.py", "sign = -1 if self.lowest(metric) else 1", "sign = 1", TASKS),
     Mutant("run/checks.py", "if task.classes is not None:\n        return", "return", TASKS),
     Mutant("cli/report.py", "np.fmin if result.lowest(metric) else np.fmax", "np.fmax", TASKS),
-    Mutant("data/targets.py", "found = task_of(y) or", "inferred = None", TASKS),
+    Mutant("data/targets.py", "found = task_of(y) or", "found =", TASKS),
     # files as they come
     Mutant(
         "data/_hf_columns.py",
