@@ -141,29 +141,30 @@ Table = dict[tuple[str, str, float], NDArray[np.float64]]
 """Accuracies by seed, by rule, attack and share; NaN where a seed diverged."""
 
 
-def clipped(limit: float) -> PreAggregation:
-    """Clipping as the server does it, which is that of each message."""
-    clip: Any = sending.clip_norm(limit).send
+class clipped(PreAggregation):
+    """Clipping by the server: the same as clipping each message."""
+
+    limit: float
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del cohort
+        clip = sending.clip_norm(self.limit)
 
         def one(update: Variables) -> Variables:
-            sent: Variables = clip(key, (), update, (), jnp.int32(0)).update
-            return sent
+            return clip.send(key, (), update, (), jnp.int32(0)).update
 
         return jax.vmap(one)(updates), weights, state
 
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
 
+class one_of(PreAggregation):
+    """The pre-aggregation of a traced number, all without state; None changes nothing."""
 
-def one_of(number: Array, parts: Sequence[PreAggregation | None]) -> PreAggregation:
-    """The pre-aggregation of that number, all without state; None for none."""
+    number: Array
+    parts: Sequence[PreAggregation | None]
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         def of(part: PreAggregation | None) -> Any:
             if part is None:
@@ -171,9 +172,8 @@ def one_of(number: Array, parts: Sequence[PreAggregation | None]) -> PreAggregat
             apply: Any = part.apply
             return lambda updates, weights: apply(key, (), updates, weights, cohort)[:2]
 
-        return *jax.lax.switch(number, [of(p) for p in parts], updates, weights), state
-
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
+        branches = [of(part) for part in self.parts]
+        return *jax.lax.switch(self.number, branches, updates, weights), state
 
 
 class _AnyAttack(Sending):
