@@ -225,14 +225,14 @@ MUTANTS = [
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     Mutant(
         "models/convolutions.py",
-        'cpu=ways[on_cpu], default=ways["lax"]',
-        'cpu=ways["lax"], default=ways[on_cpu]',
+        'cpu=lowerings[on_cpu], default=lowerings["lax"]',
+        'cpu=lowerings["lax"], default=lowerings[on_cpu]',
         tests("models"),
     ),
     Mutant(
         "models/convolutions.py", "2 * math.prod(outputs)", "math.prod(outputs)", tests("models")
     ),
-    Mutant("models/winograd.py", "[here[0] + ahead[0]", "[here[0]", tests("models")),
+    Mutant("models/winograd.py", "[first[0] + following[0]", "[first[0]", tests("models")),
     Mutant("models/winograd.py", "top : top + rows", "0:rows", tests("models")),
     Mutant("models/winograd.py", "(0, 1, -1, 8, -8, 1)", "(0, 1, -1, 8, -8, 0)", tests("models")),
     # plan
