@@ -397,7 +397,8 @@ def test_no_part_is_left_out(kind: str) -> None:
     found -= {
         "in_floats",
         "scoring",
-        "colluding",
+        "task_of",
+        "with_loss",
         "remade",
         "Rule",
         "ByClock",
