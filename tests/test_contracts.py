@@ -400,6 +400,8 @@ def test_no_part_is_left_out(kind: str) -> None:
         "task_of",
         "with_loss",
         "remade",
+        "client_weights",
+        "server_sgd",
         "Rule",
         "ByClock",
     }  # which make one of another, and classes that others are made of
