@@ -20,7 +20,8 @@ from benchmarks.host import peak_memory
 from benchmarks.reproduce.common import markdown
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.run import checkpoint_files, checkpoints
+from fedjax_sim.run import checkpoints
+from fedjax_sim.run.checkpoint_files import newest_checkpoint
 from fedjax_sim.run.records import Evaluations
 
 
@@ -60,7 +61,7 @@ def measured(evaluations: int, folder: Path) -> dict[str, Any]:
         kept.append(one)
     appended = time.process_time() - began
     began = time.perf_counter()
-    checkpoint_files.newest_checkpoint(folder)
+    newest_checkpoint(folder)
     read = time.perf_counter() - began
     began = time.perf_counter()
     again = run()

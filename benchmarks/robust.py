@@ -141,29 +141,30 @@ Table = dict[tuple[str, str, float], NDArray[np.float64]]
 """Accuracies by seed, by rule, attack and share; NaN where a seed diverged."""
 
 
-def clipped(limit: float) -> PreAggregation:
-    """Clipping as the server does it, which is that of each message."""
-    clip: Any = sending.clip_norm(limit).send
+class clipped(PreAggregation):
+    """Clipping by the server: the same as clipping each message."""
+
+    limit: float
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del cohort
+        clip = sending.clip_norm(self.limit)
 
         def one(update: Variables) -> Variables:
-            sent: Variables = clip(key, (), update, (), jnp.int32(0)).update
-            return sent
+            return clip.send(key, (), update, (), jnp.int32(0)).update
 
         return jax.vmap(one)(updates), weights, state
 
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
 
+class one_of(PreAggregation):
+    """The pre-aggregation of a traced number, all without state; None changes nothing."""
 
-def one_of(number: Array, parts: Sequence[PreAggregation | None]) -> PreAggregation:
-    """The pre-aggregation of that number, all without state; None for none."""
+    number: Array
+    parts: Sequence[PreAggregation | None]
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         def of(part: PreAggregation | None) -> Any:
             if part is None:
@@ -171,15 +172,21 @@ def one_of(number: Array, parts: Sequence[PreAggregation | None]) -> PreAggregat
             apply: Any = part.apply
             return lambda updates, weights: apply(key, (), updates, weights, cohort)[:2]
 
-        return *jax.lax.switch(number, [of(p) for p in parts], updates, weights), state
+        branches = [of(part) for part in self.parts]
+        return *jax.lax.switch(self.number, branches, updates, weights), state
 
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
 
+class _AnyAttack(Sending):
+    """The attack of a traced number, None for none: first client by client, then together."""
 
-def attack_of(number: Array, parts: Sequence[Sending | None]) -> Sending:
-    """The attack of that number, None for none: what clients send alone, and then together."""
+    number: Array
+    parts: Sequence[Sending | None]
 
-    def of(part: Sending | None) -> Any:
+    def together(self, key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
+        branches = [self._sent(part) for part in self.parts]
+        return jax.lax.switch(self.number, branches, key, updates, client, sends)
+
+    def _sent(self, part: Sending | None) -> Any:
         def sent(key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
             if part is None:
                 return updates
@@ -194,11 +201,6 @@ def attack_of(number: Array, parts: Sequence[Sending | None]) -> Sending:
             return updates if part.together is None else part.together(key, updates, client, sends)
 
         return sent
-
-    def together(key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
-        return jax.lax.switch(number, [of(p) for p in parts], key, updates, client, sends)
-
-    return Sending(init=lambda variables, data: (), together=together)
 
 
 def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Namespace) -> Any:
@@ -231,7 +233,7 @@ def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Nam
             honest,
             selection=selection.uniform(),
             schedule=schedule.every_round(args.clients),
-            sending=(attack_of(attack, sent),),
+            sending=(_AnyAttack(attack, sent),),
             weighting=weighting.equal,
             preaggregation=(one_of(rule, before),),
             aggregator=aggregator,

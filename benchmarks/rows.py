@@ -26,18 +26,15 @@ COHORT = 40
 SAMPLES = {"logistic": 60, "mlp": 60, "two_conv": 50}
 
 
-def in_slot_order() -> PreAggregation:
+class in_slot_order(PreAggregation):
     """Gathers all rows in the order of their clients."""
 
     def apply(
-        key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
+        self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
-        del key
         row = jnp.argsort(cohort.client)
         ordered: Variables = tree.take(updates, row)
         return ordered, weights[row], state
-
-    return PreAggregation(init=lambda variables, data: (), apply=apply)
 
 
 def federation(name: str) -> tuple[fs.Model, ClientData]:

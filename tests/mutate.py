@@ -232,22 +232,22 @@ MUTANTS = [
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     Mutant(
         "models/convolutions.py",
-        'cpu=ways[on_cpu], default=ways["lax"]',
-        'cpu=ways["lax"], default=ways[on_cpu]',
+        'cpu=lowerings[on_cpu], default=lowerings["lax"]',
+        'cpu=lowerings["lax"], default=lowerings[on_cpu]',
         tests("models"),
     ),
     Mutant(
         "models/convolutions.py", "2 * math.prod(outputs)", "math.prod(outputs)", tests("models")
     ),
-    Mutant("models/winograd.py", "[here[0] + ahead[0]", "[here[0]", tests("models")),
+    Mutant("models/winograd.py", "[first[0] + following[0]", "[first[0]", tests("models")),
     Mutant("models/winograd.py", "top : top + rows", "0:rows", tests("models")),
     Mutant("models/winograd.py", "(0, 1, -1, 8, -8, 1)", "(0, 1, -1, 8, -8, 0)", tests("models")),
     # plan
-    Mutant("plan/schedule.py", "(t + 1) % rounds == 0", "t % rounds == 0", ROUND),
+    Mutant("plan/schedule.py", "(t + 1) % self.rounds == 0", "t % self.rounds == 0", ROUND),
     Mutant(
         "plan/schedule.py",
-        "jnp.asarray(group) == t % phases",
-        "jnp.asarray(group) == (t + 1) % phases",
+        "jnp.asarray(self.group) == t % self.phases",
+        "jnp.asarray(self.group) == (t + 1) % self.phases",
         ROUND,
     ),
     Mutant(
@@ -270,8 +270,8 @@ MUTANTS = [
     ),
     Mutant(
         "plan/redistribution.py",
-        "jnp.float32) < activity",
-        "jnp.float32) < 1 - activity",
+        "jnp.float32) < self.activity",
+        "jnp.float32) < 1 - self.activity",
         tests("server_methods"),
     ),
     Mutant(
@@ -863,8 +863,8 @@ MUTANTS = [
     ),
     Mutant(
         "algorithms/_asynchronous.py",
-        "schedule.every_round(buffer_size), broadcast",
-        "schedule.every_round(1), broadcast",
+        "schedule.every_round(buffer_size, round",
+        "schedule.every_round(1, round",
         named("fedasync"),
     ),
     Mutant(
@@ -1025,7 +1025,7 @@ MUTANTS = [
     Mutant("client/control.py", "count <= FARTHER * last", "count <= most", ADAPTIVE),
     Mutant("client/control.py", "- delta * lr * tau\n", "\n", ADAPTIVE),
     Mutant("plan/reinforcement.py", "jnp.argmax(q_of(theta", "jnp.argmax(q_of(state.target", FAVOR),
-    Mutant("plan/reinforcement.py", "(t - 1 - back)", "(t - back)", FAVOR),
+    Mutant("plan/reinforcement.py", "(t - 1 - ago)", "(t - ago)", FAVOR),
     Mutant("plan/reinforcement.py", "minimum(t, replay - 1)", "minimum(t, replay)", FAVOR),
     Mutant("plan/reinforcement.py", "state.server + sketch(update", "sketch(update", FAVOR),
     Mutant("plan/reinforcement.py", "rewards.at[(t - 1) %", "rewards.at[t %", FAVOR),
@@ -1223,8 +1223,8 @@ MUTANTS = [
     Mutant("round/measuring.py", "jnp.where(nobody, jnp.nan, mean)", "mean", SKIP),
     # selections that know losses and seconds
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
-    Mutant("plan/choice.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
-    Mutant("plan/choice.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/selection.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
+    Mutant("plan/selection.py", "if data.budget is not None", "if False", CHOSEN),
     Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
     Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),
     Mutant("plan/seconds.py", ", allowed=outlook.awake", "", CHOSEN),
@@ -1637,7 +1637,7 @@ MUTANTS = [
     Mutant("cli/studies/results.py", "len(folds) or None", "None", STUDY),
     Mutant("cli/defaults.py", '"momentum" in given or ', "", FLAGS),
     Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),
-    Mutant("cli/resuming.py", "before[name] == now[name]", "True", SAVED),
+    Mutant("cli/resuming.py", "before.get(name) == now.get(name)", "True", SAVED),
     Mutant("cli/folder.py", "path, resumed, pictures", "path, False, pictures", SAVED),
     # Data are not code.
     Mutant("base/registry.py", "if not self._is_declared(value):", "if False:", TRUST),

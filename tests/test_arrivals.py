@@ -17,7 +17,7 @@ from conftest import SIZES, assert_trees, known, make_federation, play, some_slo
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import fedasync, fedbuff
-from fedjax_sim.base import Clock, Link, Now, Traffic
+from fedjax_sim.base import Now, Schedule, Traffic
 from fedjax_sim.engine.streams import Dispatch, Round, stream
 from fedjax_sim.round import arrivals, traffic
 
@@ -182,7 +182,7 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
     """``[worlds, rounds]`` by the package, all in one program."""
     data = jax.tree.map(jnp.asarray, federation(SAMPLES).data)
     buffered = period is None
-    schedule = fs.schedule.buffered(size, at_work=places)
+    schedule: Schedule = fs.schedule.buffered(size, at_work=places)
     schedule = schedule if buffered else fs.schedule.periodic(known(period), at_work=places)
     base = composed(schedule, clock=clock.simulated(1.0))
 
@@ -196,8 +196,8 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
         def awake(keys: Any, client: Any, now: Now) -> Any:
             return (now.seconds + here.phase[client]) % 32 < here.awake
 
-        link = Link(of(here.up), of(here.down))
-        own = Clock(of(here.step), link, awake, failures, idle=here.idle)
+        link = clock.bandwidth(of(here.up), of(here.down))
+        own = clock.simulated(of(here.step), link, awake, failures=failures, idle=here.idle)
         parts = base.replace(clock=own).parts
         state = base.init(jax.random.key(0), net().init(jax.random.key(0)), data)
 

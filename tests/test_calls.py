@@ -206,6 +206,9 @@ def test_a_study_and_a_resumed_run_read_parts(tmp_path: Path) -> None:
     check_settings(tmp_path, begun, begun)
     with pytest.raises(ValueError, match=re.escape("--server is mix(1), and mix(0.5) in the run")):
         check_settings(tmp_path, begun, other)
+    with pytest.raises(ValueError, match=re.escape("--server is mix(1), and None in the run")):
+        check_settings(tmp_path, parse_command(COMMAND), other)
+    assert "server" not in parse_command(COMMAND).record()
 
 
 def test_folders_of_earlier_versions_have_their_clock_in_flags(tmp_path: Path) -> None:

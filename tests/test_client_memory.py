@@ -135,16 +135,17 @@ def test_a_run_is_the_same_to_the_bit(samples_mb: float | None) -> None:
     assert_trees(all_of(trained(6, samples_mb=samples_mb)), all_of(whole()))
 
 
-def _screened(local: fs.base.LocalUpdate) -> dict[str, Any]:
-    """The update of every fifth client is skipped, and what it keeps stays as it was."""
-    del local
+class _FifthsSkipped(fs.base.Sending):
+    """Skips every fifth client, whose state stays unchanged."""
 
-    def send(key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
-        del key
+    withholds = screens = True
+
+    def send(self, key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
         return fs.base.Sent(update, message, kept, client % 5 > 0)
 
-    part = fs.base.Sending(lambda variables, data: (), send, withholds=True, screens=True)
-    return {"sending": [part]}
+
+def _screened(local: fs.base.LocalUpdate) -> dict[str, Any]:
+    return {"sending": [_FifthsSkipped()]}
 
 
 def _tuned_with_own_leaves(local: fs.base.LocalUpdate) -> dict[str, Any]:

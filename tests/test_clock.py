@@ -325,12 +325,12 @@ def worlds(kind: str) -> tuple[Any, dict[str, np.ndarray], Any]:
 
     def of(seed: Any, deadline: Any) -> Any:
         devices = {
-            name: law(stream(jax.random.key(seed), which), clients, start)
+            name: fs.base.evaluate_law(law, stream(jax.random.key(seed), which), clients, start)
             for name, (law, which) in laws.items()
         }
-        own = given._replace(seed=seed)
+        own = given.replace(seed=seed)
         if given.deadline is not None:
-            own = own._replace(deadline=deadline)
+            own = own.replace(deadline=deadline)
         timed = base.replace(clock=own)
         return devices, jax.lax.map(
             lambda run: stepped(timed, data, run[0], run[1], WORLD_ROUNDS)[0], first

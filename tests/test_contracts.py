@@ -396,12 +396,15 @@ def test_no_part_is_left_out(kind: str) -> None:
                 found |= {name} if makes(value, kind) else set()
     found -= {
         "in_floats",
-        "needing",
         "scoring",
-        "colluding",
-        "as_law",
+        "task_of",
+        "with_loss",
         "remade",
-    }  # which make one of another
+        "client_weights",
+        "server_sgd",
+        "Rule",
+        "ByClock",
+    }  # which make one of another, and classes that others are made of
     assert found <= {name.partition(",")[0] for name in PARTS[kind]}
 
 
@@ -486,7 +489,8 @@ def test_availability(make: Make, run: Any) -> None:
 def test_link(make: Make, run: Any) -> None:
     link = make()
     for law in (link.up, link.down):
-        chex.assert_shape(run(law)(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
+        rates = run(lambda *of_clients, law=law: base.evaluate_law(law, *of_clients))
+        chex.assert_shape(rates(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
 
 
 @cases("Clock")
@@ -512,13 +516,13 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     free = jnp.array([True, False, True, True]) if part.sticky else jnp.ones(SLOTS, bool)
     told = before
     if part.poll is not None:
-        asked = run(part.poll.whom)(KEY, before, crowd)
+        asked = run(part.poll)(KEY, before, crowd)
         chex.assert_type(asked, jnp.int32)
         assert len({*asked.tolist()}) == len(asked)
         answers: Any = ()
-        if part.poll.ask is not None:
-            answers = jnp.stack([part.poll.ask(start, view(crowd, int(k))) for k in asked])
-        told = run(part.poll.tell)(before, asked, answers)
+        if part.ask is not None:
+            answers = jnp.stack([part.ask(start, view(crowd, int(k))) for k in asked])
+        told = run(part.record_answers)(before, asked, answers)
         same_form(told, before)
     clients, after = run(part.draw)(KEY, told, crowd, last, free, visited)
     if part.timed is not None:
@@ -1118,7 +1122,7 @@ def test_replace_refuses_what_is_no_part() -> None:
 def test_a_wrong_call_of_a_part_names_its_function() -> None:
     with pytest.raises(TypeError, match=r"^fedavg\(\) missing .*: 'clients_per_round'"):
         fs.fedavg(update())  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^delayed\(\) got an unexpected .* 'num_rounds'"):
+    with pytest.raises(TypeError, match=r"^delayed.__init__\(\) got an unexpected .* 'num_rounds'"):
         fs.schedule.delayed(3, num_rounds=2)  # type: ignore[call-arg]
 
 
@@ -1198,7 +1202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Of the wrong kind, in every role.
     "local": ({"local": risk}, "local must be a LocalUpdate, got <functools"),
     "selection": (
-        {"selection": fs.selection.uniform}, "selection must be a Selection, got <function uniform",
+        {"selection": fs.selection.uniform}, "selection must be a Selection, got the class uniform",
     ),
     "schedule": ({"schedule": 4}, "schedule must be a Schedule, got 4"),
     "broadcast": (
@@ -1210,7 +1214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got the class no"),
     "exchange": (
         {"exchange": fs.exchange.everything},
-        "exchange must be an Exchange, got <function everything",
+        "exchange must be an Exchange, got the class everything",
     ),
     "sending": (
         {"sending": fs.sending.clip_norm(1.0)},
@@ -1246,7 +1250,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
     ),
     "clock": (
-        {"clock": fs.clock.simulated}, "clock must be a Clock, got <function simulated",
+        {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
     ),
     # Weights that are none.
     "NaN": ({"weighting": weighing(1, np.nan, 1)}, f"{NUMBERS}[1.0, nan, 1.0] for samples"),
@@ -1687,3 +1691,19 @@ def test_random_streams_never_change() -> None:
         name: {stream.name: int(stream) for stream in level} for name, level in levels.items()
     }
     assert tables == STREAMS
+
+
+class counted(base.Task):
+    """A user's task with a setting that has the name of a promise."""
+
+    classes: int
+
+
+def test_a_setting_may_have_the_name_of_a_hook() -> None:
+    """It has no default: the role's property is not taken for one."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'classes'"):
+        counted()  # type: ignore[call-arg]
+    part = counted(3)
+    assert (part.classes, str(part), part.replace(classes=4)) == (3, "counted(3)", counted(4))
+    assert not hasattr(counted, "classes")
+    assert fs.tasks.regression().classes is None

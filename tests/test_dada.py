@@ -163,9 +163,9 @@ def test_the_graph_is_where_j_is_least(seed: int, count: int) -> None:
         lower = settled(weighted, distance, np.asarray(graph, np.float64))
         assert lower <= j + 1e-4 * abs(j)
         j = lower
-    graph = np.asarray(meetings(600)(jax.random.key(seed), graph, slots)[1], np.float64)
-    assert (graph == graph.T).all()
-    assert (graph.diagonal() == 0).all()
+    weights = np.asarray(meetings(600)(jax.random.key(seed), graph, slots)[1], np.float64)
+    assert (weights == weights.T).all()
+    assert (weights.diagonal() == 0).all()
     above = np.triu_indices(count, 1)
 
     def of_weights(w: Matrix) -> float:
@@ -175,7 +175,7 @@ def test_the_graph_is_where_j_is_least(seed: int, count: int) -> None:
 
     start = np.full(len(above[0]), 0.1)
     least = optimize.minimize(of_weights, start, bounds=[(0, None)] * len(start), tol=1e-12)
-    assert of_weights(graph[above]) <= least.fun + 1e-4 * max(1, abs(least.fun))
+    assert of_weights(weights[above]) <= least.fun + 1e-4 * max(1, abs(least.fun))
 
 
 def test_who_is_alike_listens_to_each_other() -> None:
@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lr": (lambda: redistribution.learned(lr=-0.1), "lr must not be negative, got -0.1"),
     "not called": (
         lambda: made().replace(redistribution=redistribution.learned),
-        "redistribution must be what learned(...) returns, got learned",
+        "redistribution must be a function, got the class learned: use learned(...)",
     ),
     "a server": (
         lambda: made().replace(schedule=schedule.delayed(NODES, 3)),

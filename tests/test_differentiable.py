@@ -61,19 +61,23 @@ def local_of(at: Tree, **options: Any) -> fs.LocalUpdate:
     return fs.local_sgd(risk, optax.sgd(at["client"], momentum=0.5), batch_size=4, **options)
 
 
+class times(base.PreAggregation):
+    """Multiplies weights by a number for each client."""
+
+    factors: jax.Array
+
+    def apply(
+        self, key: Any, state: Tree, updates: Tree, weights: jax.Array, cohort: base.Cohort
+    ) -> tuple[Tree, jax.Array, Tree]:
+        clients = jnp.minimum(cohort.client, len(self.factors) - 1)
+        return updates, weights * self.factors[clients], state
+
+
 def weighed(at: Tree) -> dict[str, Any]:
     """Weights by a traced power of n_k, times a traced number for each client."""
-
-    def times(
-        key: Any, kept: Tree, updates: Tree, weights: jax.Array, cohort: base.Cohort
-    ) -> tuple[Tree, jax.Array, Tree]:
-        clients = jnp.minimum(cohort.client, len(at["weights"]) - 1)
-        return updates, weights * at["weights"][clients], kept
-
-    part = base.PreAggregation(init=lambda variables, data: (), apply=times)
     return {
         "weighting": lambda samples, visited: samples.astype(jnp.float64) ** at["power"],
-        "preaggregation": (part,),
+        "preaggregation": (times(at["weights"]),),
     }
 
 

@@ -284,6 +284,12 @@ class named_leaves(fs.base.Wrapper):
         return looks_for_names(variables)
 
 
+class unchecked_fragments(fs.base.Exchange):
+    """Fragments without the needs of ``fs.exchange.fragments``."""
+
+    fragments = (HEAD, fs.leaves.all_but(HEAD))
+
+
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
 FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
@@ -350,8 +356,8 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         "unknown because of diagnostics {'twin': central_divergence(",
     ),
     "fragments": (
-        lambda: gaussian(exchange=fs.base.Exchange(fragments=(HEAD, fs.leaves.all_but(HEAD)))),
-        "unknown because of exchange Exchange()",
+        lambda: gaussian(exchange=unchecked_fragments()),
+        "unknown because of exchange unchecked_fragments()",
     ),
     "a broadcast that remembers": (
         lambda: gaussian(broadcast=remembers()), "unknown because of broadcast remembers()",

@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
     "no features": (
         lambda net: finish.calibrated(fs.Model(net.init, net.apply), 3),
-        "model must have features, such as those of from_linen have",
+        "model must have features; models made by from_linen have them",
     ),
     "no head": (
         lambda net: finish.calibrated(net._replace(head=None), 3),

@@ -144,7 +144,7 @@ def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) 
     every, uniform = schedule.every_round(3), selection.uniform()
     rule: Any = optax.sgd(1.0)
     wrong: dict[str, dict[str, Any]] = {
-        "selection must be a Selection, got <function uniform": {"selection": selection.uniform},
+        "selection must be a Selection, got the class uniform": {"selection": selection.uniform},
         "sending must be a sequence of parts, such as (part,), got clip_norm(1.0)": {
             "sending": clip
         },

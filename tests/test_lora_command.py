@@ -74,7 +74,7 @@ def test_files_that_do_not_fit() -> None:
     names = {"Dense_0/Dense_0/kernel": kernel, "Dense_0/Dense_0/bias": bias}
     for arrays, message in (
         ({"a": bias}, "it lacks Dense_0/Dense_0/bias, Dense_0/Dense_0/kernel and has a, which"),
-        ({**names, "b": bias}, "it has b, which the model has not"),
+        ({**names, "b": bias}, "it has b, which the model does not have"),
         ({**names, "Dense_0/Dense_0/bias": bias[:3]}, r"must have the shape \[10\], got \[3\]$"),
         ({**names, "Dense_0/Dense_0/kernel": kernel.T}, r"shape \[64, 10\], got \[10, 64\]$"),
         ({k: np.stack([v, v]) for k, v in names.items()}, "one of the 2 runs"),
@@ -92,7 +92,7 @@ def test_files_that_do_not_fit() -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file none\.npz"):
         fs.load_weights("none.npz", model)
     same = Variables({"w": bias}, {"w": bias})
-    with pytest.raises(ValueError, match="got two of one name"):
+    with pytest.raises(ValueError, match="got two with the same name"):
         fs.save_weights("two.npz", same)
     assert not Path("two.npz").exists()
 
@@ -216,7 +216,7 @@ def test_a_run_with_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
         (["fedavg", "--lora-variant", "ffa"], "--lora-variant is for --lora"),
         (["fedavg", "--lora", "0"], "--lora: must be a whole number at least 1"),
         (["fedavg", "--initial", "no.npz"], "--initial no.npz: there is no file no.npz"),
-        (["fedavg", "--initial", "odd.npz"], "odd.npz must have the leaves of the model: it lacks"),
+        (["fedavg", "--initial", "odd.npz"], "odd.npz must have the model's leaves: it lacks"),
         (["fedavg", "--lora", "2", "--l2", "0.1"], "--l2 is for models without --lora"),
         (["fedper", "--lora", "2"], "fedper: --lora 2 is for methods whose whole model travels"),
         (

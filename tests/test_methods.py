@@ -648,7 +648,8 @@ EQUAL_WEIGHTS = {
 
 @pytest.mark.parametrize("name", EQUAL_WEIGHTS)
 def test_equal_weights_are_equal(name: str) -> None:
-    common = stand_in(networks()["mlp"], local=fs.local_sgd(no_risk, optax.sgd(LR)), momentum=0.0)
+    local = fs.local_sgd(no_risk, optax.sgd(LR))
+    common = stand_in(networks()["mlp"], local=local, lr=LR, momentum=0.0)
 
     def weights(**options: Any) -> Any:
         algorithm = make_on(name, common, clients_per_round=COHORT, **options)

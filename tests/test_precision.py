@@ -312,8 +312,8 @@ def test_a_network_that_computes_in_its_own_type_is_refused() -> None:
     stubborn = fs.models.from_linen(Stubborn(), (6,))
     scaled = fs.models.with_scaling(fs.models.logistic((6,), CLASSES), jnp.zeros(6), jnp.ones(6))
     message = (
-        "model must compute in bfloat16 if its weights and inputs are, got float32; scaling goes "
-        r"around it: with_scaling\(with_compute_dtype\("
+        "model must compute in bfloat16 if its weights and inputs are, got float32; apply "
+        r"scaling outside: with_scaling\(with_compute_dtype\("
     )
     for model in (stubborn, scaled):
         mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)

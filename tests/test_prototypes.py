@@ -139,11 +139,11 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "no features": (
         lambda net: terms.prototypes(fs.Model(net.init, net.apply), 3),
-        "model must have features, such as those of from_linen have",
+        "model must have features; models made by from_linen have them",
     ),
     "no matrix": (
         lambda net: terms.prototypes(net._replace(head=fs.leaves.named("Dense_1/*/bias")), 3),
-        "model must have a head of a matrix and a bias at most, got [[3]]",
+        "model must have a head of one matrix and at most a bias, got [[3]]",
     ),
     "a variate": (
         lambda net: made(net, local_of(net, corrections=(fs.corrections.scaffold(),))),

@@ -15,7 +15,7 @@ from conftest import Federation, assert_trees, known, play
 
 import fedjax_sim as fs
 from fedjax_sim import base
-from fedjax_sim.base import Array, ClientData, PyTree, Variables
+from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.run.grids import Plan, Point
 
@@ -136,15 +136,14 @@ def test_an_exception_loses_nothing(
 def test_a_selection_that_gives_one_client_twice_is_refused(
     federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
 ) -> None:
-    def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
-        return jnp.full(4, 3, jnp.int32), state
+    class third(fs.base.Selection):
+        def draw(
+            self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+            visits: Array,
+        ) -> tuple[Array, PyTree]:  # fmt: skip
+            return jnp.full(4, 3, jnp.int32), state
 
-    def init(variables: Variables, data: ClientData, execution: object) -> PyTree:
-        return ()
-
-    algorithm = fedavg.replace(selection=fs.base.Selection(init=init, draw=draw, sticky=False))
+    algorithm = fedavg.replace(selection=third())
     with pytest.raises(ValueError, match="in round 1 it gave 3 to two slots"):
         run(federation, models["logistic"], algorithm)
 

@@ -92,10 +92,12 @@ def losses(server: Any, bias: Any = None) -> np.ndarray:
     return np.array(out)
 
 
-def drawn(law: fs.base.Law, which: Device) -> np.ndarray:
+def drawn(law: float | fs.base.Law, which: Device) -> np.ndarray:
     key = stream(jax.random.key(0), which)
     start = fs.base.Now(jnp.int32(0), jnp.float32(0))
-    return np.asarray(law(key, jnp.arange(N, dtype=jnp.int32), start), np.float64)
+    return np.asarray(
+        fs.base.evaluate_law(law, key, jnp.arange(N, dtype=jnp.int32), start), np.float64
+    )
 
 
 def there(clock: fs.base.Clock | None, key: Any, state: FedState) -> np.ndarray:

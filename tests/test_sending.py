@@ -349,13 +349,15 @@ def test_ifca_forges_the_cluster() -> None:
     assert taken == {0, 1}
 
 
-def quiet(bound: float) -> Sending:
-    """A user's own: small updates are not worth sending."""
+class quiet(Sending):
+    """A user's part that withholds small updates."""
 
-    def send(key: Any, kept: Any, update: Variables, message: Any, client: Any) -> Sent:
-        return Sent(update, message, kept, tree.norm(update.params) >= bound)
+    bound: float
 
-    return Sending(init=lambda variables, data: (), send=send, withholds=True)
+    withholds = True
+
+    def send(self, key: Any, kept: Any, update: Variables, message: Any, client: Any) -> Sent:
+        return Sent(update, message, kept, tree.norm(update.params) >= self.bound)
 
 
 def test_what_is_withheld_was_not_sent() -> None:

@@ -529,7 +529,7 @@ def test_matchings(slots: int, data: Any) -> None:
     chosen = data.draw(st.lists(st.booleans(), min_size=slots**2, max_size=slots**2))
     upper = np.triu(np.array(chosen).reshape(slots, slots), 1)
     edges = upper | upper.T
-    colour = redistribution._coloured(edges)
+    colour = redistribution._colour_edges(edges)
     assert ((colour >= 0) == edges).all()
     for row in colour:
         used = row[row >= 0].tolist()

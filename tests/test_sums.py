@@ -15,7 +15,7 @@ from conftest import Federation, Play, assert_trees, known, make_federation, pla
 
 import fedjax_sim as fs
 from fedjax_sim import broadcast, preaggregation, schedule, selection, server
-from fedjax_sim.base import Cohort, Diagnostic, Gathered, Sending, Sent, Server, Variables
+from fedjax_sim.base import Cohort, Diagnostic, Gathered, Sending, Server, Variables
 from fedjax_sim.engine.chunks import Addend, run_in_chunks
 from fedjax_sim.models import layers
 from fedjax_sim.server.aggregators import coordinate_median
@@ -44,10 +44,7 @@ class says_not(Server):
         return jax.tree.map(lambda a: a[0], gathered.updates.params), state
 
 
-sent_as_it_is = Sending(
-    init=lambda variables, data: (),
-    send=lambda key, kept, update, message, client: Sent(update, message, kept),
-)
+sent_as_it_is = Sending()
 heavy = server.optimizer(optax.sgd(1.0, momentum=0.9))
 
 

@@ -209,18 +209,21 @@ def test_numbers_that_parts_branch_by_are_run_in_turn(
 def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> None:
     """A round is the same to trace, but bytes are counted on the host, once for a group."""
 
-    def make(share: float) -> fs.Algorithm:
-        def send(key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
-            return fs.base.Sent(fs.tree.scale(share, update), message, kept)
+    class scaled(fs.base.Sending):
+        share: float
 
-        part = fs.base.Sending(
-            init=lambda variables, data: (), send=send, bytes=lambda variables: int(40 * share)
-        )
+        def send(self, key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
+            return fs.base.Sent(fs.tree.scale(self.share, update), message, kept)
+
+        def bytes(self, variables: Any) -> int:
+            return int(40 * self.share)
+
+    def make(share: float) -> fs.Algorithm:
         return fs.compose(
             sgd(0.1),
             selection=fs.selection.uniform(),
             schedule=fs.schedule.every_round(3),
-            sending=(part,),
+            sending=(scaled(share),),
         ).on(ONE)
 
     settings = [{"share": share} for share in (0.5, 1.0, 0.501)]

@@ -198,8 +198,12 @@ FLOATS, REGRESSION = [0.5, 1.5, 2.0], tasks.regression()
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no task": (FLOATS, {}, r"task must be given, such as fs.tasks.regression\(\), or classes"),
     "no kind": (FLOATS, {"task": 3}, "task must be a Task"),
-    "both": (FLOATS, {"task": REGRESSION, "classes": 2}, "classes must be left out beside a task"),
-    "auc": (FLOATS, {"task": REGRESSION, "auc": True}, "auc must be left out beside a task"),
+    "both": (
+        FLOATS,
+        {"task": REGRESSION, "classes": 2},
+        "classes must be left out if there is a task",
+    ),
+    "auc": (FLOATS, {"task": REGRESSION, "auc": True}, "auc must be left out if there is a task"),
     "floats": (FLOATS, {"classes": 2}, r"data.y must be integers \[n\], .* got float32 \[3\]"),
     "integers": ([0, 1, 1], {"task": REGRESSION}, r"data.y must be floats .* got int32 \[3\]"),
     "NaN": ([0.5, np.nan, 1], {"task": REGRESSION}, "data.y must be finite, got nan"),

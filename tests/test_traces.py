@@ -15,7 +15,7 @@ import pytest
 from conftest import SIZES, known, make_federation
 
 import fedjax_sim as fs
-from fedjax_sim.base import Now
+from fedjax_sim.base import Now, evaluate_law
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 
@@ -41,7 +41,9 @@ def at(clock: fs.base.Clock, second: int) -> list[tuple[float, ...] | None]:
     now, client = Now(jnp.int32(second), jnp.float32(0.5)), jnp.arange(3, dtype=jnp.int32)
     key = jax.random.key(0)
     link = known(clock.link)
-    found = np.stack([law(key, client, now) for law in (clock.compute, link.up, link.down)])
+    found = np.stack(
+        [evaluate_law(law, key, client, now) for law in (clock.compute, link.up, link.down)]
+    )
     awake = known(clock.available)(jax.random.split(key, 3), client, now)
     return [tuple(row) if a else None for row, a in zip(found.T.tolist(), awake, strict=True)]
 
@@ -104,9 +106,12 @@ BAD = {
     "no rows": (f"{HEAD}\n", "has no rows"),
     "empty": ("", "lacks the column client"),
     "a column less": ("client,seconds_per_step\n0,1\n", "lacks the column up_bytes_per_second"),
-    "a column more": (f"{HEAD},battery\n0,1,1,1,1\n", "has a column battery: it may have from, to"),
+    "a column more": (
+        f"{HEAD},battery\n0,1,1,1,1\n",
+        "has an unknown column battery: optional columns are from, to",
+    ),
     "half a window": (f"{HEAD},from\n0,1,1,1,1\n", "must have both from and to"),
-    "a value less": (f"{HEAD}\n0,1,1\n", "row 1 has 3 values, and the head 4"),
+    "a value less": (f"{HEAD}\n0,1,1\n", "row 1 has 3 values, the header has 4"),
     "a word": (f"{HEAD}\n0,1,fast,1\n", "could not convert string to float: 'fast'"),
     "zero": (f"{HEAD}\n0,1,1,1\n1,0,1,1\n", "row 2: seconds_per_step must be positive and finite"),
     "NaN": (f"{HEAD}\n0,1,nan,1\n", "row 1: up_bytes_per_second must be positive and finite, got"),

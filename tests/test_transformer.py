@@ -135,7 +135,7 @@ def test_what_is_no_window_of_tokens_is_refused(model: fs.Model, start: fs.Varia
         transformer((8, 8, 3), 10)
     with pytest.raises(ValueError, match="heads must divide the width 16, got 3"):
         transformer((8,), 10, width=16, heads=3)
-    with pytest.raises(TypeError, match="tokens, which are integers, got float32"):
+    with pytest.raises(TypeError, match="x must be integer tokens, got float32"):
         model.apply(start, jnp.zeros((2, LENGTH)), train=False)
     with pytest.raises(ValueError, match="x must have at most 6 tokens, got 7"):
         model.apply(start, jnp.zeros((2, 7), jnp.int32), train=False)

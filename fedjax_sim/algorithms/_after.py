@@ -78,10 +78,10 @@ def ccvr(
               \ell(\tilde z W + b, j)
 
     where μ_j and Σ_j are the mean and covariance of the features of class j over all clients'
-    samples, computed from moments that each client sends; see :func:`fedjax_sim.finish.calibrated`.
-    They count every sample, whatever ``equal_weights`` is. Evaluations during the run use FedAvg's
-    model; the one after the last round uses the calibrated model. Any method can end with a
-    calibration: ``replace(finish=...)``.
+    samples, computed from moments that each client sends; see
+    :class:`fedjax_sim.finish.calibrated`. They count every sample, whatever ``equal_weights`` is.
+    Evaluations during the run use FedAvg's model; the one after the last round uses the calibrated
+    model. Any method can end with a calibration: ``replace(finish=...)``.
 
     Args:
         model: the model to train; its head must be its output layer.

@@ -95,13 +95,11 @@ def _arrivals(
         )
     if max_staleness is not None and max_staleness < 0:
         raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
-    sent: Broadcast
     if clock is None:
         oldest = MAX_STALENESS if max_staleness is None else max_staleness
-        when, sent = schedule.every_round(buffer_size), broadcast.stale(oldest)
-    else:
-        when, sent = schedule.buffered(buffer_size, at_work=clients_per_round), broadcast.latest()
-    return when._replace(round_factor=clients_per_round / buffer_size), sent
+        factor = clients_per_round / buffer_size
+        return schedule.every_round(buffer_size, round_factor=factor), broadcast.stale(oldest)
+    return schedule.buffered(buffer_size, at_work=clients_per_round), broadcast.latest()
 
 
 @method

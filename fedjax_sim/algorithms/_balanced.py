@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import LocalUpdate, Objective
 from fedjax_sim.client import mixup
@@ -71,14 +69,11 @@ def astraea(
     if mediator_epochs < 1:
         raise ValueError(f"mediator_epochs must be at least 1, got {mediator_epochs}")
     slots = clients_per_round // mediator_size
-    together = schedule.delayed(slots, mediator_size * mediator_epochs)
+    rounds, factor = mediator_size * mediator_epochs, float(mediator_size)
     return compose(
         local,
         selection=mediators(slots, mediator_size, classes),
-        # Each slot is a group of its own: no other slot may visit a mediator's clients.
-        schedule=together._replace(
-            group=np.arange(slots, dtype=np.int32), round_factor=float(mediator_size)
-        ),
+        schedule=schedule.delayed(slots, rounds, apart=True, round_factor=factor),
         weighting=weighting.by_samples_visited,
     )
 

@@ -10,7 +10,7 @@ import optax
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import check_server_lr
-from fedjax_sim.base import LocalUpdate, Objective, Server, concrete
+from fedjax_sim.base import LocalUpdate, Objective, Selection, Server, concrete
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
@@ -75,7 +75,7 @@ def phase_shift(
     return compose(
         local.change(epochs=local.epochs / round_factor),
         selection=selection.uniform(sticky=True),
-        schedule=stagger._replace(round_factor=round_factor),
+        schedule=stagger.replace(round_factor=round_factor),
         refresh=refresh.drift_correction(),
     )
 
@@ -154,7 +154,7 @@ def radfed(
         raise ValueError(f"redistribution_rounds must be at least 1, got {redistribution_rounds}")
     if active_clients is not None and not 1 <= active_clients <= clients_per_round:
         raise ValueError(f"active_clients must be in 1..{clients_per_round}, got {active_clients}")
-    draws = selection.uniform(active=active_clients)
+    draws: Selection = selection.uniform(active=active_clients)
     if importance is not None:
         if objective is None:
             raise ValueError(f"objective must be given for importance {importance!r}, got None")

@@ -164,7 +164,7 @@ def fednova(
     .. math:: w_{t+1} = w_t - \tau_{eff} \sum_{k \in U_t} p_k \frac{w_t - w_k}{a_k}, \qquad
               \tau_{eff} = \sum_{k \in U_t} p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
 
-    where a_k after T_k local steps is defined in :func:`fedjax_sim.preaggregation.normalise`: T_k
+    where a_k after T_k local steps is defined in :class:`fedjax_sim.preaggregation.normalise`: T_k
     for plain SGD. It is known for momentum or for a proximal term, but not for both together.
 
     Args:

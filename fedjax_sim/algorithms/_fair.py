@@ -65,10 +65,10 @@ def afl(
               w \leftarrow \frac{\sum_k \lambda_k w_k}{\sum_k \lambda_k}, \qquad
               \lambda \leftarrow \Pi_\Delta (\lambda + \gamma \nabla_\lambda)
 
-    See :func:`fedjax_sim.preaggregation.agnostic`. In the paper, w takes single stochastic gradient
-    steps over the clients; here each client runs its local update, and with partial participation
-    the mixture covers the cohort. FedJAX's agnostic averaging instead updates λ on the simplex by
-    exponentiated gradients, over given domains.
+    See :class:`fedjax_sim.preaggregation.agnostic`. In the paper, w takes single stochastic
+    gradient steps over the clients; here each client runs its local update, and with partial
+    participation the mixture covers the cohort. FedJAX's agnostic averaging instead updates λ on
+    the simplex by exponentiated gradients, over given domains.
 
     Args:
         step: γ: step of the client weights λ per unit of loss; 0 keeps them equal.

@@ -33,7 +33,7 @@ def gossip(
 
     W is symmetric and its rows sum to 1, so only training moves the mean of the models, which is
     evaluated. With activity below 1, edges are switched on at random, one matching at a time, as in
-    MATCHA; see :func:`fedjax_sim.redistribution.matchings`.
+    MATCHA; see :class:`fedjax_sim.redistribution.matchings`.
 
     Args:
         clients_per_round: m: nodes, one client each, sampled once; usually all clients.
@@ -83,7 +83,7 @@ def push_sum(
     A client sends equal shares of its model and of its weight to the clients that it trusts, and
     keeps one share. A client that receives from many has a weight above 1, by which its model is
     divided before it trains. The weighted mean of the models, which is evaluated, is moved by
-    training alone; see :func:`fedjax_sim.redistribution.push`.
+    training alone; see :class:`fedjax_sim.redistribution.push`.
 
     The graph is drawn once: every client sends to the next one, which makes the graph strongly
     connected, and to others at random. He et al. take one gradient of one new sample between two
@@ -136,7 +136,7 @@ def dada(
 
     Models train independently within a round; between two rounds, clients meet in pairs, which set
     the weight :math:`w_{kl}` of their edge, and every client moves towards its neighbours; see
-    :func:`fedjax_sim.redistribution.learned`. The paper's models are weights of given classifiers,
+    :class:`fedjax_sim.redistribution.learned`. The paper's models are weights of given classifiers,
     which it boosts one by one; here, they are networks of any kind trained by the local update,
     like the linear models that the paper compares with. Pooled scores evaluate the mean of the
     models: use the personal scores.

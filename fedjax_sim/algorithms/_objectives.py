@@ -188,7 +188,7 @@ def feddisco(
               p_k \propto \max(n_k - a\, d_k + b,\, 0)
 
     where n_k is the client's share of the cohort's samples, and d_k is defined in
-    :func:`fedjax_sim.preaggregation.discrepancy`. If the authors make the test labels imbalanced,
+    :class:`fedjax_sim.preaggregation.discrepancy`. If the authors make the test labels imbalanced,
     they use the test distribution instead of the uniform one.
 
     Args:

@@ -175,7 +175,7 @@ def zeno(
               s_k = F_r(w) - F_r(w + \Delta_k) - \rho \lVert \Delta_k \rVert^2
 
     where F_r is the loss on r of the server's samples, resampled in each round; see
-    :func:`fedjax_sim.preaggregation.suspicion`. Clients are weighted equally by default, as in the
+    :class:`fedjax_sim.preaggregation.suspicion`. Clients are weighted equally by default, as in the
     paper, since they report n_k themselves.
 
     Args:

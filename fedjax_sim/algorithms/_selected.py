@@ -72,7 +72,7 @@ def fedcs(
               U = \{k \in A : s_k \le \text{deadline}\}, \quad |A| = m
 
     where s_k is the duration of the client's local update and transfers; see
-    :func:`fedjax_sim.selection.within_deadline`.
+    :class:`fedjax_sim.selection.within_deadline`.
 
     Args:
         clients_per_round: m: random candidates per round; only these are polled.
@@ -109,7 +109,7 @@ def hybrid_fl(
               U = \{k \in A : s_k \le \text{deadline}\}, \quad |A| = m
 
     where s_k is the duration of the client's local update and transfers, see
-    :func:`fedjax_sim.selection.within_deadline`, and D_0 is the data's ``root``: samples that
+    :class:`fedjax_sim.selection.within_deadline`, and D_0 is the data's ``root``: samples that
     clients agreed to share, balanced over the classes if :func:`fedjax_sim.data.take_root` took
     them. Here, the server has them from the start; in the paper, they arrive over the rounds, from
     volunteers that a heuristic chooses by their classes and by the idle seconds of the link. The
@@ -156,7 +156,7 @@ def tifl(
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k, \qquad
               U \subset \text{tier } t \sim P
 
-    where P depends on the ranks of the tiers' accuracies, see :func:`fedjax_sim.selection.tiers`.
+    where P depends on the ranks of the tiers' accuracies, see :class:`fedjax_sim.selection.tiers`.
 
     Args:
         clients_per_round: m: clients per round, sampled uniformly from a tier; all of a smaller
@@ -206,7 +206,7 @@ def oort(
 
     .. math:: w \leftarrow \sum_{k \in U} \frac{n_k}{\sum_{j \in U} n_j} w_k
 
-    where U is sampled by utility and duration, see :func:`fedjax_sim.selection.guided`.
+    where U is sampled by utility and duration, see :class:`fedjax_sim.selection.guided`.
 
     Args:
         objective: the objective of the local update; its sample losses define the utility.
@@ -265,7 +265,7 @@ def favor(
               r = \Xi^{A - \Omega} - 1
 
     The state s consists of sketches of the server model and of each client's last model; the reward
-    r depends on the accuracy A of the next server model; see :func:`fedjax_sim.selection.deep_q`.
+    r depends on the accuracy A of the next server model; see :class:`fedjax_sim.selection.deep_q`.
     The authors train Q in many federated runs before they use it; here, it learns during the run
     itself. To use what other runs have learned, pass their ``network`` to ``selection.deep_q``.
 

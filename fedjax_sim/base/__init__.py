@@ -8,14 +8,11 @@ from fedjax_sim.base.client import (
     Correction,
     Done,
     Follow,
-    LocalUpdate,
     Personal,
-    Reduce,
     SetupTraffic,
     SetupTrafficOf,
-    Wrapper,
 )
-from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now
+from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
 from fedjax_sim.base.data import (
     Batch,
@@ -27,6 +24,7 @@ from fedjax_sim.base.data import (
 )
 from fedjax_sim.base.exchange import Exchange
 from fedjax_sim.base.finish import Finish
+from fedjax_sim.base.local_update import LocalUpdate, Survey, Wrapper
 from fedjax_sim.base.model import (
     Accompanied,
     Companion,
@@ -60,13 +58,9 @@ from fedjax_sim.base.plan import (
     Outlook,
     Participation,
     PerClient,
-    Poll,
     Redistribution,
     Schedule,
     Selection,
-    SelectionNext,
-    SelectionSee,
-    SelectionTimed,
 )
 from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
 from fedjax_sim.base.sending import (
@@ -86,7 +80,6 @@ from fedjax_sim.base.server import (
 )
 from fedjax_sim.base.shared import Shared
 from fedjax_sim.base.steps import DrawnSteps, Until
-from fedjax_sim.base.survey import Ask, Survey, Tell
 from fedjax_sim.base.task import (
     Metric,
     SampleWeight,
@@ -102,7 +95,6 @@ __all__ = [
     "Aggregator",
     "AnyRedistribution",
     "Array",
-    "Ask",
     "AtWork",
     "Availability",
     "Batch",
@@ -152,18 +144,13 @@ __all__ = [
     "Participation",
     "PerClient",
     "Personal",
-    "Poll",
     "PreAggregation",
     "PyTree",
     "Redistribution",
-    "Reduce",
     "Refresh",
     "SampleWeight",
     "Schedule",
     "Selection",
-    "SelectionNext",
-    "SelectionSee",
-    "SelectionTimed",
     "SendTogether",
     "Sending",
     "Sent",
@@ -175,7 +162,6 @@ __all__ = [
     "Sums",
     "Survey",
     "Task",
-    "Tell",
     "Traffic",
     "Train",
     "TrainInSteps",
@@ -187,6 +173,7 @@ __all__ = [
     "Wrapper",
     "and_then",
     "concrete",
+    "evaluate_law",
     "for_classes",
     "origin_of",
     "origins",

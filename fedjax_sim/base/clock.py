@@ -1,8 +1,10 @@
-"""How long a round takes: the clients' devices, and what the server waits for."""
+"""Clocks: the clients' devices, and how long the server waits for them."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
+
+import jax.numpy as jnp
 
 from fedjax_sim.base.arrays import Array
 from fedjax_sim.base.parts import Part
@@ -23,23 +25,28 @@ class Now(NamedTuple):
 
 
 class Law(Protocol):
-    """A number of each client's device: seconds or bytes per second."""
+    """A distribution of a device property over clients: seconds or bytes per second."""
 
     def __call__(self, key: Array, client: Array, now: Now, /) -> Array:
-        """``f32[P]``, positive, of ``client int32[P]``; ``key`` is the same in every round.
+        """Returns ``f32[P]``, positive, for ``client int32[P]``; ``key`` is constant in a run.
 
-        A client's number depends on nothing but its own number and the time, so that a population
-        costs as much as a cohort of it.
+        The value depends only on the client's index and the time, so that a large population costs
+        no more than its cohort.
         """
 
 
+def evaluate_law(law: float | Law, key: Array, client: Array, now: Now) -> Array:
+    """Returns the property ``f32[P]`` of each client; a number applies to all."""
+    return law(key, client, now) if callable(law) else jnp.full(client.shape, law, jnp.float32)
+
+
 class Availability(Protocol):
-    """Who is awake."""
+    """Determines which clients are awake."""
 
     def __call__(self, keys: Array, client: Array, now: Now, /) -> Array:
-        """``bool[S]`` of ``client int32[S]`` at the start of a round.
+        """Returns ``bool[S]`` for ``client int32[S]`` at the start of a round.
 
-        ``keys key[S]`` are the clients' own in this round.
+        ``keys key[S]`` are the clients' keys in this round.
         """
 
 
@@ -49,12 +56,12 @@ class Link(Part):
     HOOKS = ("up", "down", "shared")
 
     @property
-    def up(self) -> Law:
+    def up(self) -> float | Law:
         """Bytes per second from a client; if ``shared``, from all clients together."""
         raise NotImplementedError
 
     @property
-    def down(self) -> Law:
+    def down(self) -> float | Law:
         """Bytes per second to a client."""
         raise NotImplementedError
 
@@ -73,7 +80,7 @@ class Clock(Part):
     )
 
     @property
-    def compute(self) -> Law:
+    def compute(self) -> float | Law:
         """Seconds of a local step."""
         raise NotImplementedError
 
@@ -140,19 +147,19 @@ class Clock(Part):
 
 
 class Elapsed(NamedTuple):
-    """What a clock says of a round; sums over its clients.
+    """Durations and counts of a round, summed over its clients.
 
     Attributes:
-        seconds: ``f32[]``, from its start to its end.
+        seconds: ``f32[]``, the duration of the round.
         computing: ``f32[]``, the seconds that clients computed.
-        link: ``f32[]``, the seconds that they received or sent.
-        waiting: ``f32[]``, the seconds that they were done, or had no model yet, and waited for the
-          server.
-        asleep: ``int32[]``, clients that were chosen and not there.
+        link: ``f32[]``, the seconds that clients received or sent.
+        waiting: ``f32[]``, the seconds that clients waited for the server, finished or without a
+          model.
+        asleep: ``int32[]``, selected clients that were asleep.
         lost: ``int32[]``, clients that were lost in the middle of their visit.
-        late: ``int32[]``, clients that came too late.
-        silent: ``int32[]``, clients that trained or were to, and sent nothing: those that were
-          lost, for which the deadline left no step, or that computed when the round was over.
+        late: ``int32[]``, clients that returned too late.
+        silent: ``int32[]``, selected clients that sent nothing: lost, without time for a step
+          before the deadline, or still computing when the round ended.
     """
 
     seconds: Array
@@ -166,5 +173,5 @@ class Elapsed(NamedTuple):
 
     @property
     def held(self) -> Array:
-        """``f32[]``, the seconds in which clients had a model, or could have had one."""
+        """Returns ``f32[]``, the seconds in which clients had a model, or could have had one."""
         return self.computing + self.link + self.waiting

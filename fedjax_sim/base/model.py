@@ -157,8 +157,6 @@ class Companion(Part):
     shared model, as it was before the step, is a constant. Its state becomes that model's.
     """
 
-    HOOKS = ("init", "used", "objective", "project")
-
     def init(self, variables: Variables, /) -> Variables:
         """Returns it before the first visit, for the initial model; its shapes may differ."""
         raise NotImplementedError

@@ -41,7 +41,7 @@ COUNTED = ("clients_per_round", "slots", "at_work", "classes")
 """The arguments that are such numbers."""
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 class Part:
     """A component of an algorithm.
 
@@ -67,7 +67,7 @@ class Part:
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
         for name in hidden:
             setattr(cls, name, _Setting(name))
-        fields = [(field.name, field.type) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        fields = [(field.name, field.type) for field in _fields(cls)]
         cls._integers = _integers(fields)
 
     _integers = types.MappingProxyType[str, int]({})
@@ -288,8 +288,9 @@ def _flat(bound: inspect.BoundArguments) -> dict[str, Any]:
     return flat
 
 
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
+def _fields(value: Any) -> list[dataclasses.Field[Any]]:
+    """Returns the fields that are settings; those by keyword alone last, as in a call."""
+    return sorted((f for f in dataclasses.fields(value) if f.init), key=lambda f: bool(f.kw_only))
 
 
 def _values(value: Any) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Who trains, and when."""
+"""Selections, schedules and redistributions: which clients train, and when."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class PerClient(Protocol):
-    """What a selection needs of the execution: a function of every client."""
+    """The method of an execution that a selection may use to begin with."""
 
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
     ) -> PyTree:
-        """``fn(common, client)`` for every client: ``[N, ...]``."""
+        """Returns ``fn(common, client)`` for every client: ``[N, ...]``."""
 
 
 class Outlook(NamedTuple):
-    """What a clock foresees of the clients as a round begins.
+    """A clock's forecast at the start of a round.
 
     Attributes:
-        seconds: ``(client int32[K], uploads int32[K] | int) -> f32[K]``, of a whole visit to each:
-          the download, its local steps and the upload. ``uploads`` says how many share the uplink,
-          if it is shared.
-        awake: ``(client int32[K]) -> bool[K]``; client N is not.
-        deadline: the seconds of a round at most; infinite for any number.
+        seconds: maps ``(client int32[K], uploads int32[K] | int)`` to the duration of a visit to
+          each client, ``f32[K]``: the download, its local steps and the upload. ``uploads`` is the
+          number of clients that share a shared uplink.
+        awake: maps ``client int32[K]`` to ``bool[K]``; False for client N.
+        deadline: seconds after which the round is closed; infinite without a deadline.
     """
 
     seconds: Callable[[Array, Array | int], Array]
@@ -44,67 +45,11 @@ class Outlook(NamedTuple):
     deadline: float
 
 
-class SelectionNext(Protocol):
-    """Draws one client, for a model that leaves the server alone."""
-
-    def __call__(self, key: Array, state: PyTree, data: ClientData, taken: Array, /) -> Array:
-        """``int32[]``, none of ``taken int32[T]``, in which N stands for none."""
-
-
-class SelectionSee(Protocol):
-    """Updates the state of a selection with the models of a round."""
-
-    def __call__(
-        self, state: PyTree, client: Array, updates: Variables, moved: Variables, /
-    ) -> PyTree:
-        """Returns the new state.
-
-        Args:
-            state: after ``Selection.update``.
-            client: ``int32[P]``, the clients of the updates; N for a row without one, which may
-                hold NaN.
-            updates: ``[P, *p]``, measured from the server model before the round.
-            moved: ``[*p]``, the change of the server model since then.
-        """
-
-
-class SelectionTimed(Protocol):
-    """Draws the clients of a round on a clock."""
-
-    def __call__(
-        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array, outlook: Outlook, /,
-    ) -> tuple[Array, PyTree]:  # fmt: skip
-        """As :meth:`Selection.draw`, given the clock's forecast."""
-
-
-class Poll(NamedTuple):
-    """Questions to some clients before the clients of a round are drawn.
-
-    On a clock the draw waits for the slowest answer. A client that was asked about the model has
-    downloaded it, and is not sent it again if it trains.
-
-    Attributes:
-        whom: ``(key, state, data) -> int32[K]``, the different clients to ask; N for nobody.
-        tell: ``(state, client int32[K], answers [K, ...]) -> state``, the state with which the
-          round's clients are drawn. N marks a client that is asleep or nobody; ``answers`` is () if
-          nothing was asked about the model.
-        ask: ``(variables, client) -> small arrays``, one client's answer to the server model, with
-          the client's own leaves; it costs a forward pass over its samples, and the model is sent
-          to all who are asked. None: they are asked about their devices only.
-        numbers: how many numbers of 4 bytes each client sends about its device.
-    """
-
-    whom: Callable[[Array, PyTree, ClientData], Array]
-    tell: Callable[[PyTree, Array, PyTree], PyTree]
-    ask: Callable[[Variables, ClientView], PyTree] | None = None
-    numbers: int = 0
-
-
 Participation = Literal["poisson", "fixed", "epochs", "cyclic"]
-"""How clients take part, whatever their samples are and whatever they sent before.
+"""The distribution of cohorts, independent of the clients' samples and messages.
 
-"poisson": every client by its own coin in every round, those beyond the slots left out at random.
+"poisson": every client joins independently in every round; random ones beyond the slots are left
+out.
 "fixed": a cohort of fixed size, drawn uniformly without replacement in every round.
 "epochs": a client at most once in each epoch of ⌊N/S⌋ rounds, for S slots.
 "cyclic": a client at most once in any ⌊N/S⌋ rounds.
@@ -116,7 +61,8 @@ class Selection(Part):
 
     HOOKS = (
         *("init", "draw", "sticky", "update", "may_idle", "active", "reads", "setup_traffic"),
-        *("everyone", "another", "timed", "poll", "times", "see", "participation"),
+        *("everyone", "another", "timed", "poll", "ask", "device_numbers", "record_answers"),
+        *("times", "see", "participation"),
     )
 
     def init(self, variables: Variables, data: ClientData, execution: PerClient, /) -> PyTree:
@@ -176,19 +122,49 @@ class Selection(Part):
         return False
 
     @property
-    def another(self) -> SelectionNext | None:
-        """Draws one client, as ``draw`` draws a cohort of one; None: it cannot."""
+    def another(self) -> Callable[[Array, PyTree, ClientData, Array], Array] | None:
+        """Maps ``(key, state, data, taken)`` to one client, for a model that leaves alone.
+
+        The client ``int32[]`` is not one of ``taken int32[T]``, in which N stands for no client,
+        and is distributed like a cohort of one. None: clients cannot be drawn one by one.
+        """
         return None
 
     @property
-    def timed(self) -> SelectionTimed | None:
-        """The draw on a clock; None: ``draw``."""
+    def timed(self) -> Callable[..., tuple[Array, PyTree]] | None:
+        """The draw on a clock: ``draw`` with a last argument :class:`Outlook`; None: ``draw``."""
         return None
 
     @property
-    def poll(self) -> Poll | None:
-        """The questions to clients before the draw; None if there are none."""
+    def poll(self) -> Callable[[Array, PyTree, ClientData], Array] | None:
+        """Maps ``(key, state, data)`` to the clients to ask before the draw, ``int32[K]``.
+
+        They are all different; N stands for no client. On a clock the draw waits for the slowest
+        answer. A client that answers about the model has downloaded it, and is not sent it again if
+        it trains. None: no client is asked.
+        """
         return None
+
+    @property
+    def ask(self) -> Callable[[Variables, ClientView], PyTree] | None:
+        """Maps the server model, with the client's own leaves, and a client to its answer.
+
+        The answer is small arrays; it costs a forward pass over the client's samples, and the model
+        is sent to all who are asked. None: clients are only asked about their devices.
+        """
+        return None
+
+    @property
+    def device_numbers(self) -> int:
+        """How many numbers of 4 bytes each polled client sends about its device."""
+        return 0
+
+    def record_answers(self, state: PyTree, client: Array, answers: PyTree, /) -> PyTree:
+        """Returns the state for the draw, given the answers ``[K, ...]`` of ``client int32[K]``.
+
+        N marks a client that is asleep or not asked; ``answers`` is () without ``ask``.
+        """
+        return state
 
     @property
     def times(self) -> bool:
@@ -199,8 +175,13 @@ class Selection(Part):
         return False
 
     @property
-    def see(self) -> SelectionSee | None:
-        """Updates the state with the models that returned in the round; None: no update."""
+    def see(self) -> Callable[[PyTree, Array, Variables, Variables], PyTree] | None:
+        """Maps ``(state, client, updates, moved)`` to the state after the round's models returned.
+
+        ``client int32[P]`` are the clients of the updates; N for a row without one, which may hold
+        NaN. ``updates [P, *p]`` are measured from the server model before the round, ``moved
+        [*p]`` is the change of the server model since then. None: no update.
+        """
         return None
 
     @property
@@ -223,16 +204,21 @@ class Schedule(Part):
         return 1
 
     @property
-    def group(self) -> NDArray[np.int32]:
-        """``int32[S]``: slots of one group are due together."""
+    def slots(self) -> int:
+        """S, the number of slots."""
         raise NotImplementedError
 
+    @property
+    def group(self) -> NDArray[np.int32]:
+        """``int32[S]``: slots of one group are due together; one group by default."""
+        return np.zeros(self.slots, np.int32)
+
     def due(self, t: Array, /) -> Array:
-        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``.
+        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``; all here.
 
         Rounds count from 0; -1 is before the first.
         """
-        raise NotImplementedError
+        return jnp.ones(self.slots, bool)
 
     @property
     def serverless(self) -> bool:
@@ -269,20 +255,20 @@ class Schedule(Part):
 
 
 class Moves(Protocol):
-    """How models move between slots in one round."""
+    """The moves of models between slots in one round."""
 
     def take(self, slots: Slots, order: Array) -> Slots:
-        """The slots ``order int32[P]`` after the move, ``[P]``; S and above give any row."""
+        """Returns the slots ``order int32[P]`` after the move; any row for S and above."""
 
     def received(self) -> Array:
-        """The models that each slot gets from other slots, ``int32[S]``."""
+        """Returns the number of models that each slot receives from others, ``int32[S]``."""
 
 
 class Redistribution(Protocol):
-    """Where models go between two local rounds."""
+    """Moves models between two local rounds."""
 
     def __call__(self, key: Array, slots: int, /) -> Moves:
-        """The moves of S slots: mostly :class:`fedjax_sim.redistribution.Gather` or ``Mixing``."""
+        """Returns the moves of S slots, such as :class:`fedjax_sim.redistribution.Gather`."""
 
 
 class LearnedRedistribution(Part):
@@ -310,4 +296,4 @@ class LearnedRedistribution(Part):
 
 
 AnyRedistribution = Redistribution | LearnedRedistribution
-"""What :func:`fedjax_sim.compose` takes as ``redistribution``: where models go, learned or not."""
+"""The types of :func:`fedjax_sim.compose`'s argument ``redistribution``."""

@@ -135,7 +135,7 @@ class Traffic(NamedTuple):
         fragments: of those of a model, if they travel in turn; no model is uploaded whole then.
         finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
         answer: of what each client sends that is asked before the draw, see
-          :class:`fedjax_sim.base.Poll`.
+          :attr:`fedjax_sim.base.Selection.poll`.
     """
 
     upload: int

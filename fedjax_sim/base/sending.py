@@ -34,11 +34,6 @@ class Sending(Part):
     neighbour in a graph. A model that stays in flight continues as it was sent.
     """
 
-    HOOKS = (
-        *("init", "send", "together", "bytes", "withholds", "screens", "hear", "messages"),
-        "forges",
-    )
-
     def init(self, variables: Variables, data: ClientData, /) -> PyTree:
         """Returns the state of each client before it first sends; () for no state."""
         return ()

@@ -34,7 +34,7 @@ class Shared(Part):
         aggregator: Aggregator,
         /,
     ) -> PyTree:
-        """Returns the next statistics, see :class:`Reduce`."""
+        """Returns the next statistics, see :meth:`LocalUpdate.reduce`."""
         return shared_state
 
     @property

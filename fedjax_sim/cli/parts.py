@@ -251,6 +251,10 @@ class Parts(Group):
         """The texts that were given, by role."""
         return {role: text for role in ROLES if (text := getattr(self, role)) is not None}
 
+    def record(self) -> dict[str, Any]:
+        """Returns the texts that were given, for a file."""
+        return self.texts
+
 
 ROLES = tuple(field.name for field in dataclasses.fields(Parts))
 """The roles of :func:`fedjax_sim.compose` that have a flag; the clock has one of its own."""

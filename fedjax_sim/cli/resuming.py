@@ -123,13 +123,14 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
         ValueError: if a setting differs; names its flag, what it is and what it was.
     """
     before, now = begun.record(), config.record()
-    for name in before:
-        if name in HARMLESS or before[name] == now[name]:
+    for name in before | now:  # parts that were not given are in neither
+        if name in HARMLESS or before.get(name) == now.get(name):
             continue
         if name != "rounds":
+            was = _shown(before.get(name))
             raise ValueError(
-                f"{flag(name)} is {_shown(now[name])}, and {_shown(before[name])} in the run in "
-                f"{folder}; it may go on with other --rounds and settings of the machine alone"
+                f"{flag(name)} is {_shown(now[name])}, and {was} in the run in {folder}; it may go "
+                "on with other --rounds and settings of the machine alone"
             )
         form = changes_with(config.training.lr_schedule)
         if form is not None:

@@ -92,6 +92,8 @@ class boosted(Wrapper):
 
     loss: Score
 
+    sets = ("steps", "until")
+
     def __post_init__(self) -> None:
         _ = self.inner  # checks the settings
 

@@ -162,6 +162,8 @@ class budgeted(Wrapper):
     phi: float = 0.025
     most: int = 100
 
+    sets = ("steps", "max_steps")
+
     def __post_init__(self) -> None:
         for name in ("lr", "budget", "step_cost", "phi"):
             value = getattr(self, name)

@@ -115,7 +115,7 @@ class local_sgd(SGD):
     Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness).
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax, optax
         >>> from fedjax_sim import base, empirical_risk, models
         >>> model = models.logistic((2,), 2)
         >>> local = local_sgd(empirical_risk(model), optax.sgd(0.1), batch_size=16, epochs=2)

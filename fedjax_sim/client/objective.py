@@ -133,7 +133,7 @@ def _replaced(objective: Any, changes: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(objective)} if own else set()
     passed = {name: value for name, value in changes.items() if name not in names}
     changes = {name: value for name, value in changes.items() if name in names}
-    if passed and not isinstance(objective, ObjectiveWrapper):
+    if passed and "objective" not in names:
         raise ValueError(
             f"objective must be an empirical_risk, or wrap one, to have another {min(passed)}, got "
             f"{shown(objective)}"

@@ -129,6 +129,8 @@ class scouted(Wrapper):
     allowed: float = 0.05
     traffic_weight: float = 1.0
 
+    sets = ("steps", "max_steps")
+
     def __post_init__(self) -> None:
         if self.fewest < 1:
             raise ValueError(f"fewest must be at least 1, got {self.fewest}")

@@ -1,4 +1,4 @@
-"""Models: pairs of pure functions, the papers' networks, adapters for flax."""
+"""Models as pairs of pure functions: the papers' networks, and adapters for flax modules."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MODELS: Registry[Callable[..., Model]] = Registry(
     group="fedjax_sim.models",
     own={net.__name__: net for net in _NETS} | {"linear": logistic},
 )
-"""The models by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
+"""Models by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
 SCALES_ITSELF = frozenset({"mobilenet_v2"})
-"""Those of MODELS that take inputs as they are stored; the others want them standardised."""
+"""Models that take raw inputs; all others expect standardised inputs."""
 
 __all__ = [
     "MODELS",
@@ -70,6 +70,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "from_nnx":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fedjax_sim.models import _nnx  # here, because flax.nnx takes a third of a second
+    from fedjax_sim.models import _nnx  # importing flax.nnx takes a third of a second
 
     return _nnx.from_nnx

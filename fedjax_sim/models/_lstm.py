@@ -1,4 +1,4 @@
-"""The recurrent network for text."""
+"""A recurrent network for text."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _glorot = nn.initializers.glorot_uniform()
 
 @jax.custom_vjp
 def recurrence(inputs: Array, kernel: Array) -> Array:
-    r"""The part of an LSTM layer that runs through time.
+    r"""Runs the recurrent part of an LSTM layer.
 
     .. math::
         i, f, g, o &= a_t + h_{t-1} U \\
         c_t &= \sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g) \\
         h_t &= \sigma(o) \odot \tanh(c_t), \qquad h_0 = c_0 = 0
 
-    The gradient of U is one matrix product over all steps, after the loop: differentiated as it
-    stands, every step would add to an accumulator of U's size. On one CPU core a training step with
-    10 windows of 80 tokens through :func:`fedjax_sim.models.lstm` runs at 340 samples/s;
-    differentiated as it stands at 190, with flax's ``OptimizedLSTMCell`` at 205. Unrolling the loop
-    gained nothing.
+    The gradient of U is a single matrix product over all steps, after the loop; JAX's own gradient
+    would add to an accumulator of U's size in every step. On one CPU core, a training step on 10
+    windows of 80 tokens through :func:`fedjax_sim.models.lstm` runs at 340 samples/s, with JAX's
+    own gradient at 190, and with flax's ``OptimizedLSTMCell`` at 205. Unrolling the loop gained
+    nothing.
 
     Args:
-        inputs: a, ``f32[T, B, 4 H]``: the inputs' projections and the bias, of all steps at once.
+        inputs: a, ``f32[T, B, 4 H]``: projected inputs with the bias, for all steps.
         kernel: U, ``f32[H, 4 H]``.
 
     Returns:
@@ -63,7 +63,7 @@ def _recurrence_fwd(inputs: Array, kernel: Array) -> tuple[Array, Any]:
 
 def _recurrence_bwd(saved: Any, dh: Array) -> tuple[Array, Array]:
     kernel, h, c, gates = saved
-    back = kernel.T  # once: inside the loop XLA would transpose it at every step
+    back = kernel.T  # here, since XLA would transpose it in every step of the loop
 
     def step(carry: tuple[Array, Array], at: Any) -> tuple[tuple[Array, Array], Array]:
         (dh_next, dc_next), (dh, c, c_before, (i, f, g, o)) = carry, at
@@ -104,7 +104,7 @@ class _Layer(nn.Module):
             del key
             return jnp.repeat(jnp.array([0, 1, 0, 0], jnp.float32), self.units)
 
-        # One kernel for both, as it decides the scale of the initialisation.
+        # One kernel for inputs and state: its shape determines the scale of the initialisation.
         kernel = self.param("kernel", _glorot, (inputs + self.units, 4 * self.units), jnp.float32)
         bias = self.param("bias", forget_gates_open)
         return recurrence(x @ kernel[:inputs] + bias.reshape(1, 1, -1), kernel[inputs:])
@@ -119,9 +119,9 @@ class _LSTM(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise TypeError(f"x must be tokens, which are integers, got {x.dtype}")
+            raise TypeError(f"x must be integer tokens, got {x.dtype}")
         table = self.param("embedding", _glorot, (self.classes, self.embedding), jnp.float32)
-        # A product with the one-hot token: a gather's gradient is a scatter.
+        # A product with one-hot tokens, because the gradient of a gather is a slow scatter.
         x = jax.nn.one_hot(x.T, self.classes, dtype=table.dtype) @ table
         for _ in range(self.layers):
             x = _Layer(self.units)(x)
@@ -131,23 +131,23 @@ class _LSTM(nn.Module):
 def lstm(
     shape: Sequence[int], classes: int, embedding: int = 8, units: int = 256, layers: int = 2
 ) -> Model:
-    """The next token after a window of them: embedding, LSTM layers, the last step to a dense one.
+    """Predicts the next token after a window: embedding, LSTM layers and a dense layer.
 
-    817,872 parameters for 80 tokens. Kernels and initialisation are those of the authors' code:
-    Glorot's over inputs and state together, forget gates open (bias 1).
+    It has 817,872 parameters for 80 tokens. Kernels and initialisation follow the authors' code:
+    Glorot over inputs and state together, forget gates open (bias 1).
 
     Args:
-        shape: ``(T,)``, the length of a window; the model takes ``int[B, T]`` with any T.
-        classes: M, the vocabulary; tokens are in 0 … M - 1.
-        embedding: numbers for each token.
-        units: H, of each layer.
-        layers: how many.
+        shape: ``(T,)``, the window length; the model accepts ``int[B, T]`` with any T.
+        classes: M, the size of the vocabulary; tokens are in 0 … M - 1.
+        embedding: size of the token embeddings.
+        units: H, the units of each layer.
+        layers: number of LSTM layers.
 
     Returns:
         A model with ``f32[B, M]`` logits.
 
     Raises:
-        ValueError: if shape is not that of a window.
+        ValueError: if shape is not ``(T,)``.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B; the authors'
     code, <https://github.com/yxsub/RADFed>.
@@ -161,5 +161,5 @@ def lstm(
         (3, 80)
     """
     if len(shape) != 1:
-        raise ValueError(f"shape must be (tokens,), that of a window, got {tuple(shape)}")
+        raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
     return from_linen(_LSTM(classes, embedding, units, layers), shape, jnp.int32)

@@ -1,4 +1,4 @@
-"""From a flax.nnx module to a :class:`fedjax_sim.Model`."""
+"""An adapter that makes a :class:`fedjax_sim.Model` of a flax.nnx module."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
-from fedjax_sim.models.adapters import check_changes, mode_of, over_rows
+from fedjax_sim.models.adapters import broadcast_mask, check_changes, mode_of
 
 
 def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
-    """A flax.nnx module as a model.
+    """Adapts a flax.nnx module.
 
     Args:
-        build: makes the module from its ``nnx.Rngs``. ``module.train()`` and ``module.eval()`` set
-            the mode; its ``__call__(x)`` may also take the mode and ``mask`` by name, see
-            :func:`from_linen`. Every ``nnx.BatchNorm`` inside it is handed the mask.
+        build: a function that makes the module from its ``nnx.Rngs``. ``module.train()`` and
+            ``module.eval()`` set the mode; its ``__call__(x)`` may also take the mode and ``mask``
+            by name, see :func:`from_linen`. Every ``nnx.BatchNorm`` inside it receives the mask.
 
     Returns:
-        A model; ``nnx.Param`` leaves are trained, all others (but random streams) are state.
+        A model; ``nnx.Param`` leaves are trained, all others (except random streams) are state.
 
     Raises:
-        ValueError: if it is no function; if the module takes the mode by two names; at the first
-            step, if padding would enter its state, see :func:`from_linen`.
+        ValueError: if build is not a function, or the module takes the mode by two names; at the
+            first step, if padding would enter its state, see :func:`from_linen`.
 
     Example:
         >>> model = from_nnx(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
@@ -41,15 +41,15 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         raise ValueError(
             f"build must be a function of nnx.Rngs, such as lambda rngs: Net(rngs), got {build!r}"
         )
-    # The structure does not depend on the key. Random streams are rebuilt from each step's key:
-    # kept in the state, they would be averaged over clients.
+    # The structure does not depend on the key. Random streams are rebuilt from each step's key;
+    # as part of the state, they would be averaged over clients.
     abstract = nnx.eval_shape(lambda: build(_rngs(jax.random.key(0))))
     norms = set()
     for path, layer in nnx.iter_graph(abstract):
         if isinstance(layer, _NORMS):
             norms.add(path)
         if isinstance(layer, nnx.BatchNorm):
-            layer.__class__ = _with_mask(type(layer))
+            layer.__class__ = _masked(type(layer))
     graph, params_like, streams_like, state_like = _parts(abstract)
     name, takes = type(abstract).__name__, inspect.signature(abstract.__call__).parameters
     mode = mode_of(name, takes)
@@ -103,33 +103,33 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 _NORMS = tuple(
     getattr(nnx, name)
     for name in ("BatchNorm", "SpectralNorm")
-    if hasattr(nnx, name)  # flax has the second since 0.12.1
+    if hasattr(nnx, name)  # since flax 0.12.1
 )
-"""Those of nnx whose state padding does not enter."""
+"""Norms of nnx whose state leaves out padding."""
 
 _MASK: contextvars.ContextVar[Array | None] = contextvars.ContextVar("mask", default=None)
-"""Of the minibatch that an nnx module is called on."""
+"""Mask of the minibatch that an nnx module is called on."""
 
 
 @functools.cache
-def _with_mask(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    """A BatchNorm that takes the mask of the minibatch: nnx has no interceptors."""
+def _masked(kind: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
+    """Returns a subclass of a BatchNorm that uses ``_MASK``; nnx has no interceptors."""
 
     def call(self: nnx.BatchNorm, x: Array, *args: Any, **kwargs: Any) -> Any:
         rows = _MASK.get() if kwargs.get("mask") is None else kwargs["mask"]
         if rows is not None:
-            kwargs["mask"] = over_rows(rows, x)
+            kwargs["mask"] = broadcast_mask(rows, x)
         return kind.__call__(self, x, *args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def _rngs(key: Array) -> nnx.Rngs:
-    """The random streams of a module; of any other name it draws from the default stream."""
+    """Returns random streams for a module; streams of other names use the default one."""
     return nnx.Rngs(key, params=key, dropout=key)
 
 
 def _parts(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
-    """(graph, params, random streams, other state)."""
+    """Returns the graph, the parameters, the random streams and the other state."""
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
     return parts[0], parts[1], parts[2], parts[3]

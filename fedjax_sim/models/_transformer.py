@@ -1,4 +1,4 @@
-"""The transformer for text: a next token after every token of a window."""
+"""A transformer for text that predicts the next token at every position of a window."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _normal = nn.initializers.normal(_DEVIATION)
 
 
 def causal_attention(query: Array, key: Array, value: Array) -> Array:
-    r"""Each step looks at itself and at those before it.
+    r"""Computes causal attention: each position attends to itself and to earlier ones.
 
     .. math:: o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt{C})}
                     {\sum_{r \le t} \exp(q_t \cdot k_r / \sqrt{C})} v_s
 
-    The weights are computed in float32 at least; ``jax.nn.dot_product_attention`` would round those
-    of float64 to it.
+    Weights are computed in float32 or wider; ``jax.nn.dot_product_attention`` would round float64
+    weights to float32.
 
     Args:
-        query: q, ``[B, T, H, C]``, of H heads.
-        key: k, likewise.
-        value: v, likewise.
+        query: q, ``[B, T, H, C]`` with H heads.
+        key: k, of the same shape.
+        value: v, of the same shape.
 
     Returns:
         o, ``[B, T, H, C]``.
@@ -54,14 +54,14 @@ def _wide(x: Array) -> Array:
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation without a bias, whose statistics are in float32 at least.
+    """Layer normalisation without bias, with statistics in float32 or wider.
 
-    Flax's refuses bfloat16 under JAX's strict promotion of dtypes.
+    Flax's LayerNorm rejects bfloat16 under JAX's strict dtype promotion.
     """
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """``[B, T, D]`` -> the same."""
+        """``[B, T, D]`` -> ``[B, T, D]``."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         centred = _wide(x) - jnp.mean(_wide(x), axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
@@ -71,11 +71,11 @@ class LayerNorm(nn.Module):
 
 class _Block(nn.Module):
     heads: int
-    last: Any  # initialises the layers whose outputs are added to the stream
+    last: Any  # initialiser of the layers whose outputs are added to the stream
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """``[B, T, D]`` -> the same."""
+        """``[B, T, D]`` -> ``[B, T, D]``."""
         width = x.shape[-1]
         y = LayerNorm()(x)
         query, key, value = (
@@ -98,13 +98,13 @@ class _Transformer(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.integer):
-            raise TypeError(f"x must be tokens, which are integers, got {x.dtype}")
+            raise TypeError(f"x must be integer tokens, got {x.dtype}")
         steps = x.shape[1]
         if steps > self.length:
             raise ValueError(f"x must have at most {self.length} tokens, got {steps}")
         tokens = self.param("tokens", _normal, (self.classes, self.width), jnp.float32)
         places = self.param("places", _normal, (self.length, self.width), jnp.float32)
-        # A product with the one-hot token: a gather's gradient is a scatter.
+        # A product with one-hot tokens, because the gradient of a gather is a slow scatter.
         y = jax.nn.one_hot(x, self.classes, dtype=tokens.dtype) @ tokens
         y = y + jnp.expand_dims(places[:steps], 0)
         last = nn.initializers.normal(_DEVIATION / math.sqrt(2 * self.layers))
@@ -120,38 +120,39 @@ def _dense(features: int, init: Any = _normal, *, name: str) -> nn.Dense:
 def transformer(
     shape: Sequence[int], classes: int, width: int = 128, layers: int = 4, heads: int = 4
 ) -> Model:
-    r"""The next token after every token of a window: GPT-2's decoder, in small.
+    r"""Predicts the next token at every position of a window: a small GPT-2 decoder.
 
-    With LN for a layer norm, in each of the layers
+    Each layer computes, with the layer norm LN,
 
     .. math::
         x &\leftarrow x + W_o \, \mathrm{attention}(W_q y, W_k y, W_v y), \qquad
             y = \mathrm{LN}(x) \\
         x &\leftarrow x + W_{down} \, \mathrm{GELU}(W_{up} \mathrm{LN}(x))
 
-    and the logits are :math:`W_{next} \mathrm{LN}(x)`. Attention is causal: the logits of a step
-    depend on its token and those before it, never on later ones. Positions are learned. As in
-    nanoGPT with ``bias=False``, no layer and no norm has a bias; initial weights are normal with
-    deviation 0.02, those of W_o and W_down divided by √(2 layers).
+    and the logits are :math:`W_{next} \mathrm{LN}(x)`. Attention is causal: the logits at a
+    position depend only on its token and earlier tokens. Positional embeddings are learned. As in
+    nanoGPT with ``bias=False``, no layer or norm has a bias; initial weights are normal with
+    standard deviation 0.02, divided by √(2 layers) for W_o and W_down.
 
-    W_next is a layer of its own, the model's head: tied to the tokens' weights, as GPT-2 has it, it
-    could not stay with a client while those travel. A vocabulary of characters makes it small.
+    W_next, the head of the model, is a separate layer. If it were tied to the token embeddings, as
+    in GPT-2, clients could not keep it while sending the embeddings. With a vocabulary of
+    characters it is small.
 
-    814,208 parameters for windows of 80 tokens and 64 characters, about as many as
-    :func:`fedjax_sim.models.lstm` has.
+    It has 814,208 parameters for windows of 80 tokens and 64 characters, about as many as
+    :func:`fedjax_sim.models.lstm`.
 
     Args:
-        shape: ``(T,)``, the length of a window; the model takes ``int[B, t]`` with t at most T.
-        classes: M, the vocabulary; tokens are in 0 … M - 1.
-        width: D, of the stream x.
-        layers: how many.
-        heads: H, of attention, each with D / H channels.
+        shape: ``(T,)``, the window length; the model accepts ``int[B, t]`` with t ≤ T.
+        classes: M, the size of the vocabulary; tokens are in 0 … M - 1.
+        width: D, the width of the residual stream x.
+        layers: number of layers.
+        heads: number of attention heads, each with D / heads channels.
 
     Returns:
         A model with ``f32[B, t, M]`` logits.
 
     Raises:
-        ValueError: if shape is not that of a window, or heads do not divide width.
+        ValueError: if shape is not ``(T,)``, or heads does not divide width.
 
     Source: Vaswani et al. 2017 <https://arxiv.org/abs/1706.03762>; Radford et al. 2019
     <radford2019language>, section 2.3; Karpathy <https://github.com/karpathy/nanoGPT>.
@@ -165,7 +166,7 @@ def transformer(
         (3, 80, 64)
     """
     if len(shape) != 1:
-        raise ValueError(f"shape must be (tokens,), that of a window, got {tuple(shape)}")
+        raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
     if heads < 1 or width % heads:
         raise ValueError(f"heads must divide the width {width}, got {heads}")
     return from_linen(_Transformer(shape[0], classes, width, layers, heads), shape, jnp.int32)

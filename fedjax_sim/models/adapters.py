@@ -1,4 +1,4 @@
-"""From a user's network to a :class:`fedjax_sim.Model`."""
+"""Adapters that make a :class:`fedjax_sim.Model` of a flax.linen module."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from fedjax_sim.engine.streams import Step, stream
 from fedjax_sim.models.layers import BatchNorm
 
 TRAINING = ("train", "training", "is_training", "is_train")
-"""What modules call the argument that is True in training,"""
+"""Names of a mode argument that is True in training."""
 
 EVALUATING = ("deterministic", "eval", "is_eval", "inference", "testing", "use_running_average")
-"""and the one that is False in it."""
+"""Names of a mode argument that is True in evaluation."""
 
 
 def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Model:
-    """A flax.linen module as a model.
+    """Adapts a flax.linen module.
 
     Args:
-        module: collections other than ``params`` are state. Its ``__call__(x)`` may also take the
-            mode by name, as ``train: bool`` or by another usual name: ``training``,
-            ``is_training``, or ``deterministic``, which is True in evaluation. It may take
+        module: the module; its collections other than ``params`` are state. Its ``__call__(x)`` may
+            also take the mode by name, as ``train: bool`` or another usual name (``training``,
+            ``is_training``; or ``deterministic``, which is True in evaluation), and
             ``mask: bool[B]``, True for the real rows of a padded minibatch. Every ``nn.BatchNorm``
-            inside it is handed that mask, whether the module takes it or not.
-        shape: of one input, without the batch axis.
-        dtype: of the input; tokens are integers.
+            inside it receives that mask, whether or not the module takes it.
+        shape: shape of one input, without the batch axis.
+        dtype: dtype of the input; an integer type for tokens.
 
     Returns:
-        A model. Every random stream that the module asks for has a key: in training the step's, in
-        evaluation always the same one. Its head is the dense layer that is called last, its
-        features what that is given.
+        A model. Every random stream that the module uses has a key: the step's in training, a fixed
+        one in evaluation. Its head is the dense layer that is called last; its features are the
+        inputs of the head.
 
     Raises:
-        ValueError: if it is no module; if it takes the mode by two names, or by none though it has
-            dropout or BatchNorm; at the first step, if padding would enter its state: a BatchNorm
-            does not see the rows on its first axis, or the module changes state of its own and
-            takes no ``mask``.
+        ValueError: if module is not a flax.linen module, takes the mode by two names, or by none
+            although it has dropout or BatchNorm; at the first step, if padding would enter its
+            state: a BatchNorm does not see the rows on its first axis, or the module changes state
+            of its own without taking ``mask``.
 
     Example:
         >>> model = from_linen(nn.Dense(3), (4,))
@@ -76,14 +76,14 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         key: Array | None = None,
     ) -> tuple[Array, PyTree]:
         tree = {"params": variables.params, **variables.state}
-        # flax draws from "params" for every stream that is missing.
+        # flax draws from "params" for every missing stream.
         if not train:
             fixed = {"params": jax.random.key(0)}
             out: Any = module.apply(tree, x, **options(train, mask), rngs=fixed)
             return out, variables.state
         rngs = None if key is None else {"dropout": key, "params": stream(key, Step.LAYER)}
         norms: set[tuple[Any, ...]] = set()
-        with nn.intercept_methods(functools.partial(_hand_mask, mask, norms)):
+        with nn.intercept_methods(functools.partial(_pass_mask, mask, norms)):
             out, state = module.apply(
                 tree, x, **options(train, mask), rngs=rngs, mutable=list(variables.state)
             )
@@ -96,18 +96,18 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         variables: Variables, x: Array, **options: Any
     ) -> tuple[tuple[Array, Array], PyTree]:
         seen: list[tuple[Any, Array]] = []
-        with nn.intercept_methods(functools.partial(_note_dense, seen)):
+        with nn.intercept_methods(functools.partial(_record_dense, seen)):
             outputs, state = apply(variables, x, **options)
         if not seen:
-            raise ValueError(f"features need a dense layer as the head, {name} has none")
+            raise ValueError(f"features need a dense layer as the head; {name} has none")
         return (outputs, seen[-1][1]), state
 
     def head(variables: Variables) -> Variables:
         seen: list[tuple[Any, Array]] = []
-        with nn.intercept_methods(functools.partial(_note_dense, seen)):
-            jax.eval_shape(lambda: init(jax.random.key(0)))  # a new function: it must be traced
+        with nn.intercept_methods(functools.partial(_record_dense, seen)):
+            jax.eval_shape(lambda: init(jax.random.key(0)))  # a new function, so that it is traced
         if not seen:
-            raise ValueError(f"head must be a dense layer, {name} has none")
+            raise ValueError(f"head must be a dense layer; {name} has none")
         last = list(seen[-1][0])
 
         def inside(path: Any, leaf: Any) -> bool:
@@ -120,31 +120,31 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
     return Model(init, apply, features, head)
 
 
-def _note_dense(
+def _record_dense(
     seen: list[tuple[Any, Array]],
     call: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     context: Any,
 ) -> Any:
-    """An interceptor that notes where each dense layer is, and its inputs."""
+    """Records the path and inputs of each dense layer, as a flax interceptor."""
     if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
         seen.append((context.module.path, args[0] if args else kwargs["inputs"]))
     return call(*args, **kwargs)
 
 
 def mode_of(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:
-    """``train -> {argument: value}``, of the argument of a module that says which mode."""
+    """Returns ``train -> {argument: value}`` for the mode argument of a module, if any."""
     found = [argument for argument in (*TRAINING, *EVALUATING) if argument in takes]
     if len(found) > 1:
         raise ValueError(
-            f"module must take the mode by one name, {name}.__call__ has {' and '.join(found)}"
+            f"module must take the mode by one name; {name}.__call__ has {' and '.join(found)}"
         )
     return lambda train: {a: train if a in TRAINING else not train for a in found}
 
 
 def _check_modeless(module: nn.Module, x: jax.ShapeDtypeStruct) -> None:
-    """Refuses a module that takes no mode if a layer inside it has one."""
+    """Raises ValueError if a module takes no mode but one of its layers has one."""
 
     def check(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         layer = context.module
@@ -153,7 +153,7 @@ def _check_modeless(module: nn.Module, x: jax.ShapeDtypeStruct) -> None:
             hasattr(layer, "deterministic") and drops
         ):
             raise ValueError(
-                f"module must take train: bool by name, for it has {type(layer).__name__}, got "
+                f"module must take train: bool by name, since it has {type(layer).__name__}, got "
                 f"{type(module).__name__}.__call__{inspect.signature(module.__call__)}"
             )
         return call(*args, **kwargs)
@@ -162,7 +162,7 @@ def _check_modeless(module: nn.Module, x: jax.ShapeDtypeStruct) -> None:
         jax.eval_shape(module.init, jax.eval_shape(lambda: jax.random.key(0)), x)
 
 
-def _hand_mask(
+def _pass_mask(
     mask: Array | None,
     norms: set[tuple[Any, ...]],
     call: Callable[..., Any],
@@ -170,7 +170,7 @@ def _hand_mask(
     kwargs: dict[str, Any],
     context: Any,
 ) -> Any:
-    """An interceptor that hands the mask to every BatchNorm, and notes where they are."""
+    """Passes the mask to every BatchNorm and records their paths, as a flax interceptor."""
     layer = context.module
     if context.method_name == "__call__":
         if isinstance(layer, nn.BatchNorm | BatchNorm | nn.SpectralNorm):
@@ -178,31 +178,31 @@ def _hand_mask(
         if isinstance(layer, nn.BatchNorm | BatchNorm):
             rows = mask if kwargs.get("mask") is None else kwargs["mask"]
             if rows is not None and isinstance(layer, nn.BatchNorm):
-                rows = over_rows(rows, args[0] if args else kwargs["x"])
+                rows = broadcast_mask(rows, args[0] if args else kwargs["x"])
             kwargs = {**kwargs, "mask": rows}
     return call(*args, **kwargs)
 
 
-def over_rows(mask: Array, x: Array) -> Array:
-    """A mask ``[B]`` as flax wants it beside ``x [B, ...]``; another shape is the module's own."""
+def broadcast_mask(mask: Array, x: Array) -> Array:
+    """Reshapes a mask ``[B]`` to broadcast against ``x [B, ...]``; keeps masks of other shapes."""
     if mask.ndim != 1:
         return mask
     if len(mask) != len(x):
         raise ValueError(
-            f"BatchNorm must see the {len(mask)} rows of the minibatch on its first axis, or be "
-            f"given a mask of its own, got an input of shape {x.shape}"
+            f"BatchNorm must see the {len(mask)} rows of the minibatch on its first axis, or "
+            f"receive its own mask, got an input of shape {x.shape}"
         )
     return mask.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def check_changes(name: str, old: PyTree, new: PyTree, norms: Collection[tuple[Any, ...]]) -> None:
-    """Refuses state that training changes, unless it belongs to a norm that leaves out padding."""
+    """Raises ValueError if training changed state outside the norms, which leave out padding."""
     before = dict(jax.tree_util.tree_leaves_with_path(old))
     for path, leaf in jax.tree_util.tree_leaves_with_path(new):
-        place = [jax.tree_util.keystr((entry,), simple=True) for entry in path]
-        ours = any(place[: len(norm)] == [str(key) for key in norm] for norm in norms)
-        if leaf is not before.get(path) and not ours:
+        names = [jax.tree_util.keystr((entry,), simple=True) for entry in path]
+        in_norm = any(names[: len(norm)] == [str(key) for key in norm] for norm in norms)
+        if leaf is not before.get(path) and not in_norm:
             raise ValueError(
                 f"module must take mask: bool[B] by name, so that padding does not enter its state "
-                f"{'/'.join(place)}, but {name}.__call__ takes none"
+                f"{'/'.join(names)}, but {name}.__call__ takes none"
             )

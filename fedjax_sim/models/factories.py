@@ -1,4 +1,4 @@
-"""A model from what a user names: a model, a flax module, or a function that makes one."""
+"""Models from a user's value: a model, a flax module, or a function that returns one."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ WANTED = (
 
 
 def made() -> tuple[type, ...]:
-    """The types that a factory may return."""
-    # Importing flax.nnx takes a third of a second: who has a module of it has imported it.
+    """Returns the types that a factory may return."""
+    # Importing flax.nnx takes a third of a second; a user with an nnx module has imported it.
     nnx = sys.modules.get("flax.nnx")
     return (Model, nn.Module) if nnx is None else (Model, nn.Module, nnx.Module)
 
 
 def is_factory(value: Any) -> bool:
-    """Whether :func:`model_of` can make a model of it."""
+    """Returns whether :func:`model_of` accepts a value."""
     if isinstance(value, Model | nn.Module):
         return True
     return takes(value, (1,), 2) or takes(value, (1,), 2, rngs=0) or takes(value, rngs=0)
 
 
 def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
-    """Returns the model that a user's value makes.
+    """Returns the model of a user's value.
 
     Args:
-        factory: as :data:`WANTED` says.
-        shape: of one input, without the batch axis.
-        outputs: classes, or the numbers that another task predicts.
+        factory: the value, as described by :data:`WANTED`.
+        shape: shape of one input, without the batch axis.
+        outputs: number of classes, or of the outputs of another task.
 
     Raises:
-        ValueError: if it makes something else. A user's function may raise anything.
+        ValueError: if factory returns something else. A user's function may raise any exception.
     """
     if not isinstance(factory, Model | nn.Module):
         names = _parameters(factory)
         if "rngs" in names:
-            from fedjax_sim.models._nnx import from_nnx  # flax.nnx takes a third of a second
+            from fedjax_sim.models._nnx import (
+                from_nnx,
+            )  # importing flax.nnx takes a third of a second
 
             sizes = (shape, outputs) if len(names) > 1 else ()
             return from_nnx(lambda rngs: factory(*sizes, rngs=rngs))
@@ -63,9 +65,9 @@ def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
 
 
 def _parameters(factory: Any) -> list[str]:
-    # The class of nnx modules hides their signature.
+    # The metaclass of nnx modules hides their signature.
     function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
         return [name for name in inspect.signature(function).parameters if name != "self"]
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin
         return []

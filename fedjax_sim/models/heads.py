@@ -1,4 +1,4 @@
-"""What a model's head sees and what it is made of."""
+"""The inputs and the weights of a model's head."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fedjax_sim.models.leaves import head
 
 
 def features_of(model: Model) -> ModelFeatures:
-    """The function that shows the inputs of a model's head.
+    """Returns the function that computes the inputs of a model's head.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: if the model has none.
     """
     if model.features is None:
-        raise ValueError("model must have features, such as those of from_linen have")
+        raise ValueError("model must have features; models made by from_linen have them")
     return model.features
 
 
 def kernel_of(model: Model) -> jax.ShapeDtypeStruct:
-    """``[D, M]``, shape and dtype of the matrix of a model's head.
+    """Returns shape ``[D, M]`` and dtype of the matrix of a model's head.
 
     Raises:
-        ValueError: if the model does not say which layer that is, or it is more or less than one
-            matrix and, if it has one, a bias.
+        ValueError: if the model declares no head, or the head is not one matrix with at most a
+            bias.
 
     >>> from fedjax_sim import models
     >>> kernel_of(models.mlp((4,), 3, widths=(5,))).shape
@@ -36,6 +36,6 @@ def kernel_of(model: Model) -> jax.ShapeDtypeStruct:
     found = sorted(jax.tree.leaves(chosen), key=lambda leaf: -leaf.ndim)
     if [leaf.ndim for leaf in found] not in ([2], [2, 1]):
         shapes = [list(leaf.shape) for leaf in found]
-        raise ValueError(f"model must have a head of a matrix and a bias at most, got {shapes}")
+        raise ValueError(f"model must have a head of one matrix and at most a bias, got {shapes}")
     kernel: jax.ShapeDtypeStruct = found[0]
     return kernel

@@ -1,4 +1,4 @@
-"""Layers that stay fast when every client has its own weights, and exact under padding."""
+"""Layers that are fast when every client has its own weights, and exact under padding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedjax_sim.models.convolutions import conv
 
 @jax.custom_vjp
 def max_pool(x: Array) -> Array:
-    """2×2 maximum, stride 2: ``[B, H, W, C]`` -> ``[B, H // 2, W // 2, C]`` (odd edges dropped).
+    """Takes 2×2 maxima: ``[B, H, W, C]`` -> ``[B, H // 2, W // 2, C]`` (odd edges dropped).
 
-    The gradient goes to the first maximum of a window, in one fused pass: a window reduction's own
-    gradient is a select-and-scatter, which no backend runs fast.
+    The gradient goes to the first maximum of a window, in one fused pass; JAX's own gradient of a
+    window reduction is a select-and-scatter, which is slow on every backend.
 
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
     [[5.0, 7.0], [13.0, 15.0]]
@@ -51,7 +51,7 @@ max_pool.defvjp(_max_pool_fwd, _max_pool_bwd)
 
 
 def fan_in_uniform(fan_in: int) -> Any:
-    r""":math:`U(-1/\sqrt{fan\_in}, 1/\sqrt{fan\_in})`, PyTorch's default for weights and biases.
+    r"""Returns PyTorch's default initialiser, :math:`U(-1/\sqrt{fan\_in}, 1/\sqrt{fan\_in})`.
 
     Source: Paszke et al. 2019 <https://arxiv.org/abs/1912.01703>.
     """
@@ -63,16 +63,16 @@ def fan_in_uniform(fan_in: int) -> Any:
     return init
 
 
-def _wide(v: Array) -> Array:
-    """``[C]`` -> ``[1, 1, 1, C]``."""
+def _per_channel(v: Array) -> Array:
+    """Reshapes ``[C]`` to ``[1, 1, 1, C]``."""
     return jnp.expand_dims(v, (0, 1, 2))
 
 
 class Dense(nn.Module):
-    """Affine layer with PyTorch's initialisation, as the papers' networks have it.
+    """Dense layer with PyTorch's initialisation, as in the papers' networks.
 
     Attributes:
-        features: outputs.
+        features: number of outputs.
     """
 
     features: int
@@ -88,12 +88,12 @@ class Dense(nn.Module):
 class Conv(nn.Module):
     """Convolution with stride 1, a bias and PyTorch's initialisation.
 
-    It is computed by :func:`conv`.
+    :func:`conv` computes it.
 
     Attributes:
-        features: output channels.
+        features: number of output channels.
         size: side of the square kernel.
-        padding: zeros on every side.
+        padding: number of zeros on each side.
     """
 
     features: int
@@ -107,30 +107,30 @@ class Conv(nn.Module):
         init = fan_in_uniform(math.prod(shape[:3]))
         kernel = self.param("kernel", init, shape)
         bias = self.param("bias", init, (self.features,))
-        return conv(x, kernel, ((self.padding, self.padding),) * 2) + _wide(bias)
+        return conv(x, kernel, ((self.padding, self.padding),) * 2) + _per_channel(bias)
 
 
 class BatchNorm(nn.Module):
-    r"""Batch normalisation whose statistics are those of the real rows alone.
+    r"""Batch normalisation with the statistics of the real rows only.
 
     .. math:: y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
               \mu = \frac{\sum_b m_b \sum_{ij} x_{bij}}{HW \sum_b m_b}
 
-    Running statistics follow with weight 0.1; they hold the unbiased variance, as PyTorch's do. All
-    statistics are taken in float32 at least, as flax takes them; the output has the wider type of x
-    and the weights.
+    Running statistics are exponential averages with weight 0.1 and hold the unbiased variance, as
+    in PyTorch. All statistics are computed in float32 or wider, as in flax; the output has the
+    wider dtype of x and the weights.
 
     Attributes:
-        epsilon: ε.
+        epsilon: ε, added to the variance.
     """
 
     epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool, mask: Array | None = None) -> Array:
-        """``[B, H, W, C]`` -> the same; ``mask bool[B]`` marks the real rows."""
+        """``[B, H, W, C]`` -> ``[B, H, W, C]``; ``mask bool[B]`` marks the real rows."""
         channels = (x.shape[-1],)
-        # float32 even where JAX_ENABLE_X64 makes float64 the default, as all of flax's weights are.
+        # float32 even if JAX_ENABLE_X64 makes float64 the default, like all weights of flax.
         scale = self.param("scale", nn.initializers.ones, channels, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, channels, jnp.float32)
         mean = self.variable("batch_stats", "mean", jnp.zeros, channels, jnp.float32)
@@ -141,13 +141,13 @@ class BatchNorm(nn.Module):
         if not train:
             factor = scale * jax.lax.rsqrt(var.value.astype(wide) + self.epsilon)
             shift = bias - mean.value.astype(wide) * factor
-            return (x * _wide(factor) + _wide(shift)).astype(given)
+            return (x * _per_channel(factor) + _per_channel(shift)).astype(given)
         real = jnp.ones(x.shape[0], bool) if mask is None else mask
         keep = real.astype(x.dtype)[:, None, None, None]
         x = jnp.where(keep > 0, x, 0)  # padding may hold NaN
         count = jnp.sum(keep) * (x.shape[1] * x.shape[2])
         mu = jnp.sum(x, axis=(0, 1, 2)) / count
-        centred = x - _wide(mu)
+        centred = x - _per_channel(mu)
         variance = jnp.sum(jnp.square(centred) * keep, axis=(0, 1, 2)) / count
         if not self.is_initializing():
             unbiased = variance * count / jnp.maximum(count - 1, 1)
@@ -155,14 +155,14 @@ class BatchNorm(nn.Module):
                 kept = running.value.dtype
                 running.value = (0.9 * running.value.astype(wide) + 0.1 * new).astype(kept)
         factor = scale * jax.lax.rsqrt(variance + self.epsilon)
-        return (centred * _wide(factor) + _wide(bias)).astype(given)
+        return (centred * _per_channel(factor) + _per_channel(bias)).astype(given)
 
 
 class Dropout(nn.Module):
-    """Zeroes whole ``[H, W]`` maps of ``[B, H, W, C]``, or entries of ``[B, C]``, with rate 1/2."""
+    """Dropout with rate 1/2 of ``[H, W]`` maps of ``[B, H, W, C]``, or of entries of ``[B, C]``."""
 
     @nn.compact
     def __call__(self, x: Array, *, train: bool) -> Array:
-        """Gives ``x`` unchanged if ``train`` is False."""
+        """Returns ``x`` unchanged if ``train`` is False."""
         spatial = tuple(range(1, x.ndim - 1))
         return nn.Dropout(0.5, broadcast_dims=spatial, deterministic=not train)(x)

@@ -1,8 +1,8 @@
-"""MobileNetV2 whose pretrained trunk is frozen: only the last layers train and travel.
+"""MobileNetV2 with a frozen pretrained trunk: only the last layers train and are sent.
 
-The trunk is no part of a model's variables: every client, slot and seed reads the same constants.
-Its BatchNorms use the statistics of the pretraining, so its output for an image never changes and
-may be computed once for a whole data set: :func:`fedjax_sim.models.mobilenet_v2_trunk`,
+The trunk is not among a model's variables: all clients, slots and seeds share the same constants.
+Its BatchNorms use pretraining statistics, so the trunk's output for an image never changes and can
+be computed once for a whole data set: :func:`fedjax_sim.models.mobilenet_v2_trunk`,
 :func:`fedjax_sim.models.mobilenet_v2_tail`.
 """
 
@@ -29,17 +29,17 @@ from fedjax_sim.models.layers import BatchNorm, Dense, fan_in_uniform
 from fedjax_sim.models.wrappers import with_inputs
 
 Weights = str | os.PathLike[str] | Mapping[str, ArrayLike] | None
-"""An .npz file, or its arrays, of any width, by their names in Keras
-(``keras.applications.MobileNetV2(include_top=False)``); None for the one .npz file in the folder
+"""An .npz file, or its arrays, of any width, by their Keras names
+(``keras.applications.MobileNetV2(include_top=False)``); None for the only .npz file in the folder
 ``mobilenet_v2`` of FEDJAX_SIM_DATA_DIR."""
 
 Layer = Callable[[str, Array], Array]
-"""``(name, x)``: the convolution of that name and its BatchNorm."""
+"""``(name, x) -> y``: applies the convolution of that name and its BatchNorm."""
 
-EPSILON = 1e-3  # of every BatchNorm
+EPSILON = 1e-3  # in every BatchNorm
 FROZEN = ("expanded_conv", *(f"block_{i}" for i in range(1, 16)))
 LAST = "block_16"
-NARROWING = ("block_1", "block_3", "block_6", "block_13")  # stride 2; Conv1 has it too
+NARROWING = ("block_1", "block_3", "block_6", "block_13")  # stride 2, like Conv1
 TRAINED = (*(f"{LAST}_{part}" for part in ("expand", "depthwise", "project")), "Conv_1")
 
 
@@ -50,21 +50,21 @@ def mobilenet_v2(
     size: int = 224,
     fresh_tail: bool = False,
 ) -> Model:
-    """MobileNetV2 on raw images, of which the last bottleneck and all after it train.
+    """Returns MobileNetV2 on raw images; the last bottleneck and all later layers train.
 
-    It scales its images itself, to -1 … 1 as in the pretraining, and resizes them. BatchNorms that
-    train use the statistics of the minibatch's real rows; their running ones, for evaluation, are
-    part of the model that travels. The authors' code of RADFed also crops and flips, has dropout
-    before the classifier, and uses minibatch statistics in the frozen BatchNorms too.
+    The model itself scales images to -1 … 1, as in pretraining, and resizes them. Trained
+    BatchNorms use the statistics of the minibatch's real rows; their running statistics, for
+    evaluation, are part of the model that is sent. RADFed's code also crops and flips images,
+    applies dropout before the classifier, and uses minibatch statistics in the frozen BatchNorms.
 
     Args:
-        shape: of an image, ``(H, W, 3)``; values are in 0 … 255.
-        classes: M.
-        weights: of the pretraining: an .npz file or its arrays, of any width, by their names in
-            Keras; None for the one .npz file in the folder ``mobilenet_v2`` of FEDJAX_SIM_DATA_DIR.
+        shape: ``(H, W, 3)`` of an image; values are in 0 … 255.
+        classes: M, the number of classes.
+        weights: pretrained weights: an .npz file or its arrays, of any width, by their Keras names;
+            None for the only .npz file in the folder ``mobilenet_v2`` of FEDJAX_SIM_DATA_DIR.
         size: side of the square that images are resized to (bilinear), a multiple of 32.
-        fresh_tail: whether the layers that train are initialised afresh, as in the authors' code of
-            RADFed, rather than taken from the pretraining.
+        fresh_tail: initialise the trained layers at random, as in RADFed's code, instead of with
+            pretrained weights.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -84,7 +84,7 @@ def mobilenet_v2(
     tail = mobilenet_v2_tail((size // 32, size // 32, channels), classes, arrays, fresh_tail)
 
     def maps(variables: Variables, x: Array) -> Array:
-        # The trunk's own weights are float32.
+        # The trunk computes in float32.
         return trunk(x).astype(jax.tree.leaves(variables.params)[0].dtype)
 
     return with_inputs(tail, maps)
@@ -93,22 +93,22 @@ def mobilenet_v2(
 def mobilenet_v2_trunk(
     weights: Weights = None, size: int = 224
 ) -> Callable[[ArrayLike], NDArray[np.float32]]:
-    """The frozen part of :func:`fedjax_sim.models.mobilenet_v2`, for a whole data set at once.
+    """Returns the frozen part of :func:`fedjax_sim.models.mobilenet_v2`, for whole data sets.
 
     Args:
-        weights: as there.
-        size: as there.
+        weights: pretrained weights, as in ``mobilenet_v2``.
+        size: side of the resized images, as in ``mobilenet_v2``.
 
     Returns:
         ``f(images [n, H, W, 3]) -> f32[n, size / 32, size / 32, C]``, on all devices of this
-        process. At size 224 and width 0.35 (C = 56) that is 11 KB for each image.
+        process. At size 224 and width 0.35 (C = 56), an image takes 11 KB.
 
     Raises:
         FileNotFoundError: if there are no weights.
         ValueError: if size or weights do not fit.
     """
     trunk, _ = _trunk(load_weights(weights), size)
-    mesh = Mesh(np.array(jax.local_devices()), ("images",))  # each process computes all
+    mesh = Mesh(np.array(jax.local_devices()), ("images",))  # each process computes all images
     split = PartitionSpec("images")
     program = jax.jit(jax.shard_map(trunk, mesh=mesh, in_specs=split, out_specs=split))
     rows = 64 * mesh.size
@@ -129,13 +129,13 @@ def mobilenet_v2_trunk(
 def mobilenet_v2_tail(
     shape: Sequence[int], classes: int, weights: Weights = None, fresh_tail: bool = False
 ) -> Model:
-    """The part of :func:`fedjax_sim.models.mobilenet_v2` that trains; it takes the trunk's output.
+    """Returns the trained part of :func:`fedjax_sim.models.mobilenet_v2`.
 
     Args:
-        shape: ``(h, w, C)`` of that output.
-        classes: M.
-        weights: as there.
-        fresh_tail: as there.
+        shape: ``(h, w, C)`` of the trunk's output.
+        classes: M, the number of classes.
+        weights: pretrained weights, as in ``mobilenet_v2``.
+        fresh_tail: initialise at random, as in ``mobilenet_v2``.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -172,11 +172,11 @@ def _check_shape(name: str, shape: Sequence[int], channels: int) -> None:
 
 
 def load_weights(weights: Weights) -> Mapping[str, NDArray[np.float32]]:
-    """The arrays of a pretrained MobileNetV2; see :data:`Weights`.
+    """Reads the arrays of a pretrained MobileNetV2, see :data:`Weights`.
 
     Raises:
         FileNotFoundError: if there is no file.
-        ValueError: if it is no .npz file.
+        ValueError: if it is not a .npz file.
     """
     if isinstance(weights, Mapping):
         return {name: np.asarray(a, np.float32) for name, a in weights.items()}
@@ -190,10 +190,10 @@ def _default_file() -> Path:
     files = sorted(folder.glob("*.npz")) if root else []
     if len(files) == 1:
         return files[0]
-    found = f"{folder} holds {len(files)} of them" if root else "it is not set"
+    found = f"{folder} holds {len(files)}" if root else "which is not set"
     raise FileNotFoundError(
-        "mobilenet_v2 needs pretrained weights: put one .npz file (the arrays of Keras, by name) "
-        f"into the folder mobilenet_v2 of FEDJAX_SIM_DATA_DIR ({found}), or give weights=FILE"
+        "mobilenet_v2 needs pretrained weights: put one .npz file (Keras' arrays, by name) into "
+        f"the folder mobilenet_v2 of FEDJAX_SIM_DATA_DIR ({found}), or pass weights=FILE"
     )
 
 
@@ -201,13 +201,13 @@ def _array(arrays: Mapping[str, NDArray[np.float32]], name: str) -> NDArray[np.f
     if name not in arrays:
         raise ValueError(
             f"weights must hold the arrays of keras.applications.MobileNetV2(include_top=False) "
-            f"by their names, got none named {name!r}"
+            f"by name; {name!r} is missing"
         )
     return arrays[name]
 
 
 def _kernel(arrays: Mapping[str, NDArray[np.float32]], name: str) -> NDArray[np.float32]:
-    """``[C, O]``, depthwise ``[3, 3, C]``, of Conv1 ``[3, 3, 3, O]``."""
+    """Returns a kernel: ``[C, O]``, or depthwise ``[3, 3, C]``, or Conv1's ``[3, 3, 3, O]``."""
     if name.endswith("depthwise"):
         return _array(arrays, f"{name}/depthwise_kernel")[..., 0]
     kernel = _array(arrays, f"{name}/kernel")
@@ -215,7 +215,7 @@ def _kernel(arrays: Mapping[str, NDArray[np.float32]], name: str) -> NDArray[np.
 
 
 def _norm(arrays: Mapping[str, NDArray[np.float32]], name: str) -> list[NDArray[np.float32]]:
-    """γ, β, μ and σ² of the BatchNorm that follows a convolution."""
+    """Returns γ, β, μ and σ² of the BatchNorm after a convolution."""
     norm = {"Conv1": "bn_Conv1", "Conv_1": "Conv_1_bn"}.get(name, f"{name}_BN")
     leaves = ("gamma", "beta", "moving_mean", "moving_variance")
     return [_array(arrays, f"{norm}/{leaf}") for leaf in leaves]
@@ -231,12 +231,12 @@ def _bottleneck(layer: Layer, block: str, x: Array) -> Array:
 def _trunk(
     arrays: Mapping[str, NDArray[np.float32]], size: int
 ) -> tuple[Callable[[Array], Array], int]:
-    """``f(images [B, H, W, 3]) -> f32[B, size / 32, size / 32, C]``, and C."""
+    """Returns ``f(images [B, H, W, 3]) -> f32[B, size / 32, size / 32, C]``, and C."""
     if size < 32 or size % 32:
         raise ValueError(f"size must be a multiple of 32, got {size}")
     parts = [f"{b}_{part}" for b in FROZEN for part in ("expand", "depthwise", "project")]
     parts.remove(f"{FROZEN[0]}_expand")
-    # A BatchNorm of fixed statistics is an affine map: folded into the convolution before it.
+    # A BatchNorm with fixed statistics is an affine map, folded into the preceding convolution.
     folded = {}
     for name in ("Conv1", *parts):
         gamma, beta, mean, var = _norm(arrays, name)
@@ -248,7 +248,7 @@ def _trunk(
         kernel, bias = folded[name]
         stride = 2 if name == "Conv1" or name.removesuffix("_depthwise") in NARROWING else 1
         padding = ((0, 1), (0, 1)) if stride == 2 else ((1, 1), (1, 1))
-        if name == "Conv1":  # direct: its kernel is the same for all clients
+        if name == "Conv1":  # "direct", as all clients share its kernel
             return conv(x, jnp.asarray(kernel), padding, "direct", stride=stride) + bias
         if name.endswith("depthwise"):
             return depthwise(x, jnp.asarray(kernel), padding, stride=stride) + bias
@@ -262,12 +262,12 @@ def _trunk(
             x = _bottleneck(layer, block, x)
         return x
 
-    def by_twos(images: Array) -> Array:
+    def in_pairs(images: Array) -> Array:
         return jax.lax.map(lambda image: forward(image[None])[0], images, batch_size=2)
 
     def trunk(images: Array) -> Array:
-        # Two at a time stay in a CPU's cache: 1.3 to 1.5 times the speed of ten.
-        maps: Array = jax.lax.platform_dependent(images, cpu=by_twos, default=forward)
+        # Two images at a time fit in a CPU's cache: 1.3 to 1.5 times as fast as ten.
+        maps: Array = jax.lax.platform_dependent(images, cpu=in_pairs, default=forward)
         return maps
 
     return trunk, folded[parts[-1]][0].shape[-1]

@@ -1,6 +1,6 @@
-"""The networks of the papers, as functions of input shape and number of classes.
+"""The papers' networks, as functions of the input shape and the number of classes.
 
-The maximum commutes with ReLU: pooling first is the same function on a quarter of the entries.
+Max pooling commutes with ReLU; applied first, it leaves ReLU a quarter of the entries.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _CifarCNN(nn.Module):
 
 
 class _FltkCifarCNN(nn.Module):
-    """The same layers; their order, the dense layers and the softmax are FLTK's."""
+    """The layers of :class:`_CifarCNN` in FLTK's order, with its dense layers and softmax."""
 
     classes: int
 
@@ -90,11 +90,11 @@ class _TwoConv(nn.Module):
 
 
 def logistic(shape: Sequence[int], classes: int) -> Model:
-    """Multinomial logistic regression.
+    """Returns multinomial logistic regression.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -103,12 +103,12 @@ def logistic(shape: Sequence[int], classes: int) -> Model:
 
 
 def mlp(shape: Sequence[int], classes: int, widths: Sequence[int] = (200, 200)) -> Model:
-    """Two hidden layers of 200 ReLU units: 199,210 parameters on MNIST.
+    """Returns an MLP with two hidden layers of 200 ReLU units, 199,210 parameters on MNIST.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
-        widths: units of each hidden layer.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
+        widths: number of units of each hidden layer.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -119,11 +119,11 @@ def mlp(shape: Sequence[int], classes: int, widths: Sequence[int] = (200, 200)) 
 
 
 def ffn(shape: Sequence[int], classes: int) -> Model:
-    """Two hidden layers of 64 ReLU units: RADFed's network for Covertype.
+    """Returns RADFed's network for Covertype: two hidden layers of 64 ReLU units.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -134,11 +134,11 @@ def ffn(shape: Sequence[int], classes: int) -> Model:
 
 
 def mnist_cnn(shape: Sequence[int], classes: int) -> Model:
-    """Two convolutions and two dense layers with dropout: 21,840 parameters on MNIST.
+    """Returns two convolutions and two dense layers with dropout, 21,840 parameters on MNIST.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -149,11 +149,11 @@ def mnist_cnn(shape: Sequence[int], classes: int) -> Model:
 
 
 def fashion_cnn(shape: Sequence[int], classes: int) -> Model:
-    """Two convolutions with BatchNorm and a dense layer, for Fashion-MNIST.
+    """Returns two convolutions with BatchNorm and a dense layer, for Fashion-MNIST.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -164,20 +164,20 @@ def fashion_cnn(shape: Sequence[int], classes: int) -> Model:
 
 
 def cifar_cnn(shape: Sequence[int], classes: int, *, as_fltk: bool = False) -> Model:
-    """Six convolutions with BatchNorm and two dense layers, for CIFAR-10.
+    """Returns six convolutions with BatchNorm and two dense layers, for CIFAR-10.
 
-    The thesis prints the layers, not how they are joined. As usual, each convolution is followed by
-    BatchNorm and then ReLU, and a ReLU stands between the dense layers. The code that the thesis
-    ran, FLTK, joins them in another way: ReLU and then BatchNorm, nothing between the dense layers,
-    and a softmax at the end, before a cross-entropy that takes a softmax of its own. Gradients are
-    bounded by that, and training is slower.
+    The thesis lists the layers but not their connections. By default, each convolution is followed
+    by BatchNorm and ReLU, with a ReLU between the dense layers, as is usual. FLTK, the code of the
+    thesis, instead applies ReLU before BatchNorm, nothing between the dense layers, and a final
+    softmax before a cross-entropy that includes a softmax itself. This bounds the gradients and
+    slows down training.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
-        as_fltk: whether to join the layers as FLTK does; the outputs are then probabilities, to be
-            used as logits. FLTK also flips and crops the images of CIFAR-10 at random, which is no
-            part of a model.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
+        as_fltk: whether to connect the layers as FLTK does; the outputs are then probabilities, to
+            be used as logits. FLTK also flips and crops CIFAR-10 images at random, which is not
+            part of the model.
 
     Returns:
         A model with ``f32[B, M]`` logits.
@@ -195,16 +195,16 @@ def cifar_cnn(shape: Sequence[int], classes: int, *, as_fltk: bool = False) -> M
 
 
 def two_conv(shape: Sequence[int], classes: int) -> Model:
-    """Two convolutions 3×3×32 and 3×3×64, a pool, and a dense layer of 128 units.
+    """Returns convolutions 3×3×32 and 3×3×64, max pooling and a dense layer of 128 units.
 
     Args:
-        shape: of one input, without the batch axis.
-        classes: M.
+        shape: shape of one input, without the batch axis.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
 
     Source: the benchmark network of pfl-research, Granqvist et al. 2024
-    <https://arxiv.org/abs/2404.06430>, here without dropout.
+    <https://arxiv.org/abs/2404.06430>, without dropout.
     """
     return from_linen(_TwoConv(classes), shape)

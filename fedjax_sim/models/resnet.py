@@ -14,11 +14,12 @@ from fedjax_sim.base import Array, Model
 from fedjax_sim.models.adapters import from_linen
 from fedjax_sim.models.convolutions import conv
 
-WIDTHS = (16, 32, 64)  # of the three stages
+WIDTHS = (16, 32, 64)
+"""Channels of the three stages."""
 
 
 class _Bias(nn.Module):
-    """One scalar for all channels."""
+    """A scalar bias, shared by all channels."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -26,7 +27,7 @@ class _Bias(nn.Module):
 
 
 class _Conv(nn.Module):
-    """3×3 without bias."""
+    """3×3 convolution without bias."""
 
     features: int
     kernel_init: Any
@@ -40,20 +41,20 @@ class _Conv(nn.Module):
 
 
 def _he(scale: float = 1.0) -> Any:
-    """N(0, 2 / fan_out) times ``scale²``."""
+    """Returns an initialiser with variance ``2 scale² / fan_out``, normally distributed."""
     return nn.initializers.variance_scaling(2 * scale**2, "fan_out", "normal")
 
 
 class FixupBlock(nn.Module):
-    r"""Two convolutions beside a shortcut: :math:`\max(0, s(x) + m\,F(x))`, F(x) = 0 at first.
+    r"""A residual block, :math:`\max(0, s(x) + m\,F(x))` with two convolutions F, 0 at first.
 
-    If the block narrows the image, the shortcut takes every second pixel and fills the new channels
-    with zeros.
+    If the block reduces the image size, the shortcut s takes every second pixel and pads the new
+    channels with zeros.
 
     Attributes:
-        features: output channels.
-        stride: of the first convolution.
-        branches: L, residual branches of the whole network.
+        features: number of output channels.
+        stride: stride of the first convolution.
+        branches: L, the number of residual branches in the whole network.
     """
 
     features: int
@@ -63,7 +64,7 @@ class FixupBlock(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """``[B, H, W, C]`` -> ``[B, H / stride, W / stride, features]``."""
-        # L^(-1/(2m-2)) with m = 2 layers in a branch.
+        # L^(-1/(2m-2)) with m = 2 layers per branch.
         first = _Conv(self.features, _he(1 / math.sqrt(self.branches)), self.stride)
         last = _Conv(self.features, nn.initializers.zeros)
         shifted = _Bias()(x)
@@ -80,11 +81,11 @@ class FixupBlock(nn.Module):
 
 
 class FixupResNet(nn.Module):
-    """The residual network of 6n + 2 layers for small images, with Fixup.
+    """A residual network of 6n + 2 layers for small images, with Fixup.
 
     Attributes:
-        classes: M.
-        blocks: n, of each stage.
+        classes: M, the number of classes.
+        blocks: n, the number of blocks per stage.
     """
 
     classes: int
@@ -103,23 +104,23 @@ class FixupResNet(nn.Module):
 
 
 def resnet20(shape: Sequence[int], classes: int) -> Model:
-    """ResNet-20 with Fixup initialisation: no BatchNorm, 268,393 parameters on CIFAR-10.
+    """Returns ResNet-20 with Fixup instead of BatchNorm, 268,393 parameters on CIFAR-10.
 
     Fixup: (1) the classifier and the last layer of each residual branch start at 0; (2) the other
-    layers start as He et al. 2015 have them, inside branches times :math:`L^{-1/(2m-2)}` with L = 9
-    branches of m = 2 layers; (3) a scalar bias before each convolution, activation and the
-    classifier, and a scalar multiplier in each branch.
+    layers use the initialisation of He et al. 2015, scaled in branches by :math:`L^{-1/(2m-2)}`
+    with L = 9 branches of m = 2 layers; (3) a scalar bias precedes each convolution, each
+    activation and the classifier, and each branch has a scalar multiplier.
 
     Args:
         shape: ``(H, W, C)`` of an image.
-        classes: M.
+        classes: M, the number of classes.
 
     Returns:
         A model with ``f32[B, M]`` logits.
 
     Source: He, Zhang, Ren, Sun 2016 <https://arxiv.org/abs/1512.03385>, section 4.2 (the network,
     0.27 M); He, Zhang, Ren, Sun, "Delving deep into rectifiers", 2015
-    <https://arxiv.org/abs/1502.01852> (the start of the weights); Zhang, Dauphin, Ma 2019
+    <https://arxiv.org/abs/1502.01852> (the initialisation); Zhang, Dauphin, Ma 2019
     <https://arxiv.org/abs/1901.09321>, section 3 (Fixup); the model of Ozdayi, Kantarcioglu, Iyer
     2020 <https://arxiv.org/abs/2010.15582>, section 4.1.
     """

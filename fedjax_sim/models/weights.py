@@ -1,4 +1,4 @@
-"""A model's weights in a file, and as what a model starts from."""
+"""Weights in files, and models that start from given weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Shapes = dict[str, Any]
 
 
 def save_weights(file: str | os.PathLike[str], variables: Variables) -> None:
-    """Writes the weights of one model to a .npz file, an array for each leaf.
+    """Writes the weights of one model to a .npz file, with one array per leaf.
+
+    Arrays are named by the paths that :class:`fedjax_sim.leaves.named` matches; floats shorter than
+    32 bits are stored as float32.
 
     Args:
-        file: the file, which is replaced as a whole.
-        variables: parameters and state; of a result of several runs those of one:
-            ``jax.tree.map(lambda w: w[0], result.variables)``. Arrays have the names that
-            :func:`fedjax_sim.leaves.named` takes; floats shorter than 32 bits become float32.
+        file: the file, which is overwritten.
+        variables: parameters and state of a single run; index a multi-seed result first:
+            ``jax.tree.map(lambda w: w[0], result.variables)``.
 
     Raises:
-        ValueError: if two leaves have one name.
+        ValueError: if two leaves have the same name.
 
     Example:
         >>> import tempfile, fedjax_sim as fs
@@ -42,19 +44,20 @@ def save_weights(file: str | os.PathLike[str], variables: Variables) -> None:
 
 
 def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
-    """The weights that :func:`save_weights` has written.
+    """Reads weights that :func:`save_weights` has written.
+
+    ``simulate(initial=)`` and :func:`fedjax_sim.models.starting_from` start from them.
 
     Args:
         file: the .npz file.
-        model: whose weights they are; ``simulate(initial=)`` starts from them, and so does
-            :func:`fedjax_sim.models.starting_from`.
+        model: the model that the weights belong to.
 
     Returns:
         The variables, in the model's dtypes.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no .npz file of finite numbers, or leaves are missing, unknown or of
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it is not a .npz file of finite numbers, or leaves are missing, unknown or of
             other shapes; names them.
 
     Example:
@@ -65,24 +68,24 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
         Traceback (most recent call last):
         ValueError: weights.npz: Dense_0/Dense_0/bias must have the shape [2], got [3]
     """
-    place = Path(file)
-    if not place.is_file():
-        raise FileNotFoundError(f"there is no file {place}")
+    source = Path(file)
+    if not source.is_file():
+        raise FileNotFoundError(f"there is no file {source}")
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-    wanted, found = _by_path(like), read_npz(place)
-    lacking = [path for path in wanted if path not in found]
+    wanted, found = _by_path(like), read_npz(source)
+    missing = [path for path in wanted if path not in found]
     unknown = [path for path in found if path not in wanted]
-    if lacking or unknown:
-        told = [f"lacks {_some(lacking)}"] * bool(lacking)
-        told += [f"has {_some(unknown)}, which the model has not"] * bool(unknown)
-        raise ValueError(f"{place.name} must have the leaves of the model: it {' and '.join(told)}")
+    if missing or unknown:
+        faults = [f"lacks {_first_of(missing)}"] * bool(missing)
+        faults += [f"has {_first_of(unknown)}, which the model does not have"] * bool(unknown)
+        raise ValueError(f"{source.name} must have the model's leaves: it {' and '.join(faults)}")
     for path, leaf in wanted.items():
         given = found[path]
         if given.shape != leaf.shape:
             runs = given.shape[1:] == leaf.shape
             hint = f": save the weights of one of the {len(given)} runs" if runs else ""
             raise ValueError(
-                f"{place.name}: {path} must have the shape {list(leaf.shape)}, got "
+                f"{source.name}: {path} must have the shape {list(leaf.shape)}, got "
                 f"{list(given.shape)}{hint}"
             )
         numbers = np.issubdtype(given.dtype, np.floating) == jax.numpy.issubdtype(
@@ -90,7 +93,7 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
         )
         if given.dtype.kind not in "biuf" or not numbers or not np.isfinite(given).all():
             raise ValueError(
-                f"{place.name}: {path} must be finite numbers of {leaf.dtype}, got {given.dtype}"
+                f"{source.name}: {path} must be finite numbers of {leaf.dtype}, got {given.dtype}"
             )
     leaves = [found[path].astype(leaf.dtype) for path, leaf in wanted.items()]
     loaded: Variables = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -98,14 +101,14 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
 
 
 def starting_from(model: Model, variables: Variables) -> Model:
-    """The model with given initial weights, the same for every key.
+    """Returns a model with fixed initial weights, whatever the key.
 
     Args:
-        model: any.
-        variables: its weights, such as :func:`fedjax_sim.models.load_weights` returns them.
+        model: any model.
+        variables: its weights, for instance from :func:`fedjax_sim.models.load_weights`.
 
     Returns:
-        The model; within :func:`fedjax_sim.models.lora` they are the trunk's.
+        The model; inside :func:`fedjax_sim.models.lora` its weights are the trunk's.
 
     Example:
         >>> import fedjax_sim as fs
@@ -124,18 +127,20 @@ def starting_from(model: Model, variables: Variables) -> Model:
 
 
 def _by_path(variables: PyTree) -> Shapes:
-    """The leaves by their path without "params" and "state"."""
+    """Returns the leaves by path, without "params" and "state"."""
     found = jax.tree_util.tree_leaves_with_path(variables)
     named = {path_of(entries[1:]): leaf for entries, leaf in found}
     if len(named) < len(found):
-        raise ValueError("weights must have one name for each leaf, got two of one name")
+        raise ValueError(
+            "weights must have a unique name for each leaf, got two with the same name"
+        )
     return named
 
 
 def _plain(leaf: NDArray[Any]) -> NDArray[Any]:
-    """In a dtype that .npz knows: it has no bfloat16."""
+    """Converts dtypes that .npz lacks, such as bfloat16, to float32."""
     return leaf if leaf.dtype.kind in "biuf" else leaf.astype(np.float32)
 
 
-def _some(paths: list[str]) -> str:
+def _first_of(paths: list[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -1,4 +1,4 @@
-"""3×3 convolutions with a quarter of the multiplications, by Winograd's minimal filtering."""
+"""3×3 convolutions by Winograd's minimal filtering, with a quarter of the multiplications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedjax_sim.base import Array
 
 Padding = Sequence[tuple[int, int]]
 Matrix = tuple[tuple[float, ...], ...]
-TILE = 4  # outputs of a tile, on each axis; it looks at 6 inputs
+TILE = 4  # outputs of a tile per axis, computed from 6 inputs
 
 # The polynomials of a tile and of the kernel are multiplied at the points 0, 1, -1, 2, -2 and ∞.
 _INPUT: Matrix = (  # Bᵀ
@@ -40,20 +40,20 @@ _OUTPUT: Matrix = (  # Aᵀ
 
 
 def tiles(length: int) -> int:
-    """How many tiles cover an axis of so many outputs."""
+    """Returns the number of tiles that cover an axis of outputs."""
     return -(-length // TILE)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv3x3(x: Array, kernel: Array, padding: Padding) -> Array:
-    r"""Convolution by a 3×3 kernel with stride 1, F(4×4, 3×3).
+    r"""Convolves with 3×3 kernels and stride 1 by F(4×4, 3×3).
 
     .. math:: Y = A^\top \Big[\sum_c (G k_c G^\top) \odot (B^\top d_c B)\Big] A
 
-    for each tile d of 6×6 inputs. The sum over channels is a product of matrices at each of the 36
-    places, with 36 multiplications for a tile's 16 outputs instead of 144. The other products are
-    additions, one axis after the other. In float32 a result is off by up to 1e-5 of the largest
-    value, a direct sum by up to 5e-7; bfloat16 has too few digits for it.
+    for each tile d of 6×6 inputs. The sum over channels is a matrix product at each of the 36
+    positions, with 36 multiplications for the 16 outputs of a tile instead of 144. The other
+    products are additions, one axis after the other. In float32, the error is up to 1e-5 of the
+    largest value, and 5e-7 for a direct sum; bfloat16 is not precise enough.
 
     Args:
         x: ``f32[B, H, W, C]``.
@@ -76,11 +76,11 @@ def _forward(x: Array, kernel: Array, padding: Padding) -> tuple[Array, tuple[Ar
     (batch, *sides, channels), outputs = x.shape, kernel.shape[3]
     shape = [n + low + high - 2 for n, (low, high) in zip(sides, padding, strict=True)]
     down, right = map(tiles, shape)
-    seen = [
+    pads = [
         (low, TILE * count + 2 - n - low)
         for n, count, (low, _) in zip(sides, (down, right), padding, strict=True)
     ]
-    padded = jnp.pad(x, ((0, 0), *seen, (0, 0)))
+    padded = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     of_input = _on_both(_input_tiles, padded).reshape(36, -1, channels)
     of_kernel = (_both_axes(kernel.dtype) @ kernel.reshape(9, -1)).reshape(36, channels, outputs)
     product = _products(of_input, of_kernel, 2, 1).reshape(6, 6, batch, down, right, outputs)
@@ -91,7 +91,7 @@ def _forward(x: Array, kernel: Array, padding: Padding) -> tuple[Array, tuple[Ar
 def _backward(
     padding: Padding, saved: tuple[Array, Array, Array], dy: Array
 ) -> tuple[Array, Array]:
-    """The transposes of the same maps: what dy becomes serves both gradients."""
+    """Applies the transposed maps; the transform of dy serves both gradients."""
     of_input, of_kernel, empty = saved
     (batch, *shape, outputs), channels = dy.shape, of_input.shape[2]
     down, right = map(tiles, shape)
@@ -111,18 +111,18 @@ conv3x3.defvjp(_forward, _backward)
 
 
 def _both_axes(dtype: jnp.dtype) -> Array:
-    """G ⊗ G: a kernel is small, so that one product of matrices is as fast as two axes."""
+    """Returns G ⊗ G: kernels are small, so one matrix product is as fast as one per axis."""
     g = jnp.asarray(_KERNEL, dtype)
     return jnp.kron(g, g)
 
 
 def _products(a: Array, b: Array, of_a: int, of_b: int) -> Array:
-    """A product of matrices at each of the 36 places, over an axis of a and one of b."""
+    """Multiplies matrices at each of the 36 positions, over an axis of a and one of b."""
     return jax.lax.dot_general(a, b, (((of_a,), (of_b,)), ((0,), (0,))))
 
 
 def _combine(matrix: Matrix, parts: Sequence[Array]) -> list[Array]:
-    """The product matrix · parts, written out: a third of the entries are 0."""
+    """Multiplies a matrix by parts term by term, since a third of its entries are 0."""
     rows = ([c * part for c, part in zip(row, parts, strict=True) if c] for row in matrix)
     return [functools.reduce(jnp.add, terms) for terms in rows]
 
@@ -131,34 +131,34 @@ def _transposed(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))
 
 
-# The four maps below work on axis 2. Of images [B, H, W, C] that is the width; then the places in a
-# tile lead, [6, B, H, t, C], and it is the height.
+# The four maps below work on axis 2: first the width of images [B, H, W, C], whose positions in a
+# tile then become the leading axis, [6, B, H, t, C]; then the height.
 
 
 def _on_both(axis_2: Callable[[Array], Array], x: Array) -> Array:
-    """A map of the width, then of the height.
+    """Applies a map to the width, then to the height.
 
-    The barrier keeps XLA from computing the first anew for each entry of the second.
+    The barrier keeps XLA from recomputing the first for each entry of the second.
     """
     return axis_2(jax.lax.optimization_barrier(axis_2(x)))
 
 
 def _input_tiles(x: Array) -> Array:
-    """Bᵀ of the overlapping tiles of an axis: ``[., ., 4t + 2, ...]`` -> ``[6, ., ., t, ...]``."""
+    """Applies Bᵀ to overlapping tiles: ``[., ., 4t + 2, ...]`` -> ``[6, ., ., t, ...]``."""
     last = x.shape[2] - 5
     return jnp.stack(_combine(_INPUT, [x[:, :, i : i + last : TILE] for i in range(6)]))
 
 
 def _add_tiles(d: Array) -> Array:
-    """Its transpose, with 2 zeros behind: ``[6, ., ., t, ...]`` -> ``[., ., 4t + 4, ...]``.
+    """Applies its transpose, plus 2 zeros: ``[6, ., ., t, ...]`` -> ``[., ., 4t + 4, ...]``.
 
-    The last two inputs of a tile are the first two of the next. (Transposed by JAX it is a sum of
-    six scatters, and the whole gradient takes three times as long.)
+    The last two inputs of a tile are the first two of the next. (JAX's transpose is a sum of six
+    scatters, with which the whole gradient takes three times as long.)
     """
     parts = _combine(_transposed(_INPUT), list(d))
-    here = [_pad_tiles(part, (0, 1)) for part in parts[:TILE]]
-    ahead = [_pad_tiles(part, (1, 0)) for part in parts[TILE:]]
-    return _merged([here[0] + ahead[0], here[1] + ahead[1], *here[2:]])
+    first = [_pad_tiles(part, (0, 1)) for part in parts[:TILE]]
+    following = [_pad_tiles(part, (1, 0)) for part in parts[TILE:]]
+    return _merged([first[0] + following[0], first[1] + following[1], *first[2:]])
 
 
 def _pad_tiles(part: Array, count: tuple[int, int]) -> Array:
@@ -166,17 +166,17 @@ def _pad_tiles(part: Array, count: tuple[int, int]) -> Array:
 
 
 def _join_outputs(m: Array) -> Array:
-    """Aᵀ of the tiles of an axis, side by side: ``[6, ., ., t, ...]`` -> ``[., ., 4t, ...]``."""
+    """Applies Aᵀ and joins the tiles: ``[6, ., ., t, ...]`` -> ``[., ., 4t, ...]``."""
     return _merged(_combine(_OUTPUT, list(m)))
 
 
 def _split_outputs(dy: Array) -> Array:
-    """Its transpose: ``[., ., 4t, ...]`` -> ``[6, ., ., t, ...]``."""
+    """Applies its transpose: ``[., ., 4t, ...]`` -> ``[6, ., ., t, ...]``."""
     tiled = dy.reshape(*dy.shape[:2], -1, TILE, *dy.shape[3:])
     return jnp.stack(_combine(_transposed(_OUTPUT), [tiled[:, :, :, i] for i in range(TILE)]))
 
 
 def _merged(parts: Sequence[Array]) -> Array:
-    """Four parts of every tile, one behind the other on the axis of the tiles."""
+    """Interleaves four parts of every tile on the tile axis."""
     y = jnp.stack(parts, 3)
     return y.reshape(*y.shape[:2], -1, *y.shape[4:])

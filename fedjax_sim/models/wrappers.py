@@ -1,4 +1,4 @@
-"""A model around a model: other inputs, another type inside, low-rank adapters."""
+"""Models that wrap a model: scaled inputs, mixed precision, frozen weights, LoRA."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedjax_sim.models.leaves import named, path_of
 
 
 def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
-    r"""Scales raw inputs in the step, :math:`(x - \mu) / \sigma`, so that they may stay uint8.
+    r"""Scales raw inputs in each step, :math:`(x - \mu) / \sigma`, so data may stay uint8.
 
     Args:
-        model: takes ``f32[B, *feature]``.
-        mean: μ, ``f32[C]``, in units of x, for the last axis.
-        std: σ, ``f32[C]``.
+        model: a model that takes ``f32[B, *feature]``.
+        mean: μ, ``f32[C]`` for the last axis, in units of x.
+        std: σ, ``f32[C]`` likewise.
 
     Returns:
         A model that takes ``[B, *feature]`` of any dtype.
@@ -47,7 +47,7 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
 
 
 def with_inputs(model: Model, change: Callable[[Variables, Array], Array]) -> Model:
-    """A model that is given ``change(variables, x)`` in place of x."""
+    """Returns a model that receives ``change(variables, x)`` instead of x."""
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
@@ -55,33 +55,33 @@ def with_inputs(model: Model, change: Callable[[Variables, Array], Array]) -> Mo
 
         return apply
 
-    return _around(model, around)
+    return _wrapped(model, around)
 
 
-def _around(model: Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
-    """The model with its ``apply``, and its ``features`` if it has some, wrapped."""
+def _wrapped(model: Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
+    """Wraps the ``apply`` of a model, and its ``features`` if it has them."""
     features = None if model.features is None else wrap(model.features)
     return model._replace(apply=wrap(model.apply), features=features)
 
 
 def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
-    """Computes in another type: weights and inputs are cast in the step, the outputs back.
+    """Returns a model that computes in another dtype, for mixed precision.
 
-    The weights, their gradients and updates, BatchNorm's statistics and the loss stay in the type
-    of the weights, float32: mixed precision, as an accelerator's matrix units want it.
+    Each step casts weights and inputs, and casts the outputs back. Weights, gradients, updates,
+    BatchNorm statistics and the loss stay in float32.
 
     Args:
-        model: computes in the type of its weights and inputs.
-        dtype: of what it computes, ``jnp.bfloat16``.
+        model: a model that computes in the dtype of its weights and inputs.
+        dtype: dtype to compute in, such as ``jnp.bfloat16``.
 
     Returns:
         The model; its outputs are ``f32``.
 
     Raises:
-        ValueError: at its first use, if the model does not compute in that type.
+        ValueError: at the first use, if the model does not compute in that dtype.
 
-    Source: Micikevicius et al. 2018 <https://arxiv.org/abs/1710.03740>, without the scaling of the
-    loss, which bfloat16 with its wide exponent does not need.
+    Source: Micikevicius et al. 2018 <https://arxiv.org/abs/1710.03740>, without loss scaling, which
+    bfloat16 does not need because of its wide exponent.
 
     Example:
         >>> import fedjax_sim as fs
@@ -99,7 +99,7 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
         if outputs.dtype != kind:
             raise ValueError(
                 f"model must compute in {kind} if its weights and inputs are, got {outputs.dtype}; "
-                "scaling goes around it: with_scaling(with_compute_dtype(model, dtype), mean, std)"
+                "apply scaling outside: with_scaling(with_compute_dtype(model, dtype), mean, std)"
             )
         return outputs.astype(jnp.float32)
 
@@ -111,21 +111,22 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
 
         return apply
 
-    return _around(model, around)
+    return _wrapped(model, around)
 
 
 def with_frozen(model: Model, leaves: Leaves) -> Model:
-    """Takes some weights as constants: their gradient is 0, whoever takes it.
+    """Returns a model in which some weights are constants: their gradient is always 0.
 
-    ``local_sgd(trained=...)`` leaves weights out of its own steps alone. Companions (APFL, FedRoD)
-    and what an objective makes of the weights (Per-FedAvg, pFedMe) move all that have a gradient.
+    ``local_sgd(trained=...)`` excludes weights only from its own steps. Companions (APFL, FedRoD)
+    and objectives that take steps themselves (Per-FedAvg, pFedMe) change all weights that have a
+    gradient.
 
     Args:
-        model: any.
-        leaves: the weights, see :mod:`fedjax_sim.leaves`.
+        model: any model.
+        leaves: the constant weights, see :mod:`fedjax_sim.leaves`.
 
     Returns:
-        The model. A term of the objective that reads the weights themselves, as ``l2`` does, still
+        The model. A term of the objective that reads the weights directly, such as ``l2``, still
         has a gradient.
 
     Example:
@@ -151,52 +152,51 @@ def with_frozen(model: Model, leaves: Leaves) -> Model:
 
         return apply
 
-    return _around(model, around)
+    return _wrapped(model, around)
 
 
 _KERNELS = named("*kernel")
 
 
 def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None = None) -> Model:
-    r"""LoRA: a trunk whose matrices W are adapted by products of two small ones.
+    r"""Returns a LoRA model: a trunk whose matrices W are adapted by products of small matrices.
 
     .. math:: W + \frac{\alpha}{r} A B, \qquad
               A \in \mathbb{R}^{m \times r},\ B \in \mathbb{R}^{r \times n}
 
-    Its weights are ``trunk``, the model's own, and ``A`` and ``B`` with a matrix for each adapted
-    leaf, by its path. A is drawn from :math:`U(-1/\sqrt{m}, 1/\sqrt{m})`, B is 0: at first the
-    model is its trunk. What of it trains and what travels is for others to say; with
-    ``names = fs.leaves.named`` and ``split = fs.exchange.split``
+    Its weights are ``trunk``, the weights of the model, and ``A`` and ``B``, with one matrix per
+    adapted leaf, by path. A is drawn from :math:`U(-1/\sqrt{m}, 1/\sqrt{m})` and B is 0, so the
+    model starts as its trunk. Local update and exchange determine which weights train and which are
+    sent; with ``names = fs.leaves.named`` and ``split = fs.exchange.split``
 
     - FedIT trains and shares both: ``local_sgd(trained=names("A", "B"))``,
-      ``exchange=split(frozen=names("trunk"))``. The mean of the A times that of the B is not the
+      ``exchange=split(frozen=names("trunk"))``. The product of the mean A and the mean B is not the
       mean of the products.
-    - FFA-LoRA leaves A as it was drawn: ``trained=names("B")``,
-      ``split(frozen=names("trunk", "A"))``. The mean of the B is that of the products.
+    - FFA-LoRA keeps A at its initial value: ``trained=names("B")``,
+      ``split(frozen=names("trunk", "A"))``. Averaging B averages the products.
     - FedSA-LoRA trains both and shares A: ``trained=names("A", "B")``,
-      ``split(own=names("B"), frozen=names("trunk"))``. What counts are the clients' own models: the
-      server's has the initial B, so that it stays the trunk.
+      ``split(own=names("B"), frozen=names("trunk"))``. Evaluate the clients' personal models: the
+      server model has the initial B, so it stays the trunk.
 
-    The product is added to W in every step, so that a matrix of any model can be adapted. A step
-    then takes no less time than one that trains W: what is small is the traffic, and the state of
-    the optimiser.
+    The product is added to W in every step, so matrices of any model can be adapted. A step is
+    therefore not faster than a step that trains W; LoRA saves traffic and optimiser state.
 
     Args:
-        model: the trunk. If it is trained already, ``simulate(initial=)`` takes its weights: what
-            ``init`` gives, with them in place of ``trunk``.
+        model: the trunk. To use trained weights, put them in place of ``trunk`` in the result of
+            ``init`` and pass it to ``simulate(initial=)``.
         rank: r.
-        leaves: the matrices W; all kernels by default. A leaf of more axes is cut into the matrix
-            that has the fewest rows and columns: attention's ``[D, heads, D / heads]`` is D × D, a
-            convolution's ``[3, 3, C, C]`` is 9 C × C.
-        alpha: α; None for r, a factor of 1.
+        leaves: the matrices W; all kernels by default. A leaf with more axes is reshaped to the
+            matrix with the fewest rows and columns: ``[D, heads, D / heads]`` of attention to
+            D × D, ``[3, 3, C, C]`` of a convolution to 9 C × C.
+        alpha: α; None: r, for a factor of 1.
 
     Returns:
-        The model. Its head is the trunk's with the adapters of that. Its state, such as statistics
-        of norms, is the trunk's, and travels unless the exchange says otherwise.
+        The model. Its head is the trunk's head with its adapters. Its state, such as statistics of
+        norms, is the trunk's, and is sent unless the exchange excludes it.
 
     Raises:
-        ValueError: if the rank is not positive; at the first ``init``, if leaves are no
-            matrices, or none.
+        ValueError: if rank is not positive; at the first ``init``, if leaves chooses no weights, or
+            weights that are not matrices.
 
     Source: Hu et al. 2022 <https://arxiv.org/abs/2106.09685>, section 4.1, and the authors' code
     <https://github.com/microsoft/LoRA>, for A; Zhang et al. 2024 <https://arxiv.org/abs/2305.05644>
@@ -250,18 +250,18 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
         return head
 
     head = None if model.head is None else with_adapters(model.head)
-    return _around(model, around)._replace(init=init, head=head)
+    return _wrapped(model, around)._replace(init=init, head=head)
 
 
 def _chosen(leaves: Leaves, variables: Variables) -> dict[str, Array]:
-    """The weights among some leaves, by path."""
+    """Returns the weights that leaves chooses, by path."""
     found = jax.tree_util.tree_leaves_with_path(variables.params)
     mask = jax.tree.leaves(leaves(variables).params)
     return {path_of(entries): w for (entries, w), here in zip(found, mask, strict=True) if here}
 
 
 def _sides(path: str, shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of the matrix that has the fewest of them, among the cuts of a shape."""
+    """Returns rows and columns of the matrix with the fewest of both that a shape splits into."""
     cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
     if not cuts:
         raise ValueError(f"leaves must be matrices, {path} has the shape {tuple(shape)}")

@@ -1,16 +1,14 @@
-"""Clocks: how long rounds take, and what the server waits for; devices differ by laws."""
+"""Clocks: how long rounds take, and how long the server waits."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Any
 
-from fedjax_sim.base import Availability, Clock, Law, Link, Need, part
+from fedjax_sim.base import Availability, Clock, Law, Link, Need, concrete
 from fedjax_sim.base.clock import Late
 from fedjax_sim.engine.needs import NO_FLIGHT
-from fedjax_sim.plan import traces
 from fedjax_sim.plan.devices import (
-    as_law,
     bandwidth,
     bernoulli,
     check_positive,
@@ -21,6 +19,7 @@ from fedjax_sim.plan.devices import (
     tiers,
 )
 from fedjax_sim.plan.redistribution import keep
+from fedjax_sim.plan.traces import Trace, read
 
 __all__ = [
     "bandwidth",
@@ -34,25 +33,25 @@ __all__ = [
     "traced",
 ]
 
-_KNOWN_AGE = Need(
+KNOWN_AGE = Need(
     "broadcast",
-    "models whose staleness is not drawn: in a round they come back when they are done",
+    "models whose staleness is not drawn: in a round they return when they are done",
     lambda parts: parts.broadcast.tags != "staleness",
     "broadcast=latest()",
 )
-_BY_SERVER = Need(
+BY_SERVER = Need(
     "redistribution",
     "models that clients send to the server, and not to one another",
     lambda parts: not parts.selection.sticky or parts.redistribution is keep,
     "redistribution=keep",
 )
-_WHOLE = Need(
+NO_FRAGMENTS = Need(
     "exchange",
     "models without fragments, of which a client that is not there would miss some",
     lambda parts: not parts.exchange.fragments,
     "exchange=everything()",
 )
-_STOPS = Need(
+STOPS = Need(
     "local",
     "an update that can stop early",
     lambda parts: parts.local.stops,
@@ -60,59 +59,83 @@ _STOPS = Need(
 )
 
 
-@part
-def simulated(
-    compute: float | Law,
-    link: Link | None = None,
-    available: Availability | None = None,
-    *,
-    failures: float = 0.0,
-    deadline: float | None = None,
-    late: Late = "drop",
-    first: int | None = None,
-    idle: float = 60.0,
-    watts: float | None = None,
-    seed: int = 0,
-) -> Clock:
-    r"""Devices of laws, and rounds that last as long as the slowest visit, if no rule ends them.
+class _Rounds(Clock):
+    """The rules by which rounds end."""
+
+    _: dataclasses.KW_ONLY
+    failures: float = 0.0
+    deadline: float | None = None
+    late: Late = "drop"
+    first: int | None = None
+    idle: float = 60.0
+    watts: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if concrete(self.failures) and not 0 <= self.failures < 1:
+            raise ValueError(f"failures must be in [0, 1), got {self.failures}")
+        for name in ("deadline", "idle", "watts"):
+            value = getattr(self, name)
+            if value is not None:
+                check_positive(name, value)
+        if self.late not in ("drop", "partial"):
+            raise ValueError(f"late must be 'drop' or 'partial', got {self.late!r}")
+        if self.late == "partial" and self.deadline is None:
+            raise ValueError("late='partial' needs a deadline, which clients stop in time for")
+        if self.first is not None and self.first < 1:
+            raise ValueError(f"first must be at least 1, got {self.first}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        needs = [KNOWN_AGE, BY_SERVER] + [NO_FRAGMENTS] * self.loses + [STOPS] * self.cuts
+        if (first := self.first) is not None:
+            enough = Need(
+                "schedule",
+                f"at least {first} clients to wait for",
+                lambda parts: len(parts.schedule.group) >= first,
+                "a larger cohort",
+            )
+            needs += [NO_FLIGHT, enough]
+        return tuple(needs)
+
+
+class simulated(_Rounds):
+    r"""Simulated devices; a round lasts as long as its slowest visit, unless a rule ends it.
 
     .. math:: s_k = \frac{\text{bytes down}}{\text{down}_k} + T_k c_k +
               \frac{\text{bytes up}}{\text{up}_k}, \qquad
               s = \min(\max_k s_k, \text{deadline})
 
-    A client that is asleep is not asked, and its slot is idle. One that is lost falls silent at a
-    uniform point of its visit, and the server sees it. A client that is at work when the round is
-    over stops there, and an upload that it has begun counts as sent. Of a client that is lost or
-    late nothing is taken: it weighs nothing, keeps what it had before, and a model in flight stays
-    as it was before the visit; a model that is due at a client which keeps its slot is lost with
-    it. What was sent before the first round and after the last takes no time. With a schedule that
-    takes models as they come back (:func:`fedjax_sim.schedule.buffered`) the same holds of each
-    visit by itself, but no round stops one.
+    A client that is asleep is not sent a model, and its slot is idle. A lost client stops at a
+    uniformly random point of its visit, and the server notices. A client that is still working when
+    the round ends stops, and an upload that it has begun counts as sent. Nothing of a lost or late
+    client is used: it has no weight, keeps its previous state, and a model in flight stays as it
+    was before the visit; a model that is due at a client which keeps its slot is lost with it.
+    Transfers before the first round and after the last take no time. With a schedule that collects
+    models as they return (:func:`fedjax_sim.schedule.buffered`) the same applies to each visit
+    separately, but no round ends a visit.
 
     Args:
-        compute: c_k, the seconds of each local step that a client reports; a number for all.
-        link: see :func:`bandwidth`; None: bytes travel in no time.
-        available: who is awake when the round begins; None: everyone.
+        compute: c_k, the seconds of each local step that a client reports; a number for all
+            clients, or a distribution such as :func:`lognormal`.
+        link: see :func:`bandwidth`; None: transfers take no time.
+        available: the clients that are awake when the round begins; None: all.
         failures: the probability that a client is lost in the middle of its visit.
-        deadline: the seconds of a round at most; None for any number.
-        late: what becomes of a client that the deadline finds at work: "drop" drops its visit;
-            "partial" lets it take the steps that leave time for the upload, if that is one at
-            least.
-        first: the server waits for so many uploads and drops the others (over-selection); None for
-            all.
-        idle: the seconds of a round in which no client trains, as all sleep; also the seconds after
-            which a model that goes to one client alone is offered again if that one sleeps.
-        watts: the power of a device that computes; None: energy is not told.
-        seed: of the devices. All runs have the same.
-
-    Returns:
-        A clock.
+        deadline: the maximum duration of a round in seconds; None for no limit.
+        late: what happens to a client that is working at the deadline: "drop" drops its visit;
+            "partial" lets it take the steps that leave time for the upload, at least one.
+        first: the number of uploads that the server waits for, dropping the others
+            (over-selection); None for all.
+        idle: the duration of a round in which no client trains because all are asleep; also the
+            seconds after which a model that is sent alone is offered again if its client sleeps.
+        watts: the power of a computing device; None: energy is not reported.
+        seed: seed of the devices, which are the same in all runs.
 
     Raises:
-        ValueError: if a number is out of range, or there is nothing that ``late`` is for.
+        ValueError: if a number is out of range, or ``late`` is "partial" without a deadline.
 
     Source: Bonawitz et al. 2019 <https://arxiv.org/abs/1902.01046>, section 2.2, where a server
-    waits for enough devices or a time and ignores the others; Li et al. 2020
+    waits for enough devices or a deadline and ignores the others; Li et al. 2020
     <https://arxiv.org/abs/1812.06127>, for partial work.
 
     Example:
@@ -120,68 +143,67 @@ def simulated(
         >>> fs.clock.simulated(fs.clock.tiers(1, 2, 10), fs.clock.bandwidth(1e6, 4e6))
         simulated(tiers(1, 2, 10), link=bandwidth(1000000.0, 4000000.0))
     """
-    if not 0 <= failures < 1:
-        raise ValueError(f"failures must be in [0, 1), got {failures}")
-    for name, value in (("deadline", deadline), ("idle", idle), ("watts", watts)):
-        if value is not None:
-            check_positive(name, value)
-    if late not in ("drop", "partial"):
-        raise ValueError(f"late must be 'drop' or 'partial', got {late!r}")
-    if late == "partial" and deadline is None:
-        raise ValueError("late='partial' needs a deadline, which clients stop in time for")
-    if first is not None and first < 1:
-        raise ValueError(f"first must be at least 1, got {first}")
-    made = Clock(
-        compute=as_law("compute", compute),
-        link=link,
-        available=available,
-        failures=failures,
-        deadline=deadline,
-        late=late,
-        first=first,
-        idle=idle,
-        watts=watts,
-        seed=seed,
-    )
-    needs = [_KNOWN_AGE, _BY_SERVER]
-    needs += [_WHOLE] * made.loses + [_STOPS] * made.cuts
-    if first is not None:
-        enough = Need(
-            "schedule",
-            f"at least {first} clients to wait for",
-            lambda parts: len(parts.schedule.group) >= first,
-            "a larger cohort",
-        )
-        needs += [NO_FLIGHT, enough]
-    return made._replace(needs=tuple(needs))
+
+    compute: float | Law
+    link: Link | None = None
+    available: Availability | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.compute):
+            check_positive("compute", self.compute)
 
 
-@part
-def traced(file: str | Path, *, period: int | None = None, **settings: Any) -> Clock:
-    """:func:`simulated` with the devices of a file.
+class traced(_Rounds):
+    """Simulated devices from a file, otherwise as :func:`simulated`.
 
-    It has a row for each client, from 0 and in order, with the columns ``client``,
+    The file has a row for each client, from 0 and in order, with the columns ``client``,
     ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``: a .csv file with
-    these names in its first line, or a .npz file with an array of each. If it has ``from`` and
-    ``to`` besides, in whole seconds of simulated time, a client may have several rows: it is awake
-    from each ``from`` until before the ``to``, with the speeds of that row, and asleep at any other
-    time. A row holds for a whole round, by the round's beginning.
+    these names in its first line, or a .npz file with an array for each. With additional columns
+    ``from`` and ``to``, in whole seconds of simulated time, a client may have several rows: it is
+    awake in each interval [from, to), with the speeds of that row, and asleep at any other time.
+    The row at the start of a round applies to the whole round.
 
     Args:
         file: the trace; it may have more clients than the data.
-        period: seconds after which the trace begins again; None: it does not, and all who have no
-            row then sleep to the end of the run.
-        settings: of :func:`simulated`, beside compute, link and available.
-
-    Returns:
-        A clock.
+        period: seconds after which the trace repeats; None: it does not, and clients without a
+            later row sleep to the end of the run.
+        failures: see :func:`simulated`, like all that follow.
+        deadline: maximum duration of a round.
+        late: what happens to a client that is working at the deadline.
+        first: the number of uploads that the server waits for.
+        idle: the duration of a round in which no client trains.
+        watts: the power of a computing device.
+        seed: seed of the failures.
 
     Raises:
-        ValueError: if a number of the file is out of range, a client is missing, or rows are out of
-            order; says which row. When it starts, if the data have more clients.
+        ValueError: if a number in the file is out of range, a client is missing, or rows are out of
+            order, with the number of the row; in the first round, if the data have more clients.
     """
-    if period is not None and not 1 <= period < 2**31:
-        raise ValueError(f"period must be a whole number of seconds from 1, got {period}")
-    trace = traces.read(file, period)
-    made = simulated(trace.compute, trace.link, trace.available, **settings)
-    return made._replace(clients=trace.clients)
+
+    file: str | Path
+    _: dataclasses.KW_ONLY
+    period: int | None = None
+    trace: Trace = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.period is not None and not 1 <= self.period < 2**31:
+            raise ValueError(f"period must be a whole number of seconds from 1, got {self.period}")
+        object.__setattr__(self, "trace", read(self.file, self.period))
+        super().__post_init__()
+
+    @property
+    def compute(self) -> Law:
+        return self.trace.compute
+
+    @property
+    def link(self) -> Link:
+        return self.trace.link
+
+    @property
+    def available(self) -> Availability | None:
+        return self.trace.available
+
+    @property
+    def clients(self) -> int:
+        return self.trace.clients

@@ -1,30 +1,29 @@
-"""A graph of clients that is learned of their models and losses."""
+"""Dada: a graph of clients that is learned from their models and losses."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, LearnedRedistribution, Slots, part
+from fedjax_sim.base import Array, LearnedRedistribution, Slots, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.moves import Mixing
 
 DELTA = 1e-6
-"""δ, by which a client without neighbours has a finite cost."""
+"""δ, which makes the cost of a client without neighbours finite."""
 
 HALVINGS = 40
-"""Of the interval of a weight, after which float32 has no finer one."""
+"""Bisection steps, after which float32 has no finer interval."""
 
 
-@part
-def learned(
-    mu_1: float = 1.0, mu_2: float = 0.5, penalty: float = 1.0, *, peers: int = 5, lr: float = 0.5
-) -> LearnedRedistribution:
-    r"""Clients learn whom to listen to: models that are alike, of clients whose losses are small.
+class learned(LearnedRedistribution):
+    r"""Dada: clients learn a graph that joins similar models of clients with small losses.
 
-    The weights of the edges, and the models, minimise together
+    The weights of the edges and the models jointly minimise
 
     .. math:: J(w, \theta) = \sum_k d_k c_k L_k(\theta_k)
               + \frac{\mu_1}{2} \sum_{k<l} w_{kl} \lVert \theta_k - \theta_l \rVert^2
@@ -32,35 +31,32 @@ def learned(
               \qquad d_k = \sum_l w_{kl}, \quad w \ge 0
 
     where :math:`L_k` is the client's loss at the model that it has trained and :math:`c_k = n_k /
-    \max_l n_l`. Between two rounds the clients meet in pairs, drawn at random anew κ times. Of a
-    pair one sends its model, its loss and its degree; the other sets their weight to where J is
-    least, all else fixed, and sends it back. Then everyone makes a proximal step of rate η towards
-    its neighbours:
+    \max_l n_l`. Between two rounds the clients are paired at random κ times. One of a pair sends
+    its model, its loss and its degree; the other sets their weight to the minimum of J with all
+    else fixed, and sends it back. Then every client takes a proximal step of rate η towards its
+    neighbours:
 
     .. math:: \theta_k \leftarrow \frac{c_k \theta_k + \eta\mu_1 \sum_l w_{kl} \theta_l / d_k}
                                        {c_k + \eta\mu_1}
 
-    There is no edge at first. The logarithm lets nobody stay alone; a smaller λ makes the graph
-    sparser.
+    There is no edge at first. The logarithm keeps every client connected; a smaller λ makes the
+    graph sparser. The state is w, ``f32[S, S]``. Each model is sent with 12 bytes: a loss, a
+    degree, and a weight in return.
 
-    The paper's clients take a proximal gradient step on κ weights at once. Its length must fall as
-    degrees do, which the authors' code finds out by the J of all clients. A weight alone has one
-    best value, and pairs that share no client may take theirs at the same time.
+    The paper's clients take a proximal gradient step on κ weights at once, whose length must
+    decrease with the degrees; the authors' code determines it from the J of all clients. A single
+    weight has one optimal value, and pairs that share no client can be optimised at the same time.
 
-    Needs a schedule without a server, slots that keep their clients, and equal weighting.
+    It needs a schedule without a server, slots that keep their clients, equal weighting, and
+    clients that report ``final_loss`` (:func:`fedjax_sim.reports.with_final_loss`).
 
     Args:
-        mu_1: μ₁, how much distances between models count.
-        mu_2: μ₂, how much the graph's own shape counts.
-        penalty: λ, how much large weights cost.
-        peers: κ, the clients that each meets between two rounds; with an odd number one misses a
-            meeting.
+        mu_1: μ₁, the weight of distances between models.
+        mu_2: μ₂, the weight of the terms of the graph itself.
+        penalty: λ, the penalty on large weights.
+        peers: κ, the number of pairings between two rounds; with an odd number of clients one is
+            left out of each.
         lr: η; 0 moves no model.
-
-    Returns:
-        A redistribution that reads ``final_loss``
-        (:func:`fedjax_sim.reports.with_final_loss`). Its state is w, ``f32[S, S]``. A model that is
-        sent comes with 12 bytes: a loss, a degree, and a weight in return.
 
     Raises:
         ValueError: if a number is out of range.
@@ -71,58 +67,69 @@ def learned(
     >>> learned(penalty=10.0, peers=2)
     learned(penalty=10.0, peers=2)
     """
-    for name, number in {"mu_2": mu_2, "penalty": penalty}.items():
-        if not isinstance(number, Array) and not number > 0:
-            raise ValueError(f"{name} must be positive, got {number}")
-    for name, number in {"mu_1": mu_1, "lr": lr}.items():
-        if not isinstance(number, Array) and not number >= 0:
-            raise ValueError(f"{name} must not be negative, got {number}")
-    if peers < 1:
-        raise ValueError(f"peers must be at least 1, got {peers}")
 
-    def init(slots: int) -> Array:
+    mu_1: float = 1.0
+    mu_2: float = 0.5
+    penalty: float = 1.0
+    _: dataclasses.KW_ONLY
+    peers: int = 5
+    lr: float = 0.5
+
+    reads = ("final_loss",)
+    beside = 3
+    needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)
+
+    def __post_init__(self) -> None:
+        for name in ("mu_2", "penalty"):
+            value = getattr(self, name)
+            if concrete(value) and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name in ("mu_1", "lr"):
+            value = getattr(self, name)
+            if concrete(value) and not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if self.peers < 1:
+            raise ValueError(f"peers must be at least 1, got {self.peers}")
+
+    def init(self, slots: int) -> Array:
         return jnp.zeros((slots, slots), jnp.float32)
 
-    def move(key: Array, graph: Array, slots: Slots) -> tuple[Mixing, Array]:
+    def move(self, key: Array, graph: Array, slots: Slots) -> tuple[Mixing, Array]:
         trained = slots.visits > 0
         counts = slots.samples_visited.astype(jnp.float32)
         confidence = jnp.where(trained, counts / jnp.maximum(jnp.max(counts), 1), 1)
         loss = confidence * slots.info.extra["final_loss"]
         distance = tree.pairwise_squared_distances(slots.variables.params)
 
-        def meet(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
+        def pair(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
             graph, seen = carry
             order, half = permutation(key, len(graph)), len(graph) // 2
             a, b = order[:half], order[half : 2 * half]
             old, degree = graph[a, b], jnp.sum(graph, axis=1) + DELTA
-            cost = loss[a] + loss[b] + mu_1 / 2 * distance[a, b]
-            best = _least(cost / mu_2, penalty, degree[a] - old, degree[b] - old)
+            cost = loss[a] + loss[b] + self.mu_1 / 2 * distance[a, b]
+            best = _best_weight(cost / self.mu_2, self.penalty, degree[a] - old, degree[b] - old)
             new = jnp.where(trained[a] & trained[b], best, old)
             graph = graph.at[a, b].set(new).at[b, a].set(new)
             return (graph, seen.at[a, b].set(True)), None
 
         start = graph, jnp.zeros(graph.shape, bool)
-        (graph, seen), _ = jax.lax.scan(meet, start, jax.random.split(key, peers))
-        return Mixing(_pulled(graph, confidence, lr * mu_1), seen), graph
-
-    return LearnedRedistribution(
-        init, move, reads=("final_loss",), beside=3, needs=(SERVERLESS, STICKY, EQUAL_WEIGHTS)
-    )
+        (graph, seen), _ = jax.lax.scan(pair, start, jax.random.split(key, self.peers))
+        return Mixing(_proximal(graph, confidence, self.lr * self.mu_1), seen), graph
 
 
-def _least(cost: Array, penalty: float, one: Array, other: Array) -> Array:
-    r"""The :math:`w \ge 0` at which a pair's share of J is least, by halving.
+def _best_weight(cost: Array, penalty: float, one: Array, other: Array) -> Array:
+    r"""Returns the :math:`w \ge 0` that minimises the terms of a pair in J, by bisection.
 
     .. math:: a w + \lambda w^2 - \log(p + w) - \log(q + w)
 
-    Its derivative rises with w and is positive from :math:`1 / \sqrt\lambda` on. Newton's method
-    would need as many steps: from 0 it doubles w each time.
+    The derivative increases with w and is positive from :math:`1 / \sqrt\lambda` on. Newton's
+    method would need as many steps: from 0 it doubles w each time.
 
     Args:
         cost: a, ``f32[E]``, not negative.
         penalty: λ.
-        one: p, ``f32[E]``, positive: δ and the first one's other weights.
-        other: q, ``f32[E]``, the second one's.
+        one: p, ``f32[E]``, positive: δ plus the first client's other weights.
+        other: q, ``f32[E]``, likewise for the second client.
     """
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -137,8 +144,8 @@ def _least(cost: Array, penalty: float, one: Array, other: Array) -> Array:
     return jnp.where(alone, 0, (low + high) / 2)
 
 
-def _pulled(graph: Array, confidence: Array, pull: float | Array) -> Array:
-    """The matrix ``f32[S, S]`` of a proximal step of length ``pull`` towards the neighbours."""
+def _proximal(graph: Array, confidence: Array, pull: float | Array) -> Array:
+    """Returns the matrix ``f32[S, S]`` of a proximal step towards the neighbours."""
     degree = jnp.sum(graph, axis=1, keepdims=True)
     mean = graph / jnp.where(degree > 0, degree, 1)
     far = jnp.where(degree > 0, pull / (confidence[:, None] + pull), 0)

@@ -1,10 +1,10 @@
-"""What of a model travels: all of it, without personal and frozen layers, or in turn."""
+"""Exchanges: the leaves of a model that travel between clients and server."""
 
 from __future__ import annotations
 
 import jax
 
-from fedjax_sim.base import Exchange, Leaves, Need, Variables, part
+from fedjax_sim.base import Exchange, Leaves, Need, Variables
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
     NO_FLIGHT,
@@ -15,7 +15,7 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
-_IN_TURN = (
+IN_TURN = (
     ONE_MODEL,
     NOTHING_SHARED,
     Need(
@@ -39,31 +39,25 @@ _IN_TURN = (
     AS_IT_IS,
     UNCHANGED,
 )
-_ALONE = NO_WEIGHTS_SHARED, ONE_MODEL, NO_FLIGHT, PLAIN_SERVER, UNCHANGED
+ALONE = NO_WEIGHTS_SHARED, ONE_MODEL, NO_FLIGHT, PLAIN_SERVER, UNCHANGED
 
 
-@part
-def everything() -> Exchange:
-    """The whole model goes to the clients and back."""
-    return Exchange()
+class everything(Exchange):
+    """Sends the whole model to the clients and back."""
 
 
-@part
-def split(own: Leaves | None = None, frozen: Leaves | None = None) -> Exchange:
-    r"""A model in up to three parts, of which one travels: :math:`w = (u, v_k, f)`.
+class split(Exchange):
+    r"""Splits a model into up to three parts, one of which travels: :math:`w = (u, v_k, f)`.
 
-    The server aggregates u alone. Client k keeps v_k, with which it trains and is scored; before
-    its first visit it is the initial model's. Nobody changes f. What the server evaluates has the
-    initial v in place of the clients'. Norms, codes and bytes are those of u.
+    The server only aggregates u. Client k keeps v_k, with which it trains and is evaluated; before
+    its first visit it is the initial v. f is constant. The server evaluates u with the initial v.
+    Norms, encodings and bytes are those of u. With ``own``, the composition has personal models.
+    Clusters, FLTrust and a server that trains need the whole model.
 
     Args:
-        own: the leaves of v, see :mod:`fedjax_sim.leaves`; None for none.
-        frozen: the leaves of f; they are sent to every client once, before the first round. Let
-            ``local.change(trained=...)`` leave them out, to save their gradients.
-
-    Returns:
-        An exchange; with ``own``, the composition has personal models. Clusters, FLTrust and a
-        server that trains need the whole model: they judge or change what clients would not use.
+        own: the leaves of v, see :mod:`fedjax_sim.leaves`; None for no leaf.
+        frozen: the leaves of f; they are sent to every client once, before the first round. Exclude
+            them from ``local.change(trained=...)`` to save their gradients.
 
     Raises:
         ValueError: if nothing is split off; in the first round, if a leaf is both.
@@ -76,50 +70,52 @@ def split(own: Leaves | None = None, frozen: Leaves | None = None) -> Exchange:
         >>> fs.exchange.split(own=fs.leaves.head(model))
         split(own=head(<Model>))
     """
-    if own is None and frozen is None:
-        raise ValueError("split needs own or frozen leaves: use everything() if all travel")
-    return Exchange(own, frozen, needs=(NO_WEIGHTS_SHARED,) if own is not None else ())
+
+    own: Leaves | None = None
+    frozen: Leaves | None = None
+
+    def __post_init__(self) -> None:
+        if self.own is None and self.frozen is None:
+            raise ValueError("split needs own or frozen leaves: use everything() if all travel")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return () if self.own is None else (NO_WEIGHTS_SHARED,)
 
 
-@part
-def nothing() -> Exchange:
-    """No part of a model travels: every client trains its own, from the same initial weights.
+class nothing(Exchange):
+    """Sends no part of a model: every client trains its own, from the same initial weights.
 
-    What the clients tell the server beside their models (``local.change(shared=...)``) is all that
-    they learn of one another; without it each is alone, the baseline of personal models. What the
-    server evaluates is the initial model.
-
-    Returns:
-        An exchange; the composition has personal models.
+    Clients only exchange what they share besides their models (``local.change(shared=...)``);
+    without that each trains alone, the baseline of personal models. The composition has personal
+    models; the server evaluates the initial model.
 
     Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, section 3.
     """
 
-    def every(variables: Variables) -> Variables:
-        out: Variables = jax.tree.map(lambda leaf: True, variables)
-        return out
+    nothing = True
+    needs = ALONE
 
-    return Exchange(own=every, nothing=True, needs=_ALONE)
+    def own(self, variables: Variables) -> Variables:
+        every: Variables = jax.tree.map(lambda leaf: True, variables)
+        return every
 
 
-@part
-def fragments(*leaves: Leaves) -> Exchange:
-    r"""A model in fragments, of which the server collects one in every round.
+class fragments(Exchange):
+    r"""Splits a model into fragments, one of which the server collects in every round.
 
     .. math:: p = t \bmod P, \qquad w^p \leftarrow w^p + \mathrm{server}_p\Bigl(\sum_k p_k (w_k^p -
               w^p)\Bigr), \qquad w_k^p \leftarrow w^p
 
-    The schedule says how long a client keeps its slot; in every round all slots hand over the same
-    fragment. Who stays takes the new one and trains on, with the other fragments as they are; who
-    comes takes the whole model. Nothing else is uploaded, not even at the end of a run. Aggregator
-    and server see a fragment alone, and the server keeps a state for each: any of them does.
+    The schedule determines how long a client keeps its slot; in every round all slots send the same
+    fragment. A client that keeps its slot receives the new fragment and continues with its other
+    fragments unchanged; a new client receives the whole model. Nothing else is uploaded, not even
+    at the end of a run. Aggregator and server only process one fragment, and the server keeps a
+    state for each: any of them can be used.
 
     Args:
-        leaves: those of each fragment, in turn; every leaf in one of them. See
+        leaves: the leaves of each fragment, in turn; every leaf is in one of them. See
             :func:`fedjax_sim.leaves.strided`.
-
-    Returns:
-        An exchange.
 
     Raises:
         ValueError: if there is no fragment; in the first round, if a leaf is in none or in two of
@@ -133,6 +129,18 @@ def fragments(*leaves: Leaves) -> Exchange:
         >>> fs.exchange.fragments(head, fs.leaves.all_but(head))
         fragments(named('Dense_1'), all_but(named('Dense_1')))
     """
-    if not leaves:
-        raise ValueError("fragments needs at least one: use everything() if all travel together")
-    return Exchange(fragments=leaves, needs=_IN_TURN)
+
+    leaves: tuple[Leaves, ...]
+
+    needs = IN_TURN
+
+    def __init__(self, *leaves: Leaves) -> None:
+        object.__setattr__(self, "leaves", leaves)
+        if not leaves:
+            raise ValueError(
+                "fragments needs at least one: use everything() if all travel together"
+            )
+
+    @property
+    def fragments(self) -> tuple[Leaves, ...]:
+        return self.leaves

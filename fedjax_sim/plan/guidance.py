@@ -1,39 +1,31 @@
-"""Oort: clients that teach much and are fast, and some that nobody knows yet."""
+"""Oort: clients with high utility and speed, and some without a visit."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import (
-    Array,
-    ClientData,
-    LocalInfo,
-    Outlook,
-    Selection,
-    Variables,
-    concrete,
-    part,
-)
+from fedjax_sim.base import Array, ClientData, LocalInfo, Outlook, PerClient, Variables, concrete
 from fedjax_sim.base.parts import MOST
-from fedjax_sim.plan.seconds import NEEDS_SECONDS, uniformly
+from fedjax_sim.plan.seconds import ByClock
 
 CUT = 0.95
 """The share of the last score that is still exploited, and the quantile at which utility ends."""
 
 
-class Known(NamedTuple):
-    """What the selection remembers.
+class Visited(NamedTuple):
+    """The state of the selection.
 
     Attributes:
-        utility: ``f32[N]``, of each client's last visit.
-        seconds: ``f32[N]``, of the same.
-        last: ``int32[N]``, the number of its round, from 1; 0 if there was none.
-        round: ``int32[]``, rounds begun.
-        share: ``f32[]``, of the clients known, those that T lets pass.
+        utility: ``f32[N]``, the utility of each client's last visit.
+        seconds: ``f32[N]``, the duration of each client's last visit.
+        last: ``int32[N]``, the number of its round, from 1; 0 for clients without a visit.
+        round: ``int32[]``, the number of rounds begun.
+        share: ``f32[]``, the share of visited clients with at most T seconds.
         sums: ``f32[2W]``, the utility of the last 2W rounds, the newest at the end.
     """
 
@@ -45,18 +37,8 @@ class Known(NamedTuple):
     sums: Array
 
 
-@part
-def guided(
-    *,
-    explore: float = 0.9,
-    decay: float = 0.98,
-    least: float = 0.2,
-    penalty: float = 2.0,
-    share: float = 0.3,
-    step: float = 0.05,
-    window: int = 20,
-) -> Selection:
-    r"""Clients by the utility of their last visits and their seconds, and new ones (Oort).
+class guided(ByClock):
+    r"""Oort: clients by the utility and duration of their last visits, and new clients.
 
     .. math:: v_k = \left(\frac{u_k - \min u}{\max u - \min u} +
               \sqrt{\frac{0.1 \ln R}{R_k}}\right)
@@ -64,88 +46,92 @@ def guided(
               u_k = n_k \sqrt{\frac{1}{n_k} \sum_i \ell_i^2}
 
     for round R, counted from 1, and clients that were last visited in round :math:`R_k` for
-    :math:`s_k` seconds; u is cut off at its 95 % quantile. :math:`\lfloor (1-\epsilon_R) m
-    \rfloor` clients are drawn with probability proportional to v among those that have at least
-    95 % of the v of the last that would fit, the others among clients without a visit, with
-    probability proportional to their speed; :math:`\epsilon_R = \max(\epsilon \delta^R,
-    \epsilon_{\min})`. T lets a share of the clients known pass. Every W rounds that is raised by Δ
-    if the utility of the last W rounds is less than that of the W before. Only clients that are
-    awake are drawn. A round looks at all N clients.
+    :math:`s_k` seconds; u is clipped at its 95 % quantile. :math:`\lfloor (1-\epsilon_R) m
+    \rfloor` clients are drawn in proportion to v among those with at least 95 % of the v of the
+    last that would fit, the others in proportion to their speed among clients without a visit;
+    :math:`\epsilon_R = \max(\epsilon \delta^R, \epsilon_{\min})`. T is a quantile of the seconds of
+    the visited clients. Every W rounds its share is raised by Δ if the utility of the last W rounds
+    is less than that of the W rounds before. Only clients that are awake are drawn. A round reads
+    all N clients. Clients must report ``utility`` (:func:`fedjax_sim.reports.with_utility`).
 
     Args:
         explore: ε.
         decay: δ.
         least: ε_min.
         penalty: α.
-        share: of the clients known, those that T lets pass at the start.
+        share: the share of visited clients with at most T seconds, at the start.
         step: Δ.
         window: W.
-
-    Returns:
-        A selection for a clock, and models that do not outlive a round; clients must report
-        ``utility`` (:func:`fedjax_sim.reports.with_utility`).
 
     Raises:
         ValueError: if a number is out of range.
 
     Source: Lai et al. 2021 <https://arxiv.org/abs/2010.06081>, Algorithm 1; Lai 2021
     <https://github.com/SymbioticLab/Oort>, the authors' code, for the scale of u and T as a
-    quantile. They can also leave out clients that were drawn often.
+    quantile. Their code can also leave out clients that were drawn often.
     """
-    shares = {"explore": explore, "decay": decay, "least": least, "share": share, "step": step}
-    for name, value in shares.items():
-        if concrete(value) and not 0 <= value <= 1:
-            raise ValueError(f"{name} must be in [0, 1], got {value}")
-    if concrete(penalty) and penalty < 0:
-        raise ValueError(f"penalty must be at least 0, got {penalty}")
-    if not 1 <= window <= MOST:
-        raise ValueError(f"window must be in 1..{MOST}, got {window}")
 
-    def init(variables: Variables, data: ClientData, execution: object) -> Known:
+    _: dataclasses.KW_ONLY
+    explore: float = 0.9
+    decay: float = 0.98
+    least: float = 0.2
+    penalty: float = 2.0
+    share: float = 0.3
+    step: float = 0.05
+    window: int = 20
+
+    reads = ("utility",)
+    times = True
+
+    def __post_init__(self) -> None:
+        for name in ("explore", "decay", "least", "share", "step"):
+            value = getattr(self, name)
+            if concrete(value) and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        if concrete(self.penalty) and self.penalty < 0:
+            raise ValueError(f"penalty must be at least 0, got {self.penalty}")
+        if not 1 <= self.window <= MOST:
+            raise ValueError(f"window must be in 1..{MOST}, got {self.window}")
+
+    def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Visited:
         clients = data.clients
-        return Known(
+        return Visited(
             utility=jnp.zeros(clients, jnp.float32),
             seconds=jnp.zeros(clients, jnp.float32),
             last=jnp.zeros(clients, jnp.int32),
             round=jnp.int32(0),
-            share=jnp.float32(share),
-            sums=jnp.zeros(2 * window, jnp.float32),
+            share=jnp.float32(self.share),
+            sums=jnp.zeros(2 * self.window, jnp.float32),
         )
 
-    def timed(
-        key: Array,
-        state: Known,
-        data: ClientData,
-        clients: Array,
-        free: Array,
-        visits: Array,
-        outlook: Outlook,
-    ) -> tuple[Array, Known]:
-        everyone, slots = jnp.arange(data.clients, dtype=jnp.int32), len(free)
+    def _timed(
+        self, key: Array, state: Visited, data: ClientData, slots: int, outlook: Outlook
+    ) -> tuple[Array, Visited]:
+        everyone, window = jnp.arange(data.clients, dtype=jnp.int32), self.window
         done, turn = state.round, state.round + 1
         older, newer = state.sums[:window], state.sums[window:]
         slows = (done >= 2 * window) & (done % window == 0) & (jnp.sum(older) > jnp.sum(newer))
-        state = state._replace(share=jnp.where(slows, state.share + step, state.share))
-        there = outlook.awake(everyone)
-        known, new = there & (state.last > 0), there & (state.last == 0)
-        share_new = jnp.maximum(explore * decay ** turn.astype(jnp.float32), least)
+        state = state._replace(share=jnp.where(slows, state.share + self.step, state.share))
+        awake = outlook.awake(everyone)
+        known, new = awake & (state.last > 0), awake & (state.last == 0)
+        share_new = jnp.maximum(self.explore * self.decay ** turn.astype(jnp.float32), self.least)
         wanted = jnp.floor((1 - share_new) * slots).astype(jnp.int32)
         olds, news = (jnp.sum(some, dtype=jnp.int32) for some in (known, new))
         of_new = jnp.minimum(slots - jnp.minimum(wanted, olds), news)
         of_known = jnp.minimum(slots - of_new, olds)
-        exploit, explored = jax.random.split(key)
-        value = jnp.where(known, _values(state, turn, known, penalty), -jnp.inf)
-        # Of those that would fit, the last one's; all are taken if it is the last of all.
+        exploit_key, explore_key = jax.random.split(key)
+        value = jnp.where(known, _values(state, turn, known, self.penalty), -jnp.inf)
+        # The v of the last client that would fit; all are candidates if it is the last of all.
         ordered = -jnp.sort(-value)
         last = ordered[jnp.clip(of_known, 0, len(value) - 1)]
         among = known & (value >= CUT * jnp.where(jnp.isfinite(last), last, 0))
-        picked = _drawn(exploit, value, among, of_known)
+        picked = _draw_weighted(exploit_key, value, among, of_known)
         speed = 1 / outlook.seconds(everyone, slots)
-        picked |= _drawn(explored, speed, new, of_new)
-        chosen = jnp.nonzero(picked, size=slots, fill_value=data.clients)[0].astype(jnp.int32)
-        return chosen, state._replace(round=turn)
+        picked |= _draw_weighted(explore_key, speed, new, of_new)
+        cohort = jnp.nonzero(picked, size=slots, fill_value=data.clients)[0].astype(jnp.int32)
+        return cohort, state._replace(round=turn)
 
-    def update(state: Known, client: Array, info: LocalInfo) -> Known:
+    def update(self, state: Visited, client: Array, info: LocalInfo) -> Visited:
         if "utility" not in info.extra:
             raise ValueError(
                 "local must report its clients' utility: wrap it by reports.with_utility; it "
@@ -160,20 +146,9 @@ def guided(
             sums=jnp.concatenate([state.sums[1:], total[None]]),
         )
 
-    return Selection(
-        init=init,
-        draw=uniformly,
-        sticky=False,
-        update=update,
-        reads=("utility",),
-        timed=timed,
-        times=True,
-        needs=NEEDS_SECONDS,
-    )
 
-
-def _values(state: Known, turn: Array, known: Array, penalty: float) -> Array:
-    """The v of the clients that are ``known bool[N]``: ``f32[N]``."""
+def _values(state: Visited, turn: Array, known: Array, penalty: float) -> Array:
+    """Returns v of the clients that are ``known bool[N]``: ``f32[N]``."""
     u = jnp.where(known, state.utility, jnp.inf)
     u = jnp.minimum(state.utility, _quantile(u, jnp.sum(known, dtype=jnp.int32), CUT))
     low = jnp.min(u, where=known, initial=jnp.inf)
@@ -188,7 +163,7 @@ def _values(state: Known, turn: Array, known: Array, penalty: float) -> Array:
 
 
 def _quantile(values: Array, count: Array, share: Array | float) -> Array:
-    """What a share of the ``count`` smallest values is below.
+    """Returns the quantile of the ``count`` smallest values at a share.
 
     >>> float(_quantile(jnp.array([3.0, 1.0, jnp.inf, 2.0]), jnp.int32(3), 0.5))
     2.0
@@ -197,8 +172,8 @@ def _quantile(values: Array, count: Array, share: Array | float) -> Array:
     return jnp.sort(values)[jnp.clip(place, 0, jnp.maximum(count - 1, 0))]
 
 
-def _drawn(key: Array, weight: Array, among: Array, count: Array) -> Array:
-    """``count`` of those ``among bool[N]``, in proportion to their weights: ``bool[N]``."""
+def _draw_weighted(key: Array, weight: Array, among: Array, count: Array) -> Array:
+    """Draws ``count`` clients ``among bool[N]`` in proportion to their weights: ``bool[N]``."""
     ticket = jnp.log(jnp.maximum(weight, np.finfo(np.float32).tiny))
     ticket = jnp.where(among, ticket + jax.random.gumbel(key, weight.shape, jnp.float32), -jnp.inf)
     place = jnp.zeros(len(ticket), jnp.int32)

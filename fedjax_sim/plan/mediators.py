@@ -8,87 +8,88 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     ClientData,
-    PyTree,
+    Need,
+    PerClient,
     Selection,
     SetupTraffic,
     Variables,
     for_classes,
-    part,
 )
 from fedjax_sim.engine.clients import label_counts
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.matching import slots_of
 
 
-@part
 @for_classes
-def mediators(slots: int, clients_each: int, classes: int) -> Selection:
-    r"""Every slot is a mediator: its model visits the mediator's clients one after another.
+class mediators(Selection):
+    r"""Astraea: each slot is a mediator whose model visits its clients one after another.
 
     When the models leave the server, a uniform cohort is drawn, :math:`\gamma` clients for each
     slot. The mediators are filled one by one, each time with the client that brings the mediator's
-    labels nearest to uniform,
+    labels closest to uniform,
 
     .. math:: \arg\min_k D_{KL}\bigl(P_{\text{mediator} \cup k} \,\Vert\, U\bigr),
 
-    the first if several are equal. All slots must leave the server together, and no two may share a
-    group of the schedule: clients of one group may be dealt to any of its slots. Every client
-    reports its number of samples of each class once, before the first round, in 32 bits each.
+    the first one if several are equal. All slots must leave the server together, and no two may be
+    in one group of the schedule: clients of a group may be assigned to any of its slots. Every
+    client reports its number of samples of each class once, before the first round, in 32 bits
+    each.
 
     Args:
-        slots: S, the mediators.
-        clients_each: γ; after that many visits a mediator's model begins again with its first.
+        slots: S, the number of mediators.
+        clients_each: γ; after that many visits a model returns to its mediator's first client.
         classes: M, the number of classes.
 
-    Returns:
-        A selection.
-
     Raises:
-        ValueError: if clients_each is not positive; by ``compose``, if the schedule has other
-            slots; when it starts, if there are too few clients.
+        ValueError: if clients_each is not positive; by ``compose``, if the schedule has another
+            number of slots; when the state is initialised, if there are too few clients.
 
     Source: Duan et al. 2019 <https://arxiv.org/abs/1907.01132>, the mediators' rescheduling.
     """
-    if clients_each < 1:
-        raise ValueError(f"clients_each must be at least 1, got {clients_each}")
-    size = slots * clients_each
 
-    def init(variables: PyTree, data: ClientData, execution: PyTree) -> PyTree:
-        del variables, execution
-        if data.clients < size:
+    slots: int
+    clients_each: int
+    classes: int
+
+    def __post_init__(self) -> None:
+        if self.clients_each < 1:
+            raise ValueError(f"clients_each must be at least 1, got {self.clients_each}")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (slots_of(self.slots),)
+
+    def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
+        return SetupTraffic(4 * self.classes * data.clients, 0)
+
+    def init(
+        self, variables: Variables, data: ClientData, execution: PerClient
+    ) -> tuple[Array, Array]:
+        if data.clients < (size := self.slots * self.clients_each):
             raise ValueError(
                 f"clients_per_round must be at most the {data.clients} clients, got {size}"
             )
-        return label_counts(data, classes), jnp.zeros((slots, clients_each), jnp.int32)
+        groups = jnp.zeros((self.slots, self.clients_each), jnp.int32)
+        return label_counts(data, self.classes), groups
 
     def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
-        del data, clients, free
+        self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
+        free: Array, visits: Array,
+    ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
         counts, groups = state
 
         def regrouped() -> Array:
+            size = self.slots * self.clients_each
             cohort = jnp.sort(permutation(key, len(counts))[:size])
-            return balanced_groups(counts, cohort, clients_each)
+            return balanced_groups(counts, cohort, self.clients_each)
 
         groups = jax.lax.cond(jnp.all(visits == 0), regrouped, lambda: groups)
-        return groups[jnp.arange(slots, dtype=jnp.int32), visits % clients_each], (counts, groups)
-
-    def setup_traffic(variables: Variables, data: ClientData) -> SetupTraffic:
-        del variables
-        return SetupTraffic(4 * classes * data.clients, 0)
-
-    return Selection(
-        init=init,
-        draw=draw,
-        sticky=False,
-        setup_traffic=setup_traffic,
-        needs=(slots_of(slots),),
-    )
+        slot = jnp.arange(self.slots, dtype=jnp.int32)
+        return groups[slot, visits % self.clients_each], (counts, groups)
 
 
 def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
-    """The cohort dealt greedily to mediators, see :func:`mediators`.
+    """Assigns the cohort greedily to mediators, see :func:`mediators`.
 
     Args:
         counts: ``int32[N, M]``, the samples of each class at each client.
@@ -96,7 +97,7 @@ def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
         clients_each: γ.
 
     Returns:
-        ``int32[S, γ]``, each mediator's clients in the order in which they were chosen.
+        ``int32[S, γ]``, each mediator's clients in the order in which they were assigned.
 
     >>> counts = jnp.array([[4, 0], [3, 1], [0, 4], [1, 3]])
     >>> balanced_groups(counts, jnp.arange(4, dtype=jnp.int32), 2).tolist()

@@ -1,4 +1,4 @@
-"""How models move between slots."""
+"""Moves of models between slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedjax_sim.engine import tree
 
 
 class Gather(NamedTuple):
-    """Every slot takes the whole model of one slot.
+    """A move in which every slot takes the model of one slot.
 
     Attributes:
         source: ``int32[S]``, the slot whose model slot i holds next.
@@ -31,13 +31,13 @@ class Gather(NamedTuple):
 
 
 class Mixing(NamedTuple):
-    r"""Every slot takes a mean of models; everything else that is known of a slot stays.
+    r"""A move in which every slot takes a mean of models; the rest of a slot is unchanged.
 
     Attributes:
-        matrix: W, ``f32[S, S]``: slot i goes on with :math:`\sum_j W_{ij} w_j`. Its rows sum to
-          1, or its columns if the models have weights, which are mixed as they are.
-        seen: ``bool[S, S]``, the models that slot i gets of slot j to compare, whether it goes on
-          with some of them or not; None for no others.
+        matrix: W, ``f32[S, S]``: slot i continues with :math:`\sum_j W_{ij} w_j`. Its rows sum to
+            1, or its columns if the models have weights, which are mixed in the same way.
+        seen: ``bool[S, S]``, whether slot i receives the model of slot j for comparison, even if it
+            has no part in the mean; None for no others.
     """
 
     matrix: Array

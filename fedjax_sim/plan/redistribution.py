@@ -1,13 +1,16 @@
-"""Where models go between two local rounds."""
+"""Redistributions: moves of models between slots, between two local rounds."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.base import Array, Redistribution, part
+from fedjax_sim.base import Array
+from fedjax_sim.base.parts import Part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.memory import check_memory_for
@@ -33,17 +36,16 @@ __all__ = [
 
 
 def keep(key: Array, slots: int) -> Gather:
-    """Every model stays in its slot.
+    """Leaves every model in its slot.
 
     >>> keep(jax.random.key(0), 3).source.tolist()
     [0, 1, 2]
     """
-    del key
     return Gather(jnp.arange(slots, dtype=jnp.int32))
 
 
 def permute(key: Array, slots: int) -> Gather:
-    """A uniformly random permutation.
+    """Permutes the models uniformly at random.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 1, as lines 6 to 8 imply.
 
@@ -53,53 +55,66 @@ def permute(key: Array, slots: int) -> Gather:
     return Gather(permutation(key, slots))
 
 
-@part
-def mix(matrix: ArrayLike) -> Redistribution:
-    r"""A fixed mixing matrix: slot i goes on with :math:`\sum_j W_{ij} w_j`.
+class _Fixed(Part):
+    """A redistribution by the same matrix in every round."""
+
+    matrix: ArrayLike
+
+    line = "row"
+
+    def __post_init__(self) -> None:
+        _ = self._checked
+
+    def __call__(self, key: Array, slots: int) -> Mixing:
+        if slots != len(self._checked):
+            raise ValueError(f"matrix must mix the {slots} slots, got one of {len(self._checked)}")
+        return Mixing(jnp.asarray(self._checked))
+
+    @functools.cached_property
+    def _checked(self) -> NDArray[np.float32]:
+        return _square(self.matrix, self.line)
+
+
+class mix(_Fixed):
+    r"""A fixed mixing matrix: slot i continues with :math:`\sum_j W_{ij} w_j`.
 
     Args:
-        matrix: W, ``[S, S]``, whose rows sum to 1. If its columns do too, as those of
-          :func:`metropolis`, the mean of the models does not change.
-
-    Returns:
-        A redistribution.
+        matrix: W, ``[S, S]``, whose rows sum to 1. If its columns do too, as for
+            :func:`metropolis`, the mean of the models does not change.
 
     Raises:
-        ValueError: if matrix is not square or has a row of another sum; in the first round, if it
-          is not of the number of slots.
+        ValueError: if matrix is not square or has a row of another sum; in the first round, if its
+            size is not the number of slots.
 
     Source: Lian et al. 2017 <https://arxiv.org/abs/1705.09056>, Algorithm 1.
 
     >>> mix([[0.5, 0.5], [0.25, 0.75]])(jax.random.key(0), 2).matrix.tolist()
     [[0.5, 0.5], [0.25, 0.75]]
     """
-    return _fixed(_square(matrix, "row"))
 
 
-@part
-def push(matrix: ArrayLike) -> Redistribution:
+class push(_Fixed):
     r"""Push-sum: slot j sends the share :math:`W_{ij}` of its model, and of a weight, to slot i.
 
     .. math:: x_i \leftarrow \sum_j W_{ij} x_j, \qquad \omega_i \leftarrow \sum_j W_{ij} \omega_j,
               \qquad z_i = x_i / \omega_i
 
-    The clients use :math:`z_i`, and :math:`x_i` moves as far as training moves it. All weights are
-    1 at first. Only the columns of W sum to 1, so that a slot need not know who else sends to
-    whom; the weights undo that some receive more than others. The mixing keeps the sum of the
-    :math:`x_i`, and so the mean of the :math:`z_i` by their weights. If the rows sum to 1 too, all
-    weights stay 1 and it is :func:`mix`.
+    The clients use :math:`z_i`, and :math:`x_i` changes by the same amount in training. All weights
+    are 1 at first. Only the columns of W need to sum to 1, so that a slot need not know which
+    others send to whom; the weights correct that some receive more than others. The mixing
+    preserves the sum of the :math:`x_i`, and so the weighted mean of the :math:`z_i`. If the rows
+    sum to 1 too, all weights stay 1 and it is :func:`mix`. Each model is sent with its weight, 4
+    bytes.
 
-    Needs a schedule without a server, slots that keep their clients, and equal weighting.
+    It needs a schedule without a server, slots that keep their clients, and equal weighting.
 
     Args:
-        matrix: W, ``[S, S]``, whose columns sum to 1, such as those of :func:`outgoing`. Nothing in
-          it is negative, its diagonal is positive, and every slot reaches every other.
-
-    Returns:
-        A redistribution; a weight is 4 bytes beside each model that is sent.
+        matrix: W, ``[S, S]``, whose columns sum to 1, such as :func:`outgoing` returns. It has no
+            negative entry, its diagonal is positive, and every slot reaches every other.
 
     Raises:
-        ValueError: if matrix is not so; in the first round, if it is not of the number of slots.
+        ValueError: if matrix is not such a matrix; in the first round, if its size is not the
+            number of slots.
 
     Source: He et al. 2019 <https://arxiv.org/abs/1910.04956>, Algorithm 1, with W transposed.
 
@@ -107,67 +122,74 @@ def push(matrix: ArrayLike) -> Redistribution:
     Traceback (most recent call last):
     ValueError: matrix must let every slot reach every other, slot 1 does not reach slot 0
     """
-    fixed = _square(matrix, "column")
-    if (fixed < 0).any() or not (fixed.diagonal() > 0).all():
-        raise ValueError("matrix must have a positive diagonal and nothing negative")
-    # A slot that others do not reach would send its weight away until it is 0.
-    reached = fixed > 0
-    for _ in range(len(fixed).bit_length()):
-        reached = reached @ reached
-    if not reached.all():
-        to, start = np.argwhere(~reached)[0].tolist()
-        raise ValueError(
-            f"matrix must let every slot reach every other, slot {start} does not reach slot {to}"
-        )
-    draw = _fixed(fixed)
-    draw.weighted = True  # type: ignore[attr-defined]
-    draw.needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)  # type: ignore[attr-defined]
-    return draw
+
+    line = "column"
+    weighted = True
+    needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)
+
+    def __post_init__(self) -> None:
+        fixed = self._checked
+        if (fixed < 0).any() or not (fixed.diagonal() > 0).all():
+            raise ValueError("matrix must have a positive diagonal and nothing negative")
+        # A slot that others do not reach would send its weight away until it is 0.
+        reached = fixed > 0
+        for _ in range(len(fixed).bit_length()):
+            reached = reached @ reached
+        if not reached.all():
+            to, start = np.argwhere(~reached)[0].tolist()
+            raise ValueError(
+                f"matrix must let every slot reach every other, slot {start} does not reach slot "
+                f"{to}"
+            )
 
 
-@part
-def matchings(edges: NDArray[np.bool_], activity: float) -> Redistribution:
-    """A graph whose edges are switched on at random, matching by matching.
+class matchings(Part):
+    """A graph whose edges are activated at random, matching by matching.
 
     The edges are coloured so that no two of one colour share a node: such edges are a matching, and
-    can be used at the same time. In a round each matching is on with probability ``activity``,
-    independently, and W has the Metropolis weights of the edges that are on.
+    can be used at the same time. In a round each matching is active with probability ``activity``,
+    independently, and W has the Metropolis weights of the active edges.
 
-    MATCHA instead finds a probability for each matching, and one weight for all edges, by two
+    MATCHA instead computes a probability for each matching, and one weight for all edges, from two
     convex programs on the spectrum of the graph's Laplacian.
 
     Args:
         edges: ``bool[S, S]``, the graph, e.g. :func:`ring`.
         activity: the probability; 1 is ``mix(metropolis(edges))`` in every round.
 
-    Returns:
-        A redistribution.
-
     Raises:
         ValueError: if activity is out of range, or edges is not an undirected graph; in the first
-          round, if it is not of the number of slots.
+            round, if its size is not the number of slots.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1905.09435>.
 
     >>> matchings(ring(4), 0.0)(jax.random.key(0), 4).matrix.tolist()[0]
     [1.0, 0.0, 0.0, 0.0]
     """
-    if not 0 <= activity <= 1:
-        raise ValueError(f"activity must be in [0, 1], got {activity}")
-    colour = _coloured(_graph(edges))
 
-    def draw(key: Array, slots: int) -> Mixing:
+    edges: NDArray[np.bool_]
+    activity: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.activity <= 1:
+            raise ValueError(f"activity must be in [0, 1], got {self.activity}")
+        _ = self._colour
+
+    def __call__(self, key: Array, slots: int) -> Mixing:
+        colour = self._colour
         if slots != len(colour):
             raise ValueError(f"edges must join the {slots} slots, got a graph of {len(colour)}")
         count = int(colour.max(initial=-1)) + 1
-        on = jax.random.uniform(key, (count,), jnp.float32) < activity
-        return Mixing(_weights(jnp.append(on, False)[colour]))  # colour -1 (no edge) is the last
+        active = jax.random.uniform(key, (count,), jnp.float32) < self.activity
+        return Mixing(_weights(jnp.append(active, False)[colour]))  # colour -1 is the last
 
-    return draw
+    @functools.cached_property
+    def _colour(self) -> NDArray[np.int32]:
+        return _colour_edges(_graph(self.edges))
 
 
 def metropolis(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
-    r"""Symmetric weights for any undirected graph, with rows and columns that sum to 1.
+    r"""Returns the Metropolis weights of an undirected graph: rows and columns sum to 1.
 
     .. math:: W_{ij} = \frac{1}{1 + \max(\deg_i, \deg_j)} \text{ for an edge}, \qquad
               W_{ii} = 1 - \sum_{j \ne i} W_{ij}
@@ -190,7 +212,7 @@ def metropolis(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
 
 
 def outgoing(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
-    r"""Equal shares for a slot itself and all to which it sends: columns that sum to 1.
+    r"""Returns equal shares for a slot itself and all to which it sends: columns sum to 1.
 
     .. math:: W_{ij} = \frac{1}{1 + d_j} \text{ for } i = j \text{ and the } d_j
               \text{ slots to which } j \text{ sends}
@@ -209,12 +231,12 @@ def outgoing(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
 
 
 def one_sided(slots: int, links: int, seed: int = 0) -> NDArray[np.bool_]:
-    """A directed graph: each slot sends to the next one, and to others drawn at random.
+    """Returns a random directed graph, in which each slot sends to the next one and to others.
 
     Args:
         slots: S.
-        links: the slots to which each sends; how many send to it differs.
-        seed: of the draw.
+        links: the number of slots to which each sends; the number that send to it differs.
+        seed: seed of the draw.
 
     Returns:
         ``bool[S, S]``, whether slot j (the column) sends to slot i; every slot reaches every other.
@@ -237,7 +259,7 @@ def one_sided(slots: int, links: int, seed: int = 0) -> NDArray[np.bool_]:
 
 
 def ring(slots: int) -> NDArray[np.bool_]:
-    """The graph that joins every slot with its two neighbours, ``bool[S, S]``.
+    """Returns the graph that joins every slot with its two neighbours, ``bool[S, S]``.
 
     >>> ring(4)[0].tolist()
     [False, True, False, True]
@@ -248,7 +270,7 @@ def ring(slots: int) -> NDArray[np.bool_]:
 
 
 def complete(slots: int) -> NDArray[np.bool_]:
-    """The graph that joins every two slots, ``bool[S, S]``; its Metropolis weights are all 1/S.
+    """Returns the complete graph, ``bool[S, S]``, whose Metropolis weights are all 1/S.
 
     >>> complete(3)[0].tolist()
     [False, True, True]
@@ -272,7 +294,7 @@ def _graph(edges: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _square(matrix: ArrayLike, line: str) -> NDArray[np.float32]:
-    """A matrix of which each ``line``, a row or a column, sums to 1."""
+    """Returns the matrix, after checking that each ``line``, row or column, sums to 1."""
     fixed = np.asarray(matrix, np.float32)
     if fixed.ndim != 2 or fixed.shape[0] != fixed.shape[1]:
         raise ValueError(f"matrix must be square, got one of shape {fixed.shape}")
@@ -284,29 +306,19 @@ def _square(matrix: ArrayLike, line: str) -> NDArray[np.float32]:
     return fixed
 
 
-def _fixed(matrix: NDArray[np.float32]) -> Redistribution:
-    def draw(key: Array, slots: int) -> Mixing:
-        del key
-        if slots != len(matrix):
-            raise ValueError(f"matrix must mix the {slots} slots, got one of {len(matrix)}")
-        return Mixing(jnp.asarray(matrix))
-
-    return draw
-
-
 def _weights(edges: Array) -> Array:
-    """Metropolis weights of ``bool[S, S]``: ``f32[S, S]``."""
+    """Returns the Metropolis weights of ``bool[S, S]``: ``f32[S, S]``."""
     degree = jnp.sum(edges, axis=1, dtype=jnp.int32)
     weight = 1 / (1 + jnp.maximum(degree[:, None], degree[None, :])).astype(jnp.float32)
     between = jnp.where(edges, weight, 0)
-    return between + jnp.diag(1 - tree.row_sum(between))  # as many in a column as in a row
+    return between + jnp.diag(1 - tree.row_sum(between))  # the columns have the sums of the rows
 
 
-def _coloured(edges: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """A colour for each edge, ``int32[S, S]``, different for edges that share a node; -1 for none.
+def _colour_edges(edges: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Returns an edge colouring, ``int32[S, S]``, with -1 where there is no edge.
 
-    Edge by edge the first colour that is free at both ends, which takes at most twice the largest
-    degree, less one.
+    Each edge in turn gets the first colour that is free at both ends, so that there are at most
+    twice the largest degree, minus one.
     """
     colour = np.full(edges.shape, -1, np.int32)
     for i, j in np.argwhere(np.triu(edges)):

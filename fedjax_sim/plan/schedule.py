@@ -1,11 +1,14 @@
-"""Which slots the server collects, and when."""
+"""Schedules: which slots the server collects, and when."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, Schedule, part
+from fedjax_sim.base import Array, Need, Schedule
 from fedjax_sim.engine.needs import (
     CLOCK,
     IN_FRAGMENTS,
@@ -21,15 +24,21 @@ from fedjax_sim.engine.needs import (
 )
 
 
-@part
-def every_round(slots: int) -> Schedule:
+class _OfSlots(Schedule):
+    """A schedule of S slots."""
+
+    slots: int
+
+    def __post_init__(self) -> None:
+        _check_slots(self.slots)
+
+
+class every_round(_OfSlots):
     """All slots are due in every round (FedAvg).
 
     Args:
         slots: S.
-
-    Returns:
-        A schedule.
+        round_factor: the rounds to run for each round of FedAvg that the user budgets.
 
     Raises:
         ValueError: if slots is below 1.
@@ -37,19 +46,21 @@ def every_round(slots: int) -> Schedule:
     >>> every_round(2).due(jnp.int32(5)).tolist()
     [True, True]
     """
-    return delayed(slots, 1)._replace(one_round=True)
+
+    _: dataclasses.KW_ONLY
+    round_factor: float = 1.0
+
+    one_round = True
 
 
-@part
-def delayed(slots: int, rounds: int) -> Schedule:
+class delayed(_OfSlots):
     """All slots are due together, once in ``rounds`` rounds (RADFed).
 
     Args:
         slots: S.
         rounds: the rounds from one aggregation to the next.
-
-    Returns:
-        A schedule.
+        apart: whether each slot is a group of its own, so that no other slot visits its clients.
+        round_factor: see :func:`every_round`.
 
     Raises:
         ValueError: if slots or rounds is below 1.
@@ -57,28 +68,38 @@ def delayed(slots: int, rounds: int) -> Schedule:
     >>> [delayed(1, 3).due(jnp.int32(t)).tolist() for t in range(4)]
     [[False], [False], [True], [False]]
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    _check_slots(slots)
-    return Schedule(
-        period=rounds,
-        group=np.zeros(slots, np.int32),
-        due=lambda t: jnp.full(slots, (t + 1) % rounds == 0),
-    )
+
+    rounds: int
+    _: dataclasses.KW_ONLY
+    apart: bool = False
+    round_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        super().__post_init__()
+
+    @property
+    def period(self) -> int:
+        return self.rounds
+
+    @property
+    def group(self) -> NDArray[np.int32]:
+        return np.arange(self.slots, dtype=np.int32) * self.apart
+
+    def due(self, t: Array) -> Array:
+        return jnp.full(self.slots, (t + 1) % self.rounds == 0)
 
 
-@part
-def staggered(slots: int, phases: int) -> Schedule:
-    """Equal groups of slots, of which one is due per round, in turn (phase shift).
+class staggered(_OfSlots):
+    """Equal groups of slots, one of which is due per round, in turn (phase shift).
 
     The first group is due after one round, the second after two, then each after ``phases``.
 
     Args:
         slots: S.
         phases: the number of groups.
-
-    Returns:
-        A schedule.
+        round_factor: see :func:`every_round`.
 
     Raises:
         ValueError: if the slots cannot be divided into that many equal groups.
@@ -86,23 +107,46 @@ def staggered(slots: int, phases: int) -> Schedule:
     >>> [staggered(4, 2).due(jnp.int32(t)).tolist() for t in range(2)]
     [[True, True, False, False], [False, False, True, True]]
     """
-    if phases < 1 or slots % phases:
-        allowed = [n for n in range(1, slots + 1) if slots % n == 0]
-        raise ValueError(
-            f"phases must divide the {slots} active clients: one of {allowed}, got {phases}"
-        )
-    _check_slots(slots)
-    group = np.arange(slots, dtype=np.int32) // (slots // phases)
 
-    def due(t: Array) -> Array:
-        return jnp.asarray(group) == t % phases
+    phases: int
+    _: dataclasses.KW_ONLY
+    round_factor: float = 1.0
 
-    needs = (STICKY,) if phases > 1 else ()
-    return Schedule(period=phases, group=group, due=due, needs=needs)
+    def __post_init__(self) -> None:
+        if self.phases < 1 or self.slots % self.phases:
+            allowed = [n for n in range(1, self.slots + 1) if self.slots % n == 0]
+            raise ValueError(
+                f"phases must divide the {self.slots} active clients: one of {allowed}, got "
+                f"{self.phases}"
+            )
+        super().__post_init__()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (STICKY,) if self.phases > 1 else ()
+
+    @property
+    def period(self) -> int:
+        return self.phases
+
+    @property
+    def group(self) -> NDArray[np.int32]:
+        return np.arange(self.slots, dtype=np.int32) // (self.slots // self.phases)
+
+    def due(self, t: Array) -> Array:
+        return jnp.asarray(self.group) == t % self.phases
 
 
-@part
-def permanent(slots: int) -> Schedule:
+class _NeverDue(_OfSlots):
+    """A schedule whose slots are never due."""
+
+    period = 2
+
+    def due(self, t: Array) -> Array:
+        return jnp.zeros(self.slots, bool)
+
+
+class permanent(_NeverDue):
     """No slot is ever due: the first clients keep theirs for the whole run.
 
     The server collects fragments of their models (:func:`fedjax_sim.exchange.fragments`).
@@ -110,36 +154,24 @@ def permanent(slots: int) -> Schedule:
     Args:
         slots: S.
 
-    Returns:
-        A schedule.
-
     Raises:
         ValueError: if slots is below 1.
 
     >>> permanent(2).due(jnp.int32(5)).tolist()
     [False, False]
     """
-    _check_slots(slots)
-    return Schedule(
-        period=2,
-        group=np.zeros(slots, np.int32),
-        due=lambda t: jnp.zeros(slots, bool),
-        needs=(STICKY, IN_FRAGMENTS),
-    )
+
+    needs = (STICKY, IN_FRAGMENTS)
 
 
-@part
-def serverless(slots: int) -> Schedule:
+class serverless(_NeverDue):
     """No slot is ever due: there is no server (gossip).
 
-    Models meet in the redistribution alone. What a server would do is refused: rules and optimisers
-    would act on the evaluated mean only, and never reach a node.
+    Models are only combined by the redistribution. Settings of a server are rejected: rules and
+    optimisers would only act on the evaluated mean, and never reach a node.
 
     Args:
         slots: S.
-
-    Returns:
-        A schedule.
 
     Raises:
         ValueError: if slots is below 1.
@@ -147,36 +179,34 @@ def serverless(slots: int) -> Schedule:
     >>> serverless(2).due(jnp.int32(5)).tolist()
     [False, False]
     """
-    _check_slots(slots)
-    group = np.zeros(slots, np.int32)
-    return Schedule(
-        period=2,
-        group=group,
-        due=lambda t: jnp.zeros(slots, bool),
-        serverless=True,
-        needs=(PLAIN_MEAN, UNCHANGED, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED),
-    )
+
+    serverless = True
+    needs = (PLAIN_MEAN, UNCHANGED, PLAIN_SERVER, ONE_MODEL, NOTHING_SHARED)
 
 
-@part
-def buffered(size: int, *, at_work: int) -> Schedule:
-    r"""A round takes the models that come back first, and the server waits for no others.
+class _Asynchronous(Schedule):
+    """A schedule whose rounds collect models of C clients as they return."""
 
-    C clients are at work at once, each with the server model that was the newest when it was sent.
-    Who comes back is replaced at once; who comes back last of a round is replaced after the server
-    has moved, and so are those that come back at the same instant. Of two such clients the one of
-    the lower number comes first. A client is drawn again once the server has taken its model. If it
-    sleeps when it is drawn, nobody is sent that model for the clock's ``idle`` seconds.
+    one_round = True
+    needs = (CLOCK, NO_ROUND_TIMED, ONE_BY_ONE, KNOWN_STEPS, ONE_MODEL, NOTHING_SHARED)
 
-    If nobody is at work, as all who were asked sleep, the round ends with the models that there
-    are. Those that are at work after the last round are not trained, but have been sent.
+
+class buffered(_Asynchronous):
+    r"""A round collects the models that return first, and the server waits for no others (FedBuff).
+
+    C clients train at once, each from the server model that was the newest when it was sent. A
+    client that returns is replaced at once; the last one of a round is replaced after the server
+    has moved, and so are those that return at the same instant. Of two such clients the one with
+    the lower number comes first. A client can be drawn again once the server has taken its model.
+    If it sleeps when it is drawn, no client is sent that model for the clock's ``idle`` seconds.
+
+    If no client is training, because all that were drawn sleep, the round ends with the models that
+    have returned. Clients that are training at the end of the run have been sent a model, but are
+    not trained. A round of FedAvg with C clients corresponds to C / K rounds.
 
     Args:
-        size: K, the models of a round.
+        size: K, the number of models in a round.
         at_work: C.
-
-    Returns:
-        A schedule; its rounds need a clock.
 
     Raises:
         ValueError: if size is not in 1 .. at_work.
@@ -187,46 +217,62 @@ def buffered(size: int, *, at_work: int) -> Schedule:
     >>> buffered(2, at_work=10).due(jnp.int32(5)).tolist()
     [True, True]
     """
-    if not 1 <= size <= at_work:
-        raise ValueError(
-            f"buffer_size must be in 1..{at_work}, the models that are at work at once, got {size}"
-        )
-    return _timed(every_round(size), at_work)
+
+    size: int
+    _: dataclasses.KW_ONLY
+    at_work: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.at_work:
+            raise ValueError(
+                f"buffer_size must be in 1..{self.at_work}, the models that are at work at once, "
+                f"got {self.size}"
+            )
+        _check_slots(self.size)
+
+    @property
+    def slots(self) -> int:
+        return self.size
+
+    @property
+    def round_factor(self) -> float:
+        return self.at_work / self.size
 
 
-@part
-def periodic(seconds: float, *, at_work: int) -> Schedule:
-    """A round has a length, and takes the models that come back in it: semi-synchronous.
+class periodic(_Asynchronous):
+    """A round has a fixed duration, and collects the models that return in it: semi-synchronous.
 
-    C clients are at work at once; who comes back waits for the end of the round, when all are
-    replaced that are not at work. See :func:`buffered`.
+    C clients train at once; a client that returns waits for the end of the round, when all that are
+    not training are replaced. See :func:`buffered`.
 
     Args:
-        seconds: of simulated time, the length of a round.
+        seconds: the duration of a round, in simulated time.
         at_work: C.
-
-    Returns:
-        A schedule; its rounds need a clock.
 
     Raises:
         ValueError: if seconds is not positive and finite, or at_work below 1.
 
-    Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds end at a time and
-    leave slow clients at work; its cache of updates and its choice of clients are not here.
+    Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds have a fixed
+    duration and leave slow clients at work; without its cache of updates and its choice of clients.
 
     >>> periodic(60.0, at_work=3).due(jnp.int32(5)).tolist()
     [True, True, True]
     """
-    if not 0 < seconds < 2**30:
-        raise ValueError(f"seconds must be positive and below 2**30, got {seconds}")
-    if at_work < 1:
-        raise ValueError(f"at_work must be at least 1, got {at_work}")
-    return _timed(every_round(at_work), at_work)._replace(seconds=seconds)
 
+    seconds: float
+    _: dataclasses.KW_ONLY
+    at_work: int
 
-def _timed(schedule: Schedule, at_work: int) -> Schedule:
-    needs = CLOCK, NO_ROUND_TIMED, ONE_BY_ONE, KNOWN_STEPS, ONE_MODEL, NOTHING_SHARED
-    return schedule._replace(at_work=at_work, needs=needs)
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < 2**30:
+            raise ValueError(f"seconds must be positive and below 2**30, got {self.seconds}")
+        if self.at_work < 1:
+            raise ValueError(f"at_work must be at least 1, got {self.at_work}")
+        _check_slots(self.at_work)
+
+    @property
+    def slots(self) -> int:
+        return self.at_work
 
 
 def _check_slots(slots: int) -> None:

@@ -1,9 +1,10 @@
-"""Which client each slot visits."""
+"""Selections: the client that each slot visits."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,16 @@ from fedjax_sim.base import (
     ClientData,
     ClientView,
     LocalInfo,
+    Participation,
+    PerClient,
     PyTree,
     Selection,
     SetupTraffic,
+    SetupTrafficOf,
     Variables,
-    part,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.draws import distinct, draw_free
-from fedjax_sim.plan.choice import power_of_choice
+from fedjax_sim.engine.draws import by_size, distinct, draw_free
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.plan.reinforcement import deep_q
@@ -49,19 +51,16 @@ __all__ = [
 InitialScores = Literal["gradient", "ones"]
 
 
-@part
-def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
-    """Uniform draws without replacement, so that no two slots visit the same client.
+class uniform(Selection):
+    """Draws clients uniformly without replacement: no two slots visit the same client.
 
     Args:
         sticky: False draws for every slot in every round (FedAvg, RADFed); True keeps a slot's
-          client until the slot is due, and draws from the clients that are free (phase shift: line
-          7 of Cornelis's Algorithm 2).
-        active: how many slots visit a client in a round, the least visited first, ties broken at
-          random; the others are idle. The slots' visits never differ by more than one. None: all.
-
-    Returns:
-        A selection without state.
+            client until the slot is due, and draws from the free clients (phase shift: line 7 of
+            Cornelis's Algorithm 2).
+        active: the number of slots that visit a client in a round, the least visited first, ties
+            broken at random; the others are idle. The slots' visits never differ by more than one.
+            None: all slots.
 
     Raises:
         ValueError: if active is out of range, or given for sticky slots.
@@ -76,41 +75,42 @@ def uniform(*, sticky: bool = False, active: int | None = None) -> Selection:
     >>> int(clients[1]), len({*clients.tolist()})
     (2, 3)
     """
-    _check_active(active)
-    if sticky and active is not None:
-        raise ValueError(f"active must be None if slots keep their clients, got {active}")
+
+    _: dataclasses.KW_ONLY
+    sticky: bool = False
+    active: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_active(self.active)
+        if self.sticky and self.active is not None:
+            raise ValueError(f"active must be None if slots keep their clients, got {self.active}")
+
+    @property
+    def another(self) -> Callable[[Array, PyTree, ClientData, Array], Array] | None:
+        if self.sticky or self.active is not None:
+            return None
+        return lambda key, state, data, taken: draw_free(key, data.clients, taken)
+
+    @property
+    def participation(self) -> Participation | None:
+        return None if self.sticky else "fixed"
 
     def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
-        n, slots = data.clients, len(free)
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        n, slots, active = data.clients, len(free), self.active
         if active is not None:
             queue = distinct(key, min(active, slots), n)
-            return _served(jax.random.fold_in(key, 1), queue, n, visits, active), state
+            return _assign(jax.random.fold_in(key, 1), queue, n, visits, active), state
         # Clients of slots that are not free are taken.
         queue = distinct(key, slots, n, jnp.where(free, n, clients))
         rank = jnp.cumsum(free, dtype=jnp.int32) - 1
         return jnp.where(free, queue[jnp.maximum(rank, 0)], clients), state
 
-    def one(key: Array, state: PyTree, data: ClientData, taken: Array) -> Array:
-        return draw_free(key, data.clients, taken)
 
-    return Selection(
-        init=lambda variables, data, execution: (),
-        draw=draw,
-        sticky=sticky,
-        active=active,
-        another=one if active is None and not sticky else None,
-        participation=None if sticky else "fixed",
-    )
-
-
-@part
-def everyone() -> Selection:
-    """All clients in every round, each in the slot of its number.
-
-    Returns:
-        A selection without state.
+class everyone(Selection):
+    """Selects all clients in every round, each in the slot of its number.
 
     >>> data = ClientData(None, None, None, jnp.arange(4), 1)  # 3 clients
     >>> free, visits = jnp.ones(3, bool), jnp.zeros(3, jnp.int32)
@@ -118,50 +118,36 @@ def everyone() -> Selection:
     [0, 1, 2]
     """
 
+    everyone = True
+    participation = "cyclic"
+
     def draw(
-        key: Array, state: PyTree, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
         return jnp.arange(len(free), dtype=jnp.int32), state
 
-    return Selection(
-        init=lambda variables, data, execution: (),
-        draw=draw,
-        sticky=False,
-        everyone=True,
-        participation="cyclic",
-    )
 
-
-@part
-def importance(
-    score: Callable[[Variables, ClientView], Array],
-    gamma: float = 0.9,
-    *,
-    initial: InitialScores = "gradient",
-    active: int | None = None,
-) -> Selection:
-    r"""Draws without replacement with probability proportional to running scores (RADFedi).
+class importance(Selection):
+    r"""Draws clients without replacement, in proportion to running scores (RADFedi).
 
     .. math:: p_k \leftarrow (1-\gamma)\,p_k + \gamma\,q_k \quad \text{for every } k
               \text{ that trained, which reports } q_k
 
     A cohort is the m clients with the largest :math:`\log p_k + G_k`, with independent standard
-    Gumbel :math:`G_k`: in that order they are distributed exactly as m clients drawn one after
-    another, each with probability proportional to p among those that are left. A client with p = 0
-    is drawn only if no other is left. The clients must report ``importance``
-    (:func:`fedjax_sim.reports.with_importance`).
+    Gumbel :math:`G_k`: in that order they are distributed exactly like m clients drawn one after
+    another, each with probability proportional to p among the remaining ones. A client with p = 0
+    is drawn only if no other remains. The clients must report ``importance``
+    (:func:`fedjax_sim.reports.with_importance`). The state is p, ``f32[N]``.
 
     Args:
         score: ``(variables, client) -> f32[]``, q of a client at a model, at least 0
-          (:func:`fedjax_sim.reports.squared_gradient`).
+            (:func:`fedjax_sim.reports.squared_gradient`).
         gamma: γ, the weight of a client's newest score in its running mean.
         initial: p at the start: "gradient" is each client's score at :math:`w_1`, which costs a
-          pass over all samples, and a model to every client; "ones" draws uniformly until scores
-          are known.
+            pass over all samples, and a model to every client; "ones" draws uniformly until scores
+            are known.
         active: see :func:`uniform`.
-
-    Returns:
-        A selection; its state is p, ``f32[N]``.
 
     Raises:
         ValueError: if gamma, initial or active is out of range.
@@ -170,51 +156,147 @@ def importance(
     et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for the first pass; Kool et
     al. 2019 <https://arxiv.org/abs/1903.06059>, appendix A, for the draws.
     """
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
-    if initial not in ("gradient", "ones"):
-        raise ValueError(f"initial must be 'gradient' or 'ones', got {initial!r}")
-    _check_active(active)
 
-    def init(variables: Variables, data: ClientData, execution: Any) -> Array:
-        if initial == "ones":
+    score: Callable[[Variables, ClientView], Array]
+    gamma: float = 0.9
+    _: dataclasses.KW_ONLY
+    initial: InitialScores = "gradient"
+    active: int | None = None
+
+    reads = ("importance",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma must be in [0, 1], got {self.gamma}")
+        if self.initial not in ("gradient", "ones"):
+            raise ValueError(f"initial must be 'gradient' or 'ones', got {self.initial!r}")
+        _check_active(self.active)
+
+    @property
+    def setup_traffic(self) -> SetupTrafficOf | None:
+        def gradients(variables: Variables, data: ClientData) -> SetupTraffic:
+            return SetupTraffic(4 * data.clients, data.clients * tree.num_bytes(variables))
+
+        return gradients if self.initial == "gradient" else None
+
+    def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Array:
+        if self.initial == "ones":
             return jnp.ones(data.clients, jnp.float32)
-        return execution.per_client(score, variables, data)
+        scores: Array = execution.per_client(self.score, variables, data)
+        return scores
 
     def draw(
-        key: Array, p: Array, data: ClientData, clients: Array, free: Array, visits: Array
+        self, key: Array, p: Array, data: ClientData, clients: Array, free: Array, visits: Array
     ) -> tuple[Array, Array]:
-        del data, clients, free  # no slot keeps its client: all are free
         # log 0 would rank the clients without a score by their number.
         ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny))
         ticket += jax.random.gumbel(key, p.shape, jnp.float32)
-        count = len(visits) if active is None else min(active, len(visits))
+        count = len(visits) if self.active is None else min(self.active, len(visits))
         queue = jax.lax.top_k(ticket, count)[1].astype(jnp.int32)
-        if active is not None:
-            return _served(jax.random.fold_in(key, 1), queue, len(p), visits, active), p
-        return queue, p
+        if self.active is None:
+            return queue, p
+        return _assign(jax.random.fold_in(key, 1), queue, len(p), visits, self.active), p
 
-    def update(p: Array, client: Array, info: LocalInfo) -> Array:
+    def update(self, p: Array, client: Array, info: LocalInfo) -> Array:
         if "importance" not in info.extra:
             raise ValueError(
                 "local must report its clients' importance: wrap it by "
                 f"reports.with_importance; it reports {list(info.extra) or 'nothing'}"
             )
-        new = (1 - gamma) * p[client] + gamma * info.extra["importance"]
+        new = (1 - self.gamma) * p[client] + self.gamma * info.extra["importance"]
         return p.at[client].set(new, mode="drop")  # client N has no row
 
-    def setup_traffic(variables: Variables, data: ClientData) -> SetupTraffic:
-        return SetupTraffic(4 * data.clients, data.clients * tree.num_bytes(variables))
 
-    return Selection(
-        init=init,
-        draw=draw,
-        sticky=False,
-        update=update,
-        active=active,
-        reads=("importance",),
-        setup_traffic=setup_traffic if initial == "gradient" else None,
-    )
+class Answers(NamedTuple):
+    """The candidates' losses.
+
+    Attributes:
+        client: ``int32[d]``; N for a client without an answer.
+        score: ``f32[d]``.
+    """
+
+    client: Array
+    score: Array
+
+
+class power_of_choice(Selection):
+    r"""Power of choice: the clients with the largest losses of d candidates.
+
+    .. math:: A \sim n_k / n, \; |A| = d, \qquad U = \text{the } m \text{ of } A
+              \text{ with the largest } F_k(w)
+
+    With a ``score`` the candidates are sent the server model and return its loss on their own
+    samples, 4 bytes each; those that train are not sent it again. Without a score, the losses are
+    those that clients reported at their last visits, which only costs the reports; clients without
+    a report come first.
+
+    Args:
+        candidates: d, the number of clients drawn in proportion to :math:`n_k`, at least the number
+            of slots; all clients if there are fewer.
+        score: ``(variables, client) -> f32[]`` (:func:`fedjax_sim.reports.mean_loss`); None: the
+            reported losses.
+
+    Raises:
+        ValueError: if candidates is below 1; in the first round, if there are more slots.
+
+    Source: Cho et al. 2022 <https://arxiv.org/abs/2010.01243>, section 4: π_pow-d, and π_rpow-d
+    by what is known.
+    """
+
+    candidates: int
+    score: Callable[[Variables, ClientView], Array] | None = None
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("loss",) if self.score is None else ()
+
+    @property
+    def poll(self) -> Callable[[Array, PyTree, ClientData], Array] | None:
+        return None if self.score is None else self._candidates
+
+    @property
+    def ask(self) -> Callable[[Variables, ClientView], Array] | None:
+        return self.score
+
+    def record_answers(self, state: Answers, client: Array, answers: Array) -> Answers:
+        return Answers(client, answers)
+
+    def init(self, variables: Variables, data: ClientData, execution: PerClient) -> PyTree:
+        if self.score is None:
+            return jnp.full(data.clients, jnp.inf, jnp.float32)
+        size = min(self.candidates, data.clients)
+        return Answers(jnp.full(size, data.clients, jnp.int32), jnp.zeros(size, jnp.float32))
+
+    def draw(
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array,
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        slots = len(free)
+        if slots > self.candidates:
+            raise ValueError(
+                f"candidates must be at least the {slots} slots, got {self.candidates}"
+            )
+        if self.score is None:
+            client = self._candidates(key, state, data)
+            loss = state.at[client].get(mode="fill", fill_value=-jnp.inf)
+        else:
+            client, loss = state
+        largest = jax.lax.top_k(jnp.where(client < data.clients, loss, -jnp.inf), slots)[1]
+        return client[largest], state
+
+    def update(self, state: PyTree, client: Array, info: LocalInfo) -> PyTree:
+        return state.at[client].set(info.loss, mode="drop") if self.score is None else state
+
+    def _candidates(self, key: Array, state: PyTree, data: ClientData) -> Array:
+        start = data.start
+        if data.budget is not None:  # the place of each client in a list of all samples that count
+            ends = jnp.cumsum(data.budget, dtype=jnp.int32)
+            start = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+        return by_size(key, min(self.candidates, data.clients), start)
 
 
 def _check_active(active: int | None) -> None:
@@ -222,11 +304,11 @@ def _check_active(active: int | None) -> None:
         raise ValueError(f"active must be at least 1, got {active}")
 
 
-def _served(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:
-    """The first ``active`` clients of the queue to the least visited slots; the others are idle.
+def _assign(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:
+    """Assigns the clients of the queue to the least visited slots; the others are idle.
 
     Args:
-        key: for ties.
+        key: key to break ties.
         queue: ``int32[active]``, clients in the order in which they were drawn.
         idle: N, for a slot without a client.
         visits: ``int32[S]``.

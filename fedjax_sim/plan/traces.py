@@ -1,10 +1,11 @@
-"""Traces: a table of what devices did, as the laws and the availability of a clock."""
+"""Traces: tables of measured devices, as the speeds and the availability of a clock."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Availability, Law, Link, Now
 from fedjax_sim.base.files import open_text, read_npz
+from fedjax_sim.plan.devices import bandwidth
 
 Column = NDArray[np.float64]
 SPEEDS = ("seconds_per_step", "up_bytes_per_second", "down_bytes_per_second")
@@ -22,83 +24,94 @@ ENDINGS = (".csv", ".npz")
 
 
 class Trace(NamedTuple):
-    """What a clock takes of a trace.
+    """The devices of a trace.
 
     Attributes:
-        compute: seconds of a local step.
-        link: bytes per second.
-        available: who is awake; None: everyone, always.
-        clients: how many it has.
+        start: ``int32[N + 1]``, the first row of each client.
+        speeds: ``f32[R]`` by name.
+        begins: ``int32[R]``, the column ``from``; None: each client has one row, for all time.
+        ends: ``int32[R]``, the column ``to``.
+        period: seconds after which the trace repeats; None: never.
     """
 
-    compute: Law
-    link: Link
-    available: Availability | None
-    clients: int
+    start: NDArray[np.int32]
+    speeds: Mapping[str, NDArray[np.float32]]
+    begins: NDArray[np.int32] | None
+    ends: NDArray[np.int32] | None
+    period: int | None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.start) - 1
+
+    @property
+    def compute(self) -> Law:
+        """Seconds of a local step."""
+        return functools.partial(self._speed, "seconds_per_step")
+
+    @property
+    def link(self) -> Link:
+        """Bytes per second."""
+        up, down = (functools.partial(self._speed, name) for name in SPEEDS[1:])
+        return bandwidth(up, down)
+
+    @property
+    def available(self) -> Availability | None:
+        """The clients that are awake; None: all, always."""
+        return None if self.begins is None else self._is_available
+
+    def _speed(self, name: str, key: Array, client: Array, now: Now) -> Array:
+        values = self.speeds[name]
+        # A client that is asleep takes no part: any row will do.
+        return jnp.asarray(values)[jnp.clip(self._row(client, now), 0, len(values) - 1)]
+
+    def _is_available(self, keys: Array, client: Array, now: Now) -> Array:
+        row, first = self._row(client, now), self.start[:-1]
+        known = jnp.asarray(first)[jnp.minimum(client, len(first) - 1)]
+        return (row >= known) & (self._second(now) < jnp.asarray(self.ends)[row])
+
+    def _second(self, now: Now) -> Array:
+        return now.seconds if self.period is None else now.seconds % self.period
+
+    def _row(self, client: Array, now: Now) -> Array:
+        """Returns the last row of each client that has begun, ``int32[P]``."""
+        low, high = jnp.asarray(self.start)[client], jnp.asarray(self.start)[client + 1]
+        if self.begins is None:
+            return low
+        second = self._second(now)
+        for _ in range(math.ceil(math.log2(int(np.diff(self.start).max()) + 1))):
+            middle = (low + high) // 2
+            begun = jnp.asarray(self.begins)[jnp.minimum(middle, len(self.begins) - 1)] <= second
+            go = (low < high) & begun
+            low, high = jnp.where(go, middle + 1, low), jnp.where(go, high, middle)
+        return low - 1
 
 
 def read(file: str | Path, period: int | None) -> Trace:
-    """The trace in a file.
+    """Reads a trace from a file.
 
     Args:
         file: see :func:`fedjax_sim.clock.traced`.
-        period: seconds after which it begins again; None: never.
+        period: seconds after which the trace repeats; None: never.
 
     Raises:
-        ValueError: if it is none; says where.
+        ValueError: if the file is not a trace, with the row.
     """
     columns = _columns(Path(file))
     _check_numbers(file, columns)
     client, timed = columns["client"], "from" in columns
     _check_clients(file, client, several=timed)
     start = np.searchsorted(client, np.arange(int(client[-1]) + 2)).astype(np.int32)
-    begins = _windows(file, columns, period) if timed else None
-    find = _finder(start, begins, period)
-    compute, up, down = (_law(find, columns[name].astype(np.float32)) for name in SPEEDS)
-    if begins is None:
-        return Trace(compute, Link(up, down), None, len(start) - 1)
-    ends, first = columns["to"].astype(np.int32), start[:-1]
-
-    def available(keys: Array, client: Array, now: Now) -> Array:
-        row, second = find(client, now)
-        known = jnp.asarray(first)[jnp.minimum(client, len(first) - 1)]
-        return (row >= known) & (second < jnp.asarray(ends)[row])
-
-    return Trace(compute, Link(up, down), available, len(start) - 1)
-
-
-Finder = Callable[[Array, Now], tuple[Array, Array]]
-"""``(client int32[P], now) -> (row int32[P], second int32[])``: the last row that has begun."""
-
-
-def _finder(start: NDArray[np.int32], begins: NDArray[np.int32] | None, period: int | None) -> Any:
-    halvings = math.ceil(math.log2(int(np.diff(start).max()) + 1))
-
-    def find(client: Array, now: Now) -> tuple[Array, Array]:
-        second = now.seconds if period is None else now.seconds % period
-        low, high = jnp.asarray(start)[client], jnp.asarray(start)[client + 1]
-        if begins is None:
-            return low, second
-        for _ in range(halvings):
-            middle = (low + high) // 2
-            begun = jnp.asarray(begins)[jnp.minimum(middle, len(begins) - 1)] <= second
-            go = (low < high) & begun
-            low, high = jnp.where(go, middle + 1, low), jnp.where(go, high, middle)
-        return low - 1, second
-
-    return find
-
-
-def _law(find: Finder, values: NDArray[np.float32]) -> Law:
-    def law(key: Array, client: Array, now: Now) -> Array:
-        # A client that is asleep takes no part: any row will do.
-        return jnp.asarray(values)[jnp.clip(find(client, now)[0], 0, len(values) - 1)]
-
-    return law
+    speeds = {name: columns[name].astype(np.float32) for name in SPEEDS}
+    if not timed:
+        return Trace(start, speeds, None, None, period)
+    begins = _begins(file, columns, period)
+    return Trace(start, speeds, begins, columns["to"].astype(np.int32), period)
 
 
 def _columns(path: Path) -> dict[str, Column]:
-    """The columns of a file, which are those that are known, and of one length."""
+    """Reads the columns of a file and checks their names."""
     if path.suffix not in ENDINGS:
         raise ValueError(f"{path} must be a .csv or .npz file")
     try:
@@ -111,9 +124,11 @@ def _columns(path: Path) -> dict[str, Column]:
             raise ValueError(f"{path} lacks the column {name}")
     for name in found:
         if name not in (*needed, *TIMES):
-            raise ValueError(f"{path} has a column {name}: it may have {', '.join(TIMES)} besides")
+            raise ValueError(
+                f"{path} has an unknown column {name}: optional columns are {', '.join(TIMES)}"
+            )
     if len({*TIMES} & found.keys()) == 1:
-        raise ValueError(f"{path} must have both from and to, or none of them")
+        raise ValueError(f"{path} must have both from and to, or neither")
     if not len(found["client"]):
         raise ValueError(f"{path} has no rows")
     return found
@@ -127,7 +142,7 @@ def _csv(path: Path) -> dict[str, Column]:
         raise ValueError(f"{path} must be csv in UTF-8, got: {error}") from error
     for i, row in enumerate(rows, 1):
         if len(row) != len(head):
-            raise ValueError(f"{path}: row {i} has {len(row)} values, and the head {len(head)}")
+            raise ValueError(f"{path}: row {i} has {len(row)} values, the header has {len(head)}")
     return {name.strip(): _numbers(path, [row[i] for row in rows]) for i, name in enumerate(head)}
 
 
@@ -136,7 +151,7 @@ def _npz(path: Path) -> dict[str, Column]:
     if len({array.shape for array in found.values()}) > 1 or any(
         a.ndim != 1 for a in found.values()
     ):
-        raise ValueError(f"{path} must have arrays of one axis, and of one length")
+        raise ValueError(f"{path} must have one-dimensional arrays of equal length")
     return found
 
 
@@ -160,7 +175,7 @@ def _check_numbers(file: str | Path, columns: dict[str, Column]) -> None:
 
 
 def _check_clients(file: str | Path, client: Column, *, several: bool) -> None:
-    """Each is there, once or several times in a row, in order."""
+    """Checks that each client is there, once or several times in a row, in order."""
     steps = np.diff(client, prepend=-1)
     for wrong, why in (
         (steps < 0, "clients must be in order"),
@@ -172,8 +187,8 @@ def _check_clients(file: str | Path, client: Column, *, several: bool) -> None:
             raise ValueError(f"{file}: row {rows[0] + 1}: {why}, got client {client[rows[0]]:g}")
 
 
-def _windows(file: str | Path, columns: dict[str, Column], period: int | None) -> NDArray[np.int32]:
-    """The column ``from``; each client's windows are in order and apart."""
+def _begins(file: str | Path, columns: dict[str, Column], period: int | None) -> NDArray[np.int32]:
+    """Returns the column ``from``, after checking the order of each client's windows."""
     client, begins, ends = columns["client"], columns["from"], columns["to"]
     same = np.diff(client, prepend=-1) == 0
     before = np.concatenate([[0], ends[:-1]])

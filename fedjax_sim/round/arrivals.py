@@ -25,6 +25,7 @@ from fedjax_sim.base import (
     PyTree,
     Traffic,
     Variables,
+    evaluate_law,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
@@ -321,8 +322,8 @@ class _Events(NamedTuple):
         assert clock is not None
         key, size = jax.random.key(clock.seed), self.size
 
-        def of(law: Law, which: Device) -> Array:
-            return law(stream(key, which), client[None], now)[0]
+        def of(law: float | Law, which: Device) -> Array:
+            return evaluate_law(law, stream(key, which), client[None], now)[0]
 
         steps = jnp.asarray(local.steps_for(client_sizes(self.data, client)))
         work = steps.astype(jnp.float32) * of(clock.compute, Device.COMPUTE)

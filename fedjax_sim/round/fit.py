@@ -25,6 +25,7 @@ from fedjax_sim.base import (
     Sending,
     Server,
     concrete,
+    evaluate_law,
     shown,
 )
 from fedjax_sim.engine import needs, tree
@@ -139,7 +140,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         yield "local", local, needs.ONE_MODEL
     if local.survey is not None:  # the answers would go by what is sent
         yield "local", local, needs.AS_IT_IS
-    if selection.poll is not None and selection.poll.ask is not None:
+    if selection.poll is not None and selection.ask is not None:
         yield from (("selection", selection, need) for need in needs.ASKED)
     if selection.see is not None:
         for need in (needs.NO_FLIGHT, needs.ONE_MODEL, needs.A_MODEL_SENT):
@@ -210,14 +211,15 @@ def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
 
 
 def _check_laws(clock: Clock) -> None:
-    """Tries each on three clients at the start."""
+    """Evaluates each on three clients at the start."""
     laws = {"compute": clock.compute}
     if clock.link is not None:
         laws |= {"link.up": clock.link.up, "link.down": clock.link.down}
     for name, law in laws.items():
         with jax.ensure_compile_time_eval():
             client = jnp.arange(min(3, clock.clients or 3), dtype=jnp.int32)
-            given = law(jax.random.key(clock.seed), client, Now(jnp.int32(0), jnp.float32(0)))
+            now = Now(jnp.int32(0), jnp.float32(0))
+            given = evaluate_law(law, jax.random.key(clock.seed), client, now)
         if not concrete(given):
             continue
         found = np.asarray(given)

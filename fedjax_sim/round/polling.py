@@ -15,7 +15,6 @@ from fedjax_sim.base import (
     LocalInfo,
     Metrics,
     Outlook,
-    Poll,
     PyTree,
     Variables,
 )
@@ -89,19 +88,19 @@ def asked(
     parts: Parts, key: Array, state: FedState, data: ClientData
 ) -> tuple[FedState, Asked | None]:
     """The state in which the selection knows the answers, if it asks anything."""
-    poll = parts.selection.poll
-    if poll is None:
+    selection = parts.selection
+    if selection.poll is None:
         return state, None
-    whom = poll.whom(stream(key, Round.POLL), state.selection, data)
+    whom = selection.poll(stream(key, Round.POLL), state.selection, data)
     client = placement.awake(parts, key, state, whom, data.clients)
-    answers = _answers(parts, poll, state, data, client)
-    known = poll.tell(state.selection, client, answers)
-    return state._replace(selection=known), _counted(parts, poll, state, data, client)
+    answers = _answers(parts, state, data, client)
+    known = selection.record_answers(state.selection, client, answers)
+    return state._replace(selection=known), _counted(parts, state, data, client)
 
 
-def _answers(parts: Parts, poll: Poll, state: FedState, data: ClientData, client: Array) -> PyTree:
-    """What the clients say of the server model: ``[K, ...]``."""
-    ask = poll.ask
+def _answers(parts: Parts, state: FedState, data: ClientData, client: Array) -> PyTree:
+    """Returns the clients' answers about the server model: ``[K, ...]``."""
+    ask = parts.selection.ask
     if ask is None:
         return ()
     spare = parts.execution.rows(len(client)) - len(client)
@@ -117,20 +116,21 @@ def _answers(parts: Parts, poll: Poll, state: FedState, data: ClientData, client
     return tree.take(parts.execution.replicate(out), jnp.arange(len(client), dtype=jnp.int32))
 
 
-def _counted(parts: Parts, poll: Poll, state: FedState, data: ClientData, client: Array) -> Asked:
-    """Models, seconds and how many."""
+def _counted(parts: Parts, state: FedState, data: ClientData, client: Array) -> Asked:
+    """Counts answers, models and seconds."""
+    ask = parts.selection.ask
     there = client < data.clients
     count = jnp.sum(there, dtype=jnp.int32)
-    downloads = jnp.int32(0) if poll.ask is None else count
+    downloads = jnp.int32(0) if ask is None else count
     if parts.clock is None:
         return Asked(client, count, downloads, *4 * [jnp.float32(0)])
     size = traffic.sizes(parts, state.server, data)
-    down = jnp.float32(0 if poll.ask is None else size.download)
+    down = jnp.float32(0 if ask is None else size.download)
     legs = timing.legs_of(
         parts, state, client, down, jnp.float32(size.answer), jnp.maximum(count, 1)
     )
     work = jnp.zeros(len(client), jnp.float32)
-    if poll.ask is not None:
+    if ask is not None:
         batches = -(-visits(data, client).size // parts.local.batch_size)
         work = FORWARD * batches.astype(jnp.float32) * legs.step
     end = jnp.where(there, legs.down + work + legs.up, 0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, PyTree, Trained
+from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, PyTree, Trained, evaluate_law
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.moments import add_seconds
 from fedjax_sim.engine.streams import Device, Round, stream
@@ -62,8 +62,8 @@ def legs_of(
     assert clock is not None
     key, link = jax.random.key(clock.seed), clock.link
 
-    def of(law: Law, which: Device) -> Array:
-        return law(stream(key, which), client, state.clock)
+    def of(law: float | Law, which: Device) -> Array:
+        return evaluate_law(law, stream(key, which), client, state.clock)
 
     step = of(clock.compute, Device.COMPUTE)
     if link is None:

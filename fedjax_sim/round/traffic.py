@@ -133,18 +133,18 @@ def told_bytes(parts: Parts) -> int:
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
     """Of what a client says that is asked before the draw."""
-    poll = parts.selection.poll
-    if poll is None:
+    selection = parts.selection
+    if selection.poll is None:
         return 0
     said: PyTree = ()
-    if (ask := poll.ask) is not None:
+    if (ask := selection.ask) is not None:
 
         def answer(variables: Variables, data: ClientData) -> PyTree:
             visit = tree.take(visits(data, jnp.zeros(1, jnp.int32)), jnp.int32(0))
             return ask(variables, visit.view(samples_of(data), data))
 
         said = jax.eval_shape(answer, variables, data)
-    return tree.num_bytes(said) + 4 * poll.numbers
+    return tree.num_bytes(said) + 4 * selection.device_numbers
 
 
 def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> SetupTraffic:
