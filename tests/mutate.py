@@ -564,7 +564,7 @@ MUTANTS = [
     Mutant(
         "client/sending.py", "Heading(received.params, t", "Heading(kept.last, t", tests("drift")
     ),
-    Mutant("round/sending.py", "mine = _heard(", "_heard(", tests("drift")),
+    Mutant("round/sending.py", "mine = _apply_hear(", "_apply_hear(", tests("drift")),
     Mutant(
         "server/update.py",
         "jnp.where(tree.expand(present, updates), jnp.sign(updates), 0)",
@@ -1343,17 +1343,22 @@ MUTANTS = [
     Mutant("run/result.py", "found <= value if", "found >= value if", STOP),
     # the clock
     Mutant("round/timing.py", "end > clock.deadline", "end >= clock.deadline", CLOCK),
-    Mutant("round/timing.py", "jnp.sum(trips.uploads), 1)", "len(up), 1)", CLOCK),
+    Mutant("round/timing.py", "jnp.sum(transfers.uploads), 1)", "len(up), 1)", CLOCK),
     Mutant(
-        "round/timing.py", "clock.deadline - legs.down - legs.up", "clock.deadline - legs.up", CLOCK
+        "round/timing.py",
+        "clock.deadline - durations.down - durations.up",
+        "clock.deadline - durations.up",
+        CLOCK,
     ),
     Mutant("round/timing.py", "visited & ~lost & ~late", "visited & ~late", CLOCK),
     Mutant("round/timing.py", "jnp.minimum(seconds, clock.deadline)", "seconds", CLOCK),
     Mutant("round/timing.py", "tree.select_rows(arrived, models, start)", "models", CLOCK),
     Mutant("engine/moments.py", "total - whole)", "total)", CLOCK),
     Mutant("round/timing.py", "late & (steps > 0) & (", "late & (", CLOCK),
-    Mutant("round/timing.py", "(legs.down + work < seconds) | ", "", CLOCK),
-    Mutant("round/timing.py", "stop - legs.down, 0, work", "end - legs.down, 0, work", CLOCK),
+    Mutant("round/timing.py", "(durations.down + work < seconds) | ", "", CLOCK),
+    Mutant(
+        "round/timing.py", "stop - durations.down, 0, work", "end - durations.down, 0, work", CLOCK
+    ),
     Mutant(
         "round/arrivals.py",
         "computing=taken.computing + computing,\n        link",

@@ -169,7 +169,7 @@ def replay(
 
 
 class Seen(NamedTuple):
-    """Of a round, see :class:`arrivals.Back`."""
+    """Of a round, see :class:`arrivals.Arrivals`."""
 
     client: Any
     age: Any
@@ -203,7 +203,7 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
 
         def one(state: Any, t: Any) -> Any:
             key = jax.random.fold_in(jax.random.key(here.key), t)
-            back = arrivals.come_back(parts, key, state, data, sizes)
+            back = arrivals.next_arrivals(parts, key, state, data, sizes)
             assert back is not None
             state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
             return state, Seen(back.client, back.age, back.sent, back.now, back.elapsed)
@@ -287,7 +287,9 @@ def who(places: int, size: int, rounds: int) -> list[list[tuple[int, int]]]:
     initial = net().init(jax.random.fold_in(jax.random.key(0), 0))
     state, out = made.init(jax.random.key(0), initial, data), []
     parts = made.parts
-    move = jax.jit(lambda key, state: arrivals.come_back(parts, key, state, data, traffic.sizes))
+    move = jax.jit(
+        lambda key, state: arrivals.next_arrivals(parts, key, state, data, traffic.sizes)
+    )
     for t in range(rounds):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
         back = known(move(key, state))

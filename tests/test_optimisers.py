@@ -230,7 +230,7 @@ INNER = {"inner", "optimizer", "adv_optimizer", "fast_optimizer", "base_optimize
 """Names of the argument that is another optimiser."""
 
 REJECTED = {
-    "optax.lookahead": "got optax.lookahead, which trains two: give its fast_optimizer alone",
+    "optax.lookahead": "got optax.lookahead, which trains two: pass only its fast_optimizer",
     "optax.contrib.dpsgd": "expects `grads` to have a batch dimension",
 }
 

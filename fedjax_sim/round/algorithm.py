@@ -1,4 +1,4 @@
-"""One round of every federated algorithm: the only place where the parts meet."""
+"""Composes parts to a federated algorithm: its state, its rounds and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fedjax_sim.plan import schedule as schedules
 from fedjax_sim.plan import selection as selections
 from fedjax_sim.round import collecting, finishing, stages
 from fedjax_sim.round.own_models import score_own
-from fedjax_sim.round.parts import Evaluated, Parts, named, tupled
+from fedjax_sim.round.parts import Evaluated, Parts, as_dict, as_tuple
 from fedjax_sim.round.private import epsilon as epsilon_of
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.traffic import setup_traffic, sizes
@@ -74,16 +74,16 @@ def compose(
     evaluated: Evaluated = "server",
     clock: Clock | None = None,
 ) -> Algorithm:
-    r"""Composes a federated algorithm of parts.
+    r"""Composes a federated algorithm from parts.
 
     .. code-block:: text
 
         slots   <- redistribute(slots)
-        clients <- the selection's, for slots without one
+        clients <- selection, for slots without a client
         slots   <- the broadcast model if the slot was due last round, else refresh(slot)
-        shared  <- what the clients say before they train, if the local update asks anything
+        shared  <- answers of the clients before they train, if the local update needs any
         slots   <- local update on those clients
-        updates <- sending(what the clients send: due slots, or all that move)
+        updates <- sending(updates of due slots, or of all that move)
         server  <- server + server update(aggregate(preaggregation(updates, weights)))
 
     Args:
@@ -150,12 +150,12 @@ def compose(
             redistribution,
             refresh or refreshes.nothing(),
             exchange,
-            tupled("sending", sending),
+            as_tuple("sending", sending),
             weighting,
-            tupled("preaggregation", preaggregation),
+            as_tuple("preaggregation", preaggregation),
             aggregator,
             server or servers.replace(),
-            named(diagnostics),
+            as_dict(diagnostics),
             finish,
             personal,
             evaluated,
@@ -167,12 +167,12 @@ def compose(
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Algorithm:
-    """A federated algorithm: parts, and the pure functions that they make.
+    """A federated algorithm: its parts, and pure functions of them.
 
     Attributes:
-        parts: by role, as :func:`compose` was given them or filled them in.
-        origin: the call of the named method that it is; None for a plain ``compose``.
-        replaced: the roles whose parts are no longer the named method's.
+        parts: the arguments of :func:`compose` by role, with defaults.
+        origin: the call of the named method; None for a plain ``compose``.
+        replaced: roles in which the parts differ from the named method's.
     """
 
     parts: Parts
@@ -181,7 +181,7 @@ class Algorithm:
 
     @property
     def slots(self) -> int:
-        """S, the models in flight."""
+        """S, the number of models in flight."""
         return self.parts.slots
 
     @property
@@ -191,23 +191,23 @@ class Algorithm:
 
     @property
     def ends(self) -> bool:
-        """Whether anything is left to do after the last round, see :meth:`collect`."""
+        """Whether :meth:`collect` has anything to do after the last round."""
         return self.parts.in_flight or self.parts.finish is not None
 
     @property
     def personal(self) -> Personal | None:
-        """The model that a client itself uses; None if all use the evaluated one."""
+        """The clients' personal model; None if all clients use the evaluated model."""
         return self.parts.personal
 
     def replace(self, **parts: Any) -> Algorithm:
-        """The same algorithm with some parts exchanged.
+        """Returns the algorithm with some parts replaced.
 
         Args:
-            parts: by role, as :func:`compose` takes them.
+            parts: new parts by role, as for :func:`compose`.
 
         Raises:
             TypeError: if there is no such role.
-            ValueError: as :func:`compose`.
+            ValueError: as in :func:`compose`.
 
         >>> import optax, fedjax_sim as fs
         >>> local = fs.local_sgd(fs.empirical_risk(fs.models.logistic((4,), 2)), optax.sgd(0.1))
@@ -238,10 +238,10 @@ class Algorithm:
         return "\n".join([f"{head}(", *self.parts.written(), ")"])
 
     def init(self, key: Array, variables: Variables, data: ClientData) -> FedState:
-        """The state before the first round, for the initial model ``variables``."""
+        """Returns the state before the first round, for the initial model ``variables``."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
-        # On all devices, as a step leaves it: a second step would be compiled anew for the place.
+        # On all devices, like the result of a step: else the second step would be compiled again.
         return self.parts.execution.place(initial_state(self.parts, variables, data))
 
     def step(self, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
@@ -250,17 +250,17 @@ class Algorithm:
         return stages.step(self.parts, key, state, data)
 
     def collect(self, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
-        """Uploads and aggregates every model still in flight, and finishes: the last act of a run.
+        """Uploads and aggregates all models in flight, and finishes the run.
 
         Returns:
-            The server model after it, and the uploads ``int32[]`` that it took.
+            The final server model, and the number of uploads ``int32[]``.
         """
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
-        server, uploads = finishing.gathered(self.parts, key, state, data)
-        return finishing.finished(self.parts, key, server, data), uploads
+        server, uploads = finishing.collect(self.parts, key, state, data)
+        return finishing.finish(self.parts, key, server, data), uploads
 
     def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
-        """The model that is evaluated: the server's, or the mean of all in flight."""
+        """Returns the model to evaluate: the server model, or the mean of all models in flight."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
         return collecting.evaluated(self.parts, state, data)
@@ -275,7 +275,7 @@ class Algorithm:
         tasks: PyTree,
         clients: Array | None = None,
     ) -> PyTree:
-        """``score(constants, variables, task)`` with clients' own models: ``[K, ...]``."""
+        """Runs ``score(constants, variables, task)`` with personal models; returns ``[K, ...]``."""
         received = self.evaluated(key, state, data)
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         return score_own(self.parts, key, received, state, data, score, constants, tasks, clients)
@@ -289,9 +289,9 @@ class Algorithm:
         return epsilon_of(self.parts, data, rounds, delta)
 
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
-        """The sizes of what travels in a round; takes shapes and gives Python integers."""
+        """Returns the bytes of the messages in a round, as integers; takes arrays or shapes."""
         return sizes(self.parts, variables, data)
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
-        """What travels once, before the first round; ``data.start`` must be that of one run."""
+        """Returns the bytes sent before the first round; ``data.start`` must be of a single run."""
         return setup_traffic(self.parts, variables, data)

@@ -1,8 +1,7 @@
-"""Which models come back to the server first, if a round does not wait for those that it sent.
+"""The models that return to the server in an asynchronous round.
 
-A client's visit has a known length: when it ends is known when it begins. So a round finds out who
-comes back with integers and times alone, and then trains them together, each from the model that it
-was sent.
+The duration of a visit is known when it begins. So a round first simulates the events with integers
+and times, and then trains all clients that return together, each from the model that it received.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from fedjax_sim.round.parts import Parts
 _NEVER = np.iinfo(np.int32).max
 
 
-class Back(NamedTuple):
-    """Who has come back in a round, in the order of the clients' numbers.
+class Arrivals(NamedTuple):
+    """The clients whose updates arrive in a round, in the order of their numbers.
 
     Attributes:
-        client: ``int32[K]``; N for none.
-        age: ``int32[K]``, the rounds since it was sent its model.
-        models: ``[K, *p]``, that it was sent.
-        at_work: the others, and those that were sent since.
-        sent: ``int32[]``, models that the server has sent.
+        client: ``int32[K]``; N for an empty place.
+        age: ``int32[K]``, rounds since the client's model was sent.
+        models: ``[K, *p]``, the models that the clients received.
+        at_work: clients still in flight, including those sent in this round.
+        sent: ``int32[]``, number of models that the server sent.
         now: the end of the round.
-        elapsed: of the round.
+        elapsed: times of the round.
     """
 
     client: Array
@@ -58,24 +57,24 @@ class Back(NamedTuple):
     elapsed: Elapsed
 
 
-class _Taken(NamedTuple):
-    """What a round has by now.
+class _Progress(NamedTuple):
+    """Progress of a round.
 
     Attributes:
-        turn: ``int32[]``, the number of the event.
-        now: its time.
-        at: who is at work; without the models.
-        client: ``int32[K]``, who has come back, in the order of time.
-        update: ``int32[K]``, see :class:`AtWork`.
-        row: ``int32[K]``.
-        found: ``int32[]``, how many.
-        sent: ``int32[]``.
-        asleep: ``int32[]``.
-        lost: ``int32[]``.
-        computing: ``f32[]``, of those who have come back.
-        link: ``f32[]``, of them.
-        waiting: ``f32[]``.
-        over: ``bool[]``.
+        turn: ``int32[]``, number of the event.
+        now: time of the event.
+        at: clients in flight, without their models.
+        client: ``int32[K]``, clients that have returned, in the order of time.
+        update: ``int32[K]``, rounds in which they were sent, see :class:`AtWork`.
+        row: ``int32[K]``, rows of their models.
+        found: ``int32[]``, number of clients that have returned.
+        sent: ``int32[]``, number of models sent.
+        asleep: ``int32[]``, number of clients that were asleep.
+        lost: ``int32[]``, number of clients that were lost.
+        computing: ``f32[]``, seconds that clients that have returned computed.
+        link: ``f32[]``, seconds of their transfers.
+        waiting: ``f32[]``, seconds that clients without a model waited.
+        over: ``bool[]``, whether the round is over.
     """
 
     turn: Array
@@ -94,21 +93,21 @@ class _Taken(NamedTuple):
     over: Array
 
 
-def come_back(
+def next_arrivals(
     parts: Parts,
     key: Array,
     state: FedState,
     data: ClientData,
     sizes: Callable[[Parts, Variables, ClientData], Traffic],
-) -> Back | None:
-    """Who comes back in a round; None if it waits for those that it sent.
+) -> Arrivals | None:
+    """Returns the clients whose updates arrive in this round; None for synchronous rounds.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round.
         data: the clients.
-        sizes: counts the bytes of what travels.
+        sizes: function that counts the bytes of messages.
     """
     if not parts.asynchronous:
         return None
@@ -120,7 +119,7 @@ def come_back(
     row = jnp.argmin(taken_rows).astype(jnp.int32)
     none, zero = jnp.full(count, data.clients, jnp.int32), jnp.int32(0)
     nothing: PyTree = ()
-    taken = _Taken(
+    taken = _Progress(
         turn=zero,
         now=state.clock,
         at=at._replace(models=nothing),
@@ -155,7 +154,7 @@ def come_back(
         late=zero,
         silent=taken.lost,
     )
-    return Back(
+    return Arrivals(
         client=taken.client[order],
         age=state.round - taken.update[order],
         models=models,
@@ -169,11 +168,11 @@ def come_back(
 def _exchanged(
     models: Variables, server: Variables, came: Array, found: Array, row: Array
 ) -> tuple[Variables, Variables]:
-    """The rows ``came int32[K]`` of ``models``, then ``server`` in ``row`` of them.
+    """Reads the rows ``came int32[K]`` of ``models``, then writes ``server`` to their ``row``.
 
-    XLA writes in place what was read before, and else copies all models in flight: with 100 MLPs
-    that was 25 times the rest of a round. The loop is this order. Where is written depends on its
-    end, and its length is not known to the compiler, which would take it apart.
+    XLA only writes in place after all reads, else it copies all models in flight: with 100 MLPs
+    that took 25 times the rest of a round. The loop enforces this order: the place of the write
+    depends on its end, and its length is unknown to the compiler, which would take it apart.
     """
 
     def read(i: Array, carry: tuple[Variables, Array]) -> tuple[Variables, Array]:
@@ -187,15 +186,15 @@ def _exchanged(
 
 
 class _Events(NamedTuple):
-    """What happens in a round, one event after another.
+    """Simulation of a round, one event after another.
 
     Attributes:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round.
         data: the clients.
-        size: bytes of what travels.
-        row: ``int32[]``, that of the server model which is sent now.
+        size: bytes of the messages.
+        row: ``int32[]``, row of the server model that this round sends.
     """
 
     parts: Parts
@@ -205,8 +204,8 @@ class _Events(NamedTuple):
     size: Traffic
     row: Array
 
-    def next(self, taken: _Taken) -> _Taken:
-        """The next event: the server sends a model, somebody comes back, or the round ends."""
+    def next(self, taken: _Progress) -> _Progress:
+        """Handles the next event: the server sends a model, a client returns, or the round ends."""
         at, period = taken.at, self.parts.schedule.seconds
         place, awaited = _first(at), ~at.idle
         then = Now(*(a[place] for a in at.back))
@@ -230,11 +229,11 @@ class _Events(NamedTuple):
         )
 
     def _free(self, busy: Array) -> Array:
-        """Whether any client is left that is neither at work nor has come back in this round."""
+        """Returns whether any client is neither in flight nor has returned in this round."""
         return jnp.sum(busy < self.data.clients) < self.data.clients
 
-    def _send(self, taken: _Taken, busy: Array) -> _Taken:
-        """The server sends its model to a client, if it is awake."""
+    def _send(self, taken: _Progress, busy: Array) -> _Progress:
+        """Sends the server model to a client, if it is awake."""
         clock, none = self.parts.clock, self.data.clients
         assert clock is not None
         own = jax.random.fold_in(stream(self.key, Round.DISPATCH), taken.turn)
@@ -246,7 +245,7 @@ class _Events(NamedTuple):
         if clock.available is not None:
             keys = stream(own, Dispatch.AWAKE)[None]
             awake = clock.available(keys, client[None], taken.now)[0]
-        before, work, after = self._legs(client, taken.now)
+        before, work, after = self._durations(client, taken.now)
         length, lost = before + work + after, jnp.array(False)
         if clock.failures:
             luck = jax.random.uniform(stream(own, Dispatch.LOST), (2,), jnp.float32)
@@ -272,12 +271,12 @@ class _Events(NamedTuple):
             asleep=taken.asleep + (~awake).astype(jnp.int32),
         )
 
-    def _come(self, taken: _Taken, place: Array, then: Now) -> _Taken:
-        """Somebody comes back with a model or with nothing, or it is time to ask anew."""
+    def _come(self, taken: _Progress, place: Array, then: Now) -> _Progress:
+        """Handles a client that returns or was lost, or a time to try sleeping clients again."""
         at, none = taken.at, self.data.clients
         asks = at.client[place] == none
         comes = ~asks & ~at.lost[place]
-        # All who were asleep at one instant are asked anew at one, too.
+        # All clients that were asleep at the same time are tried again at the same time.
         freed = asks & ~at.idle & (at.client == none) & same(at.back, then)
         freed = freed.at[place].set(True)
         alone = jnp.all((at.client == none) | freed)
@@ -286,7 +285,7 @@ class _Events(NamedTuple):
         computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
-        over = over & (self.parts.schedule.seconds is None)  # else it is over when its time is
+        over = over & (self.parts.schedule.seconds is None)  # else it ends after its period
         here = jnp.where(comes, taken.found, len(taken.client))
         return taken._replace(
             now=then,
@@ -302,8 +301,8 @@ class _Events(NamedTuple):
             over=over,
         )
 
-    def _end(self, taken: _Taken) -> _Taken:
-        """The round is over: its time is, or nobody is awaited."""
+    def _end(self, taken: _Progress) -> _Progress:
+        """Ends the round: its period is over, or no client is in flight."""
         period = self.parts.schedule.seconds
         then = taken.now
         if period is not None:
@@ -311,13 +310,13 @@ class _Events(NamedTuple):
         waiting = taken.waiting + self._waited(taken, then)
         return taken._replace(now=then, waiting=waiting, over=jnp.array(True))
 
-    def _waited(self, taken: _Taken, then: Now) -> Array:
-        """The seconds that those without a model wait from now until then."""
+    def _waited(self, taken: _Progress, then: Now) -> Array:
+        """Returns the seconds that clients without a model wait from now until then."""
         idle = jnp.sum(taken.at.idle).astype(jnp.float32)
         return idle * between(taken.now, then)
 
-    def _legs(self, client: Array, now: Now) -> tuple[Array, Array, Array]:
-        """Seconds of the download, the work and the upload of a client."""
+    def _durations(self, client: Array, now: Now) -> tuple[Array, Array, Array]:
+        """Returns the seconds of a client's download, computation and upload."""
         clock, local = self.parts.clock, self.parts.local
         assert clock is not None
         key, size = jax.random.key(clock.seed), self.size
@@ -335,7 +334,7 @@ class _Events(NamedTuple):
 
 
 def _first(at: AtWork) -> Array:
-    """The place of the next event: of two at one instant that of the lower client."""
+    """Returns the place of the next event; at the same time, the lower client is first."""
     among = ~at.idle
     for values in (at.back.seconds, at.back.fraction, at.client):
         least = jnp.min(jnp.where(among, values, values.dtype.type(_NEVER)))

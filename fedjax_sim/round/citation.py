@@ -1,4 +1,4 @@
-"""The BibTeX of what an algorithm is made of."""
+"""BibTeX entries of an algorithm and its parts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedjax_sim.round.algorithm import Algorithm
 
 
 def cite(algorithm: Algorithm) -> str:
-    """BibTeX entries of the method and of every part that it uses, and of nothing else.
+    """Returns BibTeX entries of the method and of every part that it uses.
 
-    They are those that the ``Source:`` of each docstring links. A clause of it that ends in the
-    name of a parameter in brackets counts if that parameter was set.
+    They are linked in the ``Source:`` of each docstring. A clause there that ends in the name of a
+    parameter in brackets counts if that parameter was set.
 
     Args:
-        algorithm: what ran.
+        algorithm: the algorithm.
 
     Returns:
         The entries in the order of their use, without repetition.
@@ -38,7 +38,7 @@ def cite(algorithm: Algorithm) -> str:
 
 
 def sources(origin: Origin) -> Iterator[str]:
-    """The links (or keys of works without one) that a call stands on."""
+    """Yields the links (or keys of works without one) of a call's sources."""
     text = inspect.getdoc(origin.factory) or ""
     section = re.search(r"^Source:(.*?)(?=\n\n|\n>>>|\Z)", text, re.M | re.S)
     options = set(inspect.signature(origin.factory).parameters)
@@ -50,7 +50,7 @@ def sources(origin: Origin) -> Iterator[str]:
 
 @functools.cache
 def references() -> dict[str, str]:
-    """The entries of ``references.bib``, by link and by key."""
+    """Returns the entries of ``references.bib``, by link and by key."""
     text = resources.files("fedjax_sim.round").joinpath("references.bib").read_text("utf-8")
     entries: dict[str, str] = {}
     for entry in re.findall(r"^@.*?^}", text, re.M | re.S):

@@ -1,4 +1,4 @@
-"""What the server does in a round."""
+"""The server's part of a round: weights, aggregation and the server update."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CLIENTS = (
     "clock",
     "at_work",
 )
-"""What of a state the server does not move, unless ``follow`` of a local update says how."""
+"""Fields of a state that the server does not change, except by ``follow`` of a local update."""
 
 
 def cohort_of(
     parts: Parts, state: FedState, slots: Slots, samples: Array, data: ClientData
 ) -> Cohort:
-    """The models that meet; ``samples int32[P]`` are their clients' n_k."""
+    """Returns the cohort; ``samples int32[P]`` are the clients' n_k."""
     return Cohort(
         server=state.server,
         received=measured_from(parts, state, slots),
@@ -55,19 +55,19 @@ def cohort_of(
 
 
 def measured_from(parts: Parts, state: FedState, slots: Slots) -> Variables:
-    """The models that updates are measured from: ``[P, *p]``, or ``[1, *p]`` if one serves all."""
+    """Returns the models that updates are relative to: ``[P, *p]``, or ``[1, *p]`` for all."""
     model: Variables = slots.received if parts.remembers else tree.stack_copies(state.server, 1)
     return model
 
 
 def weights_of(parts: Parts, samples: Array, visited: Array, counted: Array) -> Array:
-    """``f32[P]``, how much each update counts; 0 but for those of ``counted bool[P]``.
+    """Returns the weight of each update, ``f32[P]``; 0 outside ``counted bool[P]``.
 
     Args:
-        parts: of the algorithm.
+        parts: parts of the algorithm.
         samples: ``int32[P]``, n_k.
-        visited: ``int32[P]``, the samples that each model was trained on.
-        counted: which updates count.
+        visited: ``int32[P]``, number of samples that each model was trained on.
+        counted: updates that count.
     """
     weights = parts.weighting(samples, visited)
     return parts.execution.replicate(jnp.where(counted, weights, 0))
@@ -83,19 +83,20 @@ def absorb(
     updates: Variables | None = None,
     step: Variables | None = None,
 ) -> FedState:
-    """The server's part of the state after it took the models ``due bool[P]``, if any is.
+    """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it, but for the shared state, which the clients' messages have moved.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round, except shared state, which the messages have changed.
         slots: ``[P]``, after training.
-        cohort: what is known of them.
+        cohort: the cohort.
         due: ``bool[P]``.
-        updates: ``[P, *p]``, what was sent; None: the models in ``slots`` less ``cohort.received``.
-        step: ``[*p]``, the mean of the updates, if they are not held.
+        updates: ``[P, *p]``, updates that were sent; None: the models in ``slots`` minus
+            ``cohort.received``.
+        step: ``[*p]``, the mean of the updates, if they are not stored.
     """
-    # Without the clients' part: lax.cond would copy it through both branches.
+    # Without the clients' fields, which lax.cond would copy through both branches.
     none: dict[str, Any] = dict.fromkeys(CLIENTS, ())
     if parts.local.follow is not None:
         del none["shared_state"]
@@ -107,12 +108,12 @@ def absorb(
         changes: PyTree = updates if step is None else ()
         if changes is None:
             changes = tree.subtract(slots.variables, cohort.received)
-        gathered, after = _preaggregated(parts, key, state, Gathered(changes, weights, cohort))
+        gathered, after = _preaggregate(parts, key, state, Gathered(changes, weights, cohort))
         own_key, opt_state, shared = stream(key, Round.SERVER), state.opt_state, state.shared_state
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
-            mean = aggregated(parts, gathered) if step is None else step
+            mean = aggregate(parts, gathered) if step is None else step
             taken, opt_state, shared = _server_moves(
                 parts, own_key, mean, opt_state, shared, gathered
             )
@@ -126,7 +127,7 @@ def absorb(
             broadcast=sent,
             preaggregation=after,
         )
-        # An empty cohort (Poisson sampling may draw one) moves nothing.
+        # An empty cohort (Poisson sampling may draw one) changes nothing.
         return tree.select(jnp.any(gathered.weights > 0), new, state)
 
     if not parts.in_flight:
@@ -135,11 +136,11 @@ def absorb(
     return jax.lax.cond(nobody, lambda _: state, take_due, None)
 
 
-def _preaggregated(
+def _preaggregate(
     parts: Parts, key: Array, state: FedState, gathered: Gathered
 ) -> tuple[Gathered, tuple[PyTree, ...]]:
-    """What is left to aggregate, and the states of the pre-aggregations."""
-    # What does not travel is not theirs to change.
+    """Applies the pre-aggregations; returns the result and their states."""
+    # They must not change leaves that do not travel.
     updates, weights, cohort = _part_of(travels(parts, state.server), gathered)
     own_key = stream(key, Round.PREAGGREGATION)
     after = []
@@ -162,12 +163,12 @@ def _server_moves(
     shared_state: PyTree,
     gathered: Gathered,
 ) -> tuple[Variables, PyTree, PyTree]:
-    """The server's step, its state, and the clients' shared state after the aggregate ``step``."""
+    """Returns the server's step, its state, and the shared state after the aggregate ``step``."""
     server = gathered.cohort.server
     _check_shapes("aggregator must return what the server holds", step, server)
     if parts.local.follow is not None:
         shared_state = parts.local.follow(shared_state, step, gathered)
-    # A code or a norm of the server's is of what it moves, not of what others have beside it.
+    # A code or a norm of the server only applies to leaves that it changes.
     mask = travels(parts, server)
     some = _part_of(mask, gathered)
     taken, opt_state = parts.server.update(
@@ -178,7 +179,7 @@ def _server_moves(
 
 
 def _part_of(mask: PyTree, gathered: Gathered) -> Gathered:
-    """Some of the leaves of what the server has gathered."""
+    """Selects some leaves of the gathered updates and models."""
     cohort, updates = gathered.cohort, gathered.updates
     cohort = cohort._replace(
         server=tree.only(mask, cohort.server), received=tree.only(mask, cohort.received)
@@ -192,16 +193,16 @@ def _part_of(mask: PyTree, gathered: Gathered) -> Gathered:
 def _fragment_moves(
     parts: Parts, key: Array, turn: Array, opt_state: PyTree, gathered: Gathered
 ) -> tuple[Variables, PyTree]:
-    """The server's step in the fragment ``turn int32[]``, and the state of each fragment.
+    """Returns the server's step in the fragment ``turn int32[]``, and the state of each fragment.
 
-    All are computed: together they are as large as one model, and a switch under vmap (over seeds)
-    would compute them too.
+    All fragments are computed: together they are as large as one model, and a switch under vmap
+    (over seeds) would compute them too.
     """
     cohort, masks = gathered.cohort, fragments(parts, gathered.cohort.server)
     step, after = jax.tree.map(jnp.zeros_like, cohort.server), []
     for number, (mask, old) in enumerate(zip(masks, opt_state, strict=True)):
         part = _part_of(mask, gathered)
-        taken, new, _ = _server_moves(parts, key, aggregated(parts, part), old, (), part)
+        taken, new, _ = _server_moves(parts, key, aggregate(parts, part), old, (), part)
         here = turn % len(masks) == number
         zero = jax.tree.map(jnp.zeros_like, taken)
         step = tree.filled(tree.select(here, taken, zero), step)
@@ -209,8 +210,8 @@ def _fragment_moves(
     return step, tuple(after)
 
 
-def aggregated(parts: Parts, gathered: Gathered) -> Variables:
-    """The aggregate of the updates, measured from the server model: ``[*p]``."""
+def aggregate(parts: Parts, gathered: Gathered) -> Variables:
+    """Returns the aggregate of the updates, relative to the server model: ``[*p]``."""
     updates, cohort = gathered.updates, gathered.cohort
     if parts.remembers:
         updates = jax.tree.map(
@@ -224,7 +225,7 @@ def aggregated(parts: Parts, gathered: Gathered) -> Variables:
 
 
 def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
-    """The model that is evaluated: the server's, or the mean of all in flight."""
+    """Returns the model to evaluate: the server model, or the mean of all models in flight."""
     slots = state.slots
     if slots is None or not (parts.schedule.serverless or parts.evaluated == "in_flight"):
         return state.server
@@ -234,7 +235,7 @@ def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
 
 
 def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) -> Variables:
-    """The aggregate of all models in flight, which moves nothing; the server's if there is none."""
+    """Returns the aggregate of all models in flight; the server model without any."""
     weights = parts.weighting(cohort.samples, slots.samples_visited)
     weights = jnp.where(slots.visits > 0, weights, 0)
     changes = tree.subtract(slots.variables, tree.stack_copies(state.server, 1))
@@ -247,6 +248,6 @@ def _check_shapes(rule: str, found: PyTree, given: Variables) -> None:
     got, wanted = (
         jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree) for tree in (found, given)
     )
-    if got != wanted:  # whole, not as Variables are shown
+    if got != wanted:  # in full, unlike the repr of Variables
         got, wanted = (t._asdict() if isinstance(t, Variables) else t for t in (got, wanted))
         raise ValueError(f"{rule}, {wanted}, got {got}")

@@ -1,4 +1,4 @@
-"""Which leaves travel, stay with a client, or stay as they are."""
+"""Leaves that travel, stay with a client, or are frozen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedjax_sim.round.parts import Parts
 
 
 def _masks(parts: Parts, variables: Variables) -> tuple[PyTree, PyTree]:
-    """The leaves that stay with the clients, and those that are frozen."""
+    """Returns masks of the leaves that stay with the clients, and of the frozen leaves."""
     own, frozen = (
         jax.tree.map(lambda leaf: False, variables) if choose is None else choose(variables)
         for choose in (parts.exchange.own, parts.exchange.frozen)
@@ -22,30 +22,30 @@ def _masks(parts: Parts, variables: Variables) -> tuple[PyTree, PyTree]:
 
 
 def travels(parts: Parts, variables: Variables) -> PyTree:
-    """Whether each leaf travels."""
+    """Returns whether each leaf travels."""
     return jax.tree.map(lambda a, b: not (a or b), *_masks(parts, variables))
 
 
 def travelling(parts: Parts, variables: Variables) -> Variables:
-    """The leaves that travel; the others are None."""
+    """Returns the leaves that travel; the others are None."""
     out: Variables = tree.only(travels(parts, variables), variables)
     return out
 
 
 def own(parts: Parts, variables: Variables) -> PyTree:
-    """The leaves that stay with a client; () for none."""
+    """Returns the leaves that stay with a client; () if there are none."""
     if parts.exchange.own is None:
         return ()
     return tree.only(_masks(parts, variables)[0], variables)
 
 
 def frozen(parts: Parts, variables: Variables) -> PyTree:
-    """The leaves that nobody trains."""
+    """Returns the frozen leaves."""
     return tree.only(_masks(parts, variables)[1], variables)
 
 
 def with_own(mine: PyTree, received: Variables) -> Variables:
-    """The model that a client uses: what it received, and what it kept."""
+    """Combines the received model and the client's own leaves."""
     if mine == ():
         return received
     out: Variables = tree.filled(mine, received)
@@ -53,13 +53,13 @@ def with_own(mine: PyTree, received: Variables) -> Variables:
 
 
 def returned(parts: Parts, trained: Variables, received: Variables) -> Variables:
-    """A trained model with the leaves that do not travel as they were received."""
+    """Returns a trained model whose leaves that do not travel are as received."""
     out: Variables = tree.filled(travelling(parts, trained), received)
     return out
 
 
 def fragments(parts: Parts, variables: Variables) -> list[PyTree]:
-    """The leaves of each fragment, as masks; [] if all travel in every round."""
+    """Returns a mask of each fragment's leaves; [] if all travel in every round."""
     masks: list[PyTree] = [choose(variables) for choose in parts.exchange.fragments]
     if not masks:
         return []
@@ -68,14 +68,14 @@ def fragments(parts: Parts, variables: Variables) -> list[PyTree]:
         any(jax.tree.leaves(mask)) for mask in masks
     ):
         raise ValueError(
-            f"exchange {parts.exchange} must have every leaf that travels in one fragment, and no "
-            "fragment without any"
+            f"exchange {parts.exchange} must have every leaf that travels in exactly one "
+            "fragment, and no empty fragment"
         )
     return masks
 
 
 def with_fragment(parts: Parts, turn: Array, server: Variables, model: Variables) -> Variables:
-    """The model with the fragment ``turn int32[]`` of the server's."""
+    """Returns the model with the fragment ``turn int32[]`` of the server model."""
     masks = fragments(parts, server)
 
     def newest(old: Array, new: Array, *chosen: bool) -> Array:

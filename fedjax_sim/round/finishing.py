@@ -1,4 +1,4 @@
-"""What is left to do after the last round."""
+"""The steps after the last round: collecting models in flight, and the finish."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.parts import Parts
 
 
-def gathered(
-    parts: Parts, key: Array, state: FedState, data: ClientData
-) -> tuple[Variables, Array]:
-    """Uploads and aggregates every model still in flight.
+def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
+    """Uploads and aggregates all models in flight.
 
     Returns:
-        The server model after it, and the uploads ``int32[]`` that it took.
+        The server model, and the number of uploads ``int32[]``.
     """
     if state.slots is None or parts.exchange.fragments:
         return state.server, jnp.int32(0)
@@ -31,7 +29,7 @@ def gathered(
     samples = client_sizes(data, slots.client, state.round - 1)
     slots = sendings.send_rest(parts, key, state, data, slots, ~due)
     everyone = jax.lax.cond(
-        jnp.all(due),  # then the server has just taken them all
+        jnp.all(due),  # then the server has just aggregated all
         lambda: state.server,
         lambda: (
             collecting.absorb(
@@ -47,8 +45,8 @@ def gathered(
     return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
 
 
-def finished(parts: Parts, key: Array, server: Variables, data: ClientData) -> Variables:
-    """The final model, of which the clients tell what it sees in their samples."""
+def finish(parts: Parts, key: Array, server: Variables, data: ClientData) -> Variables:
+    """Returns the final model, after the finish on all clients' samples."""
     part = parts.finish
     if part is None:
         return server
@@ -61,26 +59,26 @@ def finished(parts: Parts, key: Array, server: Variables, data: ClientData) -> V
         nothing: PyTree = ()
         return nothing, Addend((client.size > 0).astype(jnp.float32), part.tell(server, client))
 
-    # All clients, but no more of them at once than a round trains.
+    # All clients, but no more at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
     tasks = execution.replicate(visits(data, clients))
     _, total = execution.run(one, samples_of(data), server, (), tasks, summed=True)
     typed = jax.tree.map(
-        lambda a, told: tree.in_dtype(a, told.dtype), total, _told(part, server, data)
+        lambda a, told: tree.in_dtype(a, told.dtype), total, _message_shapes(part, server, data)
     )
     return part.move(stream(key, Round.FINISH), server, typed)
 
 
-def told_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
-    """Of what a client sends after the last round; takes shapes."""
+def finish_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
+    """Returns the bytes that a client sends after the last round; takes arrays or shapes."""
     if parts.finish is None:
         return 0
-    return tree.num_bytes(_told(parts.finish, variables, data))
+    return tree.num_bytes(_message_shapes(parts.finish, variables, data))
 
 
-def _told(part: Finish, variables: Variables, data: ClientData) -> PyTree:
-    """Shapes and dtypes of what a client sends."""
+def _message_shapes(part: Finish, variables: Variables, data: ClientData) -> PyTree:
+    """Returns shapes and dtypes of a client's message."""
 
     def tell(variables: Variables, data: ClientData) -> PyTree:
         task = visits(data, jnp.zeros(1, jnp.int32))

@@ -1,4 +1,4 @@
-"""Whether parts fit together: what ``compose`` refuses, in one line that names them."""
+"""Checks whether parts fit together; errors name them in one line."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ KINDS: dict[str, type] = {
 }
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
 MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
-"""What factories return that were not called."""
+"""Return types of factories that were passed without a call."""
 FUNCTIONS = ("redistribution", "weighting", "aggregator")
 
 
 def check_parts(parts: Any) -> None:
-    """Refuses parts of the wrong kind, and parts that do not fit together.
+    """Rejects parts of the wrong kind, and parts that do not fit together.
 
     Args:
         parts: :class:`fedjax_sim.round.parts.Parts`.
@@ -134,11 +134,11 @@ def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
 
 
 def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
-    """What parts need for what they read, keep and act on: role, part and need."""
+    """Yields role, part and need, derived from what parts read, keep and act on."""
     local, selection, shared = parts.local, parts.selection, needs.shares(parts.local)
-    if shared:  # one state is of one model
+    if shared:  # the state belongs to one model
         yield "local", local, needs.ONE_MODEL
-    if local.survey is not None:  # the answers would go by what is sent
+    if local.survey is not None:  # answers would bypass sending
         yield "local", local, needs.AS_IT_IS
     if selection.poll is not None and selection.ask is not None:
         yield from (("selection", selection, need) for need in needs.ASKED)
@@ -148,14 +148,14 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     if selection.times:
         yield "selection", selection, needs.CLOCK
     for part in parts.sending:
-        if part.withholds:  # it would be lost in flight, and so would a variate others count on
+        if part.withholds:  # models in flight, or control variates of others, would be lost
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
         if not (part.messages and shared):
             yield "sending", part, needs.A_MODEL_SENT
 
 
 def _check_effect(parts: Any) -> None:
-    """Refuses parts that would do nothing."""
+    """Rejects parts that would have no effect."""
     if parts.schedule.one_round:
         _check_idle(
             parts,
@@ -181,8 +181,8 @@ def _check_idle(parts: Any, why: str, **idle: bool) -> None:
 
 
 def _check_weighting(weighting: Callable[..., Any]) -> None:
-    """Tries it on three models, none of them absent."""
-    with jax.ensure_compile_time_eval():  # a rate may be traced, and the weights need not be
+    """Evaluates the weighting on three models."""
+    with jax.ensure_compile_time_eval():  # the weights need not be traced
         samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
         given = weighting(samples, visited)
     if not concrete(given):
@@ -196,10 +196,10 @@ def _check_weighting(weighting: Callable[..., Any]) -> None:
 
 
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
-    """Tries it twice: indexing clamps, so that a slot that does not exist would go unnoticed."""
+    """Evaluates it twice: indexing clamps, so a slot that does not exist would go unnoticed."""
     traced = jax.eval_shape(lambda key: redistribute(key, slots), jax.random.key(0))
     if getattr(traced, "source", None) is None:
-        return  # mixing: to run it would compile for half a second
+        return  # mixing: it would compile for half a second
     for seed in range(2):
         with jax.ensure_compile_time_eval():
             found = np.asarray(redistribute(jax.random.key(seed), slots).source)
@@ -211,7 +211,7 @@ def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
 
 
 def _check_laws(clock: Clock) -> None:
-    """Evaluates each on three clients at the start."""
+    """Evaluates each distribution on three clients at the start."""
     laws = {"compute": clock.compute}
     if clock.link is not None:
         laws |= {"link.up": clock.link.up, "link.down": clock.link.down}

@@ -1,4 +1,4 @@
-"""What the diagnostics see of a round."""
+"""Diagnostics and the loss of a round."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def measure(
     updates: Variables | None,
     cohort: Cohort,
 ) -> tuple[dict[str, Array], PyTree]:
-    """The numbers of all diagnostics, and their states.
+    """Returns the numbers of all diagnostics, and their states.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it.
-        new: after it.
-        slots: ``[P]``, with the models if any stays in flight.
-        updates: ``[P, *p]``, what was sent if none does.
-        cohort: what is known of the rows.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round.
+        new: state after the round.
+        slots: ``[P]``, with the models if there are models in flight.
+        updates: ``[P, *p]``, the updates if there are none.
+        cohort: the cohort.
 
     Raises:
         ValueError: if two diagnostics report one name.
@@ -48,7 +48,7 @@ def measure(
         )
         if twice := found.keys() & numbers.keys():
             raise ValueError(
-                f"diagnostics must report different names, {name!r} and one before it report "
+                f"diagnostics must report different names, {name!r} and an earlier one report "
                 f"{min(twice)!r}"
             )
         numbers |= found
@@ -56,9 +56,9 @@ def measure(
 
 
 def loss(info: LocalInfo, skipped: Array) -> Array:
-    """The mean of a round by sample, without those that are ``skipped bool[P]``: ``f32[]``."""
+    """Returns a round's mean loss over samples, without ``skipped bool[P]`` rows: ``f32[]``."""
     samples = jnp.where(skipped, 0, info.samples).astype(jnp.float32)
-    # If every last batch is dropped, no sample is visited: that is no divergence.
+    # If every last batch is dropped, no sample is visited, which is not a divergence.
     mean = tree.row_sum(info.loss * samples) / jnp.maximum(tree.row_sum(samples), 1)
     nobody = jnp.any(skipped) & ~jnp.any(samples > 0)
     return jnp.where(nobody, jnp.nan, mean)

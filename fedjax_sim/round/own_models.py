@@ -1,4 +1,4 @@
-"""Scores of the models that the clients themselves use."""
+"""Scores of the clients' personal models."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def score_own(
     tasks: PyTree,
     clients: Array | None = None,
 ) -> PyTree:
-    """``score(constants, variables, task)`` with each client's own model: ``[K, ...]``.
+    """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
-    Without a server, a client would start from the model that it has itself.
+    Without a server, a client starts from its own model.
 
     Args:
-        parts: of the algorithm.
-        key: of the evaluation.
+        parts: parts of the algorithm.
+        key: key of the evaluation.
         server: the model that the server broadcasts.
-        state: after a round.
+        state: state after a round.
         data: the clients.
-        score: what to compute.
-        constants: the same for all clients.
+        score: function to compute.
+        constants: values that all clients share.
         tasks: ``[K, ...]``.
-        clients: ``int32[K]``, N for none; the state has what each of them keeps, in this order.
-            None: all.
+        clients: ``int32[K]``, N for an empty place; the state has their rows, in this order. None:
+            all.
 
     Raises:
         ValueError: if the algorithm has no personal models.
@@ -49,7 +49,7 @@ def score_own(
     own_model = parts.personal
     if own_model is None:
         raise ValueError("the algorithm has no personal models, see personal of compose")
-    # In their order, not dealt by size: so each device scores those whose states it has.
+    # In their order, not dealt by size: each device scores the clients whose states it has.
     if clients is None:
         clients = jnp.arange(data.clients, dtype=jnp.int32)
     count, rows = len(clients), parts.execution.rows(len(clients))
@@ -66,10 +66,10 @@ def score_own(
 
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)
     own = (keys, visits(data, client, peers=parts.local.peers), tree.take(tasks, row))
-    # All clients, but no more of them at once than a round trains.
+    # All clients, but no more at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
-    # Gathered by their numbers, they would be made whole on every device.
+    # A gather by number would make them whole on every device.
     padded = tree.longer((state.client_state, state.own), rows - count)
     out = execution.run(
         one,
@@ -82,9 +82,9 @@ def score_own(
 
 
 def _nodes(parts: Parts, mean: Variables, state: FedState, client: Array) -> PyTree:
-    """The models of the clients ``client int32[P]``, if there is no server: ``[P, *p]``, else None.
+    """Returns the models of ``client int32[P]`` if there is no server: ``[P, *p]``, else None.
 
-    A client that has none starts from ``mean``.
+    A client without a model starts from ``mean``.
     """
     slots = state.slots
     if slots is None or not parts.schedule.serverless:

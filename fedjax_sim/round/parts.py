@@ -53,26 +53,26 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What ``compose`` was given, with its defaults filled in; see there.
+    """The arguments of :func:`compose <fedjax_sim.compose>`, with defaults filled in.
 
     Attributes:
-        local: trains one model on one client.
-        selection: which client each slot visits.
-        schedule: which slots are due when.
-        broadcast: which model a slot starts from.
-        redistribution: where models go between rounds.
-        refresh: what a slot that was not due takes from the server.
-        exchange: what of a model travels.
-        sending: what clients send in place of their updates, in order.
-        weighting: how much each model counts.
-        preaggregation: change updates and weights before they are aggregated, in order.
-        aggregator: reduces the updates to one.
-        server: how the server model moves.
-        diagnostics: measure rounds, by name.
-        finish: what is done after the last round; None: nothing.
-        personal: the model that a client itself uses; None: the one evaluated for all.
-        evaluated: the model that is evaluated for all.
-        clock: how long a round takes, and who is there; None: it takes no time.
+        local: local training of one model on one client.
+        selection: choice of the client that each slot visits.
+        schedule: slots that are due in each round.
+        broadcast: model that a slot starts from.
+        redistribution: moves of models between rounds.
+        refresh: update of a slot that was not due from the server model.
+        exchange: leaves of a model that travel.
+        sending: changes of what clients send, in order.
+        weighting: weight of each model.
+        preaggregation: changes of updates and weights before aggregation, in order.
+        aggregator: reduction of the updates to one.
+        server: update of the server model.
+        diagnostics: measurements of rounds, by name.
+        finish: exchange after the last round; None: no exchange.
+        personal: clients' personal model; None: the evaluated model.
+        evaluated: model that is evaluated for all.
+        clock: duration of rounds and availability of clients; None: no clock.
         execution: devices and chunks.
     """
 
@@ -99,11 +99,11 @@ class Parts:
         check_parts(self)
 
     def by_role(self) -> dict[str, Any]:
-        """The parts as the keyword arguments of ``compose``."""
+        """Returns the parts as keyword arguments of ``compose``."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def written(self) -> list[str]:
-        """A line for each part, as it would be written; those that do nothing are left out."""
+        """Returns a line of code for each part that differs from the default."""
         return [
             f"  {role}={text},"
             for role, value in self.by_role().items()
@@ -112,46 +112,46 @@ class Parts:
 
     @property
     def slots(self) -> int:
-        """S."""
+        """S, the number of models in flight."""
         return len(self.schedule.group)
 
     @property
     def in_flight(self) -> bool:
-        """Whether models outlive a round."""
+        """Whether models stay in flight after a round."""
         return self.schedule.period > 1
 
     @property
     def asynchronous(self) -> bool:
-        """Whether a round takes the models that come back first, whenever they were sent."""
+        """Whether a round collects the models that return first, whenever they were sent."""
         return self.schedule.at_work is not None
 
     @property
     def remembers(self) -> bool:
-        """Whether the slots remember what they left the server with."""
-        # A client that does not follow the server model sends its change from what it received.
+        """Whether the slots store the models that they left the server with."""
+        # A client without the newest server model sends its change from the model it received.
         unknown = len(self.schedule.group_sizes) > 1 and not self.refresh.downloads
         several = self.broadcast.several or self.asynchronous
         return several or (unknown and bool(self.sending))
 
     @property
     def weighted(self) -> bool:
-        """Whether a weight travels beside each model (push-sum)."""
+        """Whether each model travels with a weight (push-sum)."""
         return getattr(self.redistribution, "weighted", False)
 
     @property
     def learned(self) -> LearnedRedistribution | None:
-        """The redistribution, if it looks at the models."""
+        """The redistribution, if it depends on the models."""
         found = self.redistribution
         return found if isinstance(found, LearnedRedistribution) else None
 
     @property
     def beside(self) -> int:
-        """The numbers that travel with each model between clients."""
+        """Numbers that travel with each model between clients."""
         return int(self.weighted) if self.learned is None else self.learned.beside
 
     @property
     def holds_updates(self) -> bool:
-        """Whether the updates of a cohort are held together; else they are summed one by one."""
+        """Whether the updates of a cohort are stored together; else they are summed one by one."""
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)
         reads = self.server.reads_updates or self.broadcast.reads_updates or self.local.follow
         held = any(several) or bool(reads) or self.in_flight or self.aggregator is not tree.mean
@@ -159,26 +159,26 @@ class Parts:
 
     @property
     def loses(self) -> bool:
-        """Whether a visit of a round may come to nothing, which is known after it."""
+        """Whether visits of a round may be lost, which is known after the visit."""
         return self.clock is not None and self.clock.loses and not self.asynchronous
 
     @property
     def models_travel(self) -> bool:
-        """Whether models go from client to client."""
+        """Whether models move from client to client."""
         stays = self.selection.sticky and self.redistribution is keep
         return self.in_flight and not stays
 
 
-def tupled(role: str, parts: Any) -> tuple[Any, ...]:
-    """A sequence of parts as a tuple; refuses a part alone."""
-    # A part alone is a sequence too, of its functions.
+def as_tuple(role: str, parts: Any) -> tuple[Any, ...]:
+    """Converts a sequence of parts to a tuple; rejects a single part."""
+    # A NamedTuple is a sequence too.
     if not isinstance(parts, Sequence) or hasattr(parts, "_fields"):
         raise ValueError(f"{role} must be a sequence of parts, such as (part,), got {parts!r}")
     return tuple(parts)
 
 
-def named(diagnostics: Any) -> dict[str, Diagnostic]:
-    """Diagnostics as a dict; refuses what is none."""
+def as_dict(diagnostics: Any) -> dict[str, Diagnostic]:
+    """Converts diagnostics to a dict; rejects other types."""
     if not isinstance(diagnostics, Mapping | None):
         raise ValueError(f"diagnostics must be a dict of parts by name, got {diagnostics!r}")
     return dict(diagnostics or {})

@@ -1,9 +1,8 @@
-"""Slots and rows: which slot visits which client, and on which device.
+"""Slots and rows: the client that each slot visits, and the device.
 
-A *slot* is a model in flight: between two rounds the state lists them by their number. A *row* is a
-line of the stack that is trained: rows are dealt to the devices so that all have equal work, and
-each device has as many, so that some rows may hold no slot. Nothing that a round hands on knows
-rows.
+A *slot* is a model in flight; between two rounds the state lists them by number. A *row* is an
+entry of the stack that is trained: rows are dealt to the devices for equal work, equally many to
+each, so some rows may hold no slot. Rows only exist within a round.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
-from fedjax_sim.round.arrivals import Back
+from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
 
 
 class Placed(NamedTuple):
-    """The models of a round by row, before or after they are trained.
+    """The models of a round by row, before or after training.
 
     Attributes:
         slots: ``[P]``, the slots in their rows.
-        slot: ``int32[P]``, the slot's number; S for a padding row.
+        slot: ``int32[P]``, number of the slot; S for a padding row.
         fresh: ``bool[P]``, whether the slot leaves the server in this round.
-        samples: ``int32[P]``, n_k of the client visited; 0 if there is none.
+        samples: ``int32[P]``, n_k of the visited client; 0 without a client.
     """
 
     slots: Slots
@@ -51,17 +50,17 @@ class Placed(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """What the plan of a round gives besides.
+    """States and counts of a round's plan.
 
     Attributes:
-        selection: the state of the selection.
-        redistribution: that of the redistribution.
-        exchanged: ``int32[]``, models that went from client to client between the rounds.
-        sent: ``int32[]``, models that were sent to clients who may come back in a later round.
-        lost: ``int32[]``, clients of such models that were lost.
-        client: ``int32[S]``, the client of each slot; N for none.
-        assigned: ``int32[S]``, the same with those that are asleep.
-        source: ``int32[S]``, the slot whose model each slot took over.
+        selection: state of the selection.
+        redistribution: state of the redistribution.
+        exchanged: ``int32[]``, models that moved from client to client between the rounds.
+        sent: ``int32[]``, models sent to clients that may return in a later round.
+        lost: ``int32[]``, clients with such models that were lost.
+        client: ``int32[S]``, client of each slot; N for an empty slot.
+        assigned: ``int32[S]``, client of each slot, including sleeping clients.
+        source: ``int32[S]``, slot whose model each slot took over.
     """
 
     selection: PyTree
@@ -75,12 +74,12 @@ class Draw(NamedTuple):
 
 
 def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
-    """The execution with as many lanes as the sizes of ``data`` keep busy, unless it has some.
+    """Returns the execution with as many lanes as the sizes of ``data`` keep busy, unless given.
 
     Args:
-        parts: of the algorithm.
+        parts: parts of the algorithm.
         data: the clients, concrete; ``start`` may have an axis of runs.
-        runs: how many runs one program has.
+        runs: number of runs of one program.
     """
     if parts.execution.lanes is not None:
         return parts.execution
@@ -92,7 +91,7 @@ def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:
     """Returns the local steps of a visit to each client, ``[N]`` or ``[R, N]``.
 
     Args:
-        parts: of the algorithm.
+        parts: parts of the algorithm.
         data: the clients, concrete; ``start`` may have an axis of runs.
     """
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
@@ -106,20 +105,20 @@ def place(
     state: FedState,
     data: ClientData,
     outlook: Outlook | None = None,
-    back: Back | None = None,
+    back: Arrivals | None = None,
 ) -> tuple[Placed, Draw]:
-    """Draws a client for every slot, or takes those that come back; deals the slots to rows.
+    """Draws a client for every slot, or takes those that return; deals the slots to rows.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round.
         data: the clients.
-        outlook: what the clock foresees.
-        back: those that come back; None if the round waits for those that it sends.
+        outlook: forecast of the clock.
+        back: clients that return; None for synchronous rounds.
     """
     if back is not None:
-        return _came(parts, state, data, back)
+        return _place_arrivals(parts, state, data, back)
     count, none = parts.slots, data.clients
     by_slot = jnp.arange(count, dtype=jnp.int32)
     fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
@@ -134,7 +133,7 @@ def place(
         moved = moves.take(numbered, by_slot)
         visits, source = moved.visits, moved.client
         exchanged = jnp.int32(0)
-        if parts.selection.sticky:  # else every model travels, whatever its slot is
+        if parts.selection.sticky:  # else every model travels
             exchanged = jnp.sum(jnp.where(fresh, 0, moves.received()), dtype=jnp.int32)
     given = (
         stream(key, Round.SELECTION),
@@ -149,18 +148,18 @@ def place(
         clients, chosen = parts.selection.draw(*given)
     else:
         clients, chosen = timed(*given, outlook)
-    assigned = _met(parts, key, clients, fresh, none)
+    assigned = _order_cohort(parts, key, clients, fresh, none)
     clients = by_number = awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients, state.round)
     row = _rows(parts, samples)
     carry = _empty(row) if flying is None else moves.take(flying, row)
-    placed = _dealt(parts, row, clients, none, fresh, samples, carry)
+    placed = _deal(parts, row, clients, none, fresh, samples, carry)
     nobody = jnp.int32(0)
     return placed, Draw(chosen, remembered, exchanged, nobody, nobody, by_number, assigned, source)
 
 
 def _moves(parts: Parts, key: Array, state: FedState, flying: Slots) -> tuple[Moves, PyTree]:
-    """Where models go, and what is remembered of them."""
+    """Returns the moves of models, and the state of the redistribution."""
     redistribution = parts.redistribution
     if not isinstance(redistribution, LearnedRedistribution):
         return redistribution(key, parts.slots), state.redistribution
@@ -168,15 +167,17 @@ def _moves(parts: Parts, key: Array, state: FedState, flying: Slots) -> tuple[Mo
     return parts.execution.replicate(moved)
 
 
-def _came(parts: Parts, state: FedState, data: ClientData, back: Back) -> tuple[Placed, Draw]:
-    """Those that come back, with the models that they were sent."""
+def _place_arrivals(
+    parts: Parts, state: FedState, data: ClientData, back: Arrivals
+) -> tuple[Placed, Draw]:
+    """Places the clients that return, with the models that they received."""
     samples = client_sizes(data, back.client)
     row = _rows(parts, samples)
     here = jnp.minimum(row, parts.slots - 1)
     models = tree.take(back.models, here)
     carry = _empty(row)._replace(variables=models, tag=back.age[here])
     fresh = jnp.ones(parts.slots, bool)
-    placed = _dealt(parts, row, back.client, data.clients, fresh, samples, carry)
+    placed = _deal(parts, row, back.client, data.clients, fresh, samples, carry)
     by_slot = jnp.arange(parts.slots, dtype=jnp.int32)
     draw = Draw(
         selection=state.selection,
@@ -192,22 +193,22 @@ def _came(parts: Parts, state: FedState, data: ClientData, back: Back) -> tuple[
 
 
 def _rows(parts: Parts, samples: Array) -> Array:
-    """The slot of each row, ``int32[P]``, so that the devices have equal work; S for padding."""
+    """Returns the slot of each row, ``int32[P]``, dealt for equal work; S for padding."""
     if parts.execution.rows_are_tasks:
         return jnp.arange(parts.slots, dtype=jnp.int32)
     return parts.execution.deal(samples)
 
 
 def _empty(row: Array) -> Slots:
-    """Slots of which nothing outlives a round."""
+    """Returns empty slots, for models that do not stay in flight."""
     zero = jnp.zeros_like(row)
     return Slots((), zero, zero, zero, LocalInfo(zero, zero, zero), (), ())
 
 
-def _dealt(
+def _deal(
     parts: Parts, row: Array, clients: Array, none: int, fresh: Array, samples: Array, carry: Slots
 ) -> Placed:
-    """What is known of the slots, ``[S]``, in the rows ``int32[P]`` of these; ``carry`` is."""
+    """Deals the values of slots, ``[S]``, to rows ``int32[P]``; ``carry`` is already by row."""
     held = row < parts.slots
     clients, samples = (
         jnp.where(held, a[row], absent) for a, absent in ((clients, none), (samples, 0))
@@ -217,12 +218,12 @@ def _dealt(
     return Placed(carry._replace(client=clients, weight=weight), row, fresh, samples)
 
 
-def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:
-    """The cohort ``int32[S]`` in an order that does not show how it was drawn.
+def _order_cohort(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> Array:
+    """Orders the cohort ``int32[S]`` independently of the order of the draw.
 
-    It must not, not even in the last bit of a sum. A slot that is to be idle stays so. Models in
-    flight meet the next clients at random: in the order of the clients' numbers, a slot that keeps
-    its model would meet low or high ones only.
+    No result depends on that order, not even in the last bit of a sum. Idle slots stay idle. Models
+    in flight get random next clients: in the order of the clients' numbers, a slot that keeps its
+    model would only get low or high ones.
     """
     group = jnp.asarray(parts.schedule.group)
     by: tuple[Array, ...] = clients == none, group
@@ -234,7 +235,7 @@ def _met(parts: Parts, key: Array, clients: Array, fresh: Array, none: int) -> A
 
 
 def awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) -> Array:
-    """The cohort ``int32[S]`` without those that are asleep: their slots are idle."""
+    """Returns the cohort ``int32[S]`` without sleeping clients, whose slots are idle."""
     if parts.clock is None or parts.clock.available is None:
         return clients
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.AWAKE), clients)
@@ -242,19 +243,19 @@ def awake(parts: Parts, key: Array, state: FedState, clients: Array, none: int) 
 
 
 def to_slots(parts: Parts, placed: Placed, draw: Draw) -> Slots:
-    """The slots in the order of their numbers, ``[S]``."""
+    """Returns the slots in the order of their numbers, ``[S]``."""
     slots = placed.slots
     if not parts.execution.rows_are_tasks:
         here = jnp.arange(len(placed.slot), dtype=jnp.int32)
         row = jnp.zeros(parts.slots, jnp.int32).at[placed.slot].set(here, mode="drop")
         slots = tree.take(slots, row)
-    if parts.loses and parts.selection.sticky:  # a slot keeps a client that was not there
+    if parts.loses and parts.selection.sticky:  # a slot keeps a client that did not arrive
         slots = slots._replace(client=draw.assigned)
     return slots
 
 
-def at_rest(parts: Parts, state: FedState, info: LocalInfo, tag: PyTree) -> Slots:
-    """The slots before the first round, in which all are fresh; ``info`` and ``tag`` are shapes."""
+def initial_slots(parts: Parts, state: FedState, info: LocalInfo, tag: PyTree) -> Slots:
+    """Returns the slots before the first round; ``info`` and ``tag`` are shapes."""
     none = jnp.zeros(parts.slots, jnp.int32)
     info, tag = jax.tree.map(lambda a: jnp.zeros((parts.slots, *a.shape), a.dtype), (info, tag))
     copies = tree.stack_copies(state.server, parts.slots)

@@ -1,4 +1,4 @@
-"""The ε of a composition, by a list of what is known to keep a mechanism's analysis."""
+"""The ε of a composition, if all parts are known to keep a mechanism's analysis valid."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedjax_sim.server import weighting
 
 
 def _keeps_nothing(init: Callable[[Variables], Any]) -> bool:
-    """Returns whether a state is empty, seen on a model of one weight."""
+    """Returns whether a state is empty, tested on a model of one weight."""
     one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
     try:
         return not jax.tree.leaves(jax.eval_shape(init, one))
-    except Exception:  # a user's own, which looks for names
+    except Exception:  # a user's part may need names of leaves
         return False
 
 
 ANALYSED = (
     Need(
         "preaggregation",
-        "a private mechanism alone",
+        "a private mechanism and nothing else",
         lambda parts: [part.epsilon is not None for part in parts.preaggregation] == [True],
         "preaggregation=(gaussian_mechanism(...),)",
     ),
@@ -39,7 +39,7 @@ ANALYSED = (
     ),
     Need(
         "selection",
-        "cohorts of a known law, whatever clients have and sent",
+        "cohorts of a known distribution that does not depend on the clients",
         lambda parts: (
             parts.selection.participation is not None
             and parts.selection.timed is None
@@ -49,7 +49,7 @@ ANALYSED = (
     ),
     Need(
         "clock",
-        "clients that are left out by chance alone, not by their time",
+        "clients that are only left out at random, not by their time",
         lambda parts: (
             parts.clock is None
             or (
@@ -62,13 +62,13 @@ ANALYSED = (
     ),
     Need(
         "local",
-        "a local update that is seen to share nothing through the server",
+        "a local update that provably shares nothing through the server",
         lambda parts: parts.local.survey is None and _keeps_nothing(parts.local.shared_state),
-        "local_sgd without what is shared",
+        "local_sgd without shared state",
     ),
     Need(
         "broadcast",
-        "the server model alone, of which nothing else is kept",
+        "the server model and nothing else",
         lambda parts: (
             parts.broadcast.offered is None
             and not parts.broadcast.several
@@ -84,7 +84,7 @@ ANALYSED = (
     ),
     Need(
         "weighting",
-        "weights that depend on the client's own number of samples alone",
+        "weights that depend only on the client's own number of samples",
         lambda parts: (
             parts.weighting in (weighting.equal, weighting.by_samples, weighting.by_samples_visited)
         ),
@@ -92,21 +92,21 @@ ANALYSED = (
     ),
     Need(
         "server",
-        "a server that is seen to read nothing but the noisy mean",
+        "a server that provably reads only the noisy mean",
         lambda parts: reads_clients(parts.server) is False,
         "server=replace() or optimizer(transform)",
     ),
     Need(
         "diagnostics",
-        "no numbers that are made of single clients' models without noise",
+        "no numbers computed from single clients' models without noise",
         lambda parts: not parts.diagnostics,
         "diagnostics=None",
     ),
 )
-"""What the parts must be for the analysis of a mechanism to hold.
+"""Needs of the analysis of a mechanism.
 
-Not listed are ``sending``, which acts on one client's message before the clip, and what stays with
-the clients (``exchange``, ``personal``): no client can add more to the sum by them.
+Not listed are ``sending``, which acts on one client's message before the clip, and leaves that stay
+with the clients (``exchange``, ``personal``): they cannot increase a client's share of the sum.
 """
 
 

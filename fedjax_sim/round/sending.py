@@ -1,4 +1,4 @@
-"""What the clients send in a round: codes, clips, noise and attacks act here, and nowhere else."""
+"""Messages of the clients in a round: codes, clips, noise and attacks act here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedjax_sim.round.parts import Parts
 
 
 class _Task(NamedTuple):
-    """What a row needs besides its update."""
+    """Values that a row needs in addition to its update."""
 
     key: Array
     client: Array
@@ -44,21 +44,21 @@ def send(
     start: PyTree,
     due: Array,
 ) -> tuple[Trained, PyTree, Array]:
-    """What leaves the clients of a round.
+    """Applies the sending parts to the updates of a round.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round.
         data: the clients.
         slots: ``[P]``, with the clients that trained.
-        trained: ``[P]``, what they give, see :func:`fedjax_sim.round.training.train`.
-        start: ``[P, *p]``, the models that they received, if models travel; else ().
-        due: ``bool[P]``, the rows that the server collects.
+        trained: ``[P]``, results of training, see :func:`fedjax_sim.round.training.train`.
+        start: ``[P, *p]``, models that the clients received, if models travel; else ().
+        due: ``bool[P]``, rows that the server collects.
 
     Returns:
-        What the clients give, as it is sent (a model that is not sent stays as it was trained);
-        what they keep, ``[N, *]`` for each part; ``bool[P]``, the rows that sent a model.
+        The results as they are sent (a model that is not sent stays as it was trained); the state
+        of each part, ``[N, *]``; ``bool[P]``, the rows that sent a model.
     """
     visited = slots.client < data.clients
     sends = visited & (due | parts.models_travel)
@@ -66,13 +66,13 @@ def send(
         return trained, state.sending, sends
     known = start if parts.models_travel else measured_from(parts, state, slots)
     if not parts.in_flight:
-        given, message, kept, sent = _through(
+        given, message, kept, sent = _apply_sending(
             parts, key, state, data, slots.client, sends, visited, known, trained.variables,
             trained.message,
         )  # fmt: skip
         return trained._replace(variables=given, message=message), kept, sent
     update = tree.subtract(trained.variables, known)
-    update, message, kept, sent = _through(
+    update, message, kept, sent = _apply_sending(
         parts, key, state, data, slots.client, sends, visited, known, update, trained.message
     )
     models = tree.select_rows(sent, tree.add(known, update), trained.variables)
@@ -80,11 +80,11 @@ def send(
 
 
 def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
-    """``bool[P]``, the rows whose clients were screened out: of ``visited`` those not ``sent``."""
+    """Returns the rows whose clients were screened out, ``bool[P]``: visited but not sent."""
     return visited & ~sent & any(part.screens for part in parts.sending)
 
 
-def undone(
+def restore_skipped(
     parts: Parts,
     state: FedState,
     data: ClientData,
@@ -93,18 +93,16 @@ def undone(
     trained: Trained,
     mine: PyTree,
 ) -> tuple[Trained, PyTree]:
-    """What the clients give and keep, where some are ``skipped bool[P]``: these as before.
-
-    Of their reports only the steps and samples are left.
+    """Restores the state of ``skipped bool[P]`` clients; their reports keep steps and samples.
 
     Args:
-        parts: of the algorithm.
-        state: before the round.
+        parts: parts of the algorithm.
+        state: state before the round.
         data: the clients.
         slots: ``[P]``, with the clients that trained.
         skipped: see :func:`skipped`.
-        trained: ``[P]``, what they give.
-        mine: ``[P, *p]``, the leaves that stay with them.
+        trained: ``[P]``, results of training.
+        mine: ``[P, *p]``, leaves that stay with the clients.
     """
     if not any(part.screens for part in parts.sending):
         return trained, mine
@@ -119,12 +117,12 @@ def undone(
 def send_rest(
     parts: Parts, key: Array, state: FedState, data: ClientData, slots: Slots, due: Array
 ) -> Slots:
-    """The slots ``[S]`` of which ``due bool[S]`` are uploaded beside those that were before.
+    """Uploads the slots ``due bool[S]`` at the end of a run; returns all slots ``[S]``.
 
-    What is sent is measured from the newest server model, which a code would have to know: that one
-    download a run is not counted.
+    Updates are relative to the newest server model, which a code would have to know: this one
+    download per run is not counted.
     """
-    if not parts.sending or parts.models_travel:  # then all were sent as they were trained
+    if not parts.sending or parts.models_travel:  # then all were sent unchanged
         return slots
     rows = jnp.arange(parts.execution.rows(len(due)), dtype=jnp.int32)
     padded = tree.take(slots, jnp.minimum(rows, len(due) - 1))
@@ -133,14 +131,14 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent = _through(
+    update, _, _, sent = _apply_sending(
         parts, key, state, data, padded.client, sends, sends, known, update, ()
     )
     models = tree.select_rows(sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
 
-def _through(
+def _apply_sending(
     parts: Parts,
     key: Array,
     state: FedState,
@@ -152,10 +150,9 @@ def _through(
     update: Variables,
     message: PyTree,
 ) -> tuple[Variables, PyTree, PyTree, Array]:
-    """Updates and messages ``[P]`` through all parts, measured from models ``known [P or 1]``.
+    """Applies all parts to updates and messages ``[P]``, relative to models ``known [P or 1]``.
 
-    The update of a row that does not send stays as it is, and the message of one that did not
-    train.
+    Updates of rows that do not send are unchanged, and so are messages of rows that did not train.
     """
     kept, sent, whole, row = [], sends, update, state_rows(data, client)
     update = travelling(parts, update)
@@ -172,9 +169,9 @@ def _through(
 
         mine = tree.take(own, row)
         if part.hear is not None:
-            mine = _heard(part.hear, mine, travelling(parts, known))
+            mine = _apply_hear(part.hear, mine, travelling(parts, known))
         rows = (update, message, mine)
-        # A client that has withheld its update has nothing to encode: its residual stays.
+        # A client that withholds its update has nothing to encode; its residual stays.
         tasks = parts.execution.replicate(_Task(keys, client, sent, trains))
         update, message, rows, present = parts.execution.run(one, (), (), rows, tasks)
         kept.append(jax.tree.map(lambda a, new: a.at[row].set(new, mode="drop"), own, rows))
@@ -184,8 +181,10 @@ def _through(
     return Variables(*tree.filled(update, whole)), message, tuple(kept), sent
 
 
-def _heard(hear: Callable[[PyTree, Variables], PyTree], mine: PyTree, known: Variables) -> PyTree:
-    """What clients ``[P]`` keep of the models ``known``, one for each or one for all."""
+def _apply_hear(
+    hear: Callable[[PyTree, Variables], PyTree], mine: PyTree, known: Variables
+) -> PyTree:
+    """Applies ``hear`` to the state of clients ``[P]``, with a model for each or one for all."""
     if jax.tree.leaves(known)[0].shape[0] == 1:
         return jax.vmap(hear, in_axes=(0, None))(mine, jax.tree.map(lambda a: a[0], known))
     return jax.vmap(hear)(mine, known)

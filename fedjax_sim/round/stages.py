@@ -19,9 +19,9 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.round import collecting, measuring, placement, polling, timing, training
 from fedjax_sim.round import sending as sendings
-from fedjax_sim.round.arrivals import Back
+from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
-from fedjax_sim.round.traffic import Trips
+from fedjax_sim.round.traffic import Transfers
 
 
 def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     """Which clients train which models, and what that takes.
 
     Attributes:
-        state: the state before training, with the answers of polled and surveyed clients.
+        state: the state before training, with the answers of polled and survey_clients clients.
         placed: the rows, one for each slot.
         draw: the clients of the slots.
         due: ``bool[P]``, the rows that the server collects.
@@ -62,22 +62,22 @@ class Plan(NamedTuple):
     placed: placement.Placed
     draw: placement.Draw
     due: Array
-    transfers: Trips
-    durations: timing.Legs | None
+    transfers: Transfers
+    durations: timing.Durations | None
     limit: Array | None
-    asked: polling.Asked | None
-    back: Back | None
+    asked: polling.Poll | None
+    back: Arrivals | None
 
 
 def plan(parts: Parts, key: Array, state: FedState, data: ClientData) -> Plan:
     """Polls clients, draws the cohort, and forecasts transfers and durations."""
-    state, asked, back, placed, draw = polling.drawn(parts, key, state, data)
+    state, asked, back, placed, draw = polling.plan_draw(parts, key, state, data)
     due = placed.slot < parts.slots
     if not parts.exchange.fragments:  # every slot delivers a fragment in every round
         due = parts.schedule.due(state.round)[placed.slot] & due
-    state = training.surveyed(parts, key, state, data, placed)
-    transfers = polling.trips(parts, state, placed, due, data, asked)
-    durations = timing.legs(parts, state, data, placed, transfers)
+    state = training.survey_clients(parts, key, state, data, placed)
+    transfers = polling.transfers(parts, state, placed, due, data, asked)
+    durations = timing.durations(parts, state, data, placed, transfers)
     limit = timing.limits(parts, durations)
     return Plan(state, placed, draw, due, transfers, durations, limit, asked, back)
 
@@ -110,7 +110,7 @@ def train(parts: Parts, key: Array, data: ClientData, plan: Plan) -> Work:
     asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
     visited, steps = plan.transfers.visited, trained.info.steps
     outcome = timing.outcome(parts, key, plan.durations, plan.limit, steps, placed, visited, asleep)
-    outcome = polling.waited(outcome, plan.asked, plan.back)
+    outcome = polling.with_waiting(outcome, plan.asked, plan.back)
     return Work(trained, own, placed, start, executed, outcome)
 
 
@@ -141,17 +141,17 @@ class Delivery(NamedTuple):
 def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) -> Delivery:
     """Sends the updates through all sending parts, and stores what the clients keep."""
     state, arrived = plan.state, work.outcome.arrived
-    placed, trained = timing.taken(parts, data, work.placed, work.trained, work.start, arrived)
+    placed, trained = timing.drop_lost(parts, data, work.placed, work.trained, work.start, arrived)
     slots = placed.slots
     trained, sending, sent = sendings.send(
         parts, key, state, data, slots, trained, work.start, plan.due
     )
     skipped = sendings.skipped(parts, arrived, sent)
-    trained, own = sendings.undone(parts, state, data, slots, skipped, trained, work.own)
+    trained, own = sendings.restore_skipped(parts, state, data, slots, skipped, trained, work.own)
     client_state, own, shared_state = training.client_states(
         parts, state, data, placed, trained, own
     )
-    placed = training.moved_on(parts, placed, trained, arrived)
+    placed = training.after_training(parts, placed, trained, arrived)
     return Delivery(placed, trained, sent, skipped, sending, client_state, own, shared_state)
 
 
@@ -205,11 +205,11 @@ def report(
         parts, key, before, new, delivery.placed.slots, updates, cohort
     )
     info = delivery.trained.info
-    selection = polling.learnt(
+    selection = polling.update_selection(
         parts,
         draw.selection,
         cohort,
-        polling.measured(parts, info, outcome),
+        polling.with_seconds(parts, info, outcome),
         delivery.sent,
         (new.server, updates),
     )
@@ -223,7 +223,7 @@ def report(
         sending=delivery.sending,
         shared_state=delivery.shared_state if parts.local.follow is None else new.shared_state,
         diagnostics=diagnostics,
-        clock=timing.later(before.clock, outcome.elapsed) if back is None else back.now,
+        clock=timing.advance_clock(before.clock, outcome.elapsed) if back is None else back.now,
         at_work=() if back is None else back.at_work,
     )
     return state, metrics_of(plan, work, delivery, info, numbers)

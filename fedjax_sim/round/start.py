@@ -12,16 +12,16 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import count_state_rows
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
-from fedjax_sim.round.placement import at_rest
+from fedjax_sim.round.placement import initial_slots
 from fedjax_sim.round.training import first_visit
 
 
 def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedState:
-    """Every part's own start, for the initial model ``variables``.
+    """Returns the initial state of all parts, for the initial model ``variables``.
 
     Raises:
-        ValueError: if there are fewer clients than slots, and the selection has no use for idle
-            ones; or more, and it leaves none out. If the clock does not know all of them.
+        ValueError: if there are fewer clients than slots and the selection does not allow idle
+            slots, or more and it selects everyone; if the clock does not know all clients.
     """
     if data.clients < parts.slots and not parts.selection.may_idle:
         raise ValueError(
@@ -74,11 +74,11 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
     if not parts.in_flight:
         return state
     trained, *_, tag = jax.eval_shape(lambda: first_visit(parts, state, data))
-    return state._replace(slots=at_rest(parts, state, trained.info, tag))
+    return state._replace(slots=initial_slots(parts, state, trained.info, tag))
 
 
 def server_state(parts: Parts, variables: Variables) -> PyTree:
-    """Of the server, or of each fragment's."""
+    """Returns the server's state, or one for each fragment."""
     masks = fragments(parts, variables)
     if not masks:
         return parts.server.init(travelling(parts, variables))
@@ -86,7 +86,7 @@ def server_state(parts: Parts, variables: Variables) -> PyTree:
 
 
 def _nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
-    """Who is at work before the first round; () if that is not told."""
+    """Returns the clients in flight before the first round; () for synchronous rounds."""
     places = parts.schedule.at_work
     if places is None:
         return ()
@@ -107,7 +107,7 @@ def _nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
 
 
 def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:
-    """Refuses a part that reads a number which the clients do not report."""
+    """Rejects a part that reads a number that the clients do not report."""
     readers: list[tuple[str, Any]] = [("selection", parts.selection)]
     readers += [("preaggregation", part) for part in parts.preaggregation]
     if learned := parts.learned:

@@ -1,4 +1,4 @@
-"""Seconds: how long the visits of a round take, and which of them come to anything."""
+"""Durations of the visits of a round, and which of them arrive."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 
 MOST = 2**30
-"""Steps without a limit."""
+"""The most steps, where there is no limit."""
 
 
-class Legs(NamedTuple):
-    """The three legs of each visit, ``f32[P]`` each.
+class Durations(NamedTuple):
+    """Durations of each visit, ``f32[P]`` each.
 
     Attributes:
         down: seconds of the download.
@@ -33,30 +33,30 @@ class Legs(NamedTuple):
     up: Array
 
 
-def legs(
-    parts: Parts, state: FedState, data: ClientData, placed: Placed, trips: traffic.Trips
-) -> Legs | None:
-    """How long each row's visit takes; None without a clock."""
+def durations(
+    parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: traffic.Transfers
+) -> Durations | None:
+    """Returns the duration of each row's visit; None without a clock."""
     clock = parts.clock
     if clock is None or parts.asynchronous:
         return None
-    up, down = traffic.by_row(parts, state, data, trips)
-    uploads = jnp.maximum(jnp.sum(trips.uploads), 1)
-    return legs_of(parts, state, placed.slots.client, down, up, uploads)
+    up, down = traffic.by_row(parts, state, data, transfers)
+    uploads = jnp.maximum(jnp.sum(transfers.uploads), 1)
+    return durations_of(parts, state, placed.slots.client, down, up, uploads)
 
 
-def legs_of(
+def durations_of(
     parts: Parts, state: FedState, client: Array, down: Array, up: Array, uploads: Array | int
-) -> Legs:
-    """How long visits to any clients take.
+) -> Durations:
+    """Returns the durations of visits to any clients.
 
     Args:
-        parts: of the algorithm, which has a clock.
-        state: before the round.
+        parts: parts of the algorithm, which has a clock.
+        state: state before the round.
         client: ``int32[K]``.
-        down: ``f32[K]`` or ``f32[]``, bytes to each.
-        up: the same, from each.
-        uploads: how many share the uplink if it is shared.
+        down: ``f32[K]`` or ``f32[]``, bytes sent to each client.
+        up: ``f32[K]`` or ``f32[]``, bytes sent by each client.
+        uploads: number of clients that share a shared uplink.
     """
     clock = parts.clock
     assert clock is not None
@@ -67,30 +67,30 @@ def legs_of(
 
     step = of(clock.compute, Device.COMPUTE)
     if link is None:
-        return Legs(jnp.zeros_like(step), step, jnp.zeros_like(step))
-    # An equal part of the link for all who upload, from the first byte to the last.
+        return Durations(jnp.zeros_like(step), step, jnp.zeros_like(step))
+    # All clients that upload have an equal part of the link, from the first byte to the last.
     users = jnp.asarray(uploads).astype(jnp.float32) if link.shared else 1
-    return Legs(down / of(link.down, Device.DOWN), step, up * users / of(link.up, Device.UP))
+    return Durations(down / of(link.down, Device.DOWN), step, up * users / of(link.up, Device.UP))
 
 
-def limits(parts: Parts, legs: Legs | None) -> Array | None:
-    """``int32[P]``, the steps that leave time for the upload; None for any number."""
+def limits(parts: Parts, durations: Durations | None) -> Array | None:
+    """Returns the steps that leave time for the upload, ``int32[P]``; None without a limit."""
     clock = parts.clock
-    if clock is None or legs is None or clock.deadline is None or not clock.cuts:
+    if clock is None or durations is None or clock.deadline is None or not clock.cuts:
         return None
-    steps = jnp.floor((clock.deadline - legs.down - legs.up) / legs.step)
+    steps = jnp.floor((clock.deadline - durations.down - durations.up) / durations.step)
     return jnp.clip(steps, 0, MOST).astype(jnp.int32)
 
 
 class Outcome(NamedTuple):
-    """What came of the visits of a round.
+    """Outcome of the visits of a round.
 
     Attributes:
-        visited: ``bool[P]``, the rows whose clients were there.
-        arrived: ``bool[P]``, those whose visit counts.
-        dropped: ``bool[P]``, those that were late and had begun to send.
-        elapsed: None without a clock.
-        end: ``f32[P]``, the seconds of each visit; None without a clock.
+        visited: ``bool[P]``, rows whose clients were available.
+        arrived: ``bool[P]``, rows whose visit counts.
+        dropped: ``bool[P]``, rows that were late but had begun to send.
+        elapsed: times of the round; None without a clock.
+        end: ``f32[P]``, seconds of each visit; None without a clock.
     """
 
     visited: Array
@@ -103,30 +103,30 @@ class Outcome(NamedTuple):
 def outcome(
     parts: Parts,
     key: Array,
-    legs: Legs | None,
+    durations: Durations | None,
     limit: Array | None,
     steps: Array,
     placed: Placed,
     visited: Array,
     asleep: Array,
 ) -> Outcome:
-    """When the visits of a round end, and which are in time.
+    """Computes when the visits of a round end, and which arrive in time.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        legs: of each row.
+        parts: parts of the algorithm.
+        key: key of the round.
+        durations: durations of each row.
         limit: ``int32[P]``, see :func:`limits`.
-        steps: ``int32[P]``, those that were taken.
+        steps: ``int32[P]``, local steps.
         placed: the rows.
-        visited: ``bool[P]``.
-        asleep: ``int32[]``, the clients that were not there.
+        visited: ``bool[P]``, rows whose clients were available.
+        asleep: ``int32[]``, number of sleeping clients.
     """
     clock, never = parts.clock, jnp.zeros_like(visited)
-    if clock is None or legs is None:
+    if clock is None or durations is None:
         return Outcome(visited, visited, never, None)
-    work = steps.astype(jnp.float32) * legs.step
-    end = legs.down + work + legs.up
+    work = steps.astype(jnp.float32) * durations.step
+    end = durations.down + work + durations.up
     lost = never
     if clock.failures:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
@@ -151,13 +151,13 @@ def outcome(
         late = late | (arrived & (rank >= clock.first))
         arrived = arrived & (rank < clock.first)
     seconds = jnp.where(jnp.any(visited), seconds, clock.idle)
-    stop = jnp.minimum(end, seconds)  # a client at work stops when the round is over
-    computing = jnp.clip(stop - legs.down, 0, work)
-    # A client that can take no step has nothing to send.
-    dropped = late & (steps > 0) & ((legs.down + work < seconds) | (end <= seconds))
+    stop = jnp.minimum(end, seconds)  # clients stop when the round is over
+    computing = jnp.clip(stop - durations.down, 0, work)
+    # A client without a step has nothing to send.
+    dropped = late & (steps > 0) & ((durations.down + work < seconds) | (end <= seconds))
 
     def total(of_row: Array) -> Array:
-        """Of the visits, in the order of the slots: no row's place shows in the last bit."""
+        """Sums over visits in the order of the slots, so that no bit depends on the rows."""
         of_row, by_slot = jnp.where(visited, of_row, 0), jnp.zeros(parts.slots, of_row.dtype)
         return jnp.sum(by_slot.at[placed.slot].set(of_row, mode="drop"))
 
@@ -174,18 +174,18 @@ def outcome(
     return Outcome(visited, arrived, dropped, elapsed, end)
 
 
-def taken(
+def drop_lost(
     parts: Parts, data: ClientData, placed: Placed, trained: Trained, start: PyTree, arrived: Array
 ) -> tuple[Placed, Trained]:
-    """What is left of a round's visits: a slot whose client has not ``arrived`` is idle after all.
+    """Removes visits that have not ``arrived``: their slots become idle.
 
     Args:
-        parts: of the algorithm.
+        parts: parts of the algorithm.
         data: the clients.
         placed: the rows.
-        trained: ``[P]``, what the clients give.
-        start: ``[P, *p]``, the models before the visits, if any stays in flight.
-        arrived: ``bool[P]``.
+        trained: ``[P]``, results of training.
+        start: ``[P, *p]``, models before the visits, if there are models in flight.
+        arrived: ``bool[P]``, rows whose visit counts.
     """
     if not parts.loses:
         return placed, trained
@@ -200,19 +200,19 @@ def taken(
     return placed, trained._replace(variables=models, info=info)
 
 
-def later(now: PyTree, elapsed: Elapsed | None) -> PyTree:
-    """The simulated time after a round.
+def advance_clock(now: PyTree, elapsed: Elapsed | None) -> PyTree:
+    """Returns the simulated time after a round.
 
     >>> from fedjax_sim.base import Now
     >>> now = Now(jnp.int32(2), jnp.float32(0.75))
-    >>> [a.item() for a in later(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
+    >>> [a.item() for a in advance_clock(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
     [4, 0.25]
     """
     return now if elapsed is None else add_seconds(now, elapsed.seconds)
 
 
 def _rank(end: Array, client: Array) -> Array:
-    """The place of each row by its end, of equal ones by the client's number: ``int32[P]``.
+    """Ranks the rows by their end, then by the client's number: ``int32[P]``.
 
     >>> _rank(jnp.array([2.0, 1.0, 2.0]), jnp.array([9, 5, 3])).tolist()
     [2, 0, 1]

@@ -1,4 +1,4 @@
-"""Bytes: what a model, a message and the start of a run weigh."""
+"""Bytes of models, messages and the start of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.round.exchanging import fragments, frozen, travelling
-from fedjax_sim.round.finishing import told_bytes as told_at_the_end
+from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 from fedjax_sim.round.start import initial_state
@@ -29,7 +29,7 @@ from fedjax_sim.round.training import first_visit
 
 
 def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
-    """Of everything that travels in a round; takes shapes and gives Python integers."""
+    """Returns the bytes of the messages in a round, as integers; takes arrays or shapes."""
 
     def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
         state = initial_state(parts, variables, data)
@@ -41,22 +41,22 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
     return Traffic(
         upload_bytes(parts, variables),
         download_bytes(parts, variables, data.clients),
-        message + told_bytes(parts),
+        message + report_bytes(parts),
         shared_state,
         fragment_bytes(parts, variables),
-        told_at_the_end(parts, variables, data),
+        finish_bytes(parts, variables, data),
         answer_bytes(parts, variables, data),
     )
 
 
-class Trips(NamedTuple):
-    """Which models travel in a round, if nothing happens to them; ``[P]`` each.
+class Transfers(NamedTuple):
+    """Transfers of a round, if none is lost; ``[P]`` each.
 
     Attributes:
-        visited: ``bool[P]``, the rows whose clients are there.
-        uploads: ``bool[P]``, the rows whose model, or fragment of it, is sent.
-        downloads: ``int32[P]``, the models sent to each client, if they come back in the round.
-        fragments: ``bool[P]``, the rows that take a fragment instead.
+        visited: ``bool[P]``, rows whose clients are available.
+        uploads: ``bool[P]``, rows whose model, or fragment of it, is uploaded.
+        downloads: ``int32[P]``, models sent to each client, in synchronous rounds.
+        fragments: ``bool[P]``, rows that download a fragment instead.
     """
 
     visited: Array
@@ -65,33 +65,35 @@ class Trips(NamedTuple):
     fragments: Array
 
 
-def trips(parts: Parts, state: FedState, placed: Placed, due: Array, clients: int) -> Trips:
-    """Of the rows ``placed``, of which ``due bool[P]`` are collected; ``clients`` is N."""
+def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients: int) -> Transfers:
+    """Returns the transfers of the rows ``placed``; ``due bool[P]`` are collected."""
     visited = placed.slots.client < clients
     moved = visited & (not parts.selection.sticky)
-    # A model that no client has trained has not been sent to one that slept.
+    # A model that no client has trained was not sent to its sleeping client.
     new = placed.fresh | (placed.slots.visits == 0)
     down = visited & (new | moved | parts.refresh.downloads) & (not parts.asynchronous)
     choice = parts.broadcast.offered
     offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
     in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)
-    return Trips(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
+    return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
 
 
-def by_row(parts: Parts, state: FedState, data: ClientData, trips: Trips) -> tuple[Array, Array]:
-    """Bytes up and down of each row, ``f32[P]``."""
+def by_row(
+    parts: Parts, state: FedState, data: ClientData, transfers: Transfers
+) -> tuple[Array, Array]:
+    """Returns the bytes up and down of each row, ``f32[P]``."""
     size = sizes(parts, state.server, data)
     pieces = size.fragments or (Fragment(size.upload, 0),)
     piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))
     turn = state.round
-    visited, uploads, downloads, fragments = (a.astype(jnp.float32) for a in trips)
+    visited, uploads, downloads, fragments = (a.astype(jnp.float32) for a in transfers)
     up = uploads * piece_up[turn % len(pieces)] + visited * float(size.message)
     whole = downloads * float(size.download) + visited * float(size.shared_state)
     return up, whole + fragments * piece_down[(turn - 1) % len(pieces)]
 
 
 def upload_bytes(parts: Parts, variables: Variables) -> int:
-    """Of a model to a server that knows what the client received, or whole to other clients."""
+    """Returns the bytes of an upload: to a server that knows the received model, or whole."""
     variables = travelling(parts, variables)
     whole = tree.num_bytes(variables) + 4 * parts.beside
     to_clients = parts.selection.sticky and parts.models_travel
@@ -101,21 +103,23 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
 
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
-    """Of a model to a client that has the server model of its last download, the mean time ago."""
+    """Returns the bytes of a download to a client with the server model of a mean time ago."""
     variables = travelling(parts, variables)
-    others = parts.models_travel or parts.broadcast.offered is not None  # than the server's models
-    first = bool(parts.exchange.fragments)  # a whole model goes to who has none
+    others = (
+        parts.models_travel or parts.broadcast.offered is not None
+    )  # not only the server's models
+    first = bool(parts.exchange.fragments)  # clients without a model get a whole one
     if parts.server.download_bytes is None or others or first:
         return tree.num_bytes(variables) + 4 * parts.beside
     active = parts.selection.active or parts.slots
     every_round = parts.refresh.downloads or not parts.in_flight
-    downloads = active * (parts.schedule.period if every_round else 1)  # in a period
+    downloads = active * (parts.schedule.period if every_round else 1)  # per period
     updates = len(parts.schedule.group_sizes)
     return parts.server.download_bytes(variables, math.ceil(clients * updates / downloads))
 
 
 def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
-    """Of each fragment; who takes one has that of the last turn."""
+    """Returns the bytes of each fragment, for clients that have its last version."""
     out = []
     for mask in fragments(parts, variables):
         some = tree.only(mask, variables)
@@ -125,14 +129,14 @@ def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
     return tuple(out)
 
 
-def told_bytes(parts: Parts) -> int:
-    """Of the numbers that a client reports in every visit, and of its choice of a model."""
+def report_bytes(parts: Parts) -> int:
+    """Returns the bytes of the numbers that a client reports, and of its choice of a model."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
     return 4 * (len(reads) + (parts.broadcast.offered is not None))
 
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
-    """Of what a client says that is asked before the draw."""
+    """Returns the bytes of a client's answer to the poll."""
     selection = parts.selection
     if selection.poll is None:
         return 0
@@ -148,7 +152,7 @@ def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
 
 
 def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> SetupTraffic:
-    """What travels once, before the first round."""
+    """Returns the bytes sent before the first round."""
     counts = [parts.local.setup_traffic, parts.selection.setup_traffic, parts.server.setup_traffic]
     counts += [part.setup_traffic for part in parts.preaggregation]
     sent = [count(variables, data) for count in counts if count is not None]
@@ -158,7 +162,7 @@ def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> Setup
 
 
 def shared_bytes(data: ClientData) -> int:
-    """Of the samples that the clients were sent: inputs as they are stored, labels in 32 bits.
+    """Returns the bytes of shared samples: inputs as stored, labels in 32 bits.
 
     >>> import numpy as np
     >>> x, lists = np.zeros((7, 2), np.uint8), (np.zeros(7), np.arange(7), np.arange(4))

@@ -1,4 +1,4 @@
-"""What the clients do in a round."""
+"""The clients' part of a round: local training and its state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedjax_sim.round.placement import Placed
 
 
 class _Common(NamedTuple):
-    """What all rows need."""
+    """Values that all rows share."""
 
     server: Variables
     server_samples: Array
@@ -53,7 +53,7 @@ class _Own(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What a row needs besides."""
+    """Other values of a row."""
 
     key: Array
     visit: Visits
@@ -69,10 +69,10 @@ class _Arrived(NamedTuple):
 
     Attributes:
         client: the client.
-        used: what trains there: the model over its weight, with the client's own leaves.
-        received: the model.
-        tag: what the broadcast said of it.
-        origin: what it left the server with, () if nobody asks for it.
+        used: the model to train: the received one over its weight, with the client's own leaves.
+        received: the received model.
+        tag: tag of the broadcast.
+        origin: the model as it left the server; () if not needed.
     """
 
     client: ClientView
@@ -85,7 +85,7 @@ class _Arrived(NamedTuple):
 def _arrived(
     parts: Parts, data: ClientData, pixels: PyTree, common: _Common, own: _Own, task: _Task
 ) -> _Arrived:
-    """What a row's client has before it trains."""
+    """Returns what a row's client has before it trains."""
     client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
     send_key = stream(task.key, Client.BROADCAST)
     received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)
@@ -101,7 +101,7 @@ def _arrived(
             corrected = correct(server, common.server_samples, own.model, n_k)
         if parts.exchange.fragments:
             corrected = with_fragment(parts, common.round - 1, server, corrected)
-        # An idle slot takes nothing: it has no samples to weigh the server's against.
+        # An idle slot is not corrected: it has no samples to weigh against the server's.
         stays = tree.select(n_k > 0, corrected, own.model)
         received, tag, origin = tree.select(
             task.fresh, (received, tag, origin), (stays, task.tag, own.left_with)
@@ -119,7 +119,7 @@ def _work(
     share: PyTree = (),
     limit: Array | None = None,
 ) -> tuple[_Common, _Own, _Task]:
-    """Of all rows; ``share f32[P]`` is that of their updates if these are summed."""
+    """Returns the inputs of all rows; ``share f32[P]`` weighs updates that are summed."""
     slots = placed.slots
     local_key = stream(key, Round.CLIENTS)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(local_key, slots.client)
@@ -132,10 +132,10 @@ def _work(
     return common, own, parts.execution.replicate(tasks)
 
 
-def surveyed(
+def survey_clients(
     parts: Parts, key: Array, state: FedState, data: ClientData, placed: Placed
 ) -> FedState:
-    """The state with what the clients are told before they train, if they are asked anything."""
+    """Surveys the clients before training, if the local update needs it; returns the state."""
     survey = parts.local.survey
     if survey is None:
         return state
@@ -148,7 +148,7 @@ def surveyed(
     answers = parts.execution.run(answer, samples_of(data), *work)
     present = placed.slots.client < data.clients
     weights = weights_of(parts, placed.samples, placed.samples, present)
-    # If nobody is there (Poisson sampling may draw an empty cohort), nobody listens either.
+    # An empty cohort (Poisson sampling may draw one) has no effect.
     aggregate = parts.aggregator(answers, jnp.where(jnp.any(weights > 0), weights, 1))
     return state._replace(shared_state=survey.tell(state.shared_state, aggregate))
 
@@ -162,23 +162,23 @@ def train(
     due: Array,
     limit: Array | None = None,
 ) -> tuple[Trained, PyTree, Placed, PyTree, Array]:
-    """One local update per row, ``[P]``.
+    """Runs one local update per row, ``[P]``.
 
     Args:
-        parts: of the algorithm.
-        key: of the round.
-        state: before it, :func:`surveyed`.
+        parts: parts of the algorithm.
+        key: key of the round.
+        state: state before the round, :func:`survey_clients`.
         data: the clients.
         placed: the rows.
-        due: ``bool[P]``, the rows that the server collects.
-        limit: ``int32[P]``, the most steps of each; None for any number.
+        due: ``bool[P]``, rows that the server collects.
+        limit: ``int32[P]``, the most steps of each row; None without a limit.
 
     Returns:
-        What the clients give: their models if any stays in flight, else their updates (a difference
-        that is taken once, at the client, so that what it sends is exact), or the mean ``[*p]`` of
-        those if they are not held; the leaves that stay with them; the slots with what the
-        broadcast gave them; the models ``[P, *p]`` that the updates of this round start from, ()
-        if nobody asks for them; ``int32[]``, the steps that the devices ran or waited.
+        The results of training: models if there are models in flight, else updates (computed once,
+        at the client, so that they are exact), or the mean ``[*p]`` of the updates if they are not
+        stored; the leaves that stay with the clients; the slots with the broadcast's tags; the
+        models ``[P, *p]`` that updates are relative to, () if not needed; ``int32[]``, the steps
+        that the devices ran or waited.
     """
     summed = not parts.holds_updates
 
@@ -186,7 +186,7 @@ def train(
         received, tag, origin = arrived.received, arrived.tag, arrived.origin
         mine = own_leaves(parts, trained.variables)
         model = trained.variables
-        if parts.weighted:  # a model moves as far as what was made of it did
+        if parts.weighted:  # a model moves as far as the trained one did
             model = tree.add(model, tree.subtract(received, arrived.used))
         model = returned(parts, model, received)
         update = model if parts.in_flight else tree.subtract(model, received)
@@ -224,7 +224,7 @@ def train(
     if summed:
         mean = jax.tree.map(lambda a, w: tree.in_dtype(a, w.dtype), total, state.server)
         trained = trained._replace(variables=mean)
-    # Every device needs the reports of all, for the metrics at least.
+    # Every device needs all reports, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
     placed = placed._replace(slots=slots._replace(tag=tag, received=received))
     if ran is None:
@@ -239,7 +239,7 @@ def _in_steps(
     whole: Callable[..., PyTree],
     given: Callable[[_Arrived, _Task, Trained], PyTree],
 ) -> InSteps:
-    """``whole``, a visit, as a task that can stop between its steps; ``given`` is how it ends."""
+    """Splits ``whole``, a visit, into steps between which it can stop; ``given`` ends it."""
 
     def at(
         due: Array | bool,
@@ -250,7 +250,7 @@ def _in_steps(
         task: _Task,
     ) -> tuple[PyTree, ...]:
         client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
-        # Loops over the samples of those who are not due are empty.
+        # Loops over the samples of clients that are not due are empty.
         client = dataclasses.replace(client, size=jnp.where(due, client.size, 0))
         return task.key, arrived.used, client, own.client_state, common.shared_state
 
@@ -278,14 +278,14 @@ def _in_steps(
     return InSteps(begin, stretch, step, end, whole, lambda out: out[0].info.steps)
 
 
-def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:
-    """The slots after training; ``visited bool[P]`` says which had a client."""
+def after_training(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> Placed:
+    """Returns the slots after training; ``visited bool[P]`` had a client."""
     slots = placed.slots
     since = jnp.zeros_like(placed.samples)
     info = trained.info
     if parts.in_flight:
         since = jnp.where(placed.fresh, 0, 1)
-        info = tree.select_rows(visited, info, slots.info)  # an idle slot keeps its last report
+        info = tree.select_rows(visited, info, slots.info)  # idle slots keep their last report
     slots = slots._replace(
         variables=trained.variables if parts.in_flight else (),
         visits=since * slots.visits + visited.astype(jnp.int32),
@@ -298,15 +298,15 @@ def moved_on(parts: Parts, placed: Placed, trained: Trained, visited: Array) -> 
 def client_states(
     parts: Parts, state: FedState, data: ClientData, placed: Placed, trained: Trained, mine: PyTree
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """After their visits: what the clients' local updates keep, their own leaves, what they share.
+    """Returns the clients' states, their own leaves and the shared state after their visits.
 
     Args:
-        parts: of the algorithm.
-        state: that of :func:`train`.
+        parts: parts of the algorithm.
+        state: state as in :func:`train`.
         data: the clients.
         placed: the rows.
-        trained: ``[P]``, what the clients give.
-        mine: ``[P, *p]``, the leaves that stay with them.
+        trained: ``[P]``, results of training.
+        mine: ``[P, *p]``, leaves that stay with the clients.
     """
     row = state_rows(data, placed.slots.client)
     kept, own = jax.tree.map(
@@ -324,9 +324,9 @@ def client_states(
 def first_visit(
     parts: Parts, state: FedState, data: ClientData
 ) -> tuple[Trained, PyTree, PyTree, PyTree]:
-    """A visit, for its shapes: what it gives, the answer before it, what it is told, the tag.
+    """Runs a visit, for its shapes; returns its result, answer, shared state and tag.
 
-    Without steps, if it has some: they change no shapes, and are most of what there is to trace.
+    Without steps, if possible: they change no shapes and take the most time to trace.
     """
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)

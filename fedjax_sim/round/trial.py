@@ -1,4 +1,4 @@
-"""Tries parts of the user's once on rows of which one is absent: its values must not matter."""
+"""Runs user parts once on rows of which one is absent, whose values must have no effect."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from fedjax_sim.base.parts import Origin, Part, is_users
 from fedjax_sim.engine import tree
 
 WEIGHTS = 3  # of the model in the trial
-FAR = (1e3, -1e2)  # the values of the absent row, in turn: of other signs and sizes
+FAR = (1e3, -1e2)  # values of the absent row, with different signs and sizes
 
 
 def check_absent(parts: Any) -> None:
-    """Refuses a part of the user's whose result depends on a row that is absent.
+    """Rejects a user part whose result depends on an absent row.
 
-    A cohort may have such rows on several devices, or if clients sleep. Each part is tried on a
-    small model; one that fails there, as it needs another model, or whose settings are traced, is
-    not judged.
+    A cohort may have such rows on several devices, or if clients sleep. Each part runs on a small
+    model; a part that fails there because it needs another model, or has traced settings, passes.
 
     Args:
         parts: :class:`fedjax_sim.round.parts.Parts`.
@@ -40,7 +39,7 @@ def check_absent(parts: Any) -> None:
             same = not concrete(*one, *other) or all(
                 np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)
             )
-        except Exception:  # a part may raise anything, and does so again where it is used
+        except Exception:  # a part may raise anything, and will again where it is used
             continue
         if not same:
             raise ValueError(
@@ -50,7 +49,7 @@ def check_absent(parts: Any) -> None:
 
 
 def _trials(parts: Any) -> Iterator[tuple[str, Any, Callable[..., PyTree]]]:
-    """Each part with what it makes of rows."""
+    """Yields role, part and a function that applies it to rows."""
     key = jax.random.key(0)
 
     def applied(part: Any, rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
@@ -72,7 +71,7 @@ def _trials(parts: Any) -> Iterator[tuple[str, Any, Callable[..., PyTree]]]:
     def reduced(rows: Variables, weights: Array, cohort: Cohort) -> PyTree:
         result = parts.aggregator(rows, weights)
         if jax.tree.map(jnp.shape, result) != jax.tree.map(jnp.shape, cohort.server):
-            raise ValueError("what it returns is refused in the first round")
+            raise ValueError("its result will be rejected in the first round")
         return result
 
     yield "aggregator", parts.aggregator, reduced
@@ -85,7 +84,7 @@ def _trials(parts: Any) -> Iterator[tuple[str, Any, Callable[..., PyTree]]]:
 
 
 def _rows(parts: Any, far: float) -> tuple[Variables, Array, Cohort]:
-    """Updates and weights of a row for each slot and one that is absent, which holds ``far``."""
+    """Returns updates, weights and cohort of all slots and an absent row with values ``far``."""
     count = parts.slots + 1
     present = jnp.arange(count) < parts.slots
     values = jax.random.normal(jax.random.key(1), (count, WEIGHTS), jnp.float32)
@@ -106,7 +105,7 @@ def _rows(parts: Any, far: float) -> tuple[Variables, Array, Cohort]:
 
 
 def _of_user(part: Any) -> bool:
-    """Whether any function of a part, or of a part that it is made of, is the user's."""
+    """Returns whether any function of a part, or of its inner parts, is user code."""
     known: dict[int, Any] = {}  # a function may be among the arguments of its own origin
     waiting = [part]
     while waiting:
