@@ -559,7 +559,7 @@ def test_who_ends_with_the_deadline_is_in_time() -> None:
 
     @jax.jit
     def late(deadline: Any) -> Any:
-        own = fed.replace(clock=timed._replace(deadline=deadline))
+        own = fed.replace(clock=timed.replace(deadline=deadline))
         return stepped(own, data, *first, rounds=2)[0].time.late
 
     assert [late(end).tolist() for end in (1.0, 0.999)] == [[0, 0], [4, 4]]
@@ -598,7 +598,7 @@ def test_partial_work_tells_fedavg_from_fednova() -> None:
         first = begun(made, data)
 
         def server(end: Any) -> Any:
-            ends = made.replace(clock=timed._replace(deadline=end))
+            ends = made.replace(clock=timed.replace(deadline=end))
             return stepped(ends, data, *first)[1].server
 
         return jax.jit(server)

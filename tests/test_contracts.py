@@ -30,6 +30,7 @@ from conftest import (
     known,
     make_federation,
     play,
+    promising,
 )
 
 import fedjax_sim as fs
@@ -1545,10 +1546,10 @@ def test_a_number_that_no_client_reports_is_refused(federation: Federation, role
     """A typo in ``reads``, which would only count as traffic."""
     part: Any
     if role == "selection":
-        part = fs.selection.uniform()._replace(reads=("initial_los",))
+        part = promising(fs.selection.uniform(), reads=("initial_los",))
         algorithm = composed(local=fs.local.with_initial_loss(update(), risk()), selection=part)
     else:
-        part = preaggregation.agnostic(0.1)._replace(reads=("initial_los",))
+        part = promising(preaggregation.agnostic(0.1), reads=("initial_los",))
         local = fs.local.with_initial_loss(update(), risk())
         algorithm = composed(local=local, preaggregation=(part,))
     message = (
