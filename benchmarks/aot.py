@@ -23,8 +23,7 @@ from benchmarks.baselines.ours import experiment_of, lowered_by
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
 from benchmarks.workloads import WORKLOADS
-from fedjax_sim.engine.memory import MB
-from fedjax_sim.engine.memory import compiled as compile_program
+from fedjax_sim.engine.memory import MB, compile_program
 from fedjax_sim.engine.targets import devices_of, options_for, program_report
 from fedjax_sim.models.convolutions import Lowering
 

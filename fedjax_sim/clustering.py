@@ -25,7 +25,6 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
-from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.groups import first_fit, smallest_groups
 from fedjax_sim.engine.matching import slots_of
 from fedjax_sim.engine.needs import ALL_DUE, CLUSTER, PLAIN_SERVER, WHOLE_MODEL
@@ -214,7 +213,7 @@ class dynamic(_Clusters):
             near = _angles_within(updates.params, self._limit)
         else:
             models = tree.add(received.params, updates.params)
-            near = jnp.sqrt(squared_between(models)) <= self._limit
+            near = jnp.sqrt(tree.pairwise_squared_distances(models)) <= self._limit
         group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
         # New groups mix rows that received different models: all are measured from the server's.
         rows = Gathered(updates, weights, cohort._replace(received=received))

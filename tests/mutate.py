@@ -79,7 +79,12 @@ TRUST = tests("trust")
 REPORT_OF_STUDY = tests("report") + " -k=study"
 
 MUTANTS = [
-    Mutant("engine/optimizers.py", "if any(map(ahead,", "if all(map(ahead,", tests("optimisers")),
+    Mutant(
+        "engine/optimizers.py",
+        "if any(map(is_lookahead,",
+        "if all(map(is_lookahead,",
+        tests("optimisers"),
+    ),
     Mutant("engine/optimizers.py", "p.name not in given:", "p.name in given:", tests("optimisers")),
     Mutant("models/adapters.py", ', "params": stream(key, Step.LAYER)}', "}", tests("models")),
     Mutant("models/_nnx.py", "nnx.Rngs(key, params", "nnx.Rngs(params", tests("models")),
@@ -138,7 +143,9 @@ MUTANTS = [
         "flat = flat",
         tests("methods") + " -k=dynamic_clustering",
     ),
-    Mutant("engine/tree.py", "return jnp.sum(order.whole(rows))", "return jnp.sum(rows)", ORDER),
+    Mutant(
+        "engine/tree.py", "return jnp.sum(order.keep_whole(rows))", "return jnp.sum(rows)", ORDER
+    ),
     Mutant("engine/order.py", "return _whole(values), True", "return values, True", ORDER),
     Mutant("engine/order.py", "if a.dtype == dtype", "if True", ORDER),
     Mutant(
@@ -158,7 +165,7 @@ MUTANTS = [
     Mutant("engine/groups.py", "1 + jnp.min(f, axis=1)", "1 + jnp.max(f, axis=1)", CLUSTERS),
     Mutant(
         "engine/groups.py",
-        "order = jnp.argsort(company, stable=True)",
+        "order = jnp.argsort(neighbours, stable=True)",
         "order = jnp.arange(n)",
         CLUSTERS,
     ),
@@ -185,11 +192,11 @@ MUTANTS = [
     Mutant("engine/batches.py", "label = client.relabel[label]", "pass", DATA),
     Mutant("engine/vmapped.py", "if not values:", "if True:", tests("invariants")),
     Mutant("engine/vmapped.py", "size * tasks.common + index", "tasks.common", tests("sums")),
-    Mutant("engine/dealing.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
-    Mutant("engine/dealing.py", "devices * lanes)", "lanes)", tests("lanes")),
+    Mutant("engine/device.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
+    Mutant("engine/device.py", "devices * lanes)", "lanes)", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
-    Mutant("engine/lanes.py", "written(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
+    Mutant("engine/lanes.py", "write(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
     Mutant("client/sgd.py", "progress.steps - plan.before", "progress.steps", tests("lanes")),
     Mutant(
         "engine/execution.py",
@@ -197,9 +204,9 @@ MUTANTS = [
         "if False:",
         tests("differentiable"),
     ),
-    Mutant("engine/loops.py", "runs = i < count", "runs = i <= count", tests("differentiable")),
+    Mutant("engine/batches.py", "runs = i < count", "runs = i <= count", tests("differentiable")),
     Mutant(
-        "engine/loops.py",
+        "engine/batches.py",
         "held, fixed = tree.select(runs, values, jax.lax.stop_gradient(values))",
         "held, fixed = values",
         tests("differentiable"),
@@ -211,7 +218,7 @@ MUTANTS = [
         "everywhere(jnp.any(condition))",
         tests("invariants"),
     ),
-    Mutant("engine/draws.py", "_first(given) & ", "", tests("draws")),
+    Mutant("engine/draws.py", "_first_occurrence(proposed) & ", "", tests("draws")),
     Mutant("engine/draws.py", "[taken, out]", "[out]", tests("draws")),
     Mutant("engine/draws.py", "(key, (total,), jnp.float32)", "(key, (total,))", tests("draws")),
     Mutant(
@@ -221,7 +228,7 @@ MUTANTS = [
         tests("draws"),
     ),
     Mutant("run/cache.py", "Seed.WEIGHTS", "Seed.ROUNDS", tests("ahead")),
-    Mutant("engine/memory.py", "size > there", "size >= there", tests("ahead")),
+    Mutant("engine/memory.py", "size > available", "size >= available", tests("ahead")),
     Mutant("engine/needs.py", "return min(", "return sum(", tests("contracts")),
     Mutant(
         "models/convolutions.py",
@@ -629,7 +636,7 @@ MUTANTS = [
         AGGREGATORS,
     ),
     Mutant(
-        "engine/distances.py",
+        "engine/tree.py",
         "jnp.where(jnp.isnan(total), jnp.inf, total)",
         "total",
         AGGREGATORS,
@@ -1509,17 +1516,17 @@ MUTANTS = [
         tests("personal") + " " + MEMORY,
     ),
     Mutant("round/own_models.py", "visits(data, client, peers", "visits(data, row, peers", MEMORY),
-    Mutant("round/sending.py", "rows_of(data, slots.client))", "slots.client)", MEMORY),
-    Mutant("round/sending.py", "update, rows_of(data, client)", "update, client", MEMORY),
+    Mutant("round/sending.py", "state_rows(data, slots.client))", "slots.client)", MEMORY),
+    Mutant("round/sending.py", "update, state_rows(data, client)", "update, client", MEMORY),
     Mutant(
         "round/training.py",
-        "row = rows_of(data, placed.slots.client)",
+        "row = state_rows(data, placed.slots.client)",
         "row = placed.slots.client",
         MEMORY,
     ),
     Mutant("run/prefetch.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/prefetch.py", "stops - lengths, stops", "stops, stops", WINDOWS),
-    Mutant("server/diagnostics.py", "begins(data, clients)", "data.start[clients]", WINDOWS),
+    Mutant("server/diagnostics.py", "list_starts(data, clients)", "data.start[clients]", WINDOWS),
     Mutant("run/runner.py", "+= block if name", "+= 0 if name", WINDOWS),
     Mutant("run/cache.py", "_programs.pop(owner, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),
@@ -1531,7 +1538,7 @@ MUTANTS = [
         "run/functions.py", "shared_program(algorithm,", "shared_program(made.algorithm,", REUSE
     ),
     Mutant("run/programs.py", "else algorithm.on(execution)", "else algorithm", WINDOWS),
-    Mutant("run/runner.py", "+= arguments(", "+= 0 * arguments(", tests("scoring")),
+    Mutant("run/runner.py", "+= argument_bytes(", "+= 0 * argument_bytes(", tests("scoring")),
     Mutant(
         "round/training.py",
         "isinstance(train, TrainInSteps)",
@@ -1548,11 +1555,11 @@ MUTANTS = [
     Mutant("engine/targets.py", "{given[1]},", "", tests("ahead")),
     Mutant("run/programs.py", "visits * self._mean_steps", "self._mean_steps", tests("ahead")),
     Mutant("run/programs.py", "max(_FEWEST_ROWS, 1 <<", "max(1, 1 <<", REUSE),
-    Mutant("engine/effort.py", "loops > 0 or ", "", "fedjax_sim/engine/effort.py"),
-    Mutant("engine/effort.py", " and loops <= 0", "", "fedjax_sim/engine/effort.py"),
+    Mutant("engine/memory.py", "loops > 0 or ", "", "fedjax_sim/engine/memory.py"),
+    Mutant("engine/memory.py", " and loops <= 0", "", "fedjax_sim/engine/memory.py"),
     Mutant("engine/cores.py", "if isinstance(device, jax.Device)", "if False", tests("cores")),
     Mutant("run/programs.py", "of_data.x or of_data.y or of_data.index", "False", WINDOWS),
-    Mutant("engine/clients.py", "data.owner is not None and not own", "False", WINDOWS),
+    Mutant("engine/clients.py", "data.owner is not None and not training", "False", WINDOWS),
     Mutant("engine/clients.py", "if data.owner is not None:", "if False:", WINDOWS),
     # checkpoints
     Mutant("run/checkpoints.py", "[*self._interval_rounds]", "self._interval_rounds", SAVED),
@@ -1575,7 +1582,7 @@ MUTANTS = [
     Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),
     Mutant("cli/flags.py", "value < -LARGEST", "False", tests("sizes")),
     Mutant("base/parts.py", "abs(number) > LARGEST", "False", tests("sizes")),
-    Mutant("engine/memory.py", "0 < there < size", "False", tests("sizes") + " -k=copies"),
+    Mutant("engine/memory.py", "0 < available < size", "False", tests("sizes") + " -k=copies"),
     Mutant("cli/processes.py", "processes <= MOST_PROCESSES", "processes", tests("sizes")),
     Mutant("base/files.py", "aside = path.with_name", "aside = path or path.with_name", FILES),
     Mutant("base/files.py", "size > there", "False", FILES),
@@ -1588,8 +1595,8 @@ MUTANTS = [
     Mutant("engine/cores.py", "cores > 1 and not chosen", "cores > 1", tests("cores")),
     Mutant(
         "engine/execution.py",
-        "if devices is None:\n            tell",
-        "if devices:\n            tell",
+        "if devices is None:\n            warn",
+        "if devices:\n            warn",
         tests("cores"),
     ),
     Mutant("engine/targets.py", "largest < _SHARED", "largest < 0", tests("ahead")),

@@ -214,10 +214,10 @@ class Refused:
 def test_what_the_compiler_says_does_not_fit_is_one_line() -> None:
     full: Any = Refused("RESOURCE_EXHAUSTED: Ran out of memory: 54.91G exceeds 15.75G.\nBuffers:\n")
     with pytest.raises(memory.TooLargeError, match=r"^Ran out .* 15.75G: take fewer[^\n]*$"):
-        memory.compiled(full)
+        memory.compile_program(full)
     broken: Any = Refused("INTERNAL: a bug: RESOURCE_EXHAUSTED")
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        memory.compiled(broken)
+        memory.compile_program(broken)
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ def test_short_runs_compile_quickly(
 def rounds_of(made: Runner) -> str:
     """What XLA makes of the rounds."""
     _, lowered = next(one for one in made.programs.lowered() if one[0] == "advance")
-    return str(memory.compiled(lowered, made.programs.options("advance")).as_text())
+    return str(memory.compile_program(lowered, made.programs.options("advance")).as_text())
 
 
 @pytest.mark.slow

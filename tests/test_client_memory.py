@@ -25,7 +25,7 @@ from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import as_arrays, rows_of
+from fedjax_sim.engine.clients import as_arrays, state_rows
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run import client_memory
@@ -271,7 +271,7 @@ def test_every_client_of_a_round_has_a_row(
         there = windows.fetched(window)
         assert there.held is not None
         assert there.x is data.x
-        rows = np.asarray(rows_of(as_arrays(there, differentiable=False), jnp.arange(n + 1)))
+        rows = np.asarray(state_rows(as_arrays(there, differentiable=False), jnp.arange(n + 1)))
         held = len(there.held.client)
         members = windows.clients(window)
         of_window = cohorts[:, done : done + window.rounds]
@@ -355,7 +355,7 @@ def test_a_machine_without_the_memory_says_so(
     drawn = len({*whole().metrics.client.ravel().tolist()})
     kept = 2 * (drawn + 1) * ROW  # of two runs; with a copy, or the devices' part twice
     needed = kept + max(kept, 2 * devices)
-    monkeypatch.setattr(client_memory, "held_of_host", lambda *_: devices)
+    monkeypatch.setattr(client_memory, "host_bytes_held", lambda *_: devices)
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed)
     trained(6)
     monkeypatch.setattr(client_memory, "memory_of_host", lambda: needed - 1)

@@ -75,9 +75,9 @@ def test_devices_that_someone_chose_are_not(monkeypatch: pytest.MonkeyPatch) -> 
     one = tuple(jax.devices()[:1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cores.tell_of_others(one)  # of four that conftest has made
+        cores.warn_of_unused_cores(one)  # of four that conftest has made
         monkeypatch.setattr(cores, "available_cores", lambda: 1)
-        cores.tell_of_others(one)
+        cores.warn_of_unused_cores(one)
 
 
 def test_the_default_device_of_jax_is_ours() -> None:

@@ -111,7 +111,7 @@ DRAWS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "by size, of many": lambda key: draws.by_size(
         key, 5, jnp.arange(0, 3 * draws.SORTED, 2, dtype=jnp.int32)
     ),
-    "another": lambda key: draws.another(key, 11, jnp.array([2, 11, 0], jnp.int32)),
+    "another": lambda key: draws.draw_free(key, 11, jnp.array([2, 11, 0], jnp.int32)),
     "order of an epoch": lambda key: shuffled(key, jnp.int32(37), 100),
     "matchings": matched,
     "augmentation": augmented,

@@ -30,7 +30,7 @@ from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.making import Common, make, stand_in
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import OWN_MODELS, parse
-from fedjax_sim.engine.reading import needed
+from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.run.candidates import traceable
 from fedjax_sim.run.checks import check_trained
 
@@ -334,7 +334,7 @@ def traced(small: Small, name: str, options: dict[str, Any], lr: Any, numbers: A
     program = jax.vmap(run, in_axes=(0, 0, None, None)) if np.ndim(lr) else run
     given = (lr, numbers, jax.random.key(0), small.data)
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*given)
-    rest, (_, used, *_) = needed(closed.jaxpr, given)
+    rest, (_, used, *_) = without_dead_code(closed.jaxpr, given)
     consts = [np.asarray(c).tobytes() for c in closed.consts]
     found = hashlib.sha256(b"".join([" ".join(operations(rest)).encode(), *consts])).hexdigest()
     return Traced(found, frozenset(key for key in numbers if not used[key]), shapes[0])

@@ -19,7 +19,7 @@ from fedjax_sim import personal
 from fedjax_sim.base import LocalUpdate, Trained, TrainInSteps, Wrapper
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.chunks import Addend
-from fedjax_sim.engine.dealing import lanes_for
+from fedjax_sim.engine.device import lanes_for
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.models import layers

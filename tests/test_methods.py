@@ -52,7 +52,7 @@ from fedjax_sim.cli.making import stand_in
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.engine.doubles import enable_x64
-from fedjax_sim.engine.reading import needed
+from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
 from fedjax_sim.run.experiment import Experiment
@@ -448,7 +448,7 @@ def test_x64_changes_no_cohort(name: str) -> None:
         with enable_x64(x64):
             given = jax.random.key(0), start(model), digits()[0]
             traced = jax.jit(cohorts).trace(*given).jaxpr
-            rest, used = needed(traced.jaxpr, given)
+            rest, used = without_dead_code(traced.jaxpr, given)
             leaves = zip(jax.tree.leaves(given), jax.tree.leaves(used), strict=True)
             run = jax.jit(jaxpr_as_fun(ClosedJaxpr(rest, traced.consts)))
             found.append(run(*(leaf for leaf, use in leaves if use)))

@@ -17,7 +17,7 @@ from conftest import assert_trees, context_of
 
 import fedjax_sim as fs
 from fedjax_sim import base
-from fedjax_sim.engine.optimizers import GIVEN
+from fedjax_sim.engine.optimizers import EXTRA_ARGUMENTS
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 START = jnp.array([2.0, -1.0, 0.5])
@@ -208,7 +208,8 @@ def test_an_optimiser_that_asks_for_more_is_refused() -> None:
         return updates, state
 
     optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
-    wanted = f"optimizer must need no extra argument but {', '.join(GIVEN)}, got one that needs rat"
+    known = ", ".join(EXTRA_ARGUMENTS)
+    wanted = f"optimizer must need no extra argument but {known}, got one that needs rat"
     with pytest.raises(ValueError, match=re.escape(wanted)):
         fs.local_sgd(objective_of(bowls), optimizer)
     with pytest.raises(ValueError, match=r"transform must need no extra .*, got one that needs"):

@@ -252,5 +252,7 @@ def test_the_server_tosses_no_coin(models: dict[str, fs.Model]) -> None:
     samples = jnp.zeros((3, 6)), jnp.zeros(3, jnp.int32), jnp.arange(3, dtype=jnp.int32)
     root = ClientView(*samples, jnp.int32(0), jnp.int32(3), 3)
     start = models["logistic"].init(jax.random.key(0))
-    with pytest.raises(ValueError, match="steps needs the coin of a round, which only its clients"):
+    with pytest.raises(
+        ValueError, match="steps needs the key of a round, which only its training clients"
+    ):
         local.train(jax.random.key(0), start, root, ((), ()), ((), ()))

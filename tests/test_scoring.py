@@ -16,7 +16,7 @@ from conftest import Federation, assert_trees
 
 import fedjax_sim as fs
 from fedjax_sim.data import eval_set
-from fedjax_sim.engine.memory import needed
+from fedjax_sim.engine.memory import peak_bytes
 from fedjax_sim.run.cache import evaluation_program
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.layout import RunAxes
@@ -91,7 +91,7 @@ def test_a_device_holds_run_and_data_while_it_scores(federation: Federation) -> 
     )
     assert min(kept, clients, tested) > 0
     for name, least in (("evaluate", clients + kept), ("advance", tested)):
-        beside = made._bytes_during(name) - needed(made._compiled[name])
+        beside = made._bytes_during(name) - peak_bytes(made._compiled[name])
         assert least <= beside < 1.2 * least  # each array once
     assert made.device_bytes == max(made._bytes_during(name) for name in made._compiled)
 

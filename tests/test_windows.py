@@ -25,8 +25,8 @@ import fedjax_sim as fs
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.data.clients import in_host_memory
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import as_arrays, begins
-from fedjax_sim.engine.memory import TooLargeError, needed
+from fedjax_sim.engine.clients import as_arrays, list_starts
+from fedjax_sim.engine.memory import TooLargeError, peak_bytes
 from fedjax_sim.partition import Partition, partition_from_lists
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.prefetch import PrefetchBlocks, StateRows
@@ -141,7 +141,7 @@ def test_the_first_entry_of_a_client_is_found() -> None:
     for first, last in ((0, 40), (40, 60), (7, 7)):
         tables = {"owner": in_host_memory(owner), "at": in_host_memory([first, last], np.int32)}
         one = as_arrays(altered_data(data, **tables), differentiable=False)
-        found = begins(one, jnp.asarray(clients))
+        found = list_starts(one, jnp.asarray(clients))
         assert found.tolist() == (first + np.searchsorted(owner[first:last], clients)).tolist()
 
 
@@ -303,7 +303,7 @@ def test_what_waits_for_the_rounds_counts(
     """The test set and the next window."""
     made = experiment_of("fedavg", federation, models["logistic"], samples_mb=holding(200))
     made._prepare(None)
-    waits = made._bytes_during("rounds") - needed(made._compiled["rounds"])
+    waits = made._bytes_during("rounds") - peak_bytes(made._compiled["rounds"])
     assert waits > 200 * SAMPLE + sum(np.asarray(a).nbytes for a in federation.test)
 
 

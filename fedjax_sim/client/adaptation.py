@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, Batch, Context, PyTree, concrete
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import drawn
+from fedjax_sim.engine.batches import random_minibatch
 from fedjax_sim.engine.streams import Step, stream
 
 
@@ -53,7 +53,7 @@ class after_a_step(ObjectiveWrapper):
     ) -> tuple[Array, PyTree]:
         def step(params: PyTree, number: int) -> PyTree:
             key = jax.random.fold_in(stream(context.key, Step.ADAPTATION), number)
-            other = drawn(key, context.client, len(batch.mask))
+            other = random_minibatch(key, context.client, len(batch.mask))
             slope, _ = jax.grad(self.objective, has_aux=True)(
                 params, state, other, context._replace(key=key)
             )

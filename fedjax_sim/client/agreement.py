@@ -28,9 +28,8 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.descent import Common
 from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.engine.batches import rows_at, shuffled, sweep
-from fedjax_sim.engine.loops import repeat
-from fedjax_sim.engine.memory import check_room
+from fedjax_sim.engine.batches import repeat, rows_at, shuffled, sweep
+from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.streams import Client, stream
 
 MOST_EPOCHS = 1000
@@ -90,7 +89,7 @@ class consensus(Shared):
 
     def init(self, variables: Variables) -> Consensus:
         samples, classes = self.samples, self.classes
-        check_room(f"logits of {samples:,} public samples", 4 * samples * classes)
+        check_memory_for(f"logits of {samples:,} public samples", 4 * samples * classes)
         return Consensus(jnp.zeros((samples, classes), jnp.float32), jnp.int32(0))
 
     def send(self, trained: Variables, context: Context) -> Array:

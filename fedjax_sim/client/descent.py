@@ -26,7 +26,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
-from fedjax_sim.engine.optimizers import taken
+from fedjax_sim.engine.optimizers import accepted_arguments
 
 
 class Common(NamedTuple):
@@ -135,7 +135,7 @@ def descended(
         "key": key,
     }
     updates, opt_state = optimizer.update(
-        corrected(gradient, weights), opt_state, weights, **taken(optimizer, extra)
+        corrected(gradient, weights), opt_state, weights, **accepted_arguments(optimizer, extra)
     )
     if factor is not None:
         updates = tree.scale(factor, updates)

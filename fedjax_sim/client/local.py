@@ -40,7 +40,7 @@ from fedjax_sim.client.sgd import SGD
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.optimizers import GIVEN, check_optimizer
+from fedjax_sim.engine.optimizers import EXTRA_ARGUMENTS, check_optimizer
 from fedjax_sim.engine.reach import response, stateless
 from fedjax_sim.personal import adaptive_start, ditto
 
@@ -129,7 +129,7 @@ class local_sgd(SGD):
     stops = True
 
     def __post_init__(self) -> None:
-        check_optimizer("optimizer", self.optimizer, GIVEN)
+        check_optimizer("optimizer", self.optimizer, EXTRA_ARGUMENTS)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 < self.epochs <= 10_000:

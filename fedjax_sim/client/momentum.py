@@ -23,7 +23,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import FRESH, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
-from fedjax_sim.engine.reach import accumulated
+from fedjax_sim.engine.reach import gradient_weight
 
 
 class global_momentum(Correction):
@@ -202,7 +202,7 @@ class client_momentum(Correction):
 
     def follow(self, common: PyTree, step: Variables, gathered: Gathered) -> PyTree:
         weights = gathered.weights
-        counts = accumulated(gathered.cohort.info.steps, self.momentum)
+        counts = gradient_weight(gathered.cohort.info.steps, self.momentum)
         share = weights / tree.row_sum(weights)
         steps = tree.row_sum(jnp.where(weights > 0, share * counts, 0))
         # If every last minibatch was dropped, no client took a step.

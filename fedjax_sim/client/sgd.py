@@ -45,9 +45,8 @@ from fedjax_sim.client.descent import (
     whole_gradient,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import minibatch, shuffled
-from fedjax_sim.engine.clients import coin_of_round, number_of_round
-from fedjax_sim.engine.loops import repeat
+from fedjax_sim.engine.batches import minibatch, repeat, shuffled
+from fedjax_sim.engine.clients import round_key, round_number
 from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
@@ -193,7 +192,7 @@ class SGD(LocalUpdate):
         if self.steps is None:
             total = self.steps_for(client.size if client.budget is None else client.budget)
         else:
-            total = self.steps.draw(coin_of_round(client), common.shared)
+            total = self.steps.draw(round_key(client), common.shared)
         if client.limit is not None:
             total = jnp.minimum(total, client.limit)
         solved: PyTree = ()
@@ -253,7 +252,7 @@ class SGD(LocalUpdate):
         samples = minibatch(context.client, plan.order, b, self.batch_size, refill=refill)
         samples = self._transformed(context.key, samples, context.client)
         schedule = self.rate_by_round
-        rate = None if schedule is None else schedule(number_of_round(context.client))
+        rate = None if schedule is None else schedule(round_number(context.client))
         step = functools.partial(descended, self._optimizer, key=context.key, factor=rate)
 
         def objective(some: PyTree) -> tuple[Array, PyTree]:

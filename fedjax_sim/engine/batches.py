@@ -1,4 +1,4 @@
-"""Minibatches of one client: a random order of its samples, and sweeps over all of them."""
+"""Minibatches of one client: a random order of its samples, and loops over all of them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fedjax_sim.base import (
     PyTree,
     Variables,
 )
-from fedjax_sim.engine.loops import repeat
-from fedjax_sim.engine.vmapped import greatest
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.vmapped import everywhere, greatest
 
 T = TypeVar("T")
 
 
 def root_view(data: ClientData) -> ClientView:
-    """The server's own samples, as if they were a client's.
+    """Returns the server's own samples as a client's view.
 
     Raises:
-        MissingRootError: if it has none.
+        MissingRootError: if the server has no samples.
 
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
     ...                   jnp.array([0, 1]), capacity=2, root=jnp.array([1, 3]))
@@ -55,46 +55,46 @@ def root_view(data: ClientData) -> ClientView:
 
 
 def on_root(train: Callable[..., T]) -> Callable[..., T]:
-    """Training on the server's own samples, :func:`root_view`.
+    """Applies training to the server's own samples, :func:`root_view`.
 
-    On CPU the runs that a vmap adds (seeds) go one after another: a vmapped convolution is a
-    grouped one there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as
-    long.
+    On CPU the runs that a vmap adds (seeds) train one after another: a vmapped convolution is
+    grouped there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as long
+    as one.
 
     Args:
-        train: ``(key, variables, client, *others)``, such as that of a local update.
+        train: ``(key, variables, client, *others)``, such as ``train`` of a local update.
 
     Returns:
-        ``(key, variables, data, *others)``, which returns what ``train`` does.
+        A function of ``(key, variables, data, *others)`` with the same result.
     """
 
     def on_data(key: Array, variables: Variables, data: ClientData, *others: PyTree) -> T:
         return train(key, variables, root_view(data), *others)
 
-    def trained(*args: Any) -> T:
+    def train_on_root(*args: Any) -> T:
         if args[2].differentiable:  # reverse mode has no rule for a custom vmap
             return on_data(*args)
-        # What a vmap adds to a setting that training closes over, such as its rate, is the runs'.
-        opened, settings = jax.closure_convert(on_data, *args)
+        # A setting that training closes over, such as its rate, may be batched over the runs too.
+        converted, settings = jax.closure_convert(on_data, *args)
 
         def with_settings(settings: PyTree, *args: Any) -> T:
-            end: T = opened(*args, *settings) if settings else on_data(*args)
+            end: T = converted(*args, *settings) if settings else on_data(*args)
             return end
 
         one_by_one = sequential_vmap(with_settings)
         out: T = jax.lax.platform_dependent(settings, *args, cpu=one_by_one, default=with_settings)
         return out
 
-    return trained
+    return train_on_root
 
 
 def rows_at(client: ClientView, position: Array) -> Batch:
-    """The samples at ``position int32[B]`` of a client's list.
+    """Returns the samples at ``position int32[B]`` of a client's list.
 
     Padding, from n_k on, repeats the client's own last sample: never another client's data.
 
     Raises:
-        FetchedError: if they are not there.
+        FetchedError: if they are not on the device.
     """
     if client.x is None:
         raise FetchedError
@@ -112,20 +112,20 @@ def rows_at(client: ClientView, position: Array) -> Batch:
 
 
 def of_class(batch: Batch, classes: int) -> Array:
-    """``f32[B, M]``: 1 for the class of each real sample, else 0."""
+    """Returns one-hot labels ``f32[B, M]``, with zeros for padding."""
     known = jnp.arange(classes, dtype=batch.y.dtype)[None]
     return ((batch.y[:, None] == known) & batch.mask[:, None]).astype(jnp.float32)
 
 
 def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:
-    """One minibatch of an epoch.
+    """Returns one minibatch of an epoch.
 
     Args:
         client: the client.
         order: ``int32[capacity]``, its samples in the order of the epoch.
-        number: ``int32[]``, of the minibatch.
+        number: ``int32[]``, index of the minibatch.
         size: B.
-        refill: whether a short last one is filled up from the epoch's beginning.
+        refill: whether to fill a smaller last minibatch with the first samples of the epoch.
     """
     position = number * size + jnp.arange(size, dtype=jnp.int32)
     mask = position < client.size
@@ -146,8 +146,8 @@ def sweep(
     Args:
         client: the client.
         batch_size: B; the last batch is padded, see ``Batch.mask``.
-        add: one batch.
-        start: the carry at the start.
+        add: function that adds a batch to the carry.
+        start: the initial carry.
 
     >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
     ...                     jnp.int32(5), 5)
@@ -166,15 +166,15 @@ def sweep(
 
 
 def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Array]) -> Array:
-    """What a function of minibatches says of each of a client's samples, in their stored order.
+    """Applies a function of minibatches to all of a client's samples, in their stored order.
 
     Args:
         client: the client.
         batch_size: B.
-        of_batch: ``[B, *s]`` of the samples of one batch.
+        of_batch: function that returns a row for each sample of a batch, ``[B, *s]``.
 
     Returns:
-        ``[capacity or more, *s]``; from n_k on it says nothing.
+        ``[capacity or more, *s]``; rows from n_k on are padding.
 
     >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
     ...                     jnp.int32(5), 5)
@@ -188,19 +188,19 @@ def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Arr
         return done + batch_size, found
 
     one = jax.eval_shape(of_batch, rows_at(client, jnp.zeros(1, jnp.int32)))
-    room = -(-client.capacity // batch_size) * batch_size
-    none = jnp.zeros((room, *one.shape[1:]), one.dtype)
+    length = -(-client.capacity // batch_size) * batch_size
+    none = jnp.zeros((length, *one.shape[1:]), one.dtype)
     found: Array = sweep(client, batch_size, add, (jnp.int32(0), none))[1]
     return found
 
 
 def shuffled(key: Array, size: Array, capacity: int) -> Array:
-    """A uniformly random order of ``0..size-1`` in a buffer of at least ``capacity``.
+    """Draws a uniformly random order of ``0..size-1``, in a buffer of at least ``capacity``.
 
-    A sort of hashed positions, over the smallest power of two that holds the client: the cost
-    follows the client's own size, not the largest one's. (Ties, of probability n²/2³³, keep their
-    order. The hash is two rounds of a 32-bit finaliser around the words of the key: one fused loop
-    where threefry is five dependent ones, a third of a logistic regression's step time.)
+    Sorts hashed positions over the smallest power of two that holds the client, so the cost follows
+    the client's own size, not the largest client's. (Ties, of probability n²/2³³, keep their order.
+    The hash is two rounds of a 32-bit finaliser around the words of the key: one fused loop, where
+    threefry is five dependent ones and takes a third of a logistic regression's step time.)
 
     Args:
         key: PRNG key.
@@ -220,7 +220,7 @@ def shuffled(key: Array, size: Array, capacity: int) -> Array:
     def at(power: int) -> Array:
         words = 2**power
         slot = jnp.arange(words, dtype=jnp.int32)
-        bits = _mixed(_mixed(slot.astype(jnp.uint32) + high) ^ low)
+        bits = _hash(_hash(slot.astype(jnp.uint32) + high) ^ low)
         bits = jnp.where(slot < size, bits, jnp.uint32(2**32 - 1))
         order = jax.lax.sort((bits, slot), num_keys=1, is_stable=True)[1]
         return jnp.concatenate([order, jnp.arange(words, 2**largest, dtype=jnp.int32)])
@@ -229,21 +229,21 @@ def shuffled(key: Array, size: Array, capacity: int) -> Array:
     if len(powers) == 1:
         return at(smallest)
     level = sum((size > 2**p).astype(jnp.int32) for p in powers[:-1])
-    # Under vmap one sort for all, that of the largest: its order of a smaller one is the same.
+    # Under vmap all clients sort as the largest one does; the order of a smaller one is the same.
     return jax.lax.switch(greatest(level), [functools.partial(at, p) for p in powers])
 
 
-def drawn(key: Array, client: ClientView, size: int) -> Batch:
-    """A minibatch of different samples, in an order of its own; all of them if there are no more.
+def random_minibatch(key: Array, client: ClientView, size: int) -> Batch:
+    """Draws a minibatch of distinct samples; all samples if there are no more than B.
 
     Args:
-        key: of the draw.
+        key: PRNG key.
         client: the client.
         size: B.
 
     >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
     ...                     jnp.int32(3), 5)
-    >>> batch = drawn(jax.random.key(0), client, 4)
+    >>> batch = random_minibatch(jax.random.key(0), client, 4)
     >>> sorted(batch.x[batch.mask].tolist())
     [2.0, 3.0, 4.0]
     """
@@ -251,8 +251,56 @@ def drawn(key: Array, client: ClientView, size: int) -> Batch:
     return minibatch(client, order, jnp.int32(0), size, refill=False)
 
 
-def _mixed(x: Array) -> Array:
-    """A bijection of uint32 without visible structure (multiply, xor-shift)."""
+def _hash(x: Array) -> Array:
+    """Applies a bijection of uint32 without visible structure (multiply, xor-shift)."""
     for multiplier in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(multiplier)
     return x ^ (x >> jnp.uint32(15))
+
+
+def repeat(
+    client: ClientView,
+    count: Array,
+    most: int,
+    body: Callable[[Array, PyTree, ClientView], PyTree],
+    start: PyTree,
+) -> PyTree:
+    """Runs ``fori_loop(0, count, body, start)``, if need be as a loop that JAX can differentiate.
+
+    Reverse mode needs a static length. It stores the carry before each of ``most`` steps, and
+    recomputes the rest of a step in the backward pass.
+
+    Args:
+        client: the client whose samples the steps read; if it is ``differentiable``, ``most`` steps
+            run, idle from ``count`` on.
+        count: ``int32[]``, the number of steps.
+        most: static upper bound of ``count``.
+        body: ``(i, carry, client) -> carry``.
+        start: the initial carry.
+
+    >>> client = ClientView(jnp.ones(5), jnp.zeros(5), jnp.arange(5), jnp.int32(0), jnp.int32(3), 5,
+    ...                     differentiable=True)
+    >>> def power(x):
+    ...     return repeat(client, client.size, 5, lambda i, carry, _: carry * x, jnp.float32(1))
+    >>> float(jax.grad(power)(2.0))  # of x³
+    12.0
+    """
+    if not client.differentiable:
+        return jax.lax.fori_loop(0, count, lambda i, carry: body(i, carry, client), start)
+    step, closed = jax.closure_convert(body, jnp.int32(0), start, client)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def one(carry: PyTree, i: Array) -> tuple[PyTree, None]:
+        runs = i < count
+
+        def step_if_running(carry: PyTree) -> PyTree:
+            # Under vmap an idle step is computed too, and its derivative may be infinite: times 0
+            # that is NaN. (Not for the samples, of which each client would get a copy.)
+            values = carry, closed
+            held, fixed = tree.select(runs, values, jax.lax.stop_gradient(values))
+            return tree.select(runs, step(i, held, client, *fixed), carry)
+
+        # Under vmap this stays a branch, which is skipped once all clients are done.
+        return jax.lax.cond(everywhere(~runs), lambda carry: carry, step_if_running, carry), None
+
+    return jax.lax.scan(one, start, jnp.arange(most, dtype=jnp.int32))[0]

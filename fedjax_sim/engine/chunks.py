@@ -1,4 +1,4 @@
-"""The tasks of one device: so many at once under vmap, results stacked or summed."""
+"""Runs the tasks of one device in chunks under vmap, with results stacked or summed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedjax_sim.engine.vmapped import everywhere
 
 
 class Addend(NamedTuple):
-    """What a task adds to a sum.
+    """A weighted term of a sum.
 
     Attributes:
-        weight: ``f32[]``, at least 0; at 0 the values may be NaN.
+        weight: ``f32[]``, at least 0; if 0, the values may be NaN.
         values: ``[*p]``.
     """
 
@@ -35,15 +35,15 @@ def run_in_chunks(
     """Runs ``fn`` for each task.
 
     Args:
-        fn: gives a result, and what it adds to the sum of its entry.
+        fn: function that returns a result, and an addend of the task's sum.
         tasks: ``[T, ...]``.
-        entry: ``int32[T]``, which sum.
-        entries: how many sums there are.
-        chunk: tasks at once under vmap; 1 is no vmap, None all.
+        entry: ``int32[T]``, index of each task's sum.
+        entries: number of sums.
+        chunk: tasks at once under vmap; 1: no vmap, None: all.
 
     Returns:
-        The results ``[T, ...]``, and the weighted sums ``[entries, *p]``, in float32 at least. Of
-        the values only those of a chunk are held together.
+        The results ``[T, ...]``, and the weighted sums ``[entries, *p]``, in float32 at least. Only
+        the values of one chunk are in memory at a time.
 
     >>> out, sums = run_in_chunks(
     ...     lambda x: (2 * x, Addend(jnp.float32(0.5), x)),
@@ -54,13 +54,13 @@ def run_in_chunks(
     """
     count = len(entry)
     size = min(chunk or count, count)
-    # A round trains in ``fn``: what takes longest to trace is traced once.
+    # ``fn`` is the local training, which takes longest to trace: trace it once.
     one = tree.take(tasks, jnp.int32(0))
-    opened, closed = jax.closure_convert(fn, one)
+    converted, closed = jax.closure_convert(fn, one)
 
     def traced(task: PyTree) -> tuple[PyTree, Addend]:
-        given: tuple[PyTree, Addend] = opened(task, *closed)
-        return given
+        out: tuple[PyTree, Addend] = converted(task, *closed)
+        return out
 
     batch = traced if size == 1 else jax.vmap(traced)
 
@@ -89,7 +89,7 @@ def run_in_chunks(
 
 
 def ran_in_chunks(steps: Array, chunk: int | None) -> Array:
-    """Steps that a device runs or waits on behalf of each task: those of the longest of its chunk.
+    """Returns the steps that a device runs or waits for each task: the longest of its chunk.
 
     >>> ran_in_chunks(jnp.array([5, 1, 2]), chunk=2).tolist()
     [5, 5, 2]
@@ -100,7 +100,7 @@ def ran_in_chunks(steps: Array, chunk: int | None) -> Array:
 
 
 def plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
-    """The sums with one task's addend, or with those of several, ``[L]``."""
+    """Adds the addend of one task, or of several, ``[L]``, to the sums."""
     weight = addend.weight
     if weight.ndim == 0:
 
@@ -114,7 +114,7 @@ def plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
         return jax.tree.map(plus_rows, sums, values)
 
     def plus_rows(total: Array, values: Array) -> Array:
-        # A product: a scatter of whole models is slow on accelerators, and in no certain order.
+        # A product: a scatter of whole models is slow on accelerators and in an undefined order.
         places = jnp.arange(len(total), dtype=entry.dtype)[:, None] == entry[None]
         matrix = jnp.where(places, weight[None], 0).astype(total.dtype)
         values = values.astype(total.dtype)
@@ -124,7 +124,7 @@ def plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
     if all(len(total) == 1 for total in jax.tree.leaves(sums)):
         return plain
 
-    def plus_apart(values: PyTree) -> PyTree:
+    def plus_separately(values: PyTree) -> PyTree:
         return jax.tree.map(plus_finite, sums, values)
 
     def plus_finite(total: Array, values: Array) -> Array:
@@ -135,7 +135,7 @@ def plus(sums: PyTree, entry: Array, addend: Addend) -> PyTree:
         lost = jnp.any(places & (~finite & (weight > 0))[None], axis=1)
         return jnp.where(tree.expand(lost, added), jnp.nan, added)
 
-    # In the product 0 * NaN is NaN: a run that has diverged must not take the others with it.
+    # In the product 0 * NaN is NaN: a diverged run must not spoil the others.
     finite = [jnp.all(jnp.isfinite(total)) for total in jax.tree.leaves(plain)]
     whole = everywhere(jnp.all(jnp.stack(finite)))
-    return jax.lax.cond(whole, lambda _: plain, plus_apart, addend.values)
+    return jax.lax.cond(whole, lambda _: plain, plus_separately, addend.values)

@@ -1,4 +1,4 @@
-"""Where the samples of clients lie: what tasks are told of the clients that they visit."""
+"""Places of the clients' samples: the integers that tasks need to visit clients."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedjax_sim.base import Array, ClientData, ClientView, FetchedError
 
 
 def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
-    """The same in JAX's arrays: those of ``client_data`` are NumPy's, which no tracer can index."""
+    """Converts the data to JAX arrays; tracers cannot index the NumPy arrays of ``client_data``."""
     arrays = jax.tree.map(jnp.asarray, data)
     return dataclasses.replace(arrays, differentiable=differentiable)
 
 
 def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -> Array:
-    """n_k of ``clients int32[S]``, copies apart: ``int32[S]``; 0 for client N, which is none.
+    """Returns n_k of ``clients int32[S]``, without copies: ``int32[S]``; 0 for client N.
 
     Args:
         data: the population.
         clients: the clients.
-        round: ``int32[]``; what comes in with it, if samples stream in. None: all.
+        round: ``int32[]``, the round whose samples count, if samples stream in. None: all.
     """
     if data.budget is None:
         sizes = _entries(data, clients)
@@ -34,22 +34,22 @@ def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -
 
 
 def _entries(data: ClientData, clients: Array) -> Array:
-    """The length of each client's list."""
-    # Indexing clamps, so that both ends of client N's stretch are the last entry of start.
+    """Returns the length of each client's list."""
+    # Indexing clamps, so both ends of client N's list are the last entry of start.
     return data.start[clients + 1] - data.start[clients]
 
 
 def label_counts(data: ClientData, classes: int) -> Array:
-    """Samples and copies of each class at each client, as it sees them: ``int32[N, M]``.
+    """Counts samples and copies of each class at each client, ``int32[N, M]``.
 
     Raises:
-        FetchedError: if the samples of some clients are not there.
+        FetchedError: if the samples of some clients are not on the device.
     """
     if data.owner is not None:
         raise FetchedError
     clients = data.clients
     entry = jnp.arange(len(data.index), dtype=jnp.int32)
-    # Entries of other runs lie before the first client or after the last: client -1 or N.
+    # Entries of other runs are before the first client or after the last: client -1 or N.
     owner = jnp.searchsorted(data.start, entry, side="right").astype(jnp.int32) - 1
     owner = jnp.where(owner < 0, clients, owner)
     label = data.y[data.index % len(data.y)]
@@ -60,7 +60,7 @@ def label_counts(data: ClientData, classes: int) -> Array:
 
 
 class Visits(NamedTuple):
-    """Integers that say which clients to visit: tasks of :meth:`Execution.run`, ``[T]`` each.
+    """Integers that describe visits to clients: tasks of :meth:`Execution.run`, ``[T]`` each.
 
     Attributes:
         client: ``int32[T]``, k.
@@ -92,14 +92,14 @@ class Visits(NamedTuple):
         *,
         trains: bool = True,
     ) -> ClientView:
-        """One of them, inside a task; ``pixels`` are :func:`samples_of` the data.
+        """Returns the view of a client, inside a task; ``pixels`` are :func:`samples_of` the data.
 
         Raises:
-            ValueError: if samples stream in, and it is not known in which round this is.
+            ValueError: if samples stream in and the round is unknown.
         """
         start, size, capacity = self.start, self.size, data.capacity
-        own = trains and round is not None and self.starts is None
-        if data.owner is not None and not own:  # whose samples are there?
+        training = trains and round is not None and self.starts is None
+        if data.owner is not None and not training:  # other clients' samples may be missing
             pixels = cast(tuple[Array, Array, Array], (None, None, None))
         if (each := data.samples_per_round) is not None:
             if round is None or self.starts is not None:
@@ -129,35 +129,35 @@ class Visits(NamedTuple):
         )
 
 
-def number_of_round(client: ClientView) -> Array:
-    """Of the visit.
+def round_number(client: ClientView) -> Array:
+    """Returns the number of the round.
 
     Raises:
-        ValueError: if it is not known: the server trains on samples of its own.
+        ValueError: if it is unknown: the server trains on its own samples.
     """
     if client.round is None:
-        raise ValueError("rate_by_round needs the number of the round, which only clients are told")
+        raise ValueError("rate_by_round needs the round number, which only clients have")
     return client.round
 
 
-def coin_of_round(client: ClientView) -> Array:
-    """The key that all clients of a round have in common.
+def round_key(client: ClientView) -> Array:
+    """Returns the key that all clients of a round share.
 
     Raises:
-        ValueError: if there is none: it is not one of them that trains.
+        ValueError: if the view has no round key, i.e. the client is only being evaluated.
     """
     if client.coin is None:
-        raise ValueError("steps needs the coin of a round, which only its clients are told")
+        raise ValueError("steps needs the key of a round, which only its training clients have")
     return client.coin
 
 
 def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
-    """Where the samples of ``clients int32[T]`` lie; client N stands for none: no samples.
+    """Returns the visits to ``clients int32[T]``; client N has no samples.
 
     Args:
         data: the population.
         clients: ``int32[T]``.
-        peers: whether the visits need ``ClientView.starts`` and ``relabels``.
+        peers: whether the tasks need ``ClientView.starts`` and ``relabels``.
     """
     budget = None if data.budget is None else client_sizes(data, clients)
     relabel = None if data.relabel is None else data.relabel[clients]
@@ -167,7 +167,7 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
 
     return Visits(
         clients,
-        begins(data, clients),
+        list_starts(data, clients),
         _entries(data, clients),
         budget,
         for_each(data.start) if peers else None,
@@ -177,8 +177,8 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
     )
 
 
-def begins(data: ClientData, clients: Array) -> Array:
-    """Where the lists of ``clients int32[T]`` begin in ``data.index``."""
+def list_starts(data: ClientData, clients: Array) -> Array:
+    """Returns where the lists of ``clients int32[T]`` begin in ``data.index``."""
     if data.owner is None or data.at is None:
         return data.start[clients]
     return _first(data.owner, clients, *data.at)
@@ -197,13 +197,13 @@ def _first(table: Array, clients: Array, low: Array | int, high: Array | int) ->
     return jax.lax.fori_loop(0, len(table).bit_length(), halved, ends)[0]
 
 
-def kept_rows(data: ClientData) -> int:
-    """How many rows there are of what clients keep: N, unless some of it is on the host."""
+def count_state_rows(data: ClientData) -> int:
+    """Returns the number of rows of per-client state: N, unless some are on the host."""
     return data.clients if data.held is None else len(data.held.client)
 
 
-def rows_of(data: ClientData, clients: Array) -> Array:
-    """Finds the rows of what ``clients int32[T]`` keep; a row that does not exist for others."""
+def state_rows(data: ClientData, clients: Array) -> Array:
+    """Finds the rows of the state of ``clients int32[T]``; a row that does not exist for others."""
     if data.held is None:
         return clients
     table = data.held.client
@@ -212,5 +212,5 @@ def rows_of(data: ClientData, clients: Array) -> Array:
 
 
 def samples_of(data: ClientData) -> tuple[Array, Array, Array]:
-    """x, y and index: constants of :meth:`Execution.run`."""
+    """Returns x, y and index, the constants of :meth:`Execution.run`."""
     return data.x, data.y, data.index

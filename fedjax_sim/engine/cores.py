@@ -1,4 +1,4 @@
-"""The cores of a CPU as devices."""
+"""CPU cores as devices."""
 
 from __future__ import annotations
 
@@ -14,46 +14,45 @@ import jax
 
 
 class OneDeviceWarning(UserWarning):
-    """All clients train on one CPU device, of a machine with more cores."""
+    """All clients train on one CPU device although the machine has more cores."""
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def use_cores(count: int | None = None) -> None:
-    """Makes a CPU device of each core: clients then train side by side on them.
+    """Makes each core a CPU device, so that clients train in parallel.
 
-    By itself JAX has one CPU device, whose threads share each operation. On two cores two devices
-    train an MLP 3.1 times as fast, CNNs 1.5 and 1.6 times. If there is an accelerator, it trains as
-    it would without. This sets JAX's ``jax_num_cpu_devices``.
+    By default JAX has one CPU device, whose threads share each operation. On two cores, two devices
+    train an MLP 3.1 times as fast, and CNNs 1.5 and 1.6 times. An accelerator is not affected. This
+    sets JAX's ``jax_num_cpu_devices``; the command line does so automatically.
 
     Args:
-        count: of the devices; None: as many as there are cores that this process may use. The
-            command line does this by itself.
+        count: number of devices; None: the number of cores that this process may use.
 
     Raises:
         ValueError: if count is below 1.
         RuntimeError: if JAX has started with another number: call it before JAX computes anything.
 
-    >>> use_cores(len(jax.devices("cpu")))  # as many as there are: nothing changes
+    >>> use_cores(len(jax.devices("cpu")))  # the current number: nothing changes
     """
     if count is not None and count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     wanted = count or available_cores()
     settings: Any = jax.config  # untyped
     if settings.jax_num_cpu_devices == wanted:
-        return  # JAX 0.7 would refuse it once it has started: a notebook's cell runs twice
+        return  # JAX 0.7 raises once it has started, as when a notebook's cell runs twice
     try:
         settings.update("jax_num_cpu_devices", wanted)
     except RuntimeError as error:
-        there = len(jax.devices("cpu"))
+        current = len(jax.devices("cpu"))
         raise RuntimeError(
-            f"use_cores must come before JAX computes anything: it has started, with {there} CPU "
-            f"device{'s' if there > 1 else ''}"
+            f"use_cores must come before JAX computes anything: it has started, with {current} CPU "
+            f"device{'s' if current > 1 else ''}"
         ) from error
 
 
@@ -64,8 +63,8 @@ def default_device() -> jax.Device | None:
     return device if isinstance(device, jax.Device) else None
 
 
-def tell_of_others(devices: tuple[jax.Device, ...]) -> None:
-    """Warns if these, which nobody chose, are one CPU device beside cores that could be others."""
+def warn_of_unused_cores(devices: tuple[jax.Device, ...]) -> None:
+    """Warns if the default devices are one CPU device of a machine with more cores."""
     cores = available_cores()
     settings: Any = jax.config  # untyped
     chosen = settings.jax_num_cpu_devices > 0
@@ -75,14 +74,14 @@ def tell_of_others(devices: tuple[jax.Device, ...]) -> None:
 
 @functools.cache
 def _warn_once(cores: int) -> None:
-    """Of a process, at the line of the first caller that is not of this package."""
+    """Warns once in a process, at the first line of the caller outside this package."""
     ours = itertools.takewhile(
         lambda at: at[0].f_globals.get("__name__", "").startswith("fedjax_sim."),
         traceback.walk_stack(sys._getframe()),
     )
     warnings.warn(
         f"clients train on one CPU device of {cores} cores: call fedjax_sim.use_cores() before JAX "
-        "computes anything, or say execution=make_execution(devices=1)",
+        "computes anything, or pass execution=make_execution(devices=1)",
         OneDeviceWarning,
         stacklevel=1 + len([*ours]),
     )

@@ -1,4 +1,4 @@
-"""The tasks of one device, in chunks or in lanes."""
+"""Deals tasks to devices, and runs the tasks of one device in chunks or in lanes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import Addend, ran_in_chunks, run_in_chunks
 from fedjax_sim.engine.lanes import InSteps, run_in_lanes
-from fedjax_sim.engine.vmapped import opened
+from fedjax_sim.engine.vmapped import lift_closure
+
+_DRAWS = 64
+_STEP = 2
+"""Fixed cost of a step, in lanes: on accelerators, many small launches."""
 
 TaskFn = Callable[[PyTree, PyTree, PyTree, PyTree], PyTree]
 """``(constants, common, own, task) -> result``."""
 
 
 class Work(NamedTuple):
-    """What tasks have of their own, ``[T]``.
+    """The tasks, ``[T]``.
 
     Attributes:
-        common: ``int32[T]``, which entry of the pool of common values is theirs.
-        own: ``[T, *p]``, one for each; () for none.
-        task: ``[T, ...]``, small: keys and integers.
-        cost: ``int32[T]``, about how long it takes.
+        common: ``int32[T]``, index into the pool of common values.
+        own: ``[T, *p]``, values of each task; () for none.
+        task: ``[T, ...]``, small values: keys and integers.
+        cost: ``int32[T]``, estimated time of each task.
     """
 
     common: Array
@@ -34,7 +40,7 @@ class Work(NamedTuple):
     cost: Array
 
 
-def pooled(
+def as_pool(
     fn: TaskFn | InSteps,
     constants: PyTree,
     common: PyTree,
@@ -43,18 +49,18 @@ def pooled(
     *,
     lanes: bool,
 ) -> tuple[TaskFn | InSteps, PyTree]:
-    """``fn`` as a function of an entry of a pool, in place of ``common``; and that pool, of one.
+    """Returns ``fn`` as a function of a pool's entry in place of ``common``, and a pool of one.
 
-    What ``fn`` closes over may be batched by a vmap from outside, as a learning rate: then it is
-    one more value that an index of the vmap has of its own.
+    Values that ``fn`` closes over, such as a learning rate, become part of the entry: an outer vmap
+    may batch them.
     """
     example = constants, common, *jax.tree.map(lambda a: a[0], (own, tasks))
     called: TaskFn | InSteps
     closed: PyTree
     if isinstance(fn, InSteps):
-        called, closed = fn.opened(*example, lanes=lanes)
+        called, closed = fn.lifted(*example, lanes=lanes)
     else:
-        called, closed = opened(fn, *example)
+        called, closed = lift_closure(fn, *example)
 
     def of_entry(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def of(constants: PyTree, entry: PyTree, *rest: PyTree) -> PyTree:
@@ -63,8 +69,8 @@ def pooled(
 
         return of
 
-    one = called.changed(of_entry) if isinstance(called, InSteps) else of_entry(called)
-    # Never without an array: sums of several runs are kept apart by their entries of the pool.
+    one = called.mapped(of_entry) if isinstance(called, InSteps) else of_entry(called)
+    # Never without an array: sums of several runs differ by their entries of the pool.
     return one, tree.stack_copies((common, closed, jnp.zeros(())), 1)
 
 
@@ -78,25 +84,25 @@ def run_on_device(
     lanes: int | None,
     summed: bool,
 ) -> tuple[PyTree, PyTree, Array]:
-    """All tasks: ``[T, ...]``, the sums by entry of the pool, and the steps that it cost.
+    """Runs all tasks; returns ``[T, ...]``, the sums by entry of the pool, and the steps.
 
     Args:
-        fn: what to do, see :func:`pooled`.
-        constants: the same for all.
+        fn: function to run, see :func:`as_pool`.
+        constants: values that all tasks share.
         pool: ``[E, *p]``.
         work: ``[T, ...]``.
         chunk: tasks at once, unless there are lanes; None for all.
-        lanes: L, for tasks that can stop between two steps; if they are not fewer than the tasks,
-          all are trained at once. None or 0: chunks.
+        lanes: L, for tasks that can stop between two steps; if there are no more tasks than lanes,
+            all run at once. None or 0: chunks.
         summed: see :meth:`Execution.run <fedjax_sim.engine.execution.Execution.run>`.
 
     Returns:
-        The results, the sums, and ``int32[T]``, steps run or waited on behalf of each task; zeros
-        if nobody knows, because ``fn`` is not ``InSteps``.
+        The results, the sums, and ``int32[T]``, the steps run or waited for each task; zeros if
+        unknown, because ``fn`` is not ``InSteps``.
     """
     count, entries = len(work.common), len(jax.tree.leaves(pool)[0])
 
-    def paired(out: PyTree) -> PyTree:
+    def with_addend(out: PyTree) -> PyTree:
         return out if summed else (out, Addend(jnp.ones(()), ()))
 
     whole: Callable[..., PyTree] = fn.whole if isinstance(fn, InSteps) else fn
@@ -104,19 +110,21 @@ def run_on_device(
         if lanes and lanes < count:
             end = fn.end
 
-            def of(rows: Array) -> tuple[PyTree, ...]:
+            def tasks_at(rows: Array) -> tuple[PyTree, ...]:
                 entry, own, task = tree.take((work.common, work.own, work.task), rows)
                 return tree.take(pool, entry), own, task
 
-            def ended(*args: Any) -> PyTree:
-                return paired(end(*args))
+            def end_with_addend(*args: Any) -> PyTree:
+                return with_addend(end(*args))
 
-            in_steps = fn._replace(end=ended)
-            return run_in_lanes(in_steps, constants, of, work.cost, work.common, entries, lanes)
+            in_steps = fn._replace(end=end_with_addend)
+            return run_in_lanes(
+                in_steps, constants, tasks_at, work.cost, work.common, entries, lanes
+            )
         chunk = None if lanes else chunk
 
     def one(work: Work) -> tuple[PyTree, Addend]:
-        given: tuple[PyTree, Addend] = paired(
+        given: tuple[PyTree, Addend] = with_addend(
             whole(constants, tree.take(pool, work.common), work.own, work.task)
         )
         return given
@@ -124,3 +132,81 @@ def run_on_device(
     out, sums = run_in_chunks(one, work, work.common, entries, chunk)
     steps = fn.steps(out) if isinstance(fn, InSteps) else jnp.zeros(count, jnp.int32)
     return out, sums, ran_in_chunks(steps, chunk)
+
+
+def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
+    """Computes joint rows for R lists of tasks, for ``Execution.deal``.
+
+    Every device has equally many rows of each list.
+
+    Args:
+        cost: ``int32[R, T]``.
+        n_devices: D.
+        in_order: whether tasks may stay in their order if there is only one device.
+
+    Returns:
+        ``int32[R, P]``, the task of each row; T for a padding row.
+    """
+    lists, count = cost.shape
+    block = -(-count // n_devices)
+    size = block * n_devices  # P
+    if n_devices == 1:
+        order = jnp.arange(count, dtype=jnp.int32)
+        if in_order:
+            return jnp.broadcast_to(order, (lists, count))
+        return jnp.argsort(-cost, axis=1, stable=True).astype(jnp.int32)
+    flat = jnp.ravel(cost)
+    longest_first = jnp.argsort(-flat, stable=True).astype(jnp.int32)
+
+    def assign(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        load, used, rows = carry
+        task = longest_first[i]
+        list_ = task // count
+        device = jnp.argmin(jnp.where(used[list_] < block, load, np.iinfo(np.int32).max))
+        row = list_ * size + device * block + used[list_, device]
+        return (
+            load.at[device].add(flat[task]),
+            used.at[list_, device].add(1),
+            rows.at[row].set(task % count),
+        )
+
+    start = (
+        jnp.zeros(n_devices, jnp.int32),
+        jnp.zeros((lists, n_devices), jnp.int32),
+        jnp.full(lists * size, count, jnp.int32),
+    )
+    return jax.lax.fori_loop(0, lists * count, assign, start)[2].reshape(lists, size)
+
+
+def lanes_for(steps: NDArray[np.integer], tasks: int, devices: int) -> int:
+    r"""Returns the number of lanes of a device with the least expected time of a round.
+
+    .. math:: \min_L E\Big[\max\Big(\frac{\sum_k T_k}{D L}, \max_k T_k\Big)\Big] (L + 2)
+
+    The cost of a step of L lanes is assumed to be L + 2.
+
+    Args:
+        steps: ``int[R, N]``, local steps of every client in each of R runs.
+        tasks: S, the clients that each run draws.
+        devices: D.
+
+    Returns:
+        L; at least S R / D if training all at once is best.
+
+    >>> lanes_for(np.array([[40, 1, 1, 1, 1, 1, 1, 1]]), tasks=8, devices=1)
+    1
+    >>> lanes_for(np.full((2, 8), 5), tasks=3, devices=1)
+    6
+    """
+    rng = np.random.default_rng(0)
+    runs, clients = steps.shape
+    count = min(tasks, clients)
+    total, longest = np.zeros(_DRAWS), np.zeros(_DRAWS)
+    for i in range(_DRAWS):
+        for of_run in steps:
+            some = of_run[rng.choice(clients, count, replace=False, shuffle=False)]
+            total[i] += some.sum()
+            longest[i] = max(longest[i], some.max())
+    lanes = np.arange(1, -(-runs * tasks // devices) + 1)
+    duration = np.maximum(total[:, None] / (devices * lanes), longest[:, None]).mean(axis=0)
+    return int(lanes[np.argmin(duration * (lanes + _STEP))])

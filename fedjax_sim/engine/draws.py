@@ -11,14 +11,14 @@ from jax.typing import DTypeLike
 from fedjax_sim.base import Array
 
 SORTED = 4096
-"""Up to so many, or 8 times as many as are drawn, all are shuffled: 0.5 ms on one core."""
+"""Populations up to this size, or 8 times the draw, are shuffled: 0.5 ms on one core."""
 
-TURNS = 1000
-"""Of a search, at most: what is not found then is one in thousands, or nothing."""
+MOST_PROPOSALS = 1000
+"""Iteration limit of the search; failing to find a free index is a one-in-thousands event."""
 
 
 def permutation(key: Array, total: int) -> Array:
-    """Draws an order of 0 .. total - 1: ``int32[total]``, the same with and without x64.
+    """Draws a permutation of 0 .. total - 1, ``int32[total]``, the same with and without x64.
 
     >>> sorted(permutation(jax.random.key(0), 4).tolist())
     [0, 1, 2, 3]
@@ -29,7 +29,7 @@ def permutation(key: Array, total: int) -> Array:
 def signs(key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
     """Draws 1 or -1 for each entry, the same with and without x64.
 
-    ``jax.random.rademacher`` draws from the default float, whatever its dtype.
+    ``jax.random.rademacher`` draws from the default float for any dtype.
 
     >>> signs(jax.random.key(0), (4,), jnp.float32).tolist()
     [-1.0, -1.0, 1.0, 1.0]
@@ -45,22 +45,22 @@ def distinct(
     taken: Array | None = None,
     allowed: Callable[[Array], Array] | None = None,
 ) -> Array:
-    """``count`` different numbers of 0 .. total - 1, uniform and in the order of the draw.
+    """Draws ``count`` distinct numbers of 0 .. total - 1, uniformly and in the order of the draw.
 
-    Of a large population numbers are drawn with replacement until there are enough, and those that
-    were drawn before are skipped: that is uniform too, and takes O(count log count). A sort of a
-    million tickets takes 500 ms on one core. (A sparse Fisher-Yates shuffle is as exact, but its
-    steps follow one another, which an accelerator pays for.)
+    In a large population, numbers are drawn with replacement and repetitions skipped, which is
+    uniform too and takes O(count log count). Sorting a million random numbers takes 500 ms on one
+    core. (A sparse Fisher-Yates shuffle is as exact, but its sequential steps are slow on
+    accelerators.)
 
     Args:
-        key: for the draw.
-        count: at most as many as are free.
+        key: PRNG key.
+        count: at most the number of free numbers.
         total: N.
         taken: ``int32[T]``, numbers that must not be drawn; N for none.
         allowed: ``int32[K] -> bool[K]``, which numbers may be drawn; None: all.
 
     Returns:
-        ``int32[count]``; N in place of numbers that are not found, if some are not allowed.
+        ``int32[count]``; N in place of missing numbers, if all others are not allowed.
 
     >>> drawn = distinct(jax.random.key(0), 3, 10**9, taken=jnp.array([7, 10**9]))
     >>> len({*drawn.tolist()} - {7})
@@ -81,23 +81,23 @@ def distinct(
         given = jax.random.randint(key, (2 * count,), 0, total, jnp.int32)
         return given if allowed is None else jnp.where(allowed(given), given, total)
 
-    return _searched(key, count, total, taken, propose)
+    return _search(key, count, total, taken, propose)
 
 
 def by_size(key: Array, count: int, start: Array) -> Array:
-    """``count`` different clients, one after another, each in proportion to its samples.
+    """Draws ``count`` distinct clients one after another, in proportion to their samples.
 
-    Of a large population the owners of random samples are taken, and those that were drawn before
-    are skipped: a turn takes O(count log N).
+    In a large population, the owners of random samples are drawn and repetitions skipped: an
+    iteration takes O(count log N).
 
     Args:
-        key: for the draw.
+        key: PRNG key.
         count: at most N.
         start: ``int32[N + 1]``; client k has the samples ``start[k]`` to ``start[k + 1] - 1``.
 
     Returns:
-        ``int32[count]``, in the order of the draw; N in place of clients that are not found, as
-        all others have no samples.
+        ``int32[count]``, in the order of the draw; N in place of missing clients, if all others
+        have no samples.
 
     >>> by_size(jax.random.key(0), 3, jnp.array([0, 5, 5, 9])).tolist()[2]
     3
@@ -113,61 +113,61 @@ def by_size(key: Array, count: int, start: Array) -> Array:
         sample = jax.random.randint(key, (2 * count,), start[0], start[-1], jnp.int32)
         return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1
 
-    return _searched(key, count, total, jnp.full((1,), total, jnp.int32), propose)
+    return _search(key, count, total, jnp.full((1,), total, jnp.int32), propose)
 
 
-def _searched(
+def _search(
     key: Array, count: int, total: int, taken: Array, propose: Callable[[Array], Array]
 ) -> Array:
-    """The first ``count`` different numbers that are proposed; ``total`` for those not found."""
+    """Returns the first ``count`` distinct proposals; ``total`` in place of missing ones."""
 
     def draw(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        turn, found, out = carry
-        given = propose(jax.random.fold_in(key, turn))
-        # What is not found yet is ``total``, so that this is never new.
-        new = _first(given) & ~among(given, jnp.concatenate([taken, out]))
+        iteration, found, out = carry
+        proposed = propose(jax.random.fold_in(key, iteration))
+        # Missing numbers are ``total``, which is therefore never new.
+        new = _first_occurrence(proposed) & ~is_in(proposed, jnp.concatenate([taken, out]))
         place = jnp.where(new, found + jnp.cumsum(new, dtype=jnp.int32) - 1, count)
         found = found + jnp.sum(new, dtype=jnp.int32)
-        return turn + 1, found, out.at[place].set(given, mode="drop")
+        return iteration + 1, found, out.at[place].set(proposed, mode="drop")
 
-    def lacks(carry: tuple[Array, Array, Array]) -> Array:
-        return (carry[1] < count) & (carry[0] < TURNS)
+    def incomplete(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[1] < count) & (carry[0] < MOST_PROPOSALS)
 
     start = jnp.int32(0), jnp.int32(0), jnp.full((count,), total, jnp.int32)
-    return jax.lax.while_loop(lacks, draw, start)[2]
+    return jax.lax.while_loop(incomplete, draw, start)[2]
 
 
-def another(key: Array, total: int, taken: Array) -> Array:
-    """One number of 0 .. total - 1 that is not taken, uniform, in O(T log T).
+def draw_free(key: Array, total: int, taken: Array) -> Array:
+    """Draws a number of 0 .. total - 1 that is not taken, uniformly, in O(T log T).
 
     Args:
-        key: for the draw.
+        key: PRNG key.
         total: N.
-        taken: ``int32[T]``, different ones, not all; ``total`` and above stand for none.
+        taken: ``int32[T]``, distinct numbers, not all; ``total`` and above stand for none.
 
     Returns:
         ``int32[]``.
 
-    >>> sorted({int(another(jax.random.key(i), 4, jnp.array([2, 4, 0]))) for i in range(9)})
+    >>> sorted({int(draw_free(jax.random.key(i), 4, jnp.array([2, 4, 0]))) for i in range(9)})
     [1, 3]
     """
     taken = jnp.sort(taken)
     left = total - jnp.sum(taken < total, dtype=jnp.int32)
     given = jax.random.randint(key, (), 0, jnp.maximum(left, 1), jnp.int32)
-    # Below the given-th free number are those that have at most so many free ones below them.
+    # The taken numbers below the given-th free one have at most so many free numbers below them.
     free_below = taken - jnp.arange(len(taken), dtype=jnp.int32)
     return given + jnp.sum((taken < total) & (free_below <= given), dtype=jnp.int32)
 
 
-def _first(given: Array) -> Array:
-    """Where a value stands for the first time: ``bool[K]``."""
-    order = jnp.argsort(given, stable=True)
-    ordered = given[order]
+def _first_occurrence(values: Array) -> Array:
+    """Returns where a value occurs for the first time, ``bool[K]``."""
+    order = jnp.argsort(values, stable=True)
+    ordered = values[order]
     new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
     return jnp.zeros_like(new).at[order].set(new)
 
 
-def among(given: Array, known: Array) -> Array:
-    """Which of ``given [K]`` are in ``known``: ``bool[K]``."""
+def is_in(values: Array, known: Array) -> Array:
+    """Returns which of ``values [K]`` are in ``known``, ``bool[K]``."""
     known = jnp.sort(known)
-    return known[jnp.minimum(jnp.searchsorted(known, given), len(known) - 1)] == given
+    return known[jnp.minimum(jnp.searchsorted(known, values), len(known) - 1)] == values

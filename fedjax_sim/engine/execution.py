@@ -1,7 +1,7 @@
-"""How work on many models runs: over devices, and on each device in chunks or lanes of a vmap.
+"""Runs tasks on many models: over devices, and on each device in chunks or lanes of a vmap.
 
-This module knows no algorithm. It runs ``fn(constants, common, own, task)`` for a stack of tasks.
-A vmap from outside (over seeds, say) is merged into the same stack, so that a device sees one flat
+This module does not depend on algorithms. It runs ``fn(constants, common, own, task)`` for a stack
+of tasks. An outer vmap (over seeds, say) is merged into the same stack, so a device sees one flat
 list of tasks for any axes that the user maps over.
 """
 
@@ -22,28 +22,27 @@ from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
-from fedjax_sim.engine.cores import default_device, tell_of_others
-from fedjax_sim.engine.dealing import balance, lanes_for
-from fedjax_sim.engine.device import TaskFn, Work, pooled, run_on_device
+from fedjax_sim.engine.cores import default_device, warn_of_unused_cores
+from fedjax_sim.engine.device import TaskFn, Work, as_pool, balance, lanes_for, run_on_device
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.order import AXIS, device_sum
-from fedjax_sim.engine.vmapped import flattened
+from fedjax_sim.engine.vmapped import merge_vmap_axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Devices and what they train at once; hashable, so that jitted code can close over it.
+    """Devices and their batching; hashable, so that jitted code can close over it.
 
     Attributes:
         devices: the devices that share the tasks, on a mesh axis ``clients``.
         chunk: tasks that one device trains at once under vmap; 1 trains them one after another,
           None all together.
         differentiable: whether rounds can be differentiated in reverse, see :func:`make_execution`.
-        lanes: clients that one device trains at once, each in a lane that takes the next one when
-          its visit ends, in place of chunks; 0 for none. None: as many as fit the sizes, see
-          :meth:`fitted`; until then none.
-        samples_mb: MB of the clients' samples that a device holds; None: all of them.
-        client_state_mb: likewise of what clients keep from visit to visit.
+        lanes: clients that one device trains at once, each in a lane that takes the next client
+            when its visit ends, in place of chunks; 0: no lanes. None: as many as fit the clients'
+            sizes, see :meth:`fitted`; until then no lanes.
+        samples_mb: MB of the clients' samples that a device holds; None: all samples.
+        client_state_mb: MB of per-client state that a device holds; None: all of it.
     """
 
     devices: tuple[jax.Device, ...]
@@ -60,14 +59,14 @@ class Execution:
 
     @property
     def replicated(self) -> NamedSharding:
-        """The sharding of everything that is not a stack of tasks."""
+        """Sharding of everything that is not a stack of tasks."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def replicate(self, values: PyTree) -> PyTree:
         """Keeps small arrays whole on every device.
 
-        Left to itself, XLA splits what meets a split stack later (a weight per slot, say) and pays
-        a collective to make it whole again, several in every round.
+        By default, XLA splits arrays that are later combined with a split stack (a weight per slot,
+        say) and needs collectives to make them whole again, several in every round.
         """
         if len(self.devices) == 1:
             return values
@@ -77,11 +76,11 @@ class Execution:
         """Puts values whole on every device; :meth:`replicate` would compile a program for each."""
         if len(self.devices) == 1:
             return values
-        # One by one: a vmap refuses arrays together that it batches on different axes.
+        # One by one: a vmap rejects a tuple of arrays that it batches on different axes.
         return jax.tree.map(lambda a: jax.device_put(a, self.replicated), values)
 
     def gather(self, values: PyTree) -> PyTree:
-        """:meth:`replicate` for many stacks of 32-bit numbers ``[P]``, in one collective.
+        """Replicates many stacks of 32-bit numbers ``[P]`` in one collective.
 
         >>> ours = make_execution(devices=2)
         >>> values = jnp.array([0.5, 2.0]), jnp.array([-1, 7], jnp.int32)
@@ -93,24 +92,24 @@ class Execution:
         leaves, structure = jax.tree.flatten(values)
         bits = jnp.stack([jax.lax.bitcast_convert_type(a, jnp.int32) for a in leaves], axis=-1)
         columns = jnp.unstack(self.replicate(bits), axis=-1)
-        back = map(jax.lax.bitcast_convert_type, columns, (a.dtype for a in leaves))
-        return jax.tree.unflatten(structure, back)
+        restored = map(jax.lax.bitcast_convert_type, columns, (a.dtype for a in leaves))
+        return jax.tree.unflatten(structure, restored)
 
     def rows(self, count: int) -> int:
-        """P, the rows of ``count`` tasks: as many on every device, so that some may be padding."""
+        """Returns P, the rows of ``count`` tasks: as many on every device, with padding."""
         return -(-count // len(self.devices)) * len(self.devices)
 
     @property
     def rows_are_tasks(self) -> bool:
-        """Whether the rows need no dealing: one device, and no chunks that should be of a size."""
+        """Whether rows need no dealing: one device, and no chunks of several tasks."""
         return len(self.devices) == 1 and (self.chunk in (None, 1) or bool(self.lanes))
 
     def fitted(self, steps: NDArray[np.integer], tasks: int) -> Execution:
-        """The same with as many lanes as fit, unless they are given; see :func:`lanes_for`.
+        """Returns the execution with as many lanes as fit, unless given; see :func:`lanes_for`.
 
         Args:
-            steps: ``int[R, N]``, T of every client in each of R runs of one program.
-            tasks: the clients that each run draws.
+            steps: ``int[R, N]``, local steps of every client in each of R runs of one program.
+            tasks: number of clients that each run draws.
         """
         if self.lanes is not None:
             return self
@@ -127,31 +126,31 @@ class Execution:
         cost: Array | None = None,
         summed: bool = False,
     ) -> PyTree:
-        """``fn(constants, common, own, task)`` for every task; returns ``[T, ...]``.
+        """Runs ``fn(constants, common, own, task)`` for every task; returns ``[T, ...]``.
 
         Args:
-            fn: what to do. If it is :class:`InSteps`, this returns a pair: what it else would, and
-                ``int32[T]``, the steps that the devices run or wait on behalf of each task.
-            constants: the same for all tasks; vmap must not batch it.
-            common: ``[*p]``, the same for all tasks, but each index of a vmap may have its own: a
-              server model. Never copied T times.
-            own: ``[T, *p]``, one for each task; () for none.
-            tasks: ``[T, ...]``, small: keys and integers; T a multiple of the devices (see
-              :meth:`rows`).
-            cost: ``int32[T]``, about how long each takes: lanes begin with the longest. None:
-              equally long.
-            summed: whether ``fn`` returns a pair, of which the second is an
-              :class:`fedjax_sim.engine.chunks.Addend`. Then so does this: ``[T, ...]``, and the
-              weighted sum ``[*p]`` of the values (in float32 at least), of which a device holds no
-              more than it trains at once.
+            fn: function to run. If it is :class:`InSteps`, this returns a pair: the result, and
+                ``int32[T]``, the steps that the devices run or wait for each task.
+            constants: values that all tasks share; vmap must not batch them.
+            common: ``[*p]``, values that all tasks share, but a vmap may batch, such as a server
+                model. Never copied T times.
+            own: ``[T, *p]``, values of each task; () for none.
+            tasks: ``[T, ...]``, small values: keys and integers; T is a multiple of the devices
+                (see :meth:`rows`).
+            cost: ``int32[T]``, estimated time of each task: lanes begin with the longest. None:
+                equal.
+            summed: whether ``fn`` returns a pair whose second value is an
+                :class:`fedjax_sim.engine.chunks.Addend`. This then returns ``[T, ...]`` and the
+                weighted sum ``[*p]`` of the values (in float32 at least); a device holds only the
+                values of the tasks that it runs at once.
         """
         count = len(jax.tree.leaves(tasks)[0])
         none = jnp.zeros(count, jnp.int32)
         work = Work(none, own, tasks, none if cost is None else cost)
-        one, pool = pooled(fn, constants, common, own, tasks, lanes=bool(self.lanes))
+        one, pool = as_pool(fn, constants, common, own, tasks, lanes=bool(self.lanes))
         spread = functools.partial(self._spread, one, summed)
         # Reverse mode has no rule for a custom vmap.
-        run = spread if self.differentiable else flattened(spread)
+        run = spread if self.differentiable else merge_vmap_axes(spread)
         out, sums, ran = run(constants, pool, work)
         out = (out, tree.take(sums, jnp.int32(0))) if summed else out
         return (out, ran) if isinstance(fn, InSteps) else out
@@ -159,11 +158,11 @@ class Execution:
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
     ) -> PyTree:
-        """``fn(common, client)`` for every client of ``data``: ``[N, ...]``.
+        """Runs ``fn(common, client)`` for every client of ``data``; returns ``[N, ...]``.
 
         Args:
-            fn: what to do.
-            common: ``[*p]``, the same for all clients: a server model.
+            fn: function to run.
+            common: ``[*p]``, values that all clients share, such as a server model.
             data: the population.
 
         >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -184,14 +183,14 @@ class Execution:
     def deal(self, cost: Array) -> Array:
         """Deals tasks to rows so that the devices have equal work.
 
-        Longest first to the least loaded device that still has rows; on a device longest first
-        too, so that chunks are of a size.
+        The longest task goes first, to the least loaded device with free rows; each device also
+        runs the longest first, so that the tasks of a chunk are of similar length.
 
         Args:
             cost: ``int32[T]``, e.g. the clients' sizes.
 
         Returns:
-            ``int32[P]``, the task of each of the :meth:`rows`; T of a padding row.
+            ``int32[P]``, the task of each of the :meth:`rows`; T for a padding row.
 
         >>> make_execution(devices=4).deal(jnp.array([1, 9, 2, 3, 3])).tolist()
         [1, 5, 3, 5, 4, 5, 2, 0]
@@ -210,15 +209,15 @@ class Execution:
         return dealt(cost)
 
     def executed(self, steps: Array) -> Array:
-        r"""The devices' steps on behalf of each row, ``int32[P]``: their sum is what a round costs.
+        r"""Returns the devices' steps for each row, ``int32[P]``; their sum is the cost of a round.
 
         .. math:: \sum_i e_i = D \max_d \sum_{i \in d} \max_{j \in c(i)} T_j
 
-        A lane runs as long as the longest of its chunk c(i), and a device that is done waits for
-        the one of D that has most; its first row bears the wait.
+        Each row runs as long as the longest of its chunk c(i), and a device that is done waits for
+        the slowest of the D devices; the wait counts for its first row.
 
         Args:
-            steps: ``int32[P]``, T of each row's local update.
+            steps: ``int32[P]``, local steps T of each row.
 
         >>> make_execution(devices=4, chunk=1).executed(jnp.array([9, 3, 3, 2])).tolist()
         [9, 9, 9, 9]
@@ -230,12 +229,12 @@ class Execution:
             load = jnp.sum(ran, axis=1, dtype=jnp.int32)
             return ran.at[:, 0].add(jnp.max(load) - load).ravel()
 
-        return flattened(of_all)((), (), steps)
+        return merge_vmap_axes(of_all)((), (), steps)
 
     def _spread(
         self, fn: InSteps | TaskFn, summed: bool, constants: PyTree, pool: PyTree, work: Work
     ) -> tuple[PyTree, PyTree, Array]:
-        """Deals T tasks to the devices in equal blocks: ``[T, ...]``, and the sums by entry."""
+        """Runs T tasks on the devices in equal blocks: ``[T, ...]``, and the sums by entry."""
         count, n_devices = len(work.common), len(self.devices)
         lanes = 0 if self.differentiable else self.lanes
         run = functools.partial(run_on_device, fn, chunk=self.chunk, lanes=lanes, summed=summed)
@@ -246,14 +245,14 @@ class Execution:
         block = count // n_devices
 
         def on_device(constants: PyTree, pool: PyTree, work: Work) -> tuple[PyTree, PyTree, Array]:
-            # Each device cuts its block out of the whole list: handing it a shard of something
-            # so small would cost a collective.
+            # Each device takes its block of the whole list: sharding something so small would
+            # cost a collective.
             mine = jax.lax.axis_index(AXIS) * block + jnp.arange(block, dtype=jnp.int32)
             small = tree.take((work.common, work.task, work.cost), mine)
             block_of = Work(small[0], work.own, *small[1:])
             out, sums, ran = run(constants, pool, block_of)
             load = jnp.sum(ran, dtype=jnp.int32)
-            # Its first task bears how long it waits for the last of the devices.
+            # The wait for the slowest device counts for the first task.
             ran = ran.at[0].add(jax.lax.pmax(load, AXIS) - load)
             return out, jax.tree.map(lambda a: a[None], sums), ran
 
@@ -279,44 +278,43 @@ def make_execution(
     samples_mb: float | None = None,
     client_state_mb: float | None = None,
 ) -> Execution:
-    """The devices of all processes, and the batching that is fastest on them.
+    """Returns the devices of all processes with the batching that is fastest on them.
 
-    On CPU one model at a time on each of several devices: a stack of weights leaves the cache
-    (24-76 k samples/s vmapped, 218-263 k mapped, on the 784-200-200-10 MLP), and a vmapped
-    convolution is grouped, for which XLA has no fast kernel there. On accelerators as many
-    lanes under one vmap as the clients' sizes keep busy: all clients of a cohort if they are equal.
-    CPU devices are made of cores by :func:`fedjax_sim.use_cores` (the command line does it); a
-    warning says so if there is only one and nobody chose it.
+    On CPU each device trains one model at a time: a stack of weights does not fit in the cache
+    (24-76 k samples/s vmapped, 218-263 k mapped, on the 784-200-200-10 MLP), and XLA has no fast
+    kernel for vmapped convolutions, which are grouped. On accelerators, as many lanes under one
+    vmap as the clients' sizes keep busy: all clients of a cohort if they are equal.
+    :func:`fedjax_sim.use_cores` makes CPU cores devices (the command line calls it); there is a
+    warning if there is only one CPU device by default.
 
     Args:
-        devices: how many of each process to use, or the devices themselves, which may be those of
-            :func:`fedjax_sim.engine.targets.devices_of`. None: the one of ``jax_default_device`` if
-            that is set, else all.
-        chunk: models per device under vmap, one chunk after another; None for the backend's
-            default, 0 for all.
-        backend: "cpu", "gpu" or "tpu"; None for JAX's default.
-        differentiable: whether ``jax.grad`` and its like go through :meth:`Algorithm.step
-            <fedjax_sim.Algorithm.step>`. Results are the same, but a client takes as many steps as
-            the largest would, idle ones after its own, and a vmap over seeds is a plain one.
-            Differentiated in reverse, a round keeps the weights (and the optimiser's state) before
-            each step of each client of the cohort, and computes the rest again on its way back.
-            There are no lanes then.
+        devices: number of devices of each process, or the devices themselves, such as those of
+            :func:`fedjax_sim.engine.targets.devices_of`. None: ``jax_default_device`` if set, else
+            all.
+        chunk: models per device under vmap, one chunk after another; None: the backend's default,
+            0: all.
+        backend: "cpu", "gpu" or "tpu"; None: JAX's default.
+        differentiable: whether :meth:`Algorithm.step <fedjax_sim.Algorithm.step>` can be
+            differentiated by ``jax.grad``. Results are the same, but each client takes as many
+            steps as the largest one, idle after its own, and a vmap over seeds is a plain vmap. In
+            reverse mode, a round stores the weights (and the optimiser's state) before each step of
+            each client of the cohort, and recomputes the rest. There are no lanes.
         lanes: models per device under vmap, each in a lane that takes the next client when its
-            visit ends, in place of chunks; 0 for none. None: none on CPU or beside a ``chunk``,
-            else as many as fit the sizes where they are known, as in :func:`fedjax_sim.simulate`.
+            visit ends, in place of chunks; 0: no lanes. None: no lanes on CPU or with a ``chunk``,
+            else as many as fit the clients' sizes if known, as in :func:`fedjax_sim.simulate`.
             Local updates that cannot stop between two steps have no lanes.
-        samples_mb: MB of the clients' samples that a device holds. The others stay in the host's
-            memory, or in the file of a ``numpy.memmap``: rounds run in stretches, and the samples
-            of the next cohorts are fetched while these train. Each has half of it. None: a device
-            holds all samples. :func:`fedjax_sim.simulate` alone fetches; with the
-            :meth:`step <fedjax_sim.Algorithm.step>` of an algorithm this does nothing.
-        client_state_mb: MB that a device holds of what clients keep from visit to visit: control
-            variates, own models, residuals of codes. If that of all is more, it stays in the host's
-            memory, and the devices have that of the clients of a few rounds at a time. None: the
-            devices hold all. For :func:`fedjax_sim.simulate` too.
+        samples_mb: MB of the clients' samples that a device holds. Other samples stay in host
+            memory, or in the file of a ``numpy.memmap``: rounds run in blocks, and the samples of
+            the next block are fetched while one trains; each has half of the MB. None: a device
+            holds all samples. Only :func:`fedjax_sim.simulate` fetches;
+            :meth:`step <fedjax_sim.Algorithm.step>` ignores this.
+        client_state_mb: MB of per-client state that a device holds: control variates, personal
+            models, compression residuals. If all clients need more, the state stays in host memory,
+            and devices hold that of the clients of a few rounds at a time. None: the devices hold
+            all of it. Only :func:`fedjax_sim.simulate` uses this.
 
     Raises:
-        ValueError: if there are not so many devices, chunk or lanes is negative, or samples_mb or
+        ValueError: if there are too few devices, chunk or lanes is negative, or samples_mb or
             client_state_mb is not above 0.
 
     >>> make_execution(devices=1, chunk=8).chunk
@@ -334,7 +332,7 @@ def make_execution(
             raise ValueError(f"devices must be in 1..{least} on this machine, got {devices}")
         used = tuple(device for of_one in available for device in of_one[:devices])
         if devices is None:
-            tell_of_others(used)
+            warn_of_unused_cores(used)
     if chunk is not None and chunk < 0:
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if lanes is not None and lanes < 0:

@@ -1,4 +1,4 @@
-"""Groups of rows of which every pair is near."""
+"""Groups of rows in which every pair is near."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedjax_sim.base import Array
 
 
 def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
-    r"""The smallest number of groups in which every pair is near: a minimum clique cover.
+    r"""Computes the fewest groups in which every pair is near: a minimum clique cover.
 
     By dynamic programming over sets of rows: f(∅) = 0 and
 
@@ -22,7 +22,7 @@ def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
         present: ``bool[n]``, the rows to group.
 
     Returns:
-        ``int32[n]``, the group of each row, n for an absent one; ``int32[]``, how many there are.
+        ``int32[n]``, the group of each row, n for an absent one; ``int32[]``, the number of groups.
 
     Example:
         >>> path = jnp.abs(jnp.arange(4)[:, None] - jnp.arange(4)[None]) <= 1  # 0 - 1 - 2 - 3
@@ -32,12 +32,12 @@ def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
     """
     n = len(present)
     bit = 2 ** jnp.arange(n, dtype=jnp.int32)
-    strangers = jnp.sum(jnp.where(near, 0, bit[None]), axis=1, dtype=jnp.int32)
-    # For each set of the rows so far: whether it is a clique, f, and what is left of the set.
+    far = jnp.sum(jnp.where(near, 0, bit[None]), axis=1, dtype=jnp.int32)
+    # For each set of the rows so far: whether it is a clique, f, and the rest of the set.
     clique, least, left = jnp.ones(1, bool), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
     for i in range(n):
         lower = jnp.arange(2**i, dtype=jnp.int32)
-        joins = clique & (lower & strangers[i] == 0)
+        joins = clique & (lower & far[i] == 0)
         others, rest = lower[:, None], lower[None]  # X without row i, and X \ G
         allowed = (rest & ~others == 0) & joins[others ^ rest]
         f = jnp.where(allowed, least[None], n)
@@ -56,17 +56,17 @@ def smallest_groups(near: Array, present: Array) -> tuple[Array, Array]:
 
 
 def first_fit(near: Array, present: Array) -> tuple[Array, Array]:
-    """Groups in which every pair is near, few but not always the fewest.
+    """Computes groups in which every pair is near, few but not always the fewest.
 
-    One by one the rows, those with the fewest near rows first, join the first group whose rows are
-    all near, or open a new one. If nearness is transitive, these are the fewest groups.
+    Rows, those with the fewest near rows first, join the first group whose rows are all near, or
+    open a new group. If nearness is transitive, the groups are the fewest.
 
     Args:
         near: ``bool[n, n]``, symmetric; the diagonal does not count.
         present: ``bool[n]``, the rows to group.
 
     Returns:
-        As :func:`smallest_groups`.
+        As in :func:`smallest_groups`.
 
     Source: Welsh, Powell 1967 <https://doi.org/10.1093/comjnl/10.1.85>, the greedy colouring, here
     of the complement graph.
@@ -76,8 +76,8 @@ def first_fit(near: Array, present: Array) -> tuple[Array, Array]:
     [1, 1, 4, 0]
     """
     n = len(present)
-    company = jnp.sum(near & present[None], axis=1)
-    order = jnp.argsort(company, stable=True)
+    neighbours = jnp.sum(near & present[None], axis=1)
+    order = jnp.argsort(neighbours, stable=True)
 
     def assign(i: Array, member: Array) -> Array:
         row = order[i]

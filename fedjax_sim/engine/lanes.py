@@ -1,4 +1,4 @@
-"""The tasks of one device in lanes: a lane takes the next of a queue when its task ends."""
+"""Runs the tasks of one device in lanes: a lane takes the next task when its task ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import plus
-from fedjax_sim.engine.vmapped import opened
+from fedjax_sim.engine.vmapped import lift_closure
 
 _MOST = 2**31 - 1
 
@@ -20,18 +20,17 @@ _MOST = 2**31 - 1
 class InSteps(NamedTuple):
     """A task that can stop between two of its steps: lanes of such tasks step together.
 
-    All functions take ``(constants, common, own, task)`` first. Three are then told whether the
-    task is ``due bool[]``: what they give for one that is not, beside others that are, is thrown
-    away.
+    All functions first take ``(constants, common, own, task)``. Three then take ``due bool[]``,
+    whether the result is used; in other lanes it is discarded.
 
     Attributes:
-        begin: ``(due) -> (plan, carry)``, what its steps read and what they change.
-        stretch: ``(due, plan, carry) -> (plan, int32[])``, what the next steps read and how many
-          there are; 0 if the task is over.
+        begin: ``(due) -> (plan, carry)``, what the steps read and what they change.
+        stretch: ``(due, plan, carry) -> (plan, int32[])``, the plan of the next steps and their
+            number; 0 if the task is over.
         step: ``(plan, carry) -> carry``.
         end: ``(due, plan, carry) -> result``.
-        whole: ``() -> result``, all of them.
-        steps: how many steps results ``[T, ...]`` say that their tasks took, ``int32[T]``.
+        whole: ``() -> result``, the whole task at once.
+        steps: function from results ``[T, ...]`` to the number of steps, ``int32[T]``.
     """
 
     begin: Callable[..., tuple[PyTree, PyTree]]
@@ -41,15 +40,15 @@ class InSteps(NamedTuple):
     whole: Callable[..., PyTree]
     steps: Callable[[PyTree], Array]
 
-    def opened(self, *example: PyTree, lanes: bool) -> tuple[InSteps, dict[str, list[Array]]]:
-        """The same as functions of what they close over, too: see ``vmapped.opened``.
+    def lifted(self, *example: PyTree, lanes: bool) -> tuple[InSteps, dict[str, list[Array]]]:
+        """Lifts the closures of the functions, see :func:`fedjax_sim.engine.vmapped.lift_closure`.
 
-        Without ``lanes`` only ``whole`` is, which is all that is called then: to trace a client's
-        training is most of what a start takes.
+        Without ``lanes`` only ``whole`` is called, and so lifted: tracing a client's training takes
+        most of the start.
         """
         if not lanes:
-            fn, values = opened(self.whole, *example)
-            whole = functools.partial(_with_own, fn, "whole")
+            fn, values = lift_closure(self.whole, *example)
+            whole = functools.partial(_call_with, fn, "whole")
             return self._replace(whole=whole), {"whole": values}
         due = jnp.ones((), bool)
         state = jax.eval_shape(self.begin, *example, due)
@@ -62,31 +61,31 @@ class InSteps(NamedTuple):
         }
         functions, closed = {}, {}
         for name, more in rest.items():
-            fn, closed[name] = opened(getattr(self, name), *example, *more)
-            functions[name] = functools.partial(_with_own, fn, name)
+            fn, closed[name] = lift_closure(getattr(self, name), *example, *more)
+            functions[name] = functools.partial(_call_with, fn, name)
         return self._replace(**functions), closed
 
-    def changed(self, change: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> InSteps:
-        """The same with all functions of a task changed."""
+    def mapped(self, change: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]) -> InSteps:
+        """Applies ``change`` to all functions of a task."""
         names = ("begin", "stretch", "step", "end", "whole")
         return self._replace(**{name: change(getattr(self, name)) for name in names})
 
 
-def _with_own(
+def _call_with(
     fn: Callable[..., PyTree], name: str, closed: dict[str, list[Array]], *args: PyTree
 ) -> PyTree:
     return fn(closed[name], *args)
 
 
 class _Lanes(NamedTuple):
-    """What each lane is at, ``[L, ...]``.
+    """State of the lanes, ``[L, ...]``.
 
     Attributes:
-        task: ``int32[L]``, T of a lane that has none.
-        since: ``int32[L]``, the steps of the device when it began.
-        left: ``int32[L]``, steps of the stretch.
-        plan: of the task.
-        carry: of the task.
+        task: ``int32[L]``, the task; T for a lane without one.
+        since: ``int32[L]``, the device's steps when the task began.
+        left: ``int32[L]``, steps left of the stretch.
+        plan: plan of the task.
+        carry: carry of the task.
     """
 
     task: Array
@@ -97,14 +96,14 @@ class _Lanes(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What the device has done.
+    """Results of the device so far.
 
     Attributes:
-        taken: ``int32[]``, tasks of the queue.
-        steps: ``int32[]``, of every lane.
-        ran: ``int32[T]``, of each task.
-        out: ``[T, ...]``.
-        sums: by entry.
+        taken: ``int32[]``, tasks taken from the queue.
+        steps: ``int32[]``, steps of every lane.
+        ran: ``int32[T]``, steps of each task.
+        out: ``[T, ...]``, results.
+        sums: sums by entry.
     """
 
     taken: Array
@@ -117,29 +116,29 @@ class _Done(NamedTuple):
 def run_in_lanes(
     fn: InSteps,
     constants: PyTree,
-    of: Callable[[Array], tuple[PyTree, ...]],
+    tasks_at: Callable[[Array], tuple[PyTree, ...]],
     cost: Array,
     entry: Array,
     entries: int,
     lanes: int,
 ) -> tuple[PyTree, PyTree, Array]:
-    """Runs all tasks of a device, those of the highest cost first.
+    """Runs all tasks of a device, the most expensive first.
 
-    All lanes step until a stretch of one ends. If its task is over, the result is written out, and
-    the lane takes the next of the queue. A lane that finds none steps on: nobody reads what.
+    All lanes step until a stretch of one ends. If its task is over, the result is written, and the
+    lane takes the next task of the queue. A lane without a task steps on with unused values.
 
     Args:
-        fn: the tasks; results are pairs, of which the second is an :class:`Addend`.
-        constants: the same for all.
-        of: ``common``, ``own`` and ``task`` of tasks by number ``int32[L]``.
+        fn: the tasks; results are pairs of which the second is an :class:`Addend`.
+        constants: values that all tasks share.
+        tasks_at: ``common``, ``own`` and ``task`` of tasks by number ``int32[L]``.
         cost: ``int32[T]``.
-        entry: ``int32[T]``, which sum.
-        entries: how many sums there are.
+        entry: ``int32[T]``, index of each task's sum.
+        entries: number of sums.
         lanes: L, at most T.
 
     Returns:
         As :func:`fedjax_sim.engine.chunks.run_in_chunks`, and ``int32[T]``, the steps of the lanes
-        on behalf of each task; the first bears those of lanes without one.
+        for each task; steps of lanes without a task count for the first.
     """
     count = len(cost)
     queue = jnp.argsort(-cost, stable=True).astype(jnp.int32)
@@ -149,10 +148,10 @@ def run_in_lanes(
     )
 
     def at(task: Array) -> tuple[PyTree, ...]:
-        return of(jnp.minimum(task, count - 1))
+        return tasks_at(jnp.minimum(task, count - 1))
 
     def advance(given: PyTree, now: tuple[_Lanes, Array, Array]) -> tuple[_Lanes, Array, Array]:
-        """Every lane goes on until a stretch ends; who is at its task's end."""
+        """Steps all lanes until a stretch ends; returns which tasks are over."""
         lanes, steps, _ = now
         runs = lanes.task < count
         todo = jnp.min(jnp.where(runs, lanes.left, _MOST))
@@ -165,18 +164,18 @@ def run_in_lanes(
         return lanes, steps + todo, due & (more == 0)
 
     def turn(now: tuple[_Lanes, _Done]) -> tuple[_Lanes, _Done]:
-        """Goes on until a task ends; its lane takes the next."""
+        """Steps until a task ends; its lane takes the next task."""
         lanes, done = now
         given = at(lanes.task)
         start = lanes, done.steps, jnp.zeros(len(lanes.task), bool)
         lanes, steps, over = jax.lax.while_loop(
             lambda now: ~jnp.any(now[2]), functools.partial(advance, given), start
         )
-        ended: Any = end(*given, over, lanes.plan, lanes.carry)
-        out, addend = ended
+        result: Any = end(*given, over, lanes.plan, lanes.carry)
+        out, addend = result
         row = jnp.where(over, lanes.task, count)
 
-        def written(rows: Array, new: Array) -> Array:
+        def write(rows: Array, new: Array) -> Array:
             return rows.at[row].set(new, mode="drop")
 
         addend = addend._replace(weight=jnp.where(over, addend.weight, 0))
@@ -190,8 +189,8 @@ def run_in_lanes(
         done = _Done(
             taken,
             steps,
-            written(done.ran, steps - lanes.since),
-            jax.tree.map(written, done.out, out),
+            write(done.ran, steps - lanes.since),
+            jax.tree.map(write, done.out, out),
             sums,
         )
         return _Lanes(task, jnp.where(over, steps, lanes.since), lanes.left, *state), done

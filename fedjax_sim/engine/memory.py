@@ -1,8 +1,9 @@
-"""Memory of the devices, and whether a program fits in it."""
+"""Memory of the devices, and the memory and work of programs."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,11 +16,11 @@ from fedjax_sim.base.files import memory_of_host
 
 MB = 1e6
 
-_HANDED_ON = {
+_ALIASING = {
     "device_put", "dynamic_update_slice", "reshape", "scatter", "scatter-add",
     "sharding_constraint", "squeeze",
 }  # fmt: skip
-"""What gives an array that it was given, all of it or but for a few entries."""
+"""Primitives whose output aliases their input, except for a few entries."""
 
 _ADVICE = "take fewer clients a round, fewer seeds at once, or train fewer models at a time (chunk)"
 
@@ -28,58 +29,58 @@ class TooLargeError(ValueError):
     """More than a device's memory holds."""
 
 
-def compiled(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compiled:
-    """The program, compiled by XLA, which on accelerators plans all of the memory.
+def compile_program(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compiled:
+    """Compiles a program; on accelerators XLA plans all of its memory.
 
     Args:
         lowered: the program.
-        options: XLA's, for this program; None for those of the process.
+        options: XLA's options for this program; None for the defaults of the process.
 
     Raises:
-        TooLargeError: if the memory of a device does not hold it; says both sizes.
+        TooLargeError: if it does not fit in a device's memory; names both sizes.
     """
     try:
         return lowered.compile(None if options is None else dict(options))
     except jax.errors.JaxRuntimeError as error:
-        told = str(error).partition("\n")[0]
-        code, _, reason = told.partition(": ")
+        message = str(error).partition("\n")[0]
+        code, _, reason = message.partition(": ")
         if code != "RESOURCE_EXHAUSTED":
             raise
-        raise TooLargeError(f"{reason.rstrip('.') or told}: {_ADVICE}") from error
+        raise TooLargeError(f"{reason.rstrip('.') or message}: {_ADVICE}") from error
 
 
-def arguments(program: Compiled) -> int:
-    """Bytes of what a program is given on one device; unused arguments do not count."""
+def argument_bytes(program: Compiled) -> int:
+    """Returns the bytes of a program's arguments on one device; unused ones do not count."""
     memory: Any = program.memory_analysis()
     return 0 if memory is None else int(memory.argument_size_in_bytes)
 
 
-def needed(program: Compiled) -> int:
-    """Bytes that a program holds on one device at most, what it is given and gives included."""
+def peak_bytes(program: Compiled) -> int:
+    """Returns the most bytes that a program holds on one device, with arguments and results."""
     memory: Any = program.memory_analysis()
-    if memory is None:  # a backend that does not say
+    if memory is None:  # unknown to this backend
         return 0
-    given, made = memory.argument_size_in_bytes, memory.output_size_in_bytes
-    return int(given + made - memory.alias_size_in_bytes + memory.temp_size_in_bytes)
+    given, results = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    return int(given + results - memory.alias_size_in_bytes + memory.temp_size_in_bytes)
 
 
-def largest_made(jaxpr: Jaxpr) -> int:
-    """Bytes of the largest array that operations of a program make, loops included.
+def largest_new_array(jaxpr: Jaxpr) -> int:
+    """Returns the bytes of the largest array that a program makes, loops included.
 
-    What is handed on does not count, nor what is changed in a few places.
+    Arrays that are passed on, or changed in a few places, do not count.
 
     >>> import jax.numpy as jnp
     >>> made = jax.make_jaxpr(lambda a, i: a.at[i].add(a[i] * jnp.ones((8, 1))))
-    >>> largest_made(made(jnp.zeros((1000, 2)), jnp.arange(8)).jaxpr)
+    >>> largest_new_array(made(jnp.zeros((1000, 2)), jnp.arange(8)).jaxpr)
     64
     """
-    made = (e.outvars for e in operations(jaxpr) if not _hands_on(e))
+    made = (e.outvars for e in operations(jaxpr) if not _aliases_input(e))
     shapes: list[Any] = [out.aval for outs in made for out in outs]
     return max((a.size * a.dtype.itemsize for a in shapes), default=0)
 
 
 def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Those of a program and of the programs within it, such as the bodies of loops.
+    """Yields the operations of a program and of its inner programs, such as bodies of loops.
 
     >>> doubled = jax.make_jaxpr(jax.jit(lambda x: 2 * x))
     >>> [operation.primitive.name for operation in operations(doubled(1.0).jaxpr)]
@@ -94,17 +95,55 @@ def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def programs_of(equation: JaxprEqn) -> list[Jaxpr]:
-    """Returns the programs within an operation: a loop's body and condition, say."""
+    """Returns the inner programs of an operation, such as a loop's body and condition."""
     params = jax.tree.leaves([*equation.params.values()], is_leaf=_is_program)
     return [p.jaxpr if isinstance(p, ClosedJaxpr) else p for p in params if _is_program(p)]
 
 
-def _hands_on(equation: JaxprEqn) -> bool:
+def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
+    """Returns the FLOPs of the matrix products and convolutions of a local step.
+
+    A step is inside two loops of unknown length, over rounds and over steps; scans inside it count
+    with their length. Work outside of steps does not count.
+
+    Args:
+        jaxpr: the program of some rounds.
+        loops: number of enclosing loops of unknown length.
+
+    >>> import jax.numpy as jnp
+    >>> step = lambda _, x: jax.lax.scan(lambda x, _: (x @ x, None), x, length=3)[0]
+    >>> visit = lambda x, n: (jax.lax.fori_loop(0, n, step, x), None)
+    >>> round = lambda _, x: jax.lax.scan(visit, x @ x, jnp.arange(5))[0]
+    >>> rounds = lambda n, x: jax.lax.fori_loop(0, n, round, x)
+    >>> step_flops(jax.make_jaxpr(rounds)(9, jnp.ones((2, 2))).jaxpr)  # 3 products of 16 FLOPs
+    48.0
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        inside, times = loops - (name == "while"), 1
+        if name == "scan" and loops <= 0:
+            times = params["length"]
+        total += times * sum(step_flops(program, inside) for program in programs_of(equation))
+        if loops > 0 or name not in ("dot_general", "conv_general_dilated"):
+            continue
+        numbers = params["dimension_numbers"]
+        arrays: list[Any] = [a.aval for a in (*equation.invars, *equation.outvars)]
+        left, right, out = arrays
+        if name == "dot_general":
+            terms = math.prod(left.shape[axis] for axis in numbers[0][0])
+        else:
+            terms = right.size // right.shape[numbers.rhs_spec[0]]
+        total += 2.0 * terms * out.size
+    return total
+
+
+def _aliases_input(equation: JaxprEqn) -> bool:
     if equation.primitive.name == "broadcast_in_dim":  # with one more axis of length 1
         given: Any = equation.invars[0].aval
         made: Any = equation.outvars[0].aval
         return bool(given.size == made.size)
-    return equation.primitive.name in _HANDED_ON
+    return equation.primitive.name in _ALIASING
 
 
 def _is_program(part: Any) -> bool:
@@ -112,77 +151,78 @@ def _is_program(part: Any) -> bool:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> int | None:
-    """Bytes of one device; of several CPU devices, which share a machine, an equal part of its.
+    """Returns the memory of one device in bytes; CPU devices share that of the machine equally.
 
-    Devices of other processes say nothing here, and are not asked.
+    Only devices of this process are read.
 
     >>> one, two = memory_of(jax.devices()[:1]), memory_of(jax.devices()[:2])
     >>> one is None or one // 2 == two
     True
     """
-    devices = _here(devices)
+    devices = _local(devices)
     if devices[0].platform != "cpu":
         return (devices[0].memory_stats() or {}).get("bytes_limit")
-    there = memory_of_host()
-    return None if there is None else there // len(devices)
+    total = memory_of_host()
+    return None if total is None else total // len(devices)
 
 
-def _here(devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """Those of this process."""
+def _local(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Returns the devices of this process."""
     return [d for d in devices if d.process_index == jax.process_index()]
 
 
-def held_of_host(size: int, devices: Sequence[jax.Device]) -> int:
-    """Bytes of this machine's memory that its devices hold, ``size`` each: CPUs have no other.
+def host_bytes_held(size: int, devices: Sequence[jax.Device]) -> int:
+    """Returns the bytes of host memory that CPU devices of this process hold, ``size`` each.
 
-    >>> held_of_host(5, jax.devices("cpu")[:2])
+    >>> host_bytes_held(5, jax.devices("cpu")[:2])
     10
     """
-    here = _here(devices)
-    return size * len(here) if here[0].platform == "cpu" else 0
+    local = _local(devices)
+    return size * len(local) if local[0].platform == "cpu" else 0
 
 
 def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
-    """Refuses a run that is larger than the memory of a device.
+    """Rejects a run that is larger than the memory of a device.
 
     Raises:
-        TooLargeError: with both numbers.
+        TooLargeError: names both sizes.
     """
-    there = memory_of(devices)
-    if there is not None and size > there:
+    available = memory_of(devices)
+    if available is not None and size > available:
         count = len(devices)
         each = "the device, which has" if count == 1 else f"each of {count} devices, which have"
         raise TooLargeError(
-            f"the run needs {size / MB:,.0f} MB on {each} {there / MB:,.0f} MB: {_ADVICE}"
+            f"the run needs {size / MB:,.0f} MB on {each} {available / MB:,.0f} MB: {_ADVICE}"
         )
 
 
-def check_room(what: str, size: int) -> None:
-    """Refuses what no memory of this machine holds, before any of it is made.
+def check_memory_for(what: str, size: int) -> None:
+    """Rejects arrays that do not fit in any memory of this machine, before they are made.
 
     Args:
-        what: with its number, as in "5 copies of the model".
+        what: description with a number, as in "5 copies of the model".
         size: bytes.
 
     Raises:
-        TooLargeError: with both numbers.
+        TooLargeError: names both sizes.
 
-    >>> check_room("100 copies of the model", 10**18)  # doctest: +ELLIPSIS
+    >>> check_memory_for("100 copies of the model", 10**18)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fedjax_sim.engine.memory.TooLargeError: 100 copies of the model take 1,000,000,000,000 MB: ...
     """
-    there = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
-    if 0 < there < size:
+    available = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
+    if 0 < available < size:
         raise TooLargeError(
-            f"{what} take {size / MB:,.0f} MB: more than the {there / MB:,.0f} MB of this machine"
+            f"{what} take {size / MB:,.0f} MB: more than the {available / MB:,.0f} MB of this "
+            "machine"
         )
 
 
 def trim() -> None:
-    """Gives the system what programs that are over have freed.
+    """Returns freed memory to the system.
 
-    glibc keeps it for threads that never come back: compiling six small runs in turn held 839 MB,
-    and 514 MB after this.
+    glibc keeps it for threads that have ended: compiling six small runs in turn held 839 MB, and
+    514 MB after this.
     """
-    with suppress(OSError, AttributeError, TypeError):  # other systems have no such thing
+    with suppress(OSError, AttributeError, TypeError):  # not on other systems
         ctypes.CDLL(None).malloc_trim(0)

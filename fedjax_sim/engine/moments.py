@@ -1,4 +1,4 @@
-"""Moments of the simulated time, and the seconds between them."""
+"""Moments of simulated time, and the seconds between them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array, Now
 
 MOST = 2**30
-"""The most seconds that are added at once."""
+"""The most seconds added at once."""
 
 
-def plus(now: Now, seconds: Array) -> Now:
-    """So many ``seconds f32[]`` later.
+def add_seconds(now: Now, seconds: Array) -> Now:
+    """Returns the moment ``seconds f32[]`` later.
 
-    >>> [a.item() for a in plus(Now(jnp.int32(2), jnp.float32(0.75)), jnp.float32(1.5))]
+    >>> [a.item() for a in add_seconds(Now(jnp.int32(2), jnp.float32(0.75)), jnp.float32(1.5))]
     [4, 0.25]
     """
     total = now.fraction + jnp.minimum(seconds, MOST)
@@ -22,30 +22,32 @@ def plus(now: Now, seconds: Array) -> Now:
 
 
 def between(start: Now, end: Now) -> Array:
-    """The seconds from one moment to another, ``f32[]``."""
+    """Returns the seconds from one moment to another, ``f32[]``."""
     return (end.seconds - start.seconds).astype(jnp.float32) + (end.fraction - start.fraction)
 
 
 def same(a: Now, b: Now) -> Array:
-    """Whether two moments are one; any shapes that broadcast."""
+    """Returns whether two moments are equal; any shapes that broadcast."""
     return (a.seconds == b.seconds) & (a.fraction == b.fraction)
 
 
 def no_later(a: Now, b: Now) -> Array:
-    """Whether ``a`` is before ``b``, or the same."""
+    """Returns whether ``a`` is before ``b`` or equal."""
     return (a.seconds < b.seconds) | ((a.seconds == b.seconds) & (a.fraction <= b.fraction))
 
 
-def spent(down: Array, work: Array, age: Array, seconds: Array) -> tuple[Array, Array]:
-    """The seconds that a visit computed, and those that it received or sent; any shapes.
+def compute_and_transfer(
+    down: Array, work: Array, age: Array, seconds: Array
+) -> tuple[Array, Array]:
+    """Splits the last seconds of a visit into computation and transfers; any shapes.
 
     Args:
-        down: of the download.
-        work: of the computation after it.
-        age: since the visit began.
-        seconds: the last so many of them count.
+        down: seconds of the download.
+        work: seconds of the computation after it.
+        age: seconds since the visit began.
+        seconds: number of last seconds that count.
 
-    >>> [a.item() for a in spent(*map(jnp.float32, (2, 5, 6, 5)))]
+    >>> [a.item() for a in compute_and_transfer(*map(jnp.float32, (2, 5, 6, 5)))]
     [4.0, 1.0]
     """
     age = jnp.maximum(age, 0)

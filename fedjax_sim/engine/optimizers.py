@@ -1,7 +1,7 @@
-"""optax transformations: around a client's step, and the server's adaptive optimisers.
+"""optax transformations for a client's step, and the server's adaptive optimisers.
 
-Those of the client go into the optimiser of :func:`fedjax_sim.local.local_sgd`, at the two ends of
-an ``optax.chain``; those of the server into :func:`fedjax_sim.server.optimizer`.
+Client transformations go at the two ends of an ``optax.chain``, the optimiser of
+:func:`fedjax_sim.local.local_sgd`; server optimisers go into :func:`fedjax_sim.server.optimizer`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from fedjax_sim.base import Array, PyTree, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Step, stream
 
-GIVEN = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
-"""The extra arguments of ``update`` that a local update has for an optimiser, by optax's names."""
+EXTRA_ARGUMENTS = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
+"""Extra arguments that a local update passes to an optimiser's ``update``, by optax's names."""
 
 
 def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> None:
-    """Refuses an optimiser whose ``update`` needs an extra argument that nobody gives it.
+    """Rejects an optimiser whose ``update`` needs an extra argument that it will not get.
 
     Args:
-        name: of the argument that has the optimiser, for the message.
-        optimizer: what it has.
-        given: the extra arguments that the optimiser will be given, by optax's names.
+        name: name of the argument with the optimiser, for the message.
+        optimizer: value of the argument.
+        given: extra arguments that are passed to the optimiser, by optax's names.
 
     Raises:
-        ValueError: if it is no optimiser, or needs another argument. What stands inside an
-            ``optax.chain`` cannot be seen.
+        ValueError: if it is not an optimiser, or needs another argument. Optimisers inside an
+            ``optax.chain`` cannot be checked.
 
-    >>> check_optimizer("optimizer", optax.polyak_sgd(), GIVEN)
+    >>> check_optimizer("optimizer", optax.polyak_sgd(), EXTRA_ARGUMENTS)
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
@@ -50,31 +50,32 @@ def first_state(optimizer: optax.GradientTransformation, params: PyTree) -> Any:
     """Returns the optimiser's state before its first step.
 
     Raises:
-        ValueError: if ``optax.lookahead`` is part of it, whose parameters are of a kind of its own.
+        ValueError: if ``optax.lookahead`` is part of it, which has two sets of parameters.
     """
 
-    def ahead(state: Any) -> bool:
+    def is_lookahead(state: Any) -> bool:
         return isinstance(state, optax.LookaheadState)
 
     state = optimizer.init(params)
-    if any(map(ahead, jax.tree.leaves(state, is_leaf=ahead))):
+    if any(map(is_lookahead, jax.tree.leaves(state, is_leaf=is_lookahead))):
         raise ValueError(
-            "optimizer must train one set of weights, got optax.lookahead, which trains two: give "
-            "its fast_optimizer alone"
+            "optimizer must train one set of weights, got optax.lookahead, which trains two: pass "
+            "only its fast_optimizer"
         )
     return state
 
 
-def taken(optimizer: optax.GradientTransformation, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the extra arguments that an optimiser's ``update`` takes.
+def accepted_arguments(
+    optimizer: optax.GradientTransformation, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the extra arguments that an optimiser's ``update`` accepts.
 
-    By optax's convention it takes all and leaves what it does not need; ``optax.contrib.sam``
-    does not.
+    By optax's convention it accepts all and ignores some; ``optax.contrib.sam`` does not.
 
-    >>> sorted(taken(optax.polyak_sgd(), {"value": 1.0, "key": 2}))
+    >>> sorted(accepted_arguments(optax.polyak_sgd(), {"value": 1.0, "key": 2}))
     ['key', 'value']
     >>> sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1), opaque_mode=True)
-    >>> taken(sam, {"value": 1.0, "key": 2, "grad_fn": 3})
+    >>> accepted_arguments(sam, {"value": 1.0, "key": 2, "grad_fn": 3})
     {'grad_fn': 3}
     """
     parameters = inspect.signature(optimizer.update).parameters
@@ -84,11 +85,11 @@ def taken(optimizer: optax.GradientTransformation, extra: Mapping[str, Any]) -> 
 
 
 def project_l2_ball(radius: float) -> optax.GradientTransformation:
-    r"""Projects the parameters onto a ball after every step: the end of a chain.
+    r"""Projects the parameters onto a ball after every step; put it at the end of a chain.
 
     .. math:: w \leftarrow w \min\left(1, \frac{M}{\lVert w \rVert_2}\right)
 
-    The norm is over all parameters together. Inside the ball nothing changes, not even a bit.
+    The norm is over all parameters. Inside the ball nothing changes, bit for bit.
 
     Args:
         radius: M.
@@ -131,17 +132,17 @@ def project_l2_ball(radius: float) -> optax.GradientTransformation:
 
 
 def gradient_noise(sigma: float) -> optax.GradientTransformationExtraArgs:
-    r"""Adds Gaussian noise to every gradient: the start of a chain.
+    r"""Adds Gaussian noise to every gradient; put it at the start of a chain.
 
     .. math:: g \leftarrow g + \sigma \xi, \qquad \xi \sim \mathcal{N}(0, I)
 
-    ``optax.add_noise`` draws from a key in its own state: the same noise for every client.
+    ``optax.add_noise`` draws from a key in its state, so every client gets the same noise.
 
     Args:
         sigma: σ, per coordinate.
 
     Returns:
-        A transformation that needs the extra argument ``key``; local updates give it.
+        A transformation that needs the extra argument ``key``, which local updates pass.
 
     Raises:
         ValueError: if sigma is negative.
@@ -162,7 +163,7 @@ def gradient_noise(sigma: float) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[PyTree, PyTree]:
         del params, extra
         leaves, structure = jax.tree.flatten(updates)
-        # Dropout and the minibatch's transforms draw from the same step's key.
+        # Dropout and transforms of the minibatch draw from the same step's key.
         keys = jax.random.split(stream(key, Step.NOISE), len(leaves))
         noisy = [
             g + sigma * jax.random.normal(k, g.shape, g.dtype)
@@ -174,11 +175,11 @@ def gradient_noise(sigma: float) -> optax.GradientTransformationExtraArgs:
 
 
 class AdaptiveState(NamedTuple):
-    """The moments of :func:`adagrad`, :func:`adam` and :func:`yogi`.
+    """Moments of :func:`adagrad`, :func:`adam` and :func:`yogi`.
 
     Attributes:
-        m: ``[*p]``, of the gradient.
-        v: ``[*p]``, of its square.
+        m: ``[*p]``, first moment.
+        v: ``[*p]``, second moment.
     """
 
     m: PyTree
@@ -188,7 +189,7 @@ class AdaptiveState(NamedTuple):
 def adagrad(
     learning_rate: float, *, beta1: float = 0.0, tau: float = 1e-3, v0: float | None = None
 ) -> optax.GradientTransformation:
-    r"""FedAdagrad's server step.
+    r"""Returns FedAdagrad's server optimiser.
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1)\,\Delta, \quad
               v \leftarrow v + \Delta^2, \quad
@@ -196,7 +197,7 @@ def adagrad(
 
     Args:
         learning_rate: η.
-        beta1: β1; the paper takes 0.
+        beta1: β1; 0 in the paper.
         tau: τ, the degree of adaptivity.
         v0: v before the first step; None for τ².
 
@@ -228,7 +229,7 @@ def adam(
     tau: float = 1e-3,
     v0: float | None = None,
 ) -> optax.GradientTransformation:
-    r"""FedAdam's server step, without bias correction.
+    r"""Returns FedAdam's server optimiser, without bias correction.
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1)\,\Delta, \quad
               v \leftarrow \beta_2 v + (1 - \beta_2)\,\Delta^2, \quad
@@ -250,8 +251,8 @@ def adam(
     Source: Reddi et al. 2021 <https://arxiv.org/abs/2003.00295>, Algorithm 2.
 
     Note:
-        FedJAX uses ``optax.adam``, which starts v from 0 and corrects the bias of m and v; so does
-        Flower's FedAdam, by its step size.
+        FedJAX uses ``optax.adam``, which starts v at 0 and corrects the bias of m and v; Flower's
+        FedAdam does so by its step size.
 
     Example:
         >>> optimizer = adam(1.0, tau=1.0)
@@ -273,7 +274,7 @@ def yogi(
     tau: float = 1e-3,
     v0: float | None = None,
 ) -> optax.GradientTransformation:
-    r"""FedYogi's server step.
+    r"""Returns FedYogi's server optimiser.
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1)\,\Delta, \quad
               v \leftarrow v - (1 - \beta_2)\,\Delta^2 \operatorname{sign}(v - \Delta^2), \quad
@@ -287,15 +288,12 @@ def yogi(
         v0: v before the first step; None for τ².
 
     Returns:
-        A transformation of the pseudo-gradient −Δ.
+        A transformation of the pseudo-gradient −Δ; ``optax.yogi`` corrects the bias of m and v.
 
     Raises:
         ValueError: if a setting is out of range.
 
     Source: Reddi et al. 2021 <https://arxiv.org/abs/2003.00295>, Algorithm 2.
-
-    Note:
-        ``optax.yogi`` corrects the bias of m and v.
 
     Example:
         >>> optimizer = yogi(1.0, tau=0.5, v0=0.24)
@@ -323,7 +321,7 @@ def _adaptive(
     v0: float | None,
     second: Callable[[Array, Array], Array],
 ) -> optax.GradientTransformation:
-    """Algorithm 2 of Reddi et al.; ``second(v, Δ²)`` is the new v."""
+    """Implements Algorithm 2 of Reddi et al.; ``second(v, Δ²)`` is the new v."""
     _check_decay("beta1", beta1)
     if concrete(tau) and not tau > 0:
         raise ValueError(f"tau must be positive, got {tau}")
@@ -343,7 +341,7 @@ def _adaptive(
         del params
         m = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.m, gradient)
         v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.v, gradient)
-        # m is of −Δ, the gradient: hence the minus.
+        # m averages −Δ, the gradient: hence the minus.
         updates = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)
         return updates, AdaptiveState(m, v)
 

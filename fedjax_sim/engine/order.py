@@ -1,8 +1,8 @@
-"""Sums over rows that several devices hold, added in the order of the devices.
+"""Sums over rows on several devices, added in the order of the devices.
 
-XLA leaves the order of a sum over devices to who carries it. The CPU devices of one process add in
-another order than those of several, so that the same run would end in other bits. In what
-:func:`in_order` traces, :func:`device_sum` adds in an order of its own.
+XLA does not define the order of a sum over devices. CPU devices of one process add in another order
+than those of several processes, so the same run would differ in bits. In code traced under
+:func:`in_order`, :func:`device_sum` adds in a fixed order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ AXIS = "clients"
 
 
 def in_order(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
-    """What is traced in here gives the same bits however the devices are dealt to processes.
+    """Makes results of code traced in it independent of how devices are split over processes.
 
-    On CPU alone: accelerators of several processes are connected as those of one are. Two
-    addends have but one order.
+    Only on CPU: accelerators of several processes are connected like those of one. Two addends have
+    only one order.
     """
     if mesh.size <= 2 or mesh.devices.flat[0].platform != "cpu":
         return contextlib.nullcontext()
@@ -35,15 +35,15 @@ def in_order(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
     return traced
 
 
-def sharers() -> int:
-    """D, the devices of :func:`in_order`; 1 outside it, and in what one device traces alone."""
+def ordered_devices() -> int:
+    """Returns D, the devices of :func:`in_order`; 1 outside it, and in code of a single device."""
     mesh = jax.sharding.get_abstract_mesh()
     shared = AXIS in mesh.axis_names and AXIS not in mesh.manual_axes
     return int(mesh.shape[AXIS]) if shared else 1
 
 
 def blocks(rows: Array, devices: int) -> Array:
-    """``[S, *p] -> [D, S/D, *p]``; rows of zeros if D does not divide S."""
+    """Splits rows, ``[S, *p] -> [D, S/D, *p]``; appends zeros if D does not divide S."""
     missing = -len(rows) % devices
     if missing:
         rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
@@ -51,45 +51,45 @@ def blocks(rows: Array, devices: int) -> Array:
 
 
 def device_sum(parts: PyTree) -> PyTree:
-    """The sum of what each device holds a row of: ``f[D, *p] -> f[*p]``, whole on all of them.
+    """Sums rows of which each device holds one: ``f[D, *p] -> f[*p]``, whole on all of them.
 
     >>> device_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    devices = sharers()
+    devices = ordered_devices()
     if devices == 1:
         return jax.tree.map(functools.partial(jnp.sum, axis=0), parts)
     leaves, structure = jax.tree.flatten(parts)
-    added: dict[int, Array] = {}
-    # All of a type at once: each collective makes all devices wait for the last.
+    sums: dict[int, Array] = {}
+    # All arrays of a dtype at once: each collective makes all devices wait for the last.
     for dtype in dict.fromkeys(a.dtype for a in leaves):
         some = [i for i, a in enumerate(leaves) if a.dtype == dtype]
         flat = jnp.concatenate([leaves[i].reshape(devices, -1) for i in some], axis=1)
         ends = np.cumsum([leaves[i][0].size for i in some])
-        for i, values in zip(some, jnp.split(_added(flat), ends[:-1]), strict=True):
-            added[i] = values.reshape(leaves[i].shape[1:])
-    return jax.tree.unflatten(structure, [added[i] for i in range(len(leaves))])
+        for i, values in zip(some, jnp.split(_sum_parts(flat), ends[:-1]), strict=True):
+            sums[i] = values.reshape(leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, [sums[i] for i in range(len(leaves))])
 
 
-def whole(values: PyTree) -> PyTree:
+def keep_whole(values: PyTree) -> PyTree:
     """Keeps small arrays whole on every device, so that each adds all of them."""
-    return values if sharers() == 1 else jax.tree.map(_whole, values)
+    return values if ordered_devices() == 1 else jax.tree.map(_whole, values)
 
 
-def _added(flat: Array) -> Array:
-    """``f[D, n] -> f[n]``: each device adds a D-th of the numbers, which then go to all.
+def _sum_parts(flat: Array) -> Array:
+    """Sums ``f[D, n] -> f[n]``: each device adds a D-th of the numbers, which are then gathered.
 
-    Gathered whole before they are added, they would be D models on each device.
+    Gathered before the sum, they would be D models on each device.
     """
     devices, size = flat.shape
-    # Each says what it has, or XLA gives the sums that follow from it to all devices again.
+    # Explicit shardings: otherwise XLA computes the sums on all devices.
     flat = _split(flat, AXIS, None)
     flat = _split(jnp.pad(flat, ((0, 0), (0, -size % devices))), None, AXIS)
-    return whole(functools.reduce(operator.add, jnp.unstack(flat)))[:size]
+    return keep_whole(functools.reduce(operator.add, jnp.unstack(flat)))[:size]
 
 
 def _split(values: Array, *by: str | None) -> Array:
-    # Of its mesh too: JAX 0.7 does not look for an abstract one.
+    # With the mesh: JAX 0.7 does not look for an abstract one.
     sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*by))
     return jax.lax.with_sharding_constraint(values, sharding)
 
@@ -101,6 +101,6 @@ def _whole(values: Array) -> Array:
 
 @_whole.def_vmap
 def _(size: int, batched: bool, values: Array) -> tuple[Array, bool]:
-    """JAX forgets that an array is whole in a vmap within another."""
+    """Repeats the constraint, which JAX loses in nested vmaps."""
     del size, batched
     return _whole(values), True

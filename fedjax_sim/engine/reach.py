@@ -1,4 +1,4 @@
-"""How far the steps of a client's optimiser lead."""
+"""Displacement of a client's optimiser: how far its steps lead."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedjax_sim.base import Array, concrete
 
 
 def response(optimizer: optax.GradientTransformationExtraArgs, steps: int) -> list[float | Array]:
-    """How far 1, 2, ... ``steps`` steps of gradient -1 lead.
+    """Returns the displacement after 1, 2, ... ``steps`` steps of gradient -1.
 
-    The weight is told as 0 to the optimiser: what decays it is part of what is minimised, and not
-    of how far a gradient leads.
+    The optimiser sees a weight of 0: weight decay is part of the objective, not of the
+    displacement.
 
     Args:
-        optimizer: with all extra arguments allowed.
-        steps: how many.
+        optimizer: the optimiser, with all extra arguments allowed.
+        steps: number of steps.
 
     Returns:
-        Numbers, or arrays if the rate is traced; NaN if it needs more than a gradient, or if one
-        twice as large does not lead twice as far.
+        Numbers, or arrays if the rate is traced; NaN if it needs more than a gradient, or if a
+        doubled gradient does not double the displacement.
 
     >>> response(optax.with_extra_args_support(optax.sgd(0.5, momentum=0.5)), 3)
     [0.5, 1.25, 2.125]
@@ -55,7 +55,7 @@ def _places(
 
 
 def stateless(optimizer: optax.GradientTransformationExtraArgs) -> bool:
-    """Whether an optimiser remembers nothing from step to step.
+    """Returns whether an optimiser has no state from step to step.
 
     >>> stateless(optax.sgd(0.5)), stateless(optax.sgd(0.5, momentum=0.5))
     (True, False)
@@ -63,8 +63,8 @@ def stateless(optimizer: optax.GradientTransformationExtraArgs) -> bool:
     return not jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.float32(0)))
 
 
-def accumulated(steps: Array, momentum: float = 0.0) -> Array:
-    r"""The total weight of the gradients that T steps of SGD have added up.
+def gradient_weight(steps: Array, momentum: float = 0.0) -> Array:
+    r"""Returns the total weight of the gradients in T steps of SGD.
 
     .. math:: a = T, \qquad a = \frac{T - \rho\,(1 - \rho^T) / (1 - \rho)}{1 - \rho}
 
@@ -77,7 +77,7 @@ def accumulated(steps: Array, momentum: float = 0.0) -> Array:
     Returns:
         a, ``f32`` of that shape.
 
-    >>> accumulated(jnp.array([1, 2, 3]), 0.5).tolist()  # 1, 1.5 more, 1.75 more
+    >>> gradient_weight(jnp.array([1, 2, 3]), 0.5).tolist()  # 1, 1.5 more, 1.75 more
     [1.0, 2.5, 4.25]
     """
     count = steps.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Which inputs a function depends on, seen in its traced program."""
+"""Finds the inputs that a function depends on, from its traced program."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 
 
-def needed(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
+def without_dead_code(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
     """Dead-code-eliminates a program; also returns which of its inputs the results depend on.
 
     >>> made = jax.make_jaxpr(lambda a: 2 * a["x"])(given := {"x": 1.0, "y": 2.0})
-    >>> needed(made.jaxpr, given)[1]
+    >>> without_dead_code(made.jaxpr, given)[1]
     {'x': True, 'y': False}
     """
     rest, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
@@ -63,7 +63,7 @@ def reads_clients(server: Server) -> bool | None:
     try:
         gathered = Gathered(tree.stack_copies(one, 2), rows, cohort)
         given = gathered, jax.random.key(0), one, server.init(one)
-        used: Any = needed(jax.make_jaxpr(move)(*given).jaxpr, given)[1][0]
+        used: Any = without_dead_code(jax.make_jaxpr(move)(*given).jaxpr, given)[1][0]
     except Exception:
         return None
     clients = used.cohort._replace(server=(), received=())  # both are the server's own

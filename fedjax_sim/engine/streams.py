@@ -1,12 +1,11 @@
-"""Every stream of random numbers, by the level of the key that it is folded into.
+"""Streams of random numbers, by the level of the key that they are folded into.
 
 .. code-block:: text
 
     seed -> run -> round t -> client k -> epoch e -> step b
 
-A number that stands before others (``ADAPTER``, ``EPOCH``, ``TURN``, ``STEP``, ``TRANSFORM``,
-``DIAGNOSTIC``, ``SENDING``) is the first of a range that is open above; the rest of a level keeps
-clear of it.
+``ADAPTER``, ``EPOCH``, ``TURN``, ``STEP``, ``TRANSFORM``, ``DIAGNOSTIC`` and ``SENDING`` are the
+first numbers of open ranges; other streams of a level keep clear of them.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from fedjax_sim.base import Array
 
 
 class Seed(enum.IntEnum):
-    """Of the key of a seed."""
+    """Streams folded into a seed's key."""
 
     WEIGHTS = 0
     ROUNDS = 1
 
 
 class Weights(enum.IntEnum):
-    """Of the key of a model's weights, which itself is the network's."""
+    """Streams folded into the key of a model's weights; the key itself initialises the network."""
 
     ADAPTER = 2**30
 
 
 class Round(enum.IntEnum):
-    """Of the key of a round, which is the run's with the number of the round folded in."""
+    """Streams folded into a round's key: the run's key with the round number folded in."""
 
     SELECTION = 0
     REDISTRIBUTION = 1
@@ -52,7 +51,7 @@ class Round(enum.IntEnum):
 
 
 class Dispatch(enum.IntEnum):
-    """Of the key of one client that is sent a model alone."""
+    """Streams folded into the key of a single asynchronous dispatch."""
 
     CLIENT = 0
     AWAKE = 1
@@ -60,7 +59,7 @@ class Dispatch(enum.IntEnum):
 
 
 class Client(enum.IntEnum):
-    """Of the key of a client in a round."""
+    """Streams folded into a client's key in a round."""
 
     EPOCH = 0
     TURN = 2**30
@@ -75,7 +74,7 @@ class Client(enum.IntEnum):
 
 
 class Device(enum.IntEnum):
-    """Of the key of a clock's devices, which is no run's."""
+    """Streams folded into the key of a clock's devices, which does not depend on the run."""
 
     COMPUTE = 0
     UP = 1
@@ -83,13 +82,13 @@ class Device(enum.IntEnum):
 
 
 class Epoch(enum.IntEnum):
-    """Of the key of an epoch, which itself orders the samples."""
+    """Streams folded into an epoch's key; the key itself orders the samples."""
 
     STEP = 1
 
 
 class Step(enum.IntEnum):
-    """Of the key of a step, which itself is that of dropout."""
+    """Streams folded into a step's key; the key itself drives dropout."""
 
     TRANSFORM = 1
     LAYER = 2**31 - 3
@@ -98,7 +97,7 @@ class Step(enum.IntEnum):
 
 
 def stream(key: Array, which: enum.IntEnum, number: Array | int = 0) -> Array:
-    """The key of a stream; of a range, the key of its ``number``.
+    """Returns the key of a stream; in a range, the key of a ``number``.
 
     >>> key = jax.random.key(0)
     >>> bool(stream(key, Round.DIAGNOSTIC, 2) == jax.random.fold_in(key, 8))

@@ -1,4 +1,4 @@
-"""Devices that are not there: XLA compiles for them on any machine."""
+"""Target devices that need not exist: XLA compiles for them on any machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jax.stages import Compiled
 
 from fedjax_sim.base import Array
 
-# What libtpu asks a TPU's host, told in advance: it waits for minutes for a host that is not there.
+# Answers to libtpu's queries to a TPU's host, for which it would wait for minutes without one.
 _HOSTLESS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once: none has a TPU
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once
 }
-# What XLA asks a GPU: NVIDIA's numbers of an H100 with 80 GB, in XLA's GpuTargetConfigProto.
+# NVIDIA's figures of an H100 with 80 GB, in XLA's GpuTargetConfigProto.
 _H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -43,7 +43,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 FORMS = (
     "v5e:2x2, v6e:1x1 or another kind of TPU with the shape of its slice, or h100, or h100:4 for "
-    "so many"
+    "four"
 )
 
 
@@ -55,19 +55,19 @@ _SHARED = 2**19  # bytes; XLA's cost model gives a thread at least half of it
 
 
 def devices_of(target: str) -> tuple[jax.Device, ...]:
-    """The devices of a target, to compile for and not to run on.
+    """Returns the devices of a target, to compile for but not to run on.
 
     Args:
-        target: a kind of TPU and the shape of a slice of it, ``v5e:2x2``; ``v5e:1x1`` is one chip,
-            as in Colab. Or ``h100``, a GPU, or ``h100:4``, four of them in one machine.
+        target: a kind of TPU and the shape of its slice, ``v5e:2x2``; ``v5e:1x1`` is one chip, as
+            in Colab. Or ``h100``, a GPU, or ``h100:4``, four GPUs in one machine.
 
     Returns:
         The devices, for :func:`fedjax_sim.make_execution`.
 
     Raises:
         ValueError: if there is no such target.
-        ImportError: without what compiles for it: libtpu, of the extra ``aot``, or JAX's plugin for
-            CUDA, of ``cuda12`` or ``cuda13``. Without a GPU that plugin does not start unless
+        ImportError: if the compiler is missing: libtpu, in the extra ``aot``, or JAX's plugin for
+            CUDA, in ``cuda12`` or ``cuda13``. Without a GPU, that plugin does not start unless
             ``JAX_PLATFORMS`` is ``cpu``, which the command sets.
     """
     if gpus := re.fullmatch(r"h100(?::([1-9]\d*))?", target):
@@ -82,23 +82,23 @@ def options_for(
 ) -> dict[str, Any] | None:
     """Returns XLA's options for programs on these devices; None for the defaults of the process.
 
-    An option that this version of XLA does not have is left out, and so is one that ``XLA_FLAGS``
-    sets. On CPU:
+    Options that this version of XLA does not have, or that ``XLA_FLAGS`` sets, are left out. On
+    CPU:
 
     - *Compile effort.* ``quick`` programs are optimised at LLVM's level 1 and without XLA's fusion
       emitters, which set up a compiler of their own for each fusion. Rounds compile in about two
       thirds of the time and run slower: without emitters, W1 trains a fifth fewer samples/s.
-    - *Threads.* XLA splits large operations between threads. With several CPU devices in a process
-      some operations then start before their input is complete, and gradients are wrong now and
-      then (``benchmarks/xla_sharing.py``), so nothing is split. With one device nothing is split
+    - *Threads.* XLA splits large operations between threads. With several CPU devices in a process,
+      some operations then start before their input is complete, and gradients are sometimes wrong
+      (``benchmarks/xla_sharing.py``), so nothing is split. With one device nothing is split
       if no array that the program makes (``largest`` bytes) is large enough for two threads:
       otherwise a gather of a few samples out of all counts as large, and waits for another thread
       in each step.
     - *Weights in place.* XLA schedules a step's update after the other uses of the weights, so that
       it need not copy them: the CNN of W2 trains 8 to 17 % faster.
 
-    On a GPU that is not there XLA cannot time its kernels for matrix products, and its guess finds
-    none for some of them, so cuBLAS computes all.
+    For a GPU that does not exist, XLA cannot time its kernels for matrix products, and finds none
+    for some of them, so cuBLAS computes all.
 
     Args:
         devices: the devices that the program runs on.
@@ -124,7 +124,7 @@ def options_for(
 
 @functools.cache
 def _supported(device: jax.Device, name: str, value: Any) -> bool:
-    """Returns whether XLA has an option, by compiling with it: they come and go with versions."""
+    """Returns whether this version of XLA has an option, by compiling with it."""
     one = jax.ShapeDtypeStruct((), jnp.float32, sharding=SingleDeviceSharding(device))
     try:
         jax.jit(xla_option_probe).lower(one).compile({name: value})
@@ -136,7 +136,7 @@ def _supported(device: jax.Device, name: str, value: Any) -> bool:
 
 
 def xla_option_probe(x: Array) -> Array:
-    """Returns ``x + 1``: a program to try an option of XLA's on, which nobody counts."""
+    """Returns ``x + 1``: a program on which to try XLA's options, which is not counted."""
     return x + 1
 
 
@@ -159,14 +159,14 @@ def _tpus(target: str) -> tuple[jax.Device, ...]:
         raise ImportError(f"compile_for {target} needs libtpu: pip install 'jax[tpu]'") from error
     for name, value in _HOSTLESS.items():
         os.environ.setdefault(name, value)
-    # A host has four chips otherwise, of which a slice of one is no multiple.
+    # A host has four chips by default, and a slice must be a multiple of it.
     one = set(target.partition(":")[2].split("x")) == {"1"}
     bounds: dict[str, Any] = {"chips_per_host_bounds": (1, 1, 1)} if one else {}
     try:
         description = topologies.get_topology_desc(target, "tpu", **bounds)
     except RuntimeError as error:
-        told = str(error).splitlines()[0]
-        raise ValueError(f"compile_for must be like {FORMS}, got {target!r} ({told})") from error
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"compile_for must be like {FORMS}, got {target!r} ({reason})") from error
     return tuple(description.devices)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import order
-from fedjax_sim.engine.memory import check_room
+from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.vmapped import everywhere
 
 
@@ -30,24 +30,24 @@ def stack_copies(tree: PyTree, copies: int, name: str | None = None) -> PyTree:
         name: the user's argument that sets S, for the error; None if there is no such argument.
 
     Raises:
-        TooLargeError: if this machine has not the memory; says both sizes.
+        TooLargeError: if this machine has too little memory; names both sizes.
 
     >>> stack_copies({"w": jnp.arange(2.0)}, 3)["w"].shape
     (3, 2)
     """
     asked = "" if name is None else f"{name}: "
-    check_room(f"{asked}{copies:,} copies of a model", copies * num_bytes(tree))
+    check_memory_for(f"{asked}{copies:,} copies of a model", copies * num_bytes(tree))
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (copies, *a.shape)), tree)
 
 
 def take(tree: PyTree, rows: Array) -> PyTree:
     """Gathers rows of a stack: ``[S, *p]``, ``int32[R]`` -> ``[R, *p]``."""
-    # a[rows] would ask of each row, for each leaf, whether it is negative.
+    # a[rows] would test for each row and leaf whether the index is negative.
     return jax.tree.map(lambda a: a.at[rows].get(wrap_negative_indices=False), tree)
 
 
 def longer(tree: PyTree, more: int, *, axis: int = 0) -> PyTree:
-    """Repeats the last entry of an axis; NumPy's arrays stay on the host.
+    """Repeats the last entry of an axis ``more`` times; NumPy arrays stay on the host.
 
     >>> longer(jnp.arange(3), 2).tolist()
     [0, 1, 2, 2, 2]
@@ -63,7 +63,7 @@ def longer(tree: PyTree, more: int, *, axis: int = 0) -> PyTree:
 
 
 def only(mask: PyTree, tree: PyTree) -> PyTree:
-    """The leaves of ``tree`` for which ``mask`` is True; None, which is no leaf, for the others.
+    """Returns the leaves of ``tree`` where ``mask`` is True; None, which is not a leaf, elsewhere.
 
     >>> only({"w": True, "b": False}, {"w": 1, "b": 2})
     {'b': None, 'w': 1}
@@ -72,7 +72,7 @@ def only(mask: PyTree, tree: PyTree) -> PyTree:
 
 
 def filled(some: PyTree, whole: PyTree) -> PyTree:
-    """``some``, with leaves of ``whole`` in place of None.
+    """Returns ``some`` with leaves of ``whole`` in place of None.
 
     >>> filled({"w": 1, "b": None}, {"w": 3, "b": 4})
     {'b': 4, 'w': 1}
@@ -86,7 +86,7 @@ def filled(some: PyTree, whole: PyTree) -> PyTree:
 
 
 def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """One tree or the other, by ``condition bool[]``; NaN in the other does no harm.
+    """Selects one of two trees by ``condition bool[]``; NaN in the other has no effect.
 
     >>> select(jnp.array(True), {"w": jnp.float32(1)}, {"w": jnp.float32(2)})["w"].item()
     1.0
@@ -95,19 +95,19 @@ def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
 
 
 def select_rows(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Row-wise choice between two stacks: ``bool[S]``, ``[S, *p]``, ``[S, *p]``."""
+    """Selects rows of two stacks: ``bool[S]``, ``[S, *p]``, ``[S, *p]``."""
     return jax.tree.map(lambda a, b: jnp.where(expand(mask, a), a, b), on_true, on_false)
 
 
 def mix(matrix: Array, stacked: PyTree) -> PyTree:
-    """Weighted sums of the rows of a stack: ``f32[R, S]``, ``[S, *p]`` -> ``[R, *p]``.
+    """Computes weighted sums of the rows of a stack: ``f32[R, S]``, ``[S, *p]`` -> ``[R, *p]``.
 
-    Or one: ``f32[S]``, ``[S, *p]`` -> ``[*p]``.
+    A vector computes one sum: ``f32[S]``, ``[S, *p]`` -> ``[*p]``.
 
     >>> mix(jnp.array([[0.5, 0.5]]), {"w": jnp.array([1.0, 3.0])})["w"].tolist()
     [2.0]
     """
-    devices = order.sharers()
+    devices = order.ordered_devices()
 
     # A product: XLA's CPU reductions over a leading axis run at a tenth of the memory's speed.
     def product(columns: Array, rows: Array) -> Array:
@@ -124,22 +124,22 @@ def mix(matrix: Array, stacked: PyTree) -> PyTree:
 
 
 def row_sum(rows: Array) -> Array:
-    """The sum over the rows of a stack, ``f[S, *p] -> f[*p]``; over devices in their order.
+    """Sums the rows of a stack, ``f[S, *p] -> f[*p]``; over devices in their order.
 
     >>> row_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]
     """
-    devices = order.sharers()
+    devices = order.ordered_devices()
     if devices == 1:
         return jnp.sum(rows, axis=0)
     if rows.ndim == 1:
-        return jnp.sum(order.whole(rows))
+        return jnp.sum(order.keep_whole(rows))
     total: Array = order.device_sum(jnp.sum(order.blocks(rows, devices), axis=1))
     return total
 
 
 def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
-    """``(1 - share) start + share end``; exactly ``end`` at a share of 1; keeps the dtypes.
+    """Returns ``(1 - share) start + share end``; exactly ``end`` at a share of 1; keeps dtypes.
 
     >>> float(interpolate(jnp.float32(2), jnp.float32(6), 0.25))
     3.0
@@ -154,7 +154,7 @@ def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
 
 
 def scale(factor: Array | float, tree: PyTree) -> PyTree:
-    """``factor w``, in the dtypes of w.
+    """Returns ``factor w``, in the dtypes of w.
 
     >>> float(scale(0.5, jnp.float32(3)))
     1.5
@@ -163,22 +163,22 @@ def scale(factor: Array | float, tree: PyTree) -> PyTree:
 
 
 def add(tree: PyTree, step: PyTree) -> PyTree:
-    """``w + step``, in the dtypes of w."""
+    """Returns ``w + step``, in the dtypes of w."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), tree, step)
 
 
 def sum_of(tree: PyTree, other: PyTree) -> PyTree:
-    """``w + v``, leaf by leaf; strict about dtypes, unlike :func:`add`."""
+    """Returns ``w + v``, leaf by leaf; does not cast, unlike :func:`add`."""
     return jax.tree.map(jnp.add, tree, other)
 
 
 def subtract(tree: PyTree, other: PyTree) -> PyTree:
-    """``w - v``, leaf by leaf."""
+    """Returns ``w - v``, leaf by leaf."""
     return jax.tree.map(jnp.subtract, tree, other)
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Size in bytes of a pytree of arrays or ``ShapeDtypeStruct``.
+    """Returns the size in bytes of a pytree of arrays or ``ShapeDtypeStruct``.
 
     >>> num_bytes({"w": jnp.zeros((2, 3), jnp.float32)})
     24
@@ -187,7 +187,7 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def norm(tree: PyTree) -> Array:
-    """Euclidean norm over all leaves, ``f32[]``.
+    """Computes the Euclidean norm over all leaves, ``f32[]``.
 
     >>> float(norm({"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}))
     5.0
@@ -198,7 +198,7 @@ def norm(tree: PyTree) -> Array:
 
 
 def norms(stacked: PyTree) -> Array:
-    """Euclidean norm of each row over all leaves, ``[S, *p] -> f32[S]``.
+    """Computes the Euclidean norm of each row over all leaves, ``[S, *p] -> f32[S]``.
 
     >>> norms({"w": jnp.array([[3.0, 4.0], [0.0, 0.0]])}).tolist()
     [5.0, 0.0]
@@ -207,7 +207,7 @@ def norms(stacked: PyTree) -> Array:
 
 
 def mean(stacked: PyTree, weights: Array) -> PyTree:
-    r"""Weighted mean of the rows, :math:`\sum_k \frac{a_k}{\sum_j a_j} w_k`.
+    r"""Computes the weighted mean of the rows, :math:`\sum_k \frac{a_k}{\sum_j a_j} w_k`.
 
     Args:
         stacked: ``[S, *p]``.
@@ -226,10 +226,10 @@ def mean(stacked: PyTree, weights: Array) -> PyTree:
 
 
 def present_only(reduce: Callable[[PyTree], PyTree], stacked: PyTree, weights: Array) -> PyTree:
-    """``reduce(stacked)``, which may hold NaN in rows of weight 0: they are zeros to ``reduce``.
+    """Computes ``reduce(stacked)`` with zeros in rows of weight 0, which may hold NaN.
 
     Args:
-        reduce: to one pytree.
+        reduce: function of the stack.
         stacked: ``[S, *p]``.
         weights: ``f32[S]``, at least 0.
     """
@@ -237,18 +237,45 @@ def present_only(reduce: Callable[[PyTree], PyTree], stacked: PyTree, weights: A
     def zeroed(rows: PyTree) -> PyTree:
         return jax.tree.map(lambda a: jnp.where(expand(weights, a) > 0, a, 0), rows)
 
-    # 0 * NaN is NaN. The copy of the stack is made only if a row is absent.
-    nobody_is_absent = everywhere(jnp.all(weights > 0))
-    return jax.lax.cond(nobody_is_absent, reduce, lambda rows: reduce(zeroed(rows)), stacked)
+    # 0 * NaN is NaN. The stack is copied only if a row is absent.
+    all_present = everywhere(jnp.all(weights > 0))
+    return jax.lax.cond(all_present, reduce, lambda rows: reduce(zeroed(rows)), stacked)
+
+
+def squared_distances(stacked: PyTree, point: PyTree) -> Array:
+    """Returns squared distances of all rows ``[P, *p]`` to a point ``[*p]``; inf in place of NaN.
+
+    >>> squared_distances(jnp.array([[3.0, 4.0], [jnp.nan, 0.0]]), jnp.zeros(2)).tolist()
+    [25.0, inf]
+    """
+
+    def leaf(rows: Array, at: Array) -> Array:
+        square = jnp.square((rows - at[None]).astype(wide(rows.dtype)))
+        return jnp.sum(square, axis=tuple(range(1, rows.ndim))).astype(jnp.float32)
+
+    leaves = jax.tree.leaves(jax.tree.map(leaf, stacked, point))
+    total = sum(leaves[1:], leaves[0])
+    return jnp.where(jnp.isnan(total), jnp.inf, total)
+
+
+def pairwise_squared_distances(stacked: PyTree) -> Array:
+    """Returns squared distances between all rows ``[P, *p]``, ``f32[P, P]``; inf in place of NaN.
+
+    Row by row: as fast as a product of the centred stack with itself, and without cancellation.
+
+    >>> pairwise_squared_distances(jnp.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.0, 25.0], [25.0, 0.0]]
+    """
+    return jax.lax.map(lambda row: squared_distances(stacked, row), stacked)
 
 
 def typed_like(new: PyTree, old: PyTree) -> PyTree:
-    """In the types that a loop carries: a norm may take the statistics of bf16 in float32."""
+    """Casts to the dtypes of ``old``: a norm may compute statistics of bf16 in float32."""
     return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), new, old)
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """The type that sums are taken in: float64 for itself, float32 for all others.
+    """Returns the dtype of sums: float64 for float64, float32 for all others.
 
     >>> wide(jnp.dtype("bfloat16"))
     dtype('float32')
@@ -257,6 +284,6 @@ def wide(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def in_dtype(values: Array, dtype: jnp.dtype) -> Array:
-    """Counters (Adam's, say) are rounded: cast alone, the mean of 3 and 3 may be 2."""
+    """Casts values; rounds for integers (Adam's counters): a cast mean of 3 and 3 may be 2."""
     whole = jnp.issubdtype(dtype, jnp.integer)
     return (jnp.round(values) if whole else values).astype(dtype)

@@ -1,4 +1,4 @@
-"""How a vmap from outside meets a stack of tasks."""
+"""Rules for an outer vmap over code that runs a stack of tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_sim.base import Array, PyTree
 
 
 def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
-    """The traced floats that ``fn`` closes over; it is traced to find them.
+    """Returns the traced floats that ``fn`` closes over; traces it to find them.
 
     >>> def doubled(rate):
     ...     return closed_over(lambda x: rate * x, 1.0)[0] * 2
@@ -24,11 +24,13 @@ def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
     return closed
 
 
-def opened(fn: Callable[..., PyTree], *example: Any) -> tuple[Callable[..., PyTree], list[Array]]:
-    """``fn`` with what it closes over as one more argument, the first: and that, see closed_over.
+def lift_closure(
+    fn: Callable[..., PyTree], *example: Any
+) -> tuple[Callable[..., PyTree], list[Array]]:
+    """Returns ``fn`` with its :func:`closed_over` values as first argument, and these values.
 
     >>> def doubled(rate):
-    ...     fn, closed = opened(lambda x: rate * x, 1.0)
+    ...     fn, closed = lift_closure(lambda x: rate * x, 1.0)
     ...     return fn(closed, 2.0)
     >>> float(jax.jit(doubled)(3.0))
     6.0
@@ -47,10 +49,10 @@ def opened(fn: Callable[..., PyTree], *example: Any) -> tuple[Callable[..., PyTr
 
 @custom_vmap
 def everywhere(condition: Array) -> Array:
-    """Whether ``condition bool[]`` holds at all indices of every vmap from outside.
+    """Returns whether ``condition bool[]`` holds at all indices of every outer vmap.
 
-    A ``lax.cond`` by it stays one under vmap. By a condition of each index's own both branches
-    would run, and a select would choose.
+    A ``lax.cond`` on it stays a branch under vmap. With a batched condition, both branches would
+    run and a select would choose.
 
     >>> jax.vmap(everywhere)(jnp.array([True, False])).tolist()
     [False, False]
@@ -66,9 +68,9 @@ def _everywhere(size: int, batched: list[bool], condition: Array) -> tuple[Array
 
 @custom_vmap
 def greatest(value: Array) -> Array:
-    """The largest of ``value int32[]`` at all indices of every vmap from outside.
+    """Returns the largest ``value int32[]`` over all indices of every outer vmap.
 
-    A ``lax.switch`` by it stays one under vmap, as a ``lax.cond`` does by :func:`everywhere`.
+    A ``lax.switch`` on it stays a branch under vmap, like a ``lax.cond`` on :func:`everywhere`.
 
     >>> jax.vmap(greatest)(jnp.array([2, 7])).tolist()
     [7, 7]
@@ -82,14 +84,14 @@ def _greatest(size: int, batched: list[bool], value: Array) -> tuple[Array, bool
     return greatest(jnp.max(value)), False
 
 
-def flattened(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
+def merge_vmap_axes(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable[..., PyTree]:
     """Merges axes that vmap adds to ``tasks`` into its leading axis, instead of batching ``run``.
 
     Batching would turn a map over clients into a map over stacks of seeds, and its convolutions
-    into grouped ones. With a pool, ``run(constants, pool, work)``: the pools are merged too, and
-    the entries of the tasks shifted to match.
+    into grouped ones. In ``run(constants, pool, work)``, pools are merged too, and the entries of
+    the tasks shifted to match.
 
-    The first tasks of all indices come first: any stretch of the merged axis has its share of each.
+    The first tasks of all indices come first, so any part of the merged axis has tasks of each.
     """
 
     @custom_vmap

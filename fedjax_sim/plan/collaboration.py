@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, LearnedRedistribution, Slots, concrete
-from fedjax_sim.engine.distances import squared_between
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.moves import Mixing
@@ -99,7 +99,7 @@ class learned(LearnedRedistribution):
         counts = slots.samples_visited.astype(jnp.float32)
         confidence = jnp.where(trained, counts / jnp.maximum(jnp.max(counts), 1), 1)
         loss = confidence * slots.info.extra["final_loss"]
-        distance = squared_between(slots.variables.params)
+        distance = tree.pairwise_squared_distances(slots.variables.params)
 
         def pair(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
             graph, seen = carry

@@ -13,7 +13,7 @@ from fedjax_sim.base import Array
 from fedjax_sim.base.parts import Part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
-from fedjax_sim.engine.memory import check_room
+from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
 from fedjax_sim.plan.collaboration import learned
 from fedjax_sim.plan.moves import Gather, Mixing
@@ -281,7 +281,7 @@ def complete(slots: int) -> NDArray[np.bool_]:
 
 def _check_graph(slots: int) -> None:
     """Raises TooLargeError for a graph whose weights this machine cannot hold."""
-    check_room(f"the graph of {slots:,} clients_per_round", 8 * slots**2)
+    check_memory_for(f"the graph of {slots:,} clients_per_round", 8 * slots**2)
 
 
 def _graph(edges: ArrayLike) -> NDArray[np.bool_]:

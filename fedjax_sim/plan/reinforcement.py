@@ -24,7 +24,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.draws import distinct, signs
-from fedjax_sim.engine.memory import check_room
+from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.needs import OWN_SAMPLES
 
 
@@ -175,7 +175,7 @@ class deep_q(Selection):
     def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Agent:
         clients, size, replay = data.clients, self.size, self.replay
         held = f"{replay:,} times {clients + 1:,} sketches of {size:,} numbers"
-        check_room(held, 4 * replay * (clients + 1) * size)
+        check_memory_for(held, 4 * replay * (clients + 1) * size)
 
         def start(variables: Variables, client: ClientView) -> Array:
             return sketch(tree.subtract(self.first(variables, client), variables), size)

@@ -24,7 +24,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.draws import another, by_size, distinct
+from fedjax_sim.engine.draws import by_size, distinct, draw_free
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.plan.reinforcement import deep_q
@@ -89,7 +89,7 @@ class uniform(Selection):
     def another(self) -> Callable[[Array, PyTree, ClientData, Array], Array] | None:
         if self.sticky or self.active is not None:
             return None
-        return lambda key, state, data, taken: another(key, data.clients, taken)
+        return lambda key, state, data, taken: draw_free(key, data.clients, taken)
 
     @property
     def participation(self) -> Participation | None:

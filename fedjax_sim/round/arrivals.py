@@ -29,7 +29,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
-from fedjax_sim.engine.moments import between, no_later, plus, same, spent
+from fedjax_sim.engine.moments import add_seconds, between, compute_and_transfer, no_later, same
 from fedjax_sim.engine.streams import Device, Dispatch, Round, stream
 from fedjax_sim.round.parts import Parts
 
@@ -143,7 +143,7 @@ def come_back(
     seconds = between(state.clock, taken.now)
     still = taken.at.client < data.clients
     left = between(taken.now, taken.at.back)
-    each = spent(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
+    each = compute_and_transfer(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
     computing, link = (jnp.sum(jnp.where(still, of_client, 0)) for of_client in each)
     elapsed = Elapsed(
         seconds=seconds,
@@ -216,7 +216,7 @@ class _Events(NamedTuple):
         ends = ~jnp.any(awaited)
         if period is not None:
             sends = sends & same(taken.now, self.state.clock)
-            ends = ends | ~no_later(then, plus(self.state.clock, jnp.float32(period)))
+            ends = ends | ~no_later(then, add_seconds(self.state.clock, jnp.float32(period)))
         what = jnp.where(sends, 0, jnp.where(ends, 1, 2))
         taken = taken._replace(turn=taken.turn + 1)
         return jax.lax.switch(
@@ -252,7 +252,7 @@ class _Events(NamedTuple):
             luck = jax.random.uniform(stream(own, Dispatch.LOST), (2,), jnp.float32)
             lost = awake & (luck[0] < clock.failures)
             length = jnp.where(lost, luck[1] * length, length)
-        then = plus(taken.now, jnp.where(awake, length, clock.idle))
+        then = add_seconds(taken.now, jnp.where(awake, length, clock.idle))
         at, place = taken.at, jnp.argmax(taken.at.idle)
         changed = at._replace(
             client=jnp.where(awake, client, none),
@@ -282,7 +282,7 @@ class _Events(NamedTuple):
         freed = freed.at[place].set(True)
         alone = jnp.all((at.client == none) | freed)
         visit = at.down[place], at.seconds[place], at.length[place]
-        each = spent(*visit, between(self.state.clock, then))
+        each = compute_and_transfer(*visit, between(self.state.clock, then))
         computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
@@ -307,7 +307,7 @@ class _Events(NamedTuple):
         period = self.parts.schedule.seconds
         then = taken.now
         if period is not None:
-            then = plus(self.state.clock, jnp.float32(period))
+            then = add_seconds(self.state.clock, jnp.float32(period))
         waiting = taken.waiting + self._waited(taken, then)
         return taken._replace(now=then, waiting=waiting, over=jnp.array(True))
 

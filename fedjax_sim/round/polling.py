@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import Visits, client_sizes, samples_of, visits
-from fedjax_sim.engine.draws import among
+from fedjax_sim.engine.draws import is_in
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round import placement, timing, traffic
 from fedjax_sim.round.arrivals import Back, come_back
@@ -152,7 +152,7 @@ def trips(
     plain = traffic.trips(parts, state, placed, due, data.clients)
     if asked is None:
         return plain
-    has = among(placed.slots.client, asked.client) & (asked.downloads > 0)
+    has = is_in(placed.slots.client, asked.client) & (asked.downloads > 0)
     return plain._replace(downloads=jnp.where(has, 0, plain.downloads))
 
 

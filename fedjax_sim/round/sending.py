@@ -18,7 +18,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import rows_of
+from fedjax_sim.engine.clients import state_rows
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round.collecting import measured_from
 from fedjax_sim.round.exchanging import travelling
@@ -108,7 +108,7 @@ def undone(
     """
     if not any(part.screens for part in parts.sending):
         return trained, mine
-    before = tree.take((state.client_state, state.own), rows_of(data, slots.client))
+    before = tree.take((state.client_state, state.own), state_rows(data, slots.client))
     kept, mine = tree.select_rows(skipped, before, (trained.client_state, mine))
     told = trained.info.loss, trained.info.extra
     loss, extra = tree.select_rows(skipped, jax.tree.map(jnp.zeros_like, told), told)
@@ -157,7 +157,7 @@ def _through(
     The update of a row that does not send stays as it is, and the message of one that did not
     train.
     """
-    kept, sent, whole, row = [], sends, update, rows_of(data, client)
+    kept, sent, whole, row = [], sends, update, state_rows(data, client)
     update = travelling(parts, update)
     for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
         part_key = stream(key, Round.SENDING, i)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import AtWork, ClientData, FedState, Now, PyTree, Variables, shown
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import kept_rows
+from fedjax_sim.engine.clients import count_state_rows
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import at_rest
@@ -46,7 +46,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         raise ValueError(
             f"clock {shown(parts.clock)} must know the {data.clients} clients, it has {known}"
         )
-    learned, rows = parts.learned, kept_rows(data)
+    learned, rows = parts.learned, count_state_rows(data)
     state = FedState(
         round=jnp.int32(0),
         server=variables,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, PyTree, Trained, evaluate_law
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.moments import plus
+from fedjax_sim.engine.moments import add_seconds
 from fedjax_sim.engine.streams import Device, Round, stream
 from fedjax_sim.round import traffic
 from fedjax_sim.round.parts import Parts
@@ -208,7 +208,7 @@ def later(now: PyTree, elapsed: Elapsed | None) -> PyTree:
     >>> [a.item() for a in later(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
     [4, 0.25]
     """
-    return now if elapsed is None else plus(now, elapsed.seconds)
+    return now if elapsed is None else add_seconds(now, elapsed.seconds)
 
 
 def _rank(end: Array, client: Array) -> Array:

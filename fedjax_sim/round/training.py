@@ -22,7 +22,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import Addend
-from fedjax_sim.engine.clients import Visits, rows_of, samples_of, visits
+from fedjax_sim.engine.clients import Visits, samples_of, state_rows, visits
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.streams import Client, Round, stream
 from fedjax_sim.round.collecting import weights_of
@@ -127,7 +127,7 @@ def _work(
     tasks = _Task(keys, visited, placed.fresh, slots.tag, slots.weight, share, limit)
     rest = state.shared_state, state.round, stream(key, Round.COIN)
     common = _Common(state.server, state.server_samples, state.broadcast, *rest)
-    kept = tree.take((state.client_state, state.own), rows_of(data, slots.client))
+    kept = tree.take((state.client_state, state.own), state_rows(data, slots.client))
     own = _Own(slots.variables, kept[0], slots.received, kept[1])
     return common, own, parts.execution.replicate(tasks)
 
@@ -308,7 +308,7 @@ def client_states(
         trained: ``[P]``, what the clients give.
         mine: ``[P, *p]``, the leaves that stay with them.
     """
-    row = rows_of(data, placed.slots.client)
+    row = state_rows(data, placed.slots.client)
     kept, own = jax.tree.map(
         lambda all_, rows: all_.at[row].set(rows, mode="drop"),
         (state.client_state, state.own),

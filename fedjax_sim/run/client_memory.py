@@ -14,8 +14,8 @@ from fedjax_sim.base import PyTree
 from fedjax_sim.base.data import HeldError
 from fedjax_sim.base.files import memory_of_host
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.memory import MB, TooLargeError, held_of_host
-from fedjax_sim.engine.reading import needed
+from fedjax_sim.engine.memory import MB, TooLargeError, host_bytes_held
+from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.run.layout import (
     Layout,
     per_client_state,
@@ -128,7 +128,7 @@ def check_state_unread(jaxpr: Jaxpr, inputs: tuple[Any, ...]) -> None:
     Raises:
         HeldError: if it reads per-client state.
     """
-    run: Run = needed(jaxpr, inputs)[1][0]
+    run: Run = without_dead_code(jaxpr, inputs)[1][0]
     if any(jax.tree.leaves(per_client_state(run))):
         raise HeldError
 
@@ -178,7 +178,7 @@ class ClientMemory:
         before = jax.tree.leaves(self._rows)[0].shape[1]
         rows = before + len(new)
         kept = tree.num_bytes(self._rows) // before * rows
-        devices = held_of_host(device_bytes, self.execution.devices)
+        devices = host_bytes_held(device_bytes, self.execution.devices)
         # Exporting makes a copy; devices that share the host's memory get their part of it.
         size, available = kept + max(kept, 2 * devices), memory_of_host()
         if available is not None and size > available:

@@ -18,10 +18,14 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Task, Variables, shown
 from fedjax_sim.base.data import ElsewhereError
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.effort import step_flops
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.engine.memory import check_room, compiled, largest_made
-from fedjax_sim.engine.reading import needed
+from fedjax_sim.engine.memory import (
+    check_memory_for,
+    compile_program,
+    largest_new_array,
+    step_flops,
+)
+from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.engine.targets import ProgramReport, options_for, program_report
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted
@@ -143,7 +147,7 @@ class Programs:
         """
         given = None if platforms is None else tuple(platforms)
         for name, traced in self._traced(weights):
-            self._largest[name] = largest_made(traced.jaxpr.jaxpr)
+            self._largest[name] = largest_new_array(traced.jaxpr.jaxpr)
             if name in ("advance", "rounds"):
                 self._step_flops = step_flops(traced.jaxpr.jaxpr)
             yield name, traced.lower(lowering_platforms=given)
@@ -156,7 +160,7 @@ class Programs:
         """
         began = time.perf_counter()
         for name, lowered in self.lowered():
-            program = compiled(lowered, self.options(name))
+            program = compile_program(lowered, self.options(name))
             yield program_report(name, time.perf_counter() - began, program)
             began = time.perf_counter()
 
@@ -199,7 +203,7 @@ class Programs:
         weights = shapes(draw.out_info if weights is None else weights)
         start = functions.start.trace(seeds, weights, data)
         held = tree.num_bytes(start.out_info) // len(self.execution.devices)
-        check_room("the state of the runs on one device would", held)
+        check_memory_for("the state of the runs on one device would", held)
         self.shapes["start"] = start.out_info
         yield "start", start
         run = shapes(start.out_info, split)
@@ -303,7 +307,7 @@ class Programs:
 
         assert self.blocks is not None
         traced = jax.jit(draw).trace(run, data).jaxpr
-        rest, used = needed(traced.jaxpr, (run, data))
+        rest, used = without_dead_code(traced.jaxpr, (run, data))
         of_data = used[1]
         if of_data.x or of_data.y or of_data.index:
             parts = self.algorithm.parts

@@ -16,7 +16,7 @@ from jax.stages import Compiled
 
 from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.memory import arguments, check_fits, compiled, needed
+from fedjax_sim.engine.memory import argument_bytes, check_fits, compile_program, peak_bytes
 from fedjax_sim.run.checkpoint_files import Checkpoint
 from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
@@ -260,7 +260,7 @@ class Runner:
         pool, devices = ThreadPoolExecutor(), self.programs.execution.devices
         try:
             compiling = {
-                name: pool.submit(compiled, lowered, self.programs.options(name, rounds))
+                name: pool.submit(compile_program, lowered, self.programs.options(name, rounds))
                 for name, lowered in self.programs.lowered(weights=weights)
                 if wanted(name)
             }
@@ -281,11 +281,13 @@ class Runner:
         others = 0 if name in reading_sets or name in ONCE else sets
         if name == "evaluate":  # the run and the data, which the program before it was given
             before = "advance" if programs.blocks is None else "models"
-            others += arguments(self._compiled[before]) - (sets if before in reading_sets else 0)
+            others += argument_bytes(self._compiled[before]) - (
+                sets if before in reading_sets else 0
+            )
         if programs.blocks is not None:
             block = tree.num_bytes(programs.blocks.changing(programs.blocks.shapes()))
             others += block if name == "rounds" else 2 * block
-        return needed(self._compiled[name]) + others
+        return peak_bytes(self._compiled[name]) + others
 
 
 def rounds_of_call(left: int, seconds: float | None) -> int:

@@ -22,7 +22,7 @@ from fedjax_sim.base import (
 from fedjax_sim.clustering import models_taken
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import root_view
-from fedjax_sim.engine.clients import begins
+from fedjax_sim.engine.clients import list_starts
 
 __all__ = ["central_divergence", "model_divergence", "models_taken"]
 
@@ -143,7 +143,7 @@ def _union(cohort: Cohort) -> ClientView:
     data = cohort.data
     clients = jnp.sort(cohort.client)
     # Indexing clamps: client N, i.e. no client, starts and ends at the last entry of start.
-    begin, sizes = begins(data, clients), data.start[clients + 1] - data.start[clients]
+    begin, sizes = list_starts(data, clients), data.start[clients + 1] - data.start[clients]
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     most = min(len(clients) * data.capacity, len(data.index))
     entry = jnp.arange(most, dtype=jnp.int32)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Need, PyTree, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.distances import squared_between, squared_from
 from fedjax_sim.server.aggregators._order import coordinate_median
 from fedjax_sim.server.aggregators._rows import Rule, check_share, enough, share_of, trainable
 
@@ -108,7 +107,7 @@ class multi_krum(_Krum):
 
 def _scores(stacked: PyTree, present: Array, neighbours: Array) -> Array:
     """Returns ``f32[P]``, the sums of the smallest squared distances to other present rows."""
-    distance = squared_between(trainable(stacked))
+    distance = tree.pairwise_squared_distances(trainable(stacked))
     others = present[None] & ~jnp.eye(len(present), dtype=bool)
     ascending = jnp.sort(jnp.where(others, distance, jnp.inf), axis=1)
     near = jnp.arange(len(present), dtype=jnp.int32) < neighbours
@@ -158,7 +157,7 @@ class geometric_median(Rule):
         rows, present = trainable(stacked), weights > 0
 
         def step(_: Array, centre: PyTree) -> PyTree:
-            distance = jnp.sqrt(squared_from(rows, centre))
+            distance = jnp.sqrt(tree.squared_distances(rows, centre))
             at_centre = present & (distance <= self.eps)
             beta = jnp.where(present & ~at_centre, weights / distance, 0)
             eta = tree.row_sum(jnp.where(at_centre, weights, 0))
@@ -227,7 +226,9 @@ class caf(Rule):
         # of the others would cancel.
         centre = coordinate_median(stacked, weights)
         offset = jax.tree.map(lambda rows, a: rows - a[None], stacked, centre)
-        finite = present & jnp.isfinite(squared_from(trainable(stacked), trainable(centre)))
+        finite = present & jnp.isfinite(
+            tree.squared_distances(trainable(stacked), trainable(centre))
+        )
         products = _products(tree.select_rows(finite, offset, jax.tree.map(jnp.zeros_like, offset)))
 
         def filtered(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

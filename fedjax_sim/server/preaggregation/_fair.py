@@ -18,7 +18,7 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL
-from fedjax_sim.engine.order import whole
+from fedjax_sim.engine.order import keep_whole
 
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
 
@@ -138,7 +138,7 @@ class agnostic(PreAggregation):
         # If λ is 0 for all, no update counts.
         rows = tree.select_rows(counts, updates, jax.tree.map(jnp.zeros_like, updates))
         ascent = jnp.where(present, self.step * _initial_loss(cohort), 0)
-        client, ascent = whole((cohort.client, ascent))
+        client, ascent = keep_whole((cohort.client, ascent))
         moved = mixture.at[client].add(ascent, mode="drop")
         after = _onto_simplex(moved)
         return rows, jnp.where(jnp.any(counts), new, weights), after

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Cohort, Need, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.distances import squared_between
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import check_share, enough, share_of, trainable
 
@@ -85,7 +84,9 @@ class nearest_neighbour_mixing(PreAggregation):
         finite = present & jnp.isfinite(tree.norms(updates.params))
         count = jnp.sum(present, dtype=jnp.int32)
         neighbours = count - share_of(count, self.byzantine, len(weights))
-        distance = jnp.where(finite[None], squared_between(trainable(updates)), jnp.inf)
+        distance = jnp.where(
+            finite[None], tree.pairwise_squared_distances(trainable(updates)), jnp.inf
+        )
         last = jnp.sort(distance, axis=1)[:, neighbours - 1, None]
         nearer, level = distance < last, (distance == last) & finite[None]
         left = neighbours - jnp.sum(nearer, axis=1, dtype=jnp.int32)

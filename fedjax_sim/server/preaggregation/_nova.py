@@ -109,4 +109,4 @@ class normalise(PreAggregation):
             # 1 - (1 - ημ)^T cancels if ημ is small.
             rate = self.lr * self.mu
             return -jnp.expm1(steps.astype(jnp.float32) * math.log1p(-rate)) / rate
-        return reach.accumulated(steps, self.momentum)
+        return reach.gradient_weight(steps, self.momentum)
