@@ -204,6 +204,12 @@ def with_root(data: fs.ClientData, rows: Any) -> fs.ClientData:
     return altered_data(data, index=index, root=root, capacity=max(data.capacity, len(rows)))
 
 
+def promising(part: Any, **promises: Any) -> Any:
+    """Returns a part with other promises or methods, of a subclass with the same name."""
+    kind = type(type(part).__name__, (type(part),), promises)
+    return kind(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
+
+
 def known(value: T | None) -> T:
     """What a result has here, and others may lack."""
     assert value is not None

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SIZES, make_federation
+from conftest import SIZES, make_federation, promising
 
 import fedjax_sim as fs
 from fedjax_sim.base import ClientData, Variables
@@ -271,7 +271,9 @@ def test_refusals() -> None:
         algorithm().replace(broadcast=fs.broadcast.stale(2))
     told = algorithm().parts.selection
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm().replace(selection=told._replace(poll=None), schedule=fs.schedule.delayed(M, 2))
+        algorithm().replace(
+            selection=promising(told, poll=None), schedule=fs.schedule.delayed(M, 2)
+        )
     wrong: dict[str, tuple[Any, str]] = {
         "discount": (1.5, "in [0, 1], got 1.5"),
         "explore": (-0.1, "in [0, 1], got -0.1"),

@@ -50,15 +50,16 @@ def local_sgd(model: fs.Model, **options: Any) -> LocalUpdate:
     )
 
 
-def reordered(groups: int, sticky: bool) -> Any:
+class reordered(selection.uniform):
     """A uniform selection that reverses the clients that it draws, inside each group."""
-    plain = selection.uniform(sticky=sticky)
 
-    def draw(key: Any, state: Any, data: Any, clients: Any, free: Any, visits: Any) -> Any:
-        drawn, state = plain.draw(key, state, data, clients, free, visits)
-        return drawn.reshape(groups, -1)[:, ::-1].reshape(-1), state
+    groups: int = 1
 
-    return plain._replace(draw=draw)
+    def draw(
+        self, key: Any, state: Any, data: Any, clients: Any, free: Any, visits: Any
+    ) -> tuple[Any, Any]:
+        drawn, state = super().draw(key, state, data, clients, free, visits)
+        return drawn.reshape(self.groups, -1)[:, ::-1].reshape(-1), state
 
 
 @pytest.mark.parametrize("kind", some_slow(["fedavg", "radfed", "phase_shift"]))
@@ -87,7 +88,7 @@ def test_cohort_order_is_invisible(
             federation.data,
             4,
         )
-        for chosen in (selection.uniform(sticky=sticky), reordered(groups, sticky))
+        for chosen in (selection.uniform(sticky=sticky), reordered(groups=groups, sticky=sticky))
     )
     assert_trees(a.servers, b.servers)
     assert_trees(a.final, b.final)

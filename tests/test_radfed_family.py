@@ -24,6 +24,7 @@ from conftest import (
     largest_change,
     make_federation,
     play,
+    promising,
 )
 from scipy import stats
 
@@ -730,7 +731,7 @@ def test_an_idle_slot_takes_no_correction() -> None:
     """Its client has no samples, and before the first aggregation nor has the server: 0 / 0."""
     easy = make_federation((12, 20, 16, 33, 9, 24, 18, 16))
     model = fs.models.logistic((6,), easy.classes)
-    unasked = refresh.drift_correction()._replace(needs=())  # it asks for slots that never rest
+    unasked = promising(refresh.drift_correction(), needs=())  # it asks for slots that never rest
     algorithm = fs.compose(
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
         selection=selection.uniform(active=3),

@@ -530,7 +530,7 @@ LARGE: dict[str, Callable[[], tuple[fs.base.Selection, fs.base.Clock | None]]] =
     "power of choice": lambda: (
         fs.selection.power_of_choice(5, reports.mean_loss(risk())), CLOCK,
     ),
-    "fedcs": lambda: (fs.selection.within_deadline(5), CLOCK._replace(deadline=9.0)),
+    "fedcs": lambda: (fs.selection.within_deadline(5), CLOCK.replace(deadline=9.0)),
     "awake": lambda: (fs.selection.awake(), CLOCK),
 }  # fmt: skip
 

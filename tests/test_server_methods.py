@@ -21,6 +21,7 @@ from conftest import (
     assert_trees,
     largest_change,
     play,
+    promising,
     with_root,
 )
 from hypothesis import given, settings
@@ -138,7 +139,7 @@ def test_a_chain_hands_on_what_it_made() -> None:
 
 
 def test_only_the_last_of_a_chain_encodes() -> None:
-    encoder = server.replace()._replace(download_bytes=lambda variables, updates: 7)
+    encoder = promising(server.replace(), download_bytes=lambda self, variables, updates: 7)
     after = server.chain(server.mix(0.5), encoder).download_bytes
     assert after is not None
     assert after(Variables((), ()), 1) == 7

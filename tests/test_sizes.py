@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import make_federation, with_root
+from conftest import make_federation, promising, with_root
 from test_contracts import UNEQUAL, named, net, update
 
 import fedjax_sim as fs
@@ -204,7 +204,7 @@ def test_the_clients_of_a_graph_are_priced() -> None:
 
 def test_a_number_that_no_part_rejects_is_a_line() -> None:
     problem = fs.toy(3)
-    late = fs.schedule.every_round(2)._replace(due=lambda t: jnp.full(2, t >= 2**33))
+    late = promising(fs.schedule.every_round(2), due=lambda self, t: jnp.full(2, t >= 2**33))
     local = fs.local_sgd(problem.objective, optax.sgd(0.1))
     algorithm = fs.compose(local, selection=fs.selection.uniform(), schedule=late)
     with pytest.raises(ValueError, match="a whole number is too large for the devices: "):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, known, make_federation, play
+from conftest import Federation, Play, assert_trees, known, make_federation, play, promising
 
 import fedjax_sim as fs
 from fedjax_sim import broadcast, preaggregation, schedule, selection, server
@@ -150,11 +150,12 @@ def test_a_rate_for_each_run(federation: Federation, models: dict[str, fs.Model]
 
 def test_nobody_trains(federation: Federation, models: dict[str, fs.Model]) -> None:
     """An empty cohort, as Poisson sampling may draw one, moves nothing."""
-    nobody = selection.uniform()._replace(
-        draw=lambda key, state, data, clients, free, visits: (
+    nobody = promising(
+        selection.uniform(),
+        draw=lambda self, key, state, data, clients, free, visits: (
             jnp.full_like(clients, data.clients),
             state,
-        )
+        ),
     )
     execution = fs.make_execution(devices=1)
     run = play(composed(models["logistic"], selection=nobody).on(execution),

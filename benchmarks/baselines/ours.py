@@ -23,7 +23,7 @@ from benchmarks.workloads import (
     Timing,
     Workload,
 )
-from fedjax_sim.base import Array, ClientData, Model, PyTree, Selection
+from fedjax_sim.base import Array, ClientData, Model, PerClient, PyTree, Selection, Variables
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import layers
@@ -87,17 +87,20 @@ def _weights() -> dict[str, NDArray[np.float32]]:
     return arrays
 
 
-def _given(cohorts: Array) -> Selection:
+class _Given(Selection):
     """The cohorts that all contestants train, round by round."""
 
-    def draw(
-        key: Array, turn: Array, data: ClientData, clients: Array, free: Array, visits: Array
-    ) -> tuple[Array, PyTree]:
-        return cohorts[turn % ROUNDS], turn + 1
+    cohorts: Array
 
-    return Selection(
-        init=lambda variables, data, execution: jax.numpy.int32(0), draw=draw, sticky=False
-    )
+    def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Array:
+        """Returns the number of the first round."""
+        return jax.numpy.int32(0)
+
+    def draw(
+        self, key: Array, turn: Array, data: ClientData, clients: Array, free: Array, visits: Array
+    ) -> tuple[Array, PyTree]:
+        """Returns the cohort of the round."""
+        return self.cohorts[turn % ROUNDS], turn + 1
 
 
 def lowered_by(way: Lowering | None) -> AbstractContextManager[object]:
@@ -136,7 +139,7 @@ def experiment_of(
     )
     algorithm = fs.compose(
         local,
-        selection=_given(jax.numpy.asarray(workload.cohorts(ROUNDS))),
+        selection=_Given(jax.numpy.asarray(workload.cohorts(ROUNDS))),
         schedule=fs.schedule.every_round(workload.cohort),
     ).on(execution)
     sets = (eval_set(work.x[:1], work.y[:1]),)

@@ -53,8 +53,6 @@ class Availability(Protocol):
 class Link(Part):
     """The speed of the network."""
 
-    HOOKS = ("up", "down", "shared")
-
     @property
     def up(self) -> float | Law:
         """Bytes per second from a client; if ``shared``, from all clients together."""
@@ -73,11 +71,6 @@ class Link(Part):
 
 class Clock(Part):
     """Simulated devices: how long visits take, who is available, and whom the server waits for."""
-
-    HOOKS = (
-        *("compute", "link", "available", "failures", "deadline", "late", "first", "idle"),
-        *("watts", "seed", "clients"),
-    )
 
     @property
     def compute(self) -> float | Law:

@@ -9,8 +9,6 @@ from fedjax_sim.base.parts import Part
 class Exchange(Part):
     """Selects the leaves of a model that travel between clients and server."""
 
-    HOOKS = ("own", "frozen", "fragments", "nothing")
-
     @property
     def own(self) -> Leaves | None:
         """The leaves that stay with the clients, each of which trains its own; None: no leaf."""

@@ -15,8 +15,6 @@ class Finish(Part):
     Evaluations during the run use the model without this change.
     """
 
-    HOOKS = ("tell", "move")
-
     def tell(self, server: Variables, client: ClientView, /) -> PyTree:
         """Returns a client's arrays for the final model, which are summed over all clients."""
         raise NotImplementedError

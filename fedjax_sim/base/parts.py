@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
-    ClassVar,
     NamedTuple,
     ParamSpec,
     Self,
@@ -74,13 +73,8 @@ class Part:
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Rejects integers above ``LARGEST``, and ``COUNTED`` ones above ``MOST``."""
-        if "HOOKS" in vars(cls):
-            return _from_functions(cls, args, settings)
         _check_integers(cls._integers, args, settings)
         return super().__new__(cls)
-
-    HOOKS: ClassVar[tuple[str, ...]] = ()
-    """The hooks of a role, in the order in which its class takes functions for them."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -95,11 +89,6 @@ class Part:
     def replace(self, **settings: Any) -> Self:
         """Returns the part with some of its settings replaced."""
         return dataclasses.replace(self, **settings)  # type: ignore[type-var]
-
-    def _replace(self, **hooks: Any) -> Any:
-        role = next(c for c in type(self).__mro__ if issubclass(c, Part) and "HOOKS" in vars(c))
-        before = {name: getattr(self, name) for name in (*role.HOOKS, "needs")}
-        return role(**(before | {"origin": getattr(self, "origin", None)} | hooks))
 
     def __repr__(self) -> str:
         return shown(self)
@@ -119,18 +108,6 @@ class _Setting:
 
     def __get__(self, part: Any, kind: type) -> Any:
         raise AttributeError(f"{kind.__name__} has no {self._name}")
-
-
-def _from_functions(role: Any, args: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
-    """Makes a part of a role from functions for its hooks (until all parts are classes)."""
-    given = dict(zip(role.HOOKS, args, strict=False)) | dict(settings)
-    if unknown := given.keys() - {*role.HOOKS, "needs", "origin"}:
-        raise TypeError(f"{role.__name__} has no {min(unknown)}")
-    namespace: dict[str, Any] = {
-        name: staticmethod(value) if callable(value) else value for name, value in given.items()
-    }
-    namespace |= {"functions": given, "__init__": lambda self, *args, **kwargs: None}
-    return object.__new__(type(role.__name__, (role,), namespace))
 
 
 class Origin(NamedTuple):
@@ -197,7 +174,7 @@ def with_origin(value: Any, origin: Origin) -> Any:
         value.origin = origin  # type: ignore[attr-defined]
         return value
     if isinstance(value, Part):
-        return value._replace(origin=origin) if value.HOOKS else value
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, origin=origin)
     return value._replace(origin=origin)

@@ -59,12 +59,6 @@ out.
 class Selection(Part):
     """Chooses the client that each slot visits."""
 
-    HOOKS = (
-        *("init", "draw", "sticky", "update", "may_idle", "active", "reads", "setup_traffic"),
-        *("everyone", "another", "timed", "poll", "ask", "device_numbers", "record_answers"),
-        *("times", "see", "participation"),
-    )
-
     def init(self, variables: Variables, data: ClientData, execution: PerClient, /) -> PyTree:
         """Returns the state before the first round; () for no state."""
         return ()
@@ -193,11 +187,6 @@ class Selection(Part):
 class Schedule(Part):
     """Determines which slots the server collects, and when."""
 
-    HOOKS = (
-        *("period", "group", "due", "serverless", "round_factor", "at_work", "seconds"),
-        "one_round",
-    )
-
     @property
     def period(self) -> int:
         """The rounds that a model is in flight; with 1 no model outlives a round."""
@@ -273,8 +262,6 @@ class Redistribution(Protocol):
 
 class LearnedRedistribution(Part):
     """A redistribution that depends on the models, and may keep a state."""
-
-    HOOKS = ("init", "move", "reads", "beside")
 
     def init(self, slots: int, /) -> PyTree:
         """Returns the state before the first round, for S slots."""

@@ -50,8 +50,6 @@ class PreAggregation(Part):
     applied in order. A change of each message on its own is a :class:`Sending`.
     """
 
-    HOOKS = ("init", "apply", "reads", "setup_traffic", "mixes", "epsilon", "drops", "weighs")
-
     def init(self, variables: Variables, data: ClientData, /) -> PyTree:
         """Returns the state before the first round; () for no state."""
         return ()
@@ -104,8 +102,6 @@ class PreAggregation(Part):
 class Broadcast(Part):
     """Chooses the model that a slot starts from when it leaves the server."""
 
-    HOOKS = ("init", "send", "update", "offered", "several", "tags", "reads_updates")
-
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the state before the first round; () for no state."""
         return ()
@@ -152,8 +148,6 @@ class Broadcast(Part):
 class Refresh(Part):
     """Updates a model that stays in flight with the new server model."""
 
-    HOOKS = ("correct", "downloads")
-
     @property
     def correct(self) -> Callable[[Variables, Array, Variables, Array], Variables] | None:
         """Maps ``(server, server_samples, local, samples)`` to the model that continues.
@@ -171,11 +165,6 @@ class Refresh(Part):
 
 class Server(Part):
     """Moves the server model, given the aggregate of the updates."""
-
-    HOOKS = (
-        *("init", "update", "download_bytes", "setup_traffic", "reads_updates", "replaces"),
-        "dual",
-    )
 
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the state before the first round; () for no state."""
@@ -242,8 +231,6 @@ class DownloadBytes(Protocol):
 
 class Diagnostic(Part):
     """Measures a round and changes nothing."""
-
-    HOOKS = ("init", "measure")
 
     def init(self, variables: Variables, data: ClientData, /) -> PyTree:
         """Returns the state before the first round; () for no state."""

@@ -8,12 +8,13 @@ import typing
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_sim.base import LocalUpdate, Origin, origin_of, shown, written_arguments
+from fedjax_sim.base import LocalUpdate, origin_of, shown, written_arguments
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.cli.making import make
 from fedjax_sim.cli.parts import public_names
 from fedjax_sim.client.local import local_sgd
+from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.round import Algorithm, compose
 
 
@@ -99,19 +100,17 @@ def _local(local: LocalUpdate) -> Iterator[Part]:
 
 def _changed(local: LocalUpdate) -> dict[str, Any] | None:
     """What a local update was given beyond the user's settings; None for a wrapper."""
-    origin = local.origin
-    if origin is None or origin.name != "local_sgd":
+    if not isinstance(local, local_sgd):
         return None
-    objective = origin_of(origin.arguments["objective"])
     users = {"optimizer", "batch_size", "epochs"}
-    if objective is not None and _is_plain(objective):
+    if _is_plain(local.objective):
         users.add("objective")
-    return {name: value for name, value in origin.settings.items() if name not in users}
+    return {name: value for name, value in local.origin.settings.items() if name not in users}
 
 
-def _is_plain(origin: Origin) -> bool:
-    """Whether an objective is the user's, without what a method adds to it."""
-    return origin.name == "empirical_risk" and not {"adjust", "term"} & origin.settings.keys()
+def _is_plain(value: Any) -> bool:
+    """Whether a value is the user's objective, without additions of a method."""
+    return isinstance(value, empirical_risk) and value.adjust is None and value.term is None
 
 
 def written(value: Any) -> str:
@@ -126,7 +125,7 @@ def written(value: Any) -> str:
         if type(value) in (list, tuple):
             return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
         return shown(value)
-    if _is_plain(origin):
+    if _is_plain(value):
         return "objective"
     name = public_names().get(origin.factory, origin.name)
     if isinstance(value, types.FunctionType) and "origin" not in vars(value):

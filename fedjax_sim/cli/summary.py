@@ -18,6 +18,7 @@ from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.local import rounds_of, without_steps
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.cli.written import read
+from fedjax_sim.client import corrections
 from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, emd, label_table
@@ -180,9 +181,9 @@ def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
         ``mu_first`` and ``mu_last``; nothing if there is no such term.
     """
     for origin in origins(algorithm.parts.local):
-        if origin.name == "proximal":
+        if origin.factory is corrections.proximal:
             return dict.fromkeys(("mu_first", "mu_last"), float(origin.arguments["mu"]))
-        if origin.name == "adaptive_proximal" and state is not None:
+        if origin.factory is corrections.adaptive_proximal and state is not None:
             terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
             (last,) = (float(np.mean(np.asarray(a.mu))) for a in terms if isinstance(a, Mu))
             return {"mu_first": float(origin.arguments.get("start", 0)), "mu_last": last}

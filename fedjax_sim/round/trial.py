@@ -122,7 +122,7 @@ def _of_user(part: Any) -> bool:
         elif isinstance(value, Part):
             if any(is_users(kind.__module__) for kind in type(value).__mro__):
                 return True
-            waiting += [value.origin, getattr(value, "functions", {})]
+            waiting += [value.origin]
         elif isinstance(value, types.FunctionType):
             if is_users(value.__module__):
                 return True

@@ -86,8 +86,6 @@ def _contents(value: Any) -> list[Any]:
         return sorted(map(str, value))
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    if hasattr(value, "functions"):
-        return [value.functions]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # The parent of a flax module is the scope that it lives in.
         names = [f.name for f in dataclasses.fields(value) if f.name not in ("parent", "origin")]
