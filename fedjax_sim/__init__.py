@@ -65,7 +65,7 @@ from fedjax_sim.run import (
     stop,
     sweep,
 )
-from fedjax_sim.run.toy import Toy, toy
+from fedjax_sim.run.simulation import Toy, toy
 from fedjax_sim.server import (
     aggregators,
     broadcast,

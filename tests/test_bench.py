@@ -49,7 +49,7 @@ from fedjax_sim.partition import (
 )
 from fedjax_sim.run import DivergedError, Result, simulate
 from fedjax_sim.run.programs import Programs
-from fedjax_sim.run.toy import toy
+from fedjax_sim.run.simulation import toy
 
 BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache",
         "--devices", "1"]  # fmt: skip

@@ -1,1 +1,1 @@
-"""How stacks of models are computed on devices; knows no algorithm."""
+"""Computation on stacks of models over devices, independent of any algorithm."""

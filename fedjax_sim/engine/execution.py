@@ -288,7 +288,7 @@ def make_execution(
     warning if there is only one CPU device by default.
 
     Args:
-        devices: number of devices of each process, or the devices themselves, such as those of
+        devices: number of devices of each process, or the devices themselves, such as the result of
             :func:`fedjax_sim.engine.targets.devices_of`. None: ``jax_default_device`` if set, else
             all.
         chunk: models per device under vmap, one chunk after another; None: the backend's default,

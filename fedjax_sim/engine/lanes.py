@@ -24,7 +24,7 @@ class InSteps(NamedTuple):
     whether the result is used; in other lanes it is discarded.
 
     Attributes:
-        begin: ``(due) -> (plan, carry)``, what the steps read and what they change.
+        begin: ``(due) -> (plan, carry)``, constants of the steps and their carry.
         stretch: ``(due, plan, carry) -> (plan, int32[])``, the plan of the next steps and their
             number; 0 if the task is over.
         step: ``(plan, carry) -> carry``.
@@ -128,7 +128,7 @@ def run_in_lanes(
     lane takes the next task of the queue. A lane without a task steps on with unused values.
 
     Args:
-        fn: the tasks; results are pairs of which the second is an :class:`Addend`.
+        fn: the tasks; results are pairs whose second value is an :class:`Addend`.
         constants: values that all tasks share.
         tasks_at: ``common``, ``own`` and ``task`` of tasks by number ``int32[L]``.
         cost: ``int32[T]``.

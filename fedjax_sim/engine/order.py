@@ -1,7 +1,7 @@
 """Sums over rows on several devices, added in the order of the devices.
 
 XLA does not define the order of a sum over devices. CPU devices of one process add in another order
-than those of several processes, so the same run would differ in bits. In code traced under
+than devices of several processes, so the same run would differ in bits. In code traced under
 :func:`in_order`, :func:`device_sum` adds in a fixed order.
 """
 
@@ -25,8 +25,8 @@ AXIS = "clients"
 def in_order(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
     """Makes results of code traced in it independent of how devices are split over processes.
 
-    Only on CPU: accelerators of several processes are connected like those of one. Two addends have
-    only one order.
+    Only on CPU: accelerators of several processes are connected like devices of one. Two addends
+    have only one order.
     """
     if mesh.size <= 2 or mesh.devices.flat[0].platform != "cpu":
         return contextlib.nullcontext()
@@ -51,7 +51,7 @@ def blocks(rows: Array, devices: int) -> Array:
 
 
 def device_sum(parts: PyTree) -> PyTree:
-    """Sums rows of which each device holds one: ``f[D, *p] -> f[*p]``, whole on all of them.
+    """Sums rows, one on each device: ``f[D, *p] -> f[*p]``, whole on all of them.
 
     >>> device_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [4.0, 6.0]

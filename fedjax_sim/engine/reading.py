@@ -23,7 +23,7 @@ from fedjax_sim.engine import tree
 
 
 def without_dead_code(jaxpr: Jaxpr, inputs: PyTree) -> tuple[Jaxpr, PyTree]:
-    """Dead-code-eliminates a program; also returns which of its inputs the results depend on.
+    """Eliminates dead code of a program; also returns which inputs its results depend on.
 
     >>> made = jax.make_jaxpr(lambda a: 2 * a["x"])(given := {"x": 1.0, "y": 2.0})
     >>> without_dead_code(made.jaxpr, given)[1]

@@ -1,9 +1,9 @@
-"""One round of every method: where the parts meet.
+"""One round of every method, composed from parts.
 
-``algorithm`` is the round itself; ``placement`` gives slots their clients and rows, ``training`` is
-what the clients do, ``timing`` how long it
-takes, ``collecting`` what the server does, ``traffic`` counts bytes, ``start`` makes
-the first state, ``own_models`` scores personal models, ``citation`` finds the papers.
+``algorithm`` composes, ``stages`` is a round; ``placement`` gives slots their clients and rows,
+``training`` runs the clients, ``timing`` computes durations, ``collecting`` updates the server,
+``traffic`` counts bytes, ``start`` makes the initial state, ``own_models`` scores personal models,
+``citation`` finds the papers.
 """
 
 from fedjax_sim.round.algorithm import Algorithm, compose

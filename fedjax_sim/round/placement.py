@@ -107,7 +107,7 @@ def place(
     outlook: Outlook | None = None,
     back: Arrivals | None = None,
 ) -> tuple[Placed, Draw]:
-    """Draws a client for every slot, or takes those that return; deals the slots to rows.
+    """Draws a client for every slot, or takes clients that return; deals the slots to rows.
 
     Args:
         parts: parts of the algorithm.

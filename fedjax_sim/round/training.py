@@ -85,7 +85,7 @@ class _Arrived(NamedTuple):
 def _arrived(
     parts: Parts, data: ClientData, pixels: PyTree, common: _Common, own: _Own, task: _Task
 ) -> _Arrived:
-    """Returns what a row's client has before it trains."""
+    """Returns a row's model at its client before training."""
     client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
     send_key = stream(task.key, Client.BROADCAST)
     received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)

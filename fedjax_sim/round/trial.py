@@ -1,4 +1,4 @@
-"""Runs user parts once on rows of which one is absent, whose values must have no effect."""
+"""Runs user parts once on rows with an absent one, whose values must have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jitted programs that experiments share, and a count of those that XLA compiles."""
+"""Jitted programs that experiments share, and a counter of compiled programs."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def divergence(result: Result, seeds: Sequence[int]) -> str | None:
 
 
 def _host_facts(algorithm: Algorithm, model: Model, data: ClientData) -> tuple[Any, ...]:
-    """Returns what the host reads of an algorithm while it runs."""
+    """Returns the numbers of an algorithm that the host reads during a run."""
     shapes = jax.eval_shape(model.init, _KEY)
     one = one_run(data, client_axes(data))
     sizes = algorithm.traffic(shapes, one), algorithm.setup_traffic(shapes, one)

@@ -1,4 +1,4 @@
-"""Checkpoint files: a ``.npz`` with a checksum for every array, and what is restored from it."""
+"""Checkpoint files: a ``.npz`` with a checksum for every array, and the run restored from it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Checkpoint(NamedTuple):
             shapes: results of the programs of the experiment, by name.
             layout: layout of the state.
             rounds: rounds of the whole run; models in flight are collected only at its end.
-            record: what was kept of each state.
+            record: function that returned the recorded part of each state.
 
         Raises:
             CheckpointError: if the arrays do not fit the programs.

@@ -244,7 +244,7 @@ def check_losses(local: Any, evaluation: Evaluation, seeds: Sequence[int]) -> No
 
 
 def check_kinds(algorithm: Any, model: Any, data: Any) -> None:
-    """Rejects arguments of the wrong kind; says what makes the right kind."""
+    """Rejects arguments of the wrong kind; names a function that makes the right kind."""
     wanted: tuple[tuple[str, Any, type, str], ...] = (
         ("algorithm", algorithm, Algorithm, "what fs.compose or a named method returns"),
         ("model", model, Model, "a Model, see fs.models"),

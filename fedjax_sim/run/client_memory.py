@@ -169,7 +169,7 @@ class ClientMemory:
             device_bytes: the most bytes that a device holds.
 
         Raises:
-            TooLargeError: if this machine has too little memory; says both sizes.
+            TooLargeError: if this machine has too little memory; names both sizes.
         """
         total = len(self._row)
         drawn = np.zeros(total + 1, bool)
@@ -230,7 +230,7 @@ class ClientMemory:
         return with_client_state(run, jax.tree.map(copied, self._rows))
 
     def exported_shapes(self, run: Run) -> Run:
-        """Returns the shapes of :meth:`exported`, given those of a run on the devices."""
+        """Returns the shapes of :meth:`exported`, from the shapes of a run on the devices."""
         return with_client_state(run, shapes_for(len(self._row), per_client_state(run)))
 
     def restored(self, run: Run) -> Run:

@@ -213,7 +213,7 @@ def sweep(
         on_plan: called before the first round with the :class:`Plan`; ``print`` prints it.
 
     Returns:
-        The sweep. A point whose loss is not finite does not end the others; it says when.
+        The sweep. A point that diverges does not end the others; ``diverged`` names its round.
 
     Raises:
         ValueError: if the grid is empty, or a point is rejected; names its settings.

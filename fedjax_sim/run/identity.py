@@ -1,4 +1,4 @@
-"""Fingerprints of what a run consists of, to find out later whether two runs are the same."""
+"""Fingerprints of runs, to find out later whether two runs are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 def digest(value: Any) -> str:
     """Returns a fingerprint of settings, functions and arrays; the same in another process.
 
-    A function contributes its name, its constants and what it closes over: ``optax.sgd(0.1)`` is
+    A function contributes its name, its constants and its closure: ``optax.sgd(0.1)`` is
     not ``optax.sgd(0.2)``. An unknown object contributes its type. So equal runs always have equal
     fingerprints, and different runs may too.
 
@@ -42,7 +42,7 @@ def random_settings() -> dict[str, Any]:
 
 
 def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
-    """``known`` holds the objects seen before, so that no other object gets their id."""
+    """Returns a fingerprint; ``known`` keeps seen objects alive, so that ids stay unique."""
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
     if id(value) in known:
@@ -66,7 +66,7 @@ def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
 
 
 def _contents(value: Any) -> list[Any]:
-    """Returns what a value consists of."""
+    """Returns the contents of a value."""
     if isinstance(value, Execution):  # results do not depend on the devices
         return []
     if isinstance(value, types.FunctionType):
@@ -145,7 +145,7 @@ def _instructions(of: types.CodeType) -> list[Any]:
 
 
 def _globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """Returns what a function reads from its module and from other user modules, by name."""
+    """Returns the globals that a function reads in its module and other user modules."""
     names, waiting = set[str](), [function.__code__]
     while waiting:
         one = waiting.pop()

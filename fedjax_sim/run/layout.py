@@ -1,4 +1,4 @@
-"""Axes and places of a run's arrays: the axis of runs, and what is split over the devices."""
+"""Axes and places of a run's arrays: the axis of runs, and the split over the devices."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Layout(NamedTuple):
         return jax.jit(self.stripped)(run) if self._padding else run
 
     def exported_shapes(self, run: Run) -> Run:
-        """Returns the shapes of :meth:`exported`, given those of a run on the devices."""
+        """Returns the shapes of :meth:`exported`, from the shapes of a run on the devices."""
         shapes: Run = jax.eval_shape(self.stripped, run)
         return shapes
 
@@ -223,7 +223,7 @@ def map_client_state(run: Run, change: Callable[[Any], Any]) -> Run:
 
 
 def shapes_for(clients: int, some: PyTree) -> PyTree:
-    """Returns the shapes ``[R, N, *]`` of all clients' rows, given those of some clients."""
+    """Returns shapes ``[R, N, *]`` for all clients, from the shapes of some clients' rows."""
 
     def of_all(a: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((a.shape[0], clients, *a.shape[2:]), a.dtype)
@@ -232,7 +232,7 @@ def shapes_for(clients: int, some: PyTree) -> PyTree:
 
 
 def read_shards(a: jax.Array) -> NDArray[Any]:
-    """Reads an array of which this process has all parts."""
+    """Reads an array whose parts are all in this process."""
     out = np.empty(a.shape, a.dtype)
     for shard in a.addressable_shards:
         out[shard.index] = np.asarray(shard.data)

@@ -68,7 +68,7 @@ class Programs:
         runs: R.
         every: rounds from one evaluation to the next.
         execution: where and how to run; None: as the algorithm was composed.
-        personal: whether the clients of the first set are those of ``data``: it is then also scored
+        personal: whether the first set has the clients of ``data``: it is then also scored
           with each client's personal model, if the algorithm has them.
         per_run: the algorithm of each run, if runs differ in more than their seeds; ``algorithm``
           is then one of them.

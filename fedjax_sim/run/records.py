@@ -1,4 +1,4 @@
-"""What the programs of a run return, and what the run records from round to round."""
+"""Results of the programs of a run, and its records from round to round."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EvaluatedModels(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """The final models, after those in flight were collected; ``[R, ...]``.
+    """The final models, after models in flight were collected; ``[R, ...]``.
 
     Attributes:
         variables: the final models.
@@ -59,7 +59,7 @@ class Collected(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The rounds from one evaluation to the next, or those of them that are done.
+    """The rounds from one evaluation to the next, as far as they are done.
 
     Attributes:
         rounds: number of rounds.

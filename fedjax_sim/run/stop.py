@@ -29,7 +29,7 @@ class Check(Protocol):
     """A function that rejects a simulation in which a rule could never act."""
 
     def __call__(self, task: Task, sets: Collection[str], /) -> None:
-        """``sets`` names what is scored: "test", "validation", "personal"."""
+        """Rejects the simulation; ``sets`` are scored: "test", "validation", "personal"."""
 
 
 def _accept(task: Task, sets: Collection[str], /) -> None:
