@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import mutate
+import prose
 import pytest
 
 import fedjax_sim
@@ -36,6 +37,19 @@ def test_no_module_is_long() -> None:
     }
     assert lines
     assert {name: count for name, count in lines.items() if count > 350} == {}
+
+
+HABITS = {
+    "those of": 1.2, "that of": 0.15, "what is": 3.1, "of which": 0.35, "people's verbs": 1.7,
+    "beside": 0.25, "none of": 0.85,
+}  # fmt: skip
+"""The most of each habit in 1,000 words of docstrings. These numbers may only fall."""
+
+
+def test_docstrings_are_plain_english() -> None:
+    found = prose.habits(ROOT)
+    assert {name: n for name, n in found.items() if n > HABITS[name]} == {}
+    assert prose.verbs_first(ROOT) > 0.75
 
 
 @pytest.mark.parametrize("name", PACKAGES)
