@@ -415,7 +415,10 @@ BAD = {
     "attribute": (["--model", f"{__name__}:absent"], "absent"),
     "five classes": (["--model", f"{__name__}:five_classes"], "[batch, 10]"),
     "no model": (["--model", f"{__name__}:no_model"], "str"),
-    "small input": (["--model", "mnist_cnn"], "its layers leave nothing of an input so small"),
+    "small input": (
+        ["--model", "mnist_cnn"],
+        "an input this small may shrink to nothing in its layers",
+    ),
     "cohort": (["--clients-per-round", "9"], "1..8"),
     "cohort 0": (["--clients-per-round", "0"], "at least 1"),
     "clients": (["--clients", "100000"], "--clients"),

@@ -30,7 +30,7 @@ BASE += ["--devices", "1"]
         ),
         ("--clock tiers()", "--clock: tiers(): tiers needs at least one value"),
         ("--clock tiers(1,-2)", "--clock: tiers(1,-2): values must be positive and finite, got -2"),
-        ("--clock tiers(1,nan)", "--clock: tiers(1,nan): values must be a number, got nan"),
+        ("--clock tiers(1,nan)", "--clock: tiers(1,nan): 'nan' is no clock"),
         ("--clock tier(1)", "--clock: tier(1): 'tier' is no clock; did you mean tiers?"),
         ("--clock krum(0.1)", "--clock: krum(0.1): 'krum' is no clock"),
         (

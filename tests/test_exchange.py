@@ -478,7 +478,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             altered_data(make_federation().data, root=np.array([0, 3], np.int32)),
             1,
         ),
-        "rate_by_round needs the number of the round",
+        "rate_by_round needs the round number",
     ),
     "none in turn": (lambda net: fs.local.in_turn(), "in_turn needs at least one local update"),
 }

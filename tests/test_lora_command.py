@@ -221,7 +221,7 @@ def test_a_run_with_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
         (["fedper", "--lora", "2"], "fedper: --lora 2 is for methods whose whole model travels"),
         (
             ["ifca", "--lora", "2"],
-            "ifca: --lora 2: broadcast ifca(2, empirical_risk(<Model>)) needs models of which",
+            "ifca: --lora 2: broadcast ifca(2, empirical_risk(<Model>)) needs an exchange of the",
         ),
         (
             ["fedavg", "--lora", "2", "--model", "test_lora_command:shift"],

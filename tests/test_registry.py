@@ -58,7 +58,7 @@ def fed(
     if rate > 1:
         raise ValueError(f"rate must be at most 1, got {rate}")
     if label == "late":
-        return fs.compose(local, selection=None, schedule=schedule.every_round(clients_per_round))
+        return fs.compose(local, selection="mine", schedule=schedule.every_round(clients_per_round))
     if label == "crash":
         return {}["nothing"]
     if label == "none":

@@ -661,8 +661,9 @@ def test_fltrust_against_numpy(federation: Federation, models: dict[str, fs.Mode
 def suspecting(name: str, model: fs.Model, *, rho: float) -> fs.Algorithm:
     objective = fs.empirical_risk(model)
     local = fs.local_sgd(objective, optax.sgd(0.1, momentum=0.5), batch_size=8, epochs=2)
-    options: dict[str, Any] = {"clients_per_round": 5, "dropped": 0.4, **ONE}
-    return zeno(local, objective=objective, rho=rho, **options)
+    options: dict[str, Any] = {"clients_per_round": 5, "dropped": 0.4}
+    made = zeno(local, objective=objective, rho=rho, **options)
+    return made.on(ONE["execution"])
 
 
 @pytest.mark.parametrize("rho", [0.0, 3.0])

@@ -1020,10 +1020,13 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "local must neither keep nor share anything",
     ),
     "no root": (lambda: root_view(rootless()), "root of the data must be the server's own samples"),
-    "owned": (lambda: given_root([3, 1]), "root must have no client's rows, got 1, row 1 first"),
+    "owned": (
+        lambda: given_root([3, 1]),
+        "root must not contain rows of clients, got 1, such as row 1",
+    ),
     "outside": (lambda: given_root([3, 6]), "root must be in 0 to 5, got 3 to 6"),
-    "twice": (lambda: given_root([3, 3]), "root must have a row once, got one more"),
-    "empty": (lambda: given_root([]), "root must have a row at least"),
+    "twice": (lambda: given_root([3, 3]), "root must have each row once, got one more"),
+    "empty": (lambda: given_root([]), "root must have at least one row"),
     "runs": (
         lambda: given_root([[3], [4]]),
         "root must be rows, or one list of rows for each of 1",

@@ -73,7 +73,7 @@ SOME = {
     "--public-samples": ("fedmd", "logits of 2,147,483,647 public samples take "),
     "--digest-epochs": ("fedmd", "epochs must be at most 1000, got"),
     "--fragments": ("streaming_diloco", "--fragments must be in 1..1000, got"),
-    "--bands": ("dp_ftrl", "--bands must be in 1..2, the rounds in which none of"),
+    "--bands": ("dp_ftrl", "--bands must be in 1..2, the rounds between two visits of"),
     "--pace-rounds": ("oort", "window must be in 1..10000000, got 2147483647"),
 }
 

@@ -251,7 +251,7 @@ REFUSED = {
         "--lr-schedule cosine: cosine has no effect in 1 rounds"
     ),
     "--algo fltrust --server-fraction 0.2 --lr-schedule cosine": (
-        "--lr-schedule cosine: fltrust: rate_by_round needs the number of the round"
+        "--lr-schedule cosine: fltrust: rate_by_round needs the round number"
     ),
     "--algo fednova --optimizer adam": "--optimizer adam: fednova: preaggregation normalise(",
     "--algo fednova --optimizer nesterov": "--optimizer nesterov: fednova: preaggregation norm",
