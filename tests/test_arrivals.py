@@ -42,8 +42,9 @@ def local(**settings: Any) -> fs.LocalUpdate:
 
 def composed(schedule: fs.base.Schedule, **parts: Any) -> fs.Algorithm:
     """FedAvg's parts on a schedule."""
-    given: dict[str, Any] = {"local": local(), "selection": fs.selection.uniform(), **ONE, **parts}
-    return fs.compose(given.pop("local"), schedule=schedule, **given)
+    given: dict[str, Any] = {"local": local(), "selection": fs.selection.uniform(), **parts}
+    made = fs.compose(given.pop("local"), schedule=schedule, **given)
+    return made.on(ONE["execution"])
 
 
 # ---- worlds against a heap of events ----

@@ -148,7 +148,7 @@ def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) 
         "sending must be a sequence of parts, such as (part,), got clip_norm(1.0)": {
             "sending": clip
         },
-        "sending must be a sequence of Sending, got <function clip_norm": {
+        "sending must be a sequence of Sending, got the class clip_norm": {
             "sending": (sending.clip_norm,)
         },
         "preaggregation must be a sequence of PreAggregation, got clip_norm(1.0)": {
