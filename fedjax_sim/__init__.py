@@ -154,6 +154,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     where = f", use fs.algorithms.{name}" if name in ALGORITHMS.own else ""
     raise AttributeError(f"module 'fedjax_sim' has no attribute {name!r}{where}")
