@@ -1537,7 +1537,7 @@ def test_the_models_that_meet_count_and_not_those_in_flight() -> None:
 
 def test_two_diagnostics_with_one_name_are_refused(federation: Federation) -> None:
     algorithm = composed(diagnostics={"a": reporter("loss"), "b": reporter("loss")})
-    message = "diagnostics must report different names, 'b' and one before it report 'loss'"
+    message = "diagnostics must report different names, 'b' and an earlier one report 'loss'"
     with pytest.raises(ValueError, match=message):
         play(algorithm, net(), federation.data, 1)
 

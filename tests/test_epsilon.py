@@ -295,7 +295,7 @@ FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
 # What is composed or trained on, and the part that is named.
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
-    "over-selection": (lambda: clocked(first=2), LATE + "first=2): ε needs clients that are left"),
+    "over-selection": (lambda: clocked(first=2), LATE + "first=2): ε needs clients that are only"),
     "a deadline": (lambda: clocked(deadline=9.0), LATE + "deadline=9.0)"),
     "a deadline, partial work": (lambda: clocked(deadline=9.0, late="partial"), LATE + "deadline"),
     "sleep": (lambda: clocked(available=clock.bernoulli(0.5)), LATE + "available=bernoulli(0.5))"),
