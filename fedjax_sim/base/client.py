@@ -121,7 +121,7 @@ class Correction(Part):
         aggregator: Aggregator,
         /,
     ) -> PyTree:
-        """Returns the next shared state, see :meth:`LocalUpdate.reduce`."""
+        """Returns the next shared state, see :meth:`fedjax_sim.base.LocalUpdate.reduce`."""
         return shared_state
 
     @property

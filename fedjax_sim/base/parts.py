@@ -138,7 +138,7 @@ class Origin(NamedTuple):
 
 
 def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a function that makes a part which is not a :class:`Part`, to record its call.
+    """Decorates a function that makes something else than a ``Part``, to record its call.
 
     A dataclass keeps the call in its field ``origin``, a function in an attribute of that name. A
     part that is itself a plain function needs no decorator. Integers above ``LARGEST`` are rejected

@@ -218,7 +218,7 @@ class Server(Part):
 
     @property
     def dual(self) -> float | Array | None:
-        """α, if its state is the mean of the clients' h_k (:attr:`Correction.dual`); else None."""
+        """α, if its state is the mean of the h_k of ``Correction.dual``; else None."""
         return None
 
 

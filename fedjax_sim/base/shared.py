@@ -34,7 +34,7 @@ class Shared(Part):
         aggregator: Aggregator,
         /,
     ) -> PyTree:
-        """Returns the next statistics, see :meth:`LocalUpdate.reduce`."""
+        """Returns the next statistics, see :meth:`fedjax_sim.base.LocalUpdate.reduce`."""
         return shared_state
 
     @property
