@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     """Which clients train which models, and what that takes.
 
     Attributes:
-        state: the state before training, with the answers of polled and survey_clients clients.
+        state: the state before training, with the answers of polled and surveyed clients.
         placed: the rows, one for each slot.
         draw: the clients of the slots.
         due: ``bool[P]``, the rows that the server collects.
