@@ -380,9 +380,9 @@ FLAGS += ["--seeds", "2", "--compare", "none", "--no-cache", "--devices", "1"]
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--algo", "scaffold", "--client-state-mb", "0.001"], "must be at least 0.01: it holds"),
+        (["--algo", "scaffold", "--client-state-mb", "0.001"], "must be at least 0.01 to hold"),
         (["--algo", f"{__name__}:coded", "--client-state-mb", "0.02"], "needs methods that read"),
-        (["--algo", "scaffold", "--client-state-mb", "0.006"], "must be at least 0.03: it holds"),
+        (["--algo", "scaffold", "--client-state-mb", "0.006"], "must be at least 0.03 to hold"),
     ],
 )
 def test_the_command_refuses_in_a_line(

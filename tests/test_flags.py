@@ -229,7 +229,7 @@ def refused(small: Small, name: str, options: dict[str, Any]) -> bool:
 
 IN_TURN: dict[str, set[str]] = {
     "dp_fedavg": {"clip", "noise_multiplier", "quantile"},
-    "dp_ftrl": {"clip", "noise_multiplier", "server_lr", "server_momentum"},
+    "dp_ftrl": {"clip", "noise_multiplier"},
     "dynamic_clustering": {"cluster_limit"},
     "fedala": {"mix_share"},
     "fedasync": {"grace"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -81,7 +80,7 @@ class scaffnew(Correction):
         optimizer = sgd_of("lr", self.lr, self.momentum)
         return (EVERYONE, NOBODY_LOST, AS_IT_IS, *MIRROR, PLAIN_MEAN, PLAIN_SERVER, optimizer)
 
-    @functools.cached_property
+    @property  # not cached: the settings may be traced
     def _length(self) -> float:
         return self.lr / (self.p * (1 - self.momentum * (1 - self.p)))
 

@@ -76,7 +76,7 @@ def warn_of_unused_cores(devices: tuple[jax.Device, ...]) -> None:
 def _warn_once(cores: int) -> None:
     """Warns once in a process, at the first line of the caller outside this package."""
     ours = itertools.takewhile(
-        lambda at: at[0].f_globals.get("__name__", "").startswith("fedjax_sim."),
+        lambda at: at[0].f_globals.get("__name__", "").startswith(("fedjax_sim.", "functools")),
         traceback.walk_stack(sys._getframe()),
     )
     warnings.warn(
