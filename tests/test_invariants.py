@@ -79,11 +79,11 @@ def test_cohort_order_is_invisible(
             "refresh": refresh.drift_correction(),
         },
     }
-    parts = compositions[kind] | ({} if kind == "fedavg" else ONE)
+    execution = fs.make_execution() if kind == "fedavg" else ONE["execution"]
     sticky, model = kind == "phase_shift", models["logistic"]
     a, b = (
         play(
-            fs.compose(local_sgd(model), selection=chosen, **parts),
+            fs.compose(local_sgd(model), selection=chosen, **compositions[kind]).on(execution),
             model,
             federation.data,
             4,
