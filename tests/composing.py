@@ -372,7 +372,8 @@ def crowd() -> fs.ClientData:
 REFUSED = re.compile(r"(\w+)(\[.+\])? .+ (needs|has no effect with) .+: (use|see) .+")
 OF_ONE_LOCAL_UPDATE = (
     "in_turn must be of local updates", "corrections must not correct twice",
-    "shared must be one of", "memory must be one of", "steps must be None, as", "shared must be None",
+    "shared must be one of", "memory must be one of", "steps must be None, as",
+    "shared must be None",
     "max_steps must be None", "epochs must be None",
 )  # fmt: skip
 
