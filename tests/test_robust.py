@@ -794,7 +794,8 @@ def forged() -> tuple[Any, Any]:
 def test_every_attack_meets_every_rule_compiled_once(name: str, forged: tuple[Any, Any]) -> None:
     """Under jit and a vmap over runs, which do not see each other."""
     sent, weights = forged
-    rule = chex.assert_max_traces(aggregators.AGGREGATORS[name], n=1)
+    part = aggregators.AGGREGATORS[name]
+    rule = chex.assert_max_traces(lambda stacked, weights: part(stacked, weights), n=1)
     batched = jax.jit(jax.vmap(jax.vmap(rule, in_axes=(0, None))))
     first, second = (
         batched(jax.tree.map(lambda a, way=way: a[::way], sent), weights[::way]) for way in (1, -1)
