@@ -374,7 +374,7 @@ OF_ONE_LOCAL_UPDATE = (
     "in_turn must be of local updates", "corrections must not correct twice",
     "shared must be one of", "memory must be one of", "steps must be None, as",
     "shared must be None",
-    "max_steps must be None", "epochs must be None",
+    "max_steps must be None", "epochs must be None", "until must be None",
 )  # fmt: skip
 
 
