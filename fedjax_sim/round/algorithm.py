@@ -132,13 +132,13 @@ def compose(
           aggregator=coordinate_median,
         )
     """
-    if (clients_per_round is None) == (schedule is None):
+    if schedule is None and clients_per_round is not None:
+        schedule = schedules.every_round(clients_per_round)
+    elif schedule is None or clients_per_round is not None:
         raise ValueError(
             "compose needs either clients_per_round or schedule, got "
             f"clients_per_round={clients_per_round} and schedule={schedule}"
         )
-    if clients_per_round is not None:
-        schedule = schedules.every_round(clients_per_round)
     exchange = exchange or exchanges.everything()
     if personal is None and isinstance(exchange, Exchange) and exchange.own is not None:
         personal = as_received()
@@ -146,7 +146,7 @@ def compose(
         Parts(
             local,
             selections.uniform() if selection is None else selection,
-            schedule,  # type: ignore[arg-type]
+            schedule,
             broadcast or broadcasts.latest(),
             redistribution,
             refresh or refreshes.nothing(),
