@@ -57,6 +57,16 @@ def adaptive_steps(
     Source: Wang, Tuor, Salonidis, Leung, Makaya, He, Chan, "Adaptive federated learning in resource
     constrained edge computing systems", IEEE JSAC 2019 <https://arxiv.org/abs/1804.05271>,
     Algorithms 2 and 3.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.adaptive_steps(
+        ...     local, clients_per_round=10, lr=0.1, objective=problem.objective
+        ... )
+        >>> problem.accuracy(algorithm, rounds=15) > 0.8
+        True
     """
     return compose(
         budgeted(local, objective, lr, resource_budget, step_cost, round_cost, phi, most_steps),
@@ -105,6 +115,16 @@ def skewscout(
 
     Source: Hsieh, Phanishayee, Mutlu, Gibbons, "The non-IID data quagmire of decentralized machine
     learning", ICML 2020 <https://arxiv.org/abs/1910.00189>, section 7.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.skewscout(
+        ...     local, clients_per_round=5, model=problem.model, fewest_steps=4
+        ... )
+        >>> problem.accuracy(algorithm, rounds=15) > 0.8
+        True
     """
     return compose(
         scouted(

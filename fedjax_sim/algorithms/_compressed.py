@@ -130,6 +130,14 @@ def fedavg_top_k(
 
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
     <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.fedavg_top_k(local, clients_per_round=5, sparsity=0.1)
+        >>> problem.accuracy(algorithm, rounds=3) > 0.7
+        True
     """
     return compose(
         local,

@@ -137,6 +137,16 @@ def scaffnew(
     Source: Mishchenko, Malinovsky, Stich, Richtárik, "ProxSkip: yes! Local gradient steps provably
     lead to communication acceleration! Finally!", ICML 2022 <https://arxiv.org/abs/2202.09357>,
     Algorithm 2.
+
+    Example:
+        >>> import optax, fedjax_sim as fs
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+        >>> algorithm = fs.algorithms.scaffnew(
+        ...     local, clients_per_round=problem.data.clients, lr=0.1, momentum=0.0
+        ... )
+        >>> problem.accuracy(algorithm, rounds=5) > 0.8
+        True
     """
     return compose(
         local.change(
