@@ -1586,7 +1586,7 @@ MUTANTS = [
     ),
     Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),
     Mutant("cli/flags.py", "value < -LARGEST", "False", tests("sizes")),
-    Mutant("base/parts.py", "abs(number) > LARGEST", "False", tests("sizes")),
+    Mutant("base/ranges.py", "abs(value) > LARGEST", "False", tests("sizes")),
     Mutant("engine/memory.py", "0 < available < size", "False", tests("sizes") + " -k=copies"),
     Mutant("cli/processes.py", "processes <= MOST_PROCESSES", "processes", tests("sizes")),
     Mutant("base/files.py", "aside = path.with_name", "aside = path or path.with_name", FILES),

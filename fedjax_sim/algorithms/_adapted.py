@@ -7,7 +7,7 @@ import optax
 from fedjax_sim import personal, server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights
-from fedjax_sim.base import LocalUpdate, Objective, concrete, plain_sgd
+from fedjax_sim.base import Count, LocalUpdate, Objective, Positive, plain_sgd
 from fedjax_sim.client import adaptation, corrections
 from fedjax_sim.round import Algorithm, compose
 
@@ -21,7 +21,7 @@ def per_fedavg(
     objective: Objective,
     alpha: float = 0.01,
     hessian: bool = False,
-    fine_tuning_steps: int = 1,
+    fine_tuning_steps: Count = 1,
     equal_weights: bool = True,
 ) -> Algorithm:
     r"""Per-FedAvg: meta-learns a model that adapts to each client in one gradient step.
@@ -53,8 +53,6 @@ def per_fedavg(
     guarantees: a model-agnostic meta-learning approach", NeurIPS 2020
     <https://arxiv.org/abs/2002.07948>, Algorithm 1.
     """
-    if fine_tuning_steps < 1:
-        raise ValueError(f"fine_tuning_steps must be at least 1, got {fine_tuning_steps}")
     changed = adaptation.after_a_step(objective, alpha, hessian=hessian)
     steps = _plain_steps(local, objective, alpha).change(
         epochs=float(fine_tuning_steps),  # an epoch has at least one minibatch
@@ -78,7 +76,7 @@ def pfedme(
     lam: float = 15.0,
     inner_steps: int = 5,
     inner_lr: float = 0.09,
-    beta: float = 1.0,
+    beta: Positive = 1.0,
     fine_tuning_epochs: float = 1.0,
     equal_weights: bool = True,
 ) -> Algorithm:
@@ -122,8 +120,6 @@ def pfedme(
         >>> problem.accuracy(algorithm, rounds=3) > 0.8  # of the shared model
         True
     """
-    if concrete(beta) and not beta > 0:
-        raise ValueError(f"beta must be positive, got {beta}")
     changed = adaptation.moreau_envelope(objective, lam, inner_steps=inner_steps, inner_lr=inner_lr)
     near = _plain_steps(local, objective, inner_lr).change(
         corrections=(corrections.proximal(lam),), epochs=fine_tuning_epochs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights, server_sgd
-from fedjax_sim.base import LocalUpdate, Model
+from fedjax_sim.base import LocalUpdate, Model, NonNegative
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import finish
 
@@ -121,7 +121,7 @@ def ozdayi(
     threshold: float = 2.0,
     literal_signs: bool = False,
     backwards: bool = False,
-    server_epochs: float = 1.0,
+    server_epochs: NonNegative = 1.0,
 ) -> Algorithm:
     r"""Ozdayi et al.: sign agreement, server momentum and training on the server's own samples.
 
@@ -161,8 +161,6 @@ def ozdayi(
     Kantarcioglu, Gel, "Defending against backdoors in federated learning with robust learning
     rate", AAAI 2021 <https://arxiv.org/abs/2007.03767>, eq. 3 (backwards).
     """
-    if not server_epochs >= 0:
-        raise ValueError(f"server_epochs must be at least 0, got {server_epochs}")
     momentum = server_sgd(server_lr, server_momentum)
     signs = {"literal": literal_signs, "backwards": backwards}
     trained = [server.train_on_root(local.change(epochs=server_epochs))] if server_epochs else []

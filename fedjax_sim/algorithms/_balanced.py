@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Objective
+from fedjax_sim.base import Count, LocalUpdate, Objective
 from fedjax_sim.client import mixup
 from fedjax_sim.plan import schedule
 from fedjax_sim.plan.mediators import mediators
@@ -18,7 +18,7 @@ def astraea(
     clients_per_round: int,
     classes: int,
     mediator_size: int = 5,
-    mediator_epochs: int = 1,
+    mediator_epochs: Count = 1,
 ) -> Algorithm:
     r"""Astraea: trains each model sequentially on a group of clients with balanced joint labels.
 
@@ -66,8 +66,6 @@ def astraea(
             f"mediator_size must divide the {clients_per_round} clients_per_round: one of "
             f"{allowed}, got {mediator_size}"
         )
-    if mediator_epochs < 1:
-        raise ValueError(f"mediator_epochs must be at least 1, got {mediator_epochs}")
     slots = clients_per_round // mediator_size
     rounds, factor = mediator_size * mediator_epochs, float(mediator_size)
     return compose(

@@ -10,7 +10,7 @@ import optax
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import check_server_lr
-from fedjax_sim.base import LocalUpdate, Objective, Selection, Server, concrete
+from fedjax_sim.base import Count, LocalUpdate, Objective, Selection, Server, concrete
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
@@ -95,7 +95,7 @@ def radfed(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    redistribution_rounds: int = 5,
+    redistribution_rounds: Count = 5,
     active_clients: int | None = None,
     importance: Kind | None = None,
     gamma: float = 0.9,
@@ -150,8 +150,6 @@ def radfed(
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithms 1 and 2; section III-A for active_clients.
     """
-    if redistribution_rounds < 1:
-        raise ValueError(f"redistribution_rounds must be at least 1, got {redistribution_rounds}")
     if active_clients is not None and not 1 <= active_clients <= clients_per_round:
         raise ValueError(f"active_clients must be in 1..{clients_per_round}, got {active_clients}")
     draws: Selection = selection.uniform(active=active_clients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import LocalUpdate, concrete, plain_sgd
+from fedjax_sim.base import LocalUpdate, Positive, plain_sgd
 from fedjax_sim.client import corrections
 from fedjax_sim.client.length import geometric
 from fedjax_sim.client.reflected import reflected
@@ -254,7 +254,7 @@ def fedadmm(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    rho: float = 0.01,
+    rho: Positive = 0.01,
     server_lr: float | None = None,
 ) -> Algorithm:
     r"""FedADMM: clients take primal and dual ADMM steps; the server adds the changes of both.
@@ -286,8 +286,6 @@ def fedadmm(
     Source: Gong, Li, Freris, "FedADMM: a robust federated deep learning framework with adaptivity
     to system heterogeneity", ICDE 2022 <https://arxiv.org/abs/2204.03529>, Algorithm 1.
     """
-    if concrete(rho) and not rho > 0:
-        raise ValueError(f"rho must be positive, got {rho}")
     moves = server.participation() if server_lr is None else server_sgd(server_lr)
     return compose(
         reflected(local.change(corrections=(corrections.dynamic(rho),))),

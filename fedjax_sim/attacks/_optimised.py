@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
+    Count,
     Need,
     PreAggregation,
     PyTree,
@@ -76,13 +77,11 @@ class optimised(Colluding):
     rule: Aggregator
     preaggregation: Sequence[PreAggregation] = ()
     along: Along = "spread"
-    evaluations: int = 20
+    evaluations: Count = 20
 
     def __post_init__(self) -> None:
         if self.along not in ("spread", "mean"):
             raise ValueError(f"along must be 'spread' or 'mean', got {self.along!r}")
-        if self.evaluations < 1:
-            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
 
     @property
     def needs(self) -> tuple[Need, ...]:

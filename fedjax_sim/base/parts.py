@@ -7,11 +7,12 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     NamedTuple,
     ParamSpec,
     Self,
@@ -21,6 +22,8 @@ from typing import (
 
 import optax
 
+from fedjax_sim.base import ranges
+
 if TYPE_CHECKING:
     from fedjax_sim.base.need import Need
 
@@ -28,16 +31,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 _EMPTY = inspect.Parameter.empty
-
-
-LARGEST = 2**31 - 1
-"""The largest integer that parts and flags accept."""
-
-MOST = 10_000_000
-"""The largest number of those that have records of their own: clients of a round, classes."""
-
-COUNTED = ("clients_per_round", "slots", "at_work", "classes")
-"""The arguments that are such numbers."""
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
@@ -67,13 +60,13 @@ class Part:
         for name in hidden:
             setattr(cls, name, _Setting(name))
         fields = [(field.name, field.type) for field in _fields(cls)]
-        cls._integers = _integers(fields)
+        cls._limits = ranges.limits(fields)
 
-    _integers = types.MappingProxyType[str, int]({})
+    _limits: ClassVar[ranges.Limits] = {}
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Rejects integers above ``LARGEST``, and ``COUNTED`` ones above ``MOST``."""
-        _check_integers(cls._integers, args, settings)
+        """Rejects numbers out of range: see :mod:`fedjax_sim.base.ranges`."""
+        ranges.check(cls._limits, args, settings)
         return super().__new__(cls)
 
     @property
@@ -141,17 +134,17 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorates a function that makes something else than a ``Part``, to record its call.
 
     A dataclass keeps the call in its field ``origin``, a function in an attribute of that name. A
-    part that is itself a plain function needs no decorator. Integers above ``LARGEST`` are rejected
+    part that is itself a plain function needs no decorator. Numbers out of range are rejected
     before the function is called.
     """
     parameters = inspect.signature(factory).parameters
-    limits = _integers((name, p.annotation) for name, p in parameters.items())
+    limits = ranges.limits((name, p.annotation) for name, p in parameters.items())
     order = tuple(parameters)
 
     @functools.wraps(factory)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         named = dict(zip(order, args, strict=False)) | kwargs
-        _check_integers(limits, (), named)
+        ranges.check(limits, (), named)
         value = factory(*args, **kwargs)  # first: its TypeError names the function, bind's does not
         bound = inspect.signature(factory).bind(*args, **kwargs)
         return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))
@@ -287,21 +280,3 @@ def _hashable(value: Any) -> Any:
     except TypeError:
         return type(value)
     return value
-
-
-def _integers(annotated: Iterable[tuple[str, Any]]) -> types.MappingProxyType[str, int]:
-    """Returns the positions of integers among annotated names, by name."""
-    return types.MappingProxyType(
-        {name: i for i, (name, of) in enumerate(annotated) if of in ("int", "int | None")}
-    )
-
-
-def _check_integers(
-    known: Mapping[str, int], args: tuple[Any, ...], settings: Mapping[str, Any]
-) -> None:
-    for name, i in known.items():
-        number = args[i] if i < len(args) else settings.get(name)
-        if isinstance(number, int) and abs(number) > LARGEST:
-            raise ValueError(f"{name} must be within ±{LARGEST}, got {str(number)[:20]}")
-        if name in COUNTED and isinstance(number, int) and number > MOST:
-            raise ValueError(f"{name} must be at most {MOST}, got {number}")

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import jax
 
-from fedjax_sim.base.parts import LARGEST
+from fedjax_sim.base.ranges import LARGEST
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.base.spelling import hint
 

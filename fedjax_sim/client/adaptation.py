@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Batch, Context, PyTree, concrete
+from fedjax_sim.base import Array, Batch, Context, Count, NonNegative, Positive, PyTree
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import random_minibatch
@@ -40,13 +40,9 @@ class after_a_step(ObjectiveWrapper):
     Source: Fallah et al. 2020 <https://arxiv.org/abs/2002.07948>, Algorithm 1 and section 5.
     """
 
-    alpha: float = 0.01
+    alpha: NonNegative = 0.01
     _: dataclasses.KW_ONLY
     hessian: bool = False
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not self.alpha >= 0:
-            raise ValueError(f"alpha must be at least 0, got {self.alpha}")
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context
@@ -101,18 +97,10 @@ class moreau_envelope(ObjectiveWrapper):
         2.0
     """
 
-    lam: float = 15.0
+    lam: Positive = 15.0
     _: dataclasses.KW_ONLY
-    inner_steps: int = 5
-    inner_lr: float = 0.09
-
-    def __post_init__(self) -> None:
-        if concrete(self.lam) and not self.lam > 0:
-            raise ValueError(f"lam must be positive, got {self.lam}")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
-        if concrete(self.inner_lr) and not self.inner_lr > 0:
-            raise ValueError(f"inner_lr must be positive, got {self.inner_lr}")
+    inner_steps: Count = 5
+    inner_lr: Positive = 0.09
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context

@@ -19,12 +19,12 @@ from fedjax_sim.base import (
     LocalUpdate,
     MissingRootError,
     Model,
+    Positive,
     PyTree,
     Shared,
     Trained,
     Variables,
     Wrapper,
-    concrete,
 )
 from fedjax_sim.client.descent import Common
 from fedjax_sim.client.losses import masked_mean
@@ -151,7 +151,7 @@ class agreed(Wrapper):
     _: dataclasses.KW_ONLY
     samples: int = 200
     digest_epochs: int = 1
-    digest_lr: float = 1e-3
+    digest_lr: Positive = 1e-3
     digest_batch_size: int = 128
 
     for_classes = True
@@ -161,8 +161,6 @@ class agreed(Wrapper):
         for name, least in (("digest_epochs", 0), ("digest_batch_size", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if concrete(self.digest_lr) and not self.digest_lr > 0:
-            raise ValueError(f"digest_lr must be positive, got {self.digest_lr}")
         if self.digest_epochs > MOST_EPOCHS:
             raise ValueError(
                 f"digest_epochs must be at most {MOST_EPOCHS}, got {self.digest_epochs}"

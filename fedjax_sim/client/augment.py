@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Batch, ClientView, Part
+from fedjax_sim.base import Array, Batch, ClientView, Part, Share
 from fedjax_sim.client.motions import (
     Change,
     Motion,
@@ -163,12 +163,8 @@ class sometimes(Part):
         ValueError: if chance is not in [0, 1].
     """
 
-    chance: float
+    chance: Share
     change: Change
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.chance <= 1:
-            raise ValueError(f"chance must be in [0, 1], got {self.chance}")
 
     def __call__(self, key: Array, images: Array) -> Array:
         changed = self.change(jax.random.fold_in(key, 0), images)

@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Context,
+    Count,
     DrawnSteps,
     LocalUpdate,
     Memory,
@@ -160,7 +161,7 @@ class budgeted(Wrapper):
     step_cost: float = 1.0
     round_cost: float = 10.0
     phi: float = 0.025
-    most: int = 100
+    most: Count = 100
 
     sets = ("steps", "max_steps")
 
@@ -177,8 +178,6 @@ class budgeted(Wrapper):
                 f"budget must be more than a round of one step costs, {step_cost + round_cost}, "
                 f"got {budget}"
             )
-        if self.most < 1:
-            raise ValueError(f"most must be at least 1, got {self.most}")
         _ = self.inner  # checks the settings of local
 
     @functools.cached_property

@@ -7,7 +7,18 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Aggregator, Array, Context, Correction, Done, Need, PyTree, concrete
+from fedjax_sim.base import (
+    Aggregator,
+    Array,
+    Context,
+    Correction,
+    Count,
+    Done,
+    Need,
+    NonNegative,
+    Positive,
+    PyTree,
+)
 from fedjax_sim.client.momentum import client_momentum, global_momentum, mime
 from fedjax_sim.client.skipping import scaffnew
 from fedjax_sim.engine import tree
@@ -55,13 +66,9 @@ class proximal(Correction):
         [1.0]
     """
 
-    mu: float
+    mu: NonNegative
 
     kind = "proximal"
-
-    def __post_init__(self) -> None:
-        if concrete(self.mu) and not self.mu >= 0:
-            raise ValueError(f"mu must be at least 0, got {self.mu}")
 
     @property
     def pull(self) -> float:
@@ -120,19 +127,11 @@ class adaptive_proximal(Correction):
         0.1
     """
 
-    start: float = 0.0
-    step: float = 0.1
-    patience: int = 5
+    start: NonNegative = 0.0
+    step: Positive = 0.1
+    patience: Count = 5
 
     kind = "proximal"
-
-    def __post_init__(self) -> None:
-        if not self.start >= 0:
-            raise ValueError(f"start must be at least 0, got {self.start}")
-        if not self.step > 0:
-            raise ValueError(f"step must be positive, got {self.step}")
-        if self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}")
 
     def shared_state(self, params: PyTree) -> Mu:
         return Mu(jnp.float32(self.start), jnp.float32(jnp.nan), jnp.int32(0))
@@ -272,11 +271,7 @@ class dynamic(Correction):
         [0.75]
     """
 
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not self.alpha > 0:
-            raise ValueError(f"alpha must be positive, got {self.alpha}")
+    alpha: Positive
 
     @property
     def dual(self) -> float:

@@ -11,12 +11,14 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Context,
+    Count,
     Gathered,
     Model,
+    NonNegative,
     Part,
+    Positive,
     Shared,
     Variables,
-    concrete,
 )
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine import tree
@@ -44,16 +46,10 @@ class not_true_distillation(Part):
     """
 
     model: Model
-    beta: float = 1.0
-    temperature: float = 1.0
+    beta: NonNegative = 1.0
+    temperature: Positive = 1.0
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.beta) and not self.beta >= 0:
-            raise ValueError(f"beta must be at least 0, got {self.beta}")
-        if concrete(self.temperature) and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context
@@ -112,13 +108,9 @@ class past_models(Shared):
         7.0
     """
 
-    buffer: int = 5
+    buffer: Count = 5
 
     needs = (ONE_MODEL, NO_FLIGHT, PLAIN_SERVER)
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise ValueError(f"buffer must be at least 1, got {self.buffer}")
 
     def init(self, variables: Variables) -> PastModels:
         copies = tree.stack_copies(variables, self.buffer, "buffer")
@@ -156,16 +148,10 @@ class teacher_distillation(Part):
     """
 
     model: Model
-    gamma: float = 0.1
-    temperature: float = 1.0
+    gamma: NonNegative = 0.1
+    temperature: Positive = 1.0
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.gamma) and not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
-        if concrete(self.temperature) and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context

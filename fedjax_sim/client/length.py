@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, DrawnSteps, PyTree
+from fedjax_sim.base import Array, DrawnSteps, Fraction, PyTree
 
 _BITS = 23
 """The complement of a uniform float32 is 0 or at least 2 to the minus this."""
@@ -39,11 +39,7 @@ class geometric(DrawnSteps):
         (1, 5)
     """
 
-    p: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise ValueError(f"p must be in (0, 1], got {self.p}")
+    p: Fraction
 
     @property
     def _rate(self) -> float:

@@ -17,6 +17,8 @@ from fedjax_sim.base import (
     ClientData,
     ClientView,
     Context,
+    Count,
+    Decay,
     Part,
     PyTree,
     SetupTraffic,
@@ -68,13 +70,9 @@ class peer_means(Part):
         SetupTraffic(up=52, down=52)
     """
 
-    mix_samples: int
+    mix_samples: Count
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if self.mix_samples < 1:
-            raise ValueError(f"mix_samples must be at least 1, got {self.mix_samples}")
 
     def __call__(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         starts, count = client.starts, self.mix_samples
@@ -128,13 +126,9 @@ class mixed_objective(ObjectiveWrapper):
     Source: Yoon et al. 2021 <https://arxiv.org/abs/2107.00233>, eq. 4.
     """
 
-    mix_ratio: float
+    mix_ratio: Decay
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mix_ratio < 1:
-            raise ValueError(f"mix_ratio must be at least 0 and below 1, got {self.mix_ratio}")
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context

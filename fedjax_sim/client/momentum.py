@@ -13,9 +13,12 @@ from fedjax_sim.base import (
     Array,
     Context,
     Correction,
+    Decay,
     Done,
+    Fraction,
     Gathered,
     Need,
+    Positive,
     PyTree,
     Variables,
     concrete,
@@ -176,17 +179,9 @@ class client_momentum(Correction):
     Source: Xu et al. 2021 <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """
 
-    alpha: float
-    lr: float
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], got {self.alpha}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+    alpha: Fraction
+    lr: Positive
+    momentum: Decay = 0.0
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -15,6 +15,7 @@ from fedjax_sim.base import (
     Context,
     LossFn,
     Model,
+    NonNegative,
     Objective,
     Part,
     PyTree,
@@ -81,14 +82,10 @@ class empirical_risk(Part):
 
     model: Model
     loss: LossFn = cross_entropy
-    l2: float = 0.0
+    l2: NonNegative = 0.0
     _: dataclasses.KW_ONLY
     adjust: Adjust | None = None
     term: Term | None = None
-
-    def __post_init__(self) -> None:
-        if concrete(self.l2) and not self.l2 >= 0:
-            raise ValueError(f"l2 must be at least 0, got {self.l2}")
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context

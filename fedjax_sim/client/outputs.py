@@ -14,10 +14,10 @@ from fedjax_sim.base import (
     Context,
     Memory,
     Model,
+    NonNegative,
     Part,
     Shared,
     Variables,
-    concrete,
 )
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine.batches import of_class, sweep
@@ -165,13 +165,9 @@ class near_outputs(Part):
         0.25
     """
 
-    gamma: float = 1.0
+    gamma: NonNegative = 1.0
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.gamma) and not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context

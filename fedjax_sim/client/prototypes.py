@@ -14,11 +14,12 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Context,
+    Count,
     Model,
+    NonNegative,
     Part,
     Shared,
     Variables,
-    concrete,
 )
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine.batches import of_class, sweep
@@ -71,15 +72,13 @@ class prototypes(Shared):
     """
 
     model: Model
-    classes: int
+    classes: Count
     _: dataclasses.KW_ONLY
     equal_clients: bool = False
 
     for_classes = True
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes must be at least 1, got {self.classes}")
         features_of(self.model)
         _ = self._kernel  # checks the head
 
@@ -151,13 +150,9 @@ class near_prototypes(Part):
         25.0
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.lam) and not self.lam >= 0:
-            raise ValueError(f"lam must be at least 0, got {self.lam}")
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context

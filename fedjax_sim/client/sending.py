@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.attacks import alie, gaussian, ipm, mimic, optimised, sign_flip
-from fedjax_sim.base import Array, ClientData, Need, PyTree, Sending, Sent, Variables, concrete
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Need,
+    Positive,
+    PyTree,
+    Sending,
+    Sent,
+    Share,
+    Variables,
+)
 from fedjax_sim.compression import compressed, low_rank
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_MODEL, ONE_WITHHOLDS
@@ -77,13 +87,9 @@ class relevant_only(Sending):
     (True, False)
     """
 
-    relevance: float
+    relevance: Share
 
     withholds = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.relevance) and not 0 <= self.relevance <= 1:
-            raise ValueError(f"relevance must be in [0, 1], got {self.relevance}")
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -169,11 +175,7 @@ class clip_norm(Sending):
     [0.6000000238418579, 0.800000011920929]
     """
 
-    limit: float
-
-    def __post_init__(self) -> None:
-        if not self.limit > 0:
-            raise ValueError(f"limit must be positive, got {self.limit}")
+    limit: Positive
 
     def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array

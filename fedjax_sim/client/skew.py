@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Aggregator,
     Array,
     Context,
+    Count,
     DrawnSteps,
     Gathered,
     LocalUpdate,
@@ -122,9 +123,9 @@ class scouted(Wrapper):
 
     score: Score
     _: dataclasses.KW_ONLY
-    fewest: int = 1
+    fewest: Count = 1
     most: int = 64
-    rounds: int = 5
+    rounds: Count = 5
     loss_weight: float = 50.0
     allowed: float = 0.05
     traffic_weight: float = 1.0
@@ -132,12 +133,8 @@ class scouted(Wrapper):
     sets = ("steps", "max_steps")
 
     def __post_init__(self) -> None:
-        if self.fewest < 1:
-            raise ValueError(f"fewest must be at least 1, got {self.fewest}")
         if self.most < self.fewest:
             raise ValueError(f"most must be at least fewest, {self.fewest}, got {self.most}")
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
         for name in ("loss_weight", "allowed", "traffic_weight"):
             value = getattr(self, name)
             if concrete(value) and not 0 <= value < float("inf"):

@@ -7,7 +7,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Context, Correction, Done, Need, PyTree, concrete
+from fedjax_sim.base import (
+    Context,
+    Correction,
+    Decay,
+    Done,
+    Fraction,
+    Need,
+    Positive,
+    PyTree,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
 from fedjax_sim.engine.needs import (
@@ -63,17 +72,9 @@ class scaffnew(Correction):
         [3.5]
     """
 
-    p: float
-    lr: float
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise ValueError(f"p must be in (0, 1], got {self.p}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+    p: Fraction
+    lr: Positive
+    momentum: Decay = 0.0
 
     @property
     def needs(self) -> tuple[Need, ...]:

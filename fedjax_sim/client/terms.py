@@ -5,7 +5,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Batch, Context, Memory, Model, Part, PyTree, Variables, concrete
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    Context,
+    Memory,
+    Model,
+    NonNegative,
+    Part,
+    Positive,
+    PyTree,
+    Variables,
+    concrete,
+)
 from fedjax_sim.client.distilling import (
     PastModels,
     not_true_distillation,
@@ -90,13 +102,9 @@ class calibration(Part):
         [-0.841, -1.0]
     """
 
-    tau: float
+    tau: NonNegative
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.tau) and not self.tau >= 0:
-            raise ValueError(f"tau must be at least 0, got {self.tau}")
 
     def __call__(self, logits: Array, context: Context) -> Array:
         counts = label_counts(context, logits.shape[-1]).astype(logits.dtype)
@@ -129,13 +137,9 @@ class balanced(Part):
         [2.0, 1.0]
     """
 
-    gamma: float = 1.0
+    gamma: NonNegative = 1.0
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        if concrete(self.gamma) and not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
 
     def __call__(self, logits: Array, context: Context) -> Array:
         counts = label_counts(context, logits.shape[-1]).astype(logits.dtype)
@@ -165,15 +169,11 @@ class model_contrast(Part):
     """
 
     model: Model
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
 
     def __post_init__(self) -> None:
         features_of(self.model)
-        if concrete(self.mu) and not self.mu >= 0:
-            raise ValueError(f"mu must be at least 0, got {self.mu}")
-        if concrete(self.temperature) and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
 
     def __call__(
         self, logits: Array, features: Array | None, batch: Batch, context: Context

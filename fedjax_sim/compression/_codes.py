@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Part
+from fedjax_sim.base import Array, Count, Fraction, Part
 
 
 class Compressor(Part):
@@ -25,13 +25,9 @@ class Compressor(Part):
 class _Sparse(Compressor):
     """A code that sends the largest entries: ``value_bits`` for each, and ``head_bits`` once."""
 
-    sparsity: float
+    sparsity: Fraction
 
     value_bits, head_bits = 32, 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sparsity <= 1:
-            raise ValueError(f"sparsity must be in (0, 1], got {self.sparsity}")
 
     def count(self, n: int) -> int:
         """Returns k, the number of entries that are sent."""
@@ -125,11 +121,7 @@ class stochastic_quantisation(Compressor):
     504
     """
 
-    levels: int
-
-    def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise ValueError(f"levels must be at least 1, got {self.levels}")
+    levels: Count
 
     def compress(self, key: Array, x: Array) -> Array:
         # Scaled so that the norm's square is in the range of floats; a power of two is exact.

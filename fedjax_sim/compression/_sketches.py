@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables
+from fedjax_sim.base import Array, Count, Fraction, PyTree, Sending, Sent, Variables
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation, signs
@@ -44,14 +44,10 @@ class random_mask(Compressor):
     16
     """
 
-    share: float
+    share: Fraction
     then: Compressor | None = None
     _: dataclasses.KW_ONLY
     scaled: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def count(self, n: int) -> int:
         """Returns k, the number of entries that are sent."""
@@ -170,11 +166,7 @@ class low_rank(Sending):
     248
     """
 
-    rank: int
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+    rank: Count
 
     def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array

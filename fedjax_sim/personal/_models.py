@@ -21,14 +21,15 @@ from fedjax_sim.base import (
     Leaves,
     LocalUpdate,
     Need,
+    NonNegative,
     Objective,
     Part,
     PyTree,
+    Share,
     Survey,
     Trained,
     Variables,
     Wrapper,
-    concrete,
 )
 from fedjax_sim.engine import tree
 
@@ -107,12 +108,10 @@ class ditto(Wrapper):
         (4, 2)
     """
 
-    lam: float
+    lam: NonNegative
     own: LocalUpdate | None = None
 
     def __post_init__(self) -> None:
-        if concrete(self.lam) and not self.lam >= 0:
-            raise ValueError(f"lam must be at least 0, got {self.lam}")
         _ = self._solver  # checks the settings of own
 
     @functools.cached_property
@@ -207,13 +206,9 @@ class interpolated(Companion):
     """
 
     objective: Objective
-    alpha: float = 0.5
+    alpha: Share = 0.5
     _: dataclasses.KW_ONLY
     learned: bool = False
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
 
     def init(self, variables: Variables) -> Variables:
         first = jnp.asarray(self.alpha, jnp.float32) if self.learned else None

@@ -15,9 +15,11 @@ from fedjax_sim.base import (
     Batch,
     ClientView,
     Context,
+    Fraction,
     Leaves,
     LocalUpdate,
     Need,
+    NonNegative,
     Objective,
     Part,
     PyTree,
@@ -25,7 +27,6 @@ from fedjax_sim.base import (
     Trained,
     Variables,
     Wrapper,
-    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
@@ -144,14 +145,8 @@ class adaptively_mixed(Part):
     objective: Objective
     leaves: Leaves
     _: dataclasses.KW_ONLY
-    mix_lr: float = 1.0
-    mix_share: float = 0.8
-
-    def __post_init__(self) -> None:
-        if concrete(self.mix_lr) and not self.mix_lr >= 0:
-            raise ValueError(f"mix_lr must be at least 0, got {self.mix_lr}")
-        if not 0 < self.mix_share <= 1:
-            raise ValueError(f"mix_share must be in (0, 1], got {self.mix_share}")
+    mix_lr: NonNegative = 1.0
+    mix_share: Fraction = 0.8
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedjax_sim.base import Availability, Clock, Law, Link, Need, concrete
+from fedjax_sim.base import Availability, Clock, Count, Decay, Law, Link, Need
 from fedjax_sim.base.clock import Late
 from fedjax_sim.engine.needs import NO_FLIGHT
 from fedjax_sim.plan.devices import (
@@ -63,17 +63,15 @@ class _Rounds(Clock):
     """The rules by which rounds end."""
 
     _: dataclasses.KW_ONLY
-    failures: float = 0.0
+    failures: Decay = 0.0
     deadline: float | None = None
     late: Late = "drop"
-    first: int | None = None
+    first: Count | None = None
     idle: float = 60.0
     watts: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if concrete(self.failures) and not 0 <= self.failures < 1:
-            raise ValueError(f"failures must be in [0, 1), got {self.failures}")
         for name in ("deadline", "idle", "watts"):
             value = getattr(self, name)
             if value is not None:
@@ -82,8 +80,6 @@ class _Rounds(Clock):
             raise ValueError(f"late must be 'drop' or 'partial', got {self.late!r}")
         if self.late == "partial" and self.deadline is None:
             raise ValueError("late='partial' needs a deadline, which clients stop in time for")
-        if self.first is not None and self.first < 1:
-            raise ValueError(f"first must be at least 1, got {self.first}")
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, LearnedRedistribution, Slots, concrete
+from fedjax_sim.base import Array, Count, LearnedRedistribution, Slots, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
@@ -72,7 +72,7 @@ class learned(LearnedRedistribution):
     mu_2: float = 0.5
     penalty: float = 1.0
     _: dataclasses.KW_ONLY
-    peers: int = 5
+    peers: Count = 5
     lr: float = 0.5
 
     reads = ("final_loss",)
@@ -88,8 +88,6 @@ class learned(LearnedRedistribution):
             value = getattr(self, name)
             if concrete(value) and not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        if self.peers < 1:
-            raise ValueError(f"peers must be at least 1, got {self.peers}")
 
     def init(self, slots: int) -> Array:
         return jnp.zeros((slots, slots), jnp.float32)

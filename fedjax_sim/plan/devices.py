@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Law, Link, Now, concrete
+from fedjax_sim.base import Array, Law, Link, Now, Share, concrete
 from fedjax_sim.base.parts import Part
 
 DAY = 86400.0
@@ -155,11 +155,7 @@ class bernoulli(Part):
         ValueError: if p is out of range.
     """
 
-    p: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be in [0, 1], got {self.p}")
+    p: Share
 
     def __call__(self, keys: Array, client: Array, now: Now) -> Array:
         return _uniform(keys) < self.p
@@ -180,14 +176,12 @@ class diurnal(Part):
             2³¹ - 1.
     """
 
-    share: float
+    share: Share
     period: float = DAY
     _: dataclasses.KW_ONLY
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {self.share}")
         if self.period != int(self.period) or not 1 <= self.period < 2**31:
             raise ValueError(f"period must be a whole number of seconds from 1, got {self.period}")
 

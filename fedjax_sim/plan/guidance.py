@@ -9,8 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, ClientData, LocalInfo, Outlook, PerClient, Variables, concrete
-from fedjax_sim.base.parts import MOST
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    LocalInfo,
+    NonNegative,
+    Outlook,
+    PerClient,
+    Variables,
+    concrete,
+)
+from fedjax_sim.base.ranges import MOST
 from fedjax_sim.plan.seconds import ByClock
 
 CUT = 0.95
@@ -75,7 +84,7 @@ class guided(ByClock):
     explore: float = 0.9
     decay: float = 0.98
     least: float = 0.2
-    penalty: float = 2.0
+    penalty: NonNegative = 2.0
     share: float = 0.3
     step: float = 0.05
     window: int = 20
@@ -88,8 +97,6 @@ class guided(ByClock):
             value = getattr(self, name)
             if concrete(value) and not 0 <= value <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
-        if concrete(self.penalty) and self.penalty < 0:
-            raise ValueError(f"penalty must be at least 0, got {self.penalty}")
         if not 1 <= self.window <= MOST:
             raise ValueError(f"window must be in 1..{MOST}, got {self.window}")
 

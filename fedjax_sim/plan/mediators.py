@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     ClientData,
+    Count,
     Need,
     PerClient,
     Selection,
@@ -48,12 +49,8 @@ class mediators(Selection):
     """
 
     slots: int
-    clients_each: int
+    clients_each: Count
     classes: int
-
-    def __post_init__(self) -> None:
-        if self.clients_each < 1:
-            raise ValueError(f"clients_each must be at least 1, got {self.clients_each}")
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.base import Array
+from fedjax_sim.base import Array, Share
 from fedjax_sim.base.parts import Part
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
@@ -168,11 +168,9 @@ class matchings(Part):
     """
 
     edges: NDArray[np.bool_]
-    activity: float
+    activity: Share
 
     def __post_init__(self) -> None:
-        if not 0 <= self.activity <= 1:
-            raise ValueError(f"activity must be in [0, 1], got {self.activity}")
         _ = self._colour
 
     def __call__(self, key: Array, slots: int) -> Mixing:

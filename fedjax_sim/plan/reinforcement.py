@@ -15,6 +15,7 @@ from fedjax_sim.base import (
     ClientData,
     ClientView,
     PerClient,
+    Positive,
     PyTree,
     Selection,
     SetupTraffic,
@@ -137,7 +138,7 @@ class deep_q(Selection):
     discount: float = 0.999
     explore: float = 0.5
     decay: float = 0.95
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     steps: int = 1
     batch: int = 32
     replay: int = 200
@@ -156,8 +157,6 @@ class deep_q(Selection):
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
         if concrete(self.base) and not self.base > 1:
             raise ValueError(f"base must be more than 1, got {self.base}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
         least = {"steps": 0, "replay": 2, "batch": 1, "copied": 1, "size": 1, "hidden": 1}
         for name, number in {**least, "evaluated": 1}.items():
             value = getattr(self, name)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, Need, Schedule
+from fedjax_sim.base import Array, Count, Need, Schedule
 from fedjax_sim.engine.needs import (
     CLOCK,
     IN_FRAGMENTS,
@@ -69,15 +69,10 @@ class delayed(_OfSlots):
     [[False], [False], [True], [False]]
     """
 
-    rounds: int
+    rounds: Count
     _: dataclasses.KW_ONLY
     apart: bool = False
     round_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-        super().__post_init__()
 
     @property
     def period(self) -> int:
@@ -261,13 +256,11 @@ class periodic(_Asynchronous):
 
     seconds: float
     _: dataclasses.KW_ONLY
-    at_work: int
+    at_work: Count
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < 2**30:
             raise ValueError(f"seconds must be positive and below 2**30, got {self.seconds}")
-        if self.at_work < 1:
-            raise ValueError(f"at_work must be at least 1, got {self.at_work}")
         _check_slots(self.at_work)
 
     @property

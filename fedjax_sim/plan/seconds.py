@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     ClientData,
+    Count,
     Need,
     Outlook,
     PerClient,
@@ -97,14 +98,10 @@ class within_deadline(ByClock):
     Source: Nishio, Yonetani 2019 <https://arxiv.org/abs/1804.08333>, section IV.
     """
 
-    candidates: int
+    candidates: Count
 
     device_numbers = 3
     needs = (DEADLINE, NO_FLIGHT)
-
-    def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
 
     def init(self, variables: Variables, data: ClientData, execution: PerClient) -> Array:
         return jnp.full(min(self.candidates, data.clients), data.clients, jnp.int32)

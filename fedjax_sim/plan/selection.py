@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     ClientView,
+    Count,
     LocalInfo,
     Participation,
     PerClient,
@@ -21,6 +22,7 @@ from fedjax_sim.base import (
     Selection,
     SetupTraffic,
     SetupTrafficOf,
+    Share,
     Variables,
 )
 from fedjax_sim.engine import tree
@@ -158,7 +160,7 @@ class importance(Selection):
     """
 
     score: Callable[[Variables, ClientView], Array]
-    gamma: float = 0.9
+    gamma: Share = 0.9
     _: dataclasses.KW_ONLY
     initial: InitialScores = "gradient"
     active: int | None = None
@@ -166,8 +168,6 @@ class importance(Selection):
     reads = ("importance",)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma must be in [0, 1], got {self.gamma}")
         if self.initial not in ("gradient", "ones"):
             raise ValueError(f"initial must be 'gradient' or 'ones', got {self.initial!r}")
         _check_active(self.active)
@@ -243,12 +243,8 @@ class power_of_choice(Selection):
     by what is known.
     """
 
-    candidates: int
+    candidates: Count
     score: Callable[[Variables, ClientView], Array] | None = None
-
-    def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
 
     @property
     def reads(self) -> tuple[str, ...]:

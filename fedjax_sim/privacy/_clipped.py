@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, PreAggregation, PyTree, Variables
+from fedjax_sim.base import Array, Need, Positive, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import (
     APART,
@@ -45,20 +45,16 @@ class Mechanism(PreAggregation):
         clients_per_round: m, the fixed denominator.
     """
 
-    clip: float
+    clip: Positive
     noise_multiplier: float
-    clients_per_round: float
+    clients_per_round: Positive
 
     def __post_init__(self) -> None:
         z = self.noise_multiplier
-        if not self.clip > 0:
-            raise ValueError(f"clip must be positive, got {self.clip}")
         if not 0 <= z < math.inf:
             raise ValueError(f"noise_multiplier must be at least 0 and finite, got {z}")
         if z > 0 and math.isinf(self.clip):
             raise ValueError(f"clip must be finite if noise is added, got {self.clip}")
-        if not self.clients_per_round > 0:
-            raise ValueError(f"clients_per_round must be positive, got {self.clients_per_round}")
 
     @property
     def needs(self) -> tuple[Need, ...]:

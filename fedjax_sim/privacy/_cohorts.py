@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, PyTree, Selection, Variables
+from fedjax_sim.base import Array, ClientData, Positive, PyTree, Selection, Variables
 
 OVERFLOW = 1e-6
 """The largest probability that a round's Poisson cohort exceeds its slots."""
@@ -26,14 +26,10 @@ class poisson(Selection):
     Source: McMahan et al. 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1.
     """
 
-    clients_per_round: float
+    clients_per_round: Positive
 
     may_idle = True
     participation = "poisson"
-
-    def __post_init__(self) -> None:
-        if not self.clients_per_round > 0:
-            raise ValueError(f"clients_per_round must be positive, got {self.clients_per_round}")
 
     @property
     def active(self) -> float:

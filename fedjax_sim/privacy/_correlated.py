@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Cohort, Need, PyTree, Variables
+from fedjax_sim.base import Array, ClientData, Cohort, Count, Need, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import slots_of
 from fedjax_sim.privacy._accounting import (
@@ -159,14 +159,9 @@ class banded_mechanism(_Correlated):
     Lampert 2024 <https://arxiv.org/abs/2405.13763>, for the coefficients.
     """
 
-    bands: int
+    bands: Count
 
     participation = CYCLIC
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bands < 1:
-            raise ValueError(f"bands must be at least 1, got {self.bands}")
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
         check_model(variables)

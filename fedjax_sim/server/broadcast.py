@@ -7,7 +7,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Aggregator, Array, Broadcast, ClientView, Gathered, PyTree, Variables
+from fedjax_sim.base import (
+    Aggregator,
+    Array,
+    Broadcast,
+    ClientView,
+    Gathered,
+    Natural,
+    PyTree,
+    Variables,
+)
 from fedjax_sim.clustering import dynamic, ifca
 from fedjax_sim.engine import tree
 
@@ -61,14 +70,10 @@ class stale(Broadcast):
     [(0.0, 1), (1.0, 0)]
     """
 
-    most: int
+    most: Natural
 
     several = True
     tags = "staleness"
-
-    def __post_init__(self) -> None:
-        if self.most < 0:
-            raise ValueError(f"most must be at least 0, got {self.most}")
 
     def init(self, variables: Variables) -> Past:
         return Past(tree.stack_copies(variables, self.most + 1, "max_staleness"), jnp.int32(0))

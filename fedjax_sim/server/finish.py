@@ -15,9 +15,9 @@ from fedjax_sim.base import (
     Finish,
     Model,
     Need,
+    Positive,
     PyTree,
     Variables,
-    concrete,
     for_classes,
 )
 from fedjax_sim.engine import tree
@@ -89,7 +89,7 @@ class calibrated(Finish):
     _: dataclasses.KW_ONLY
     samples: int = 200
     steps: int = 100
-    lr: float = 0.1
+    lr: Positive = 0.1
 
     needs = (ONE_MODEL, WHOLE_MODEL, AS_IT_IS, SERVER_EVALUATED)
 
@@ -97,8 +97,6 @@ class calibrated(Finish):
         for name, least in (("classes", 1), ("samples", 1), ("steps", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
         features_of(self.model), kernel_of(self.model)  # raise if it has none
 
     def tell(self, server: Variables, client: ClientView) -> Moments:

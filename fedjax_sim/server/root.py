@@ -16,11 +16,11 @@ from fedjax_sim.base import (
     Gathered,
     LocalUpdate,
     Model,
+    Positive,
     PyTree,
     Server,
     SetupTraffic,
     Variables,
-    concrete,
     for_classes,
 )
 from fedjax_sim.engine import tree
@@ -163,7 +163,7 @@ class distilled(Server):
 
     model: Model
     steps: int = 100
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     _: dataclasses.KW_ONLY
     batch_size: int = 128
 
@@ -174,8 +174,6 @@ class distilled(Server):
         for name, least in (("steps", 0), ("batch_size", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered

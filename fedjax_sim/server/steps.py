@@ -5,7 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Gathered, Need, PyTree, Server, Variables, concrete
+from fedjax_sim.base import (
+    Array,
+    Gathered,
+    Need,
+    NonNegative,
+    Positive,
+    PyTree,
+    Server,
+    Variables,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import dual_clients
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN
@@ -30,13 +39,9 @@ class dynamic(Server):
     Source: Acar et al. 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
     """
 
-    alpha: float
+    alpha: Positive
 
     reads_updates = False
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not self.alpha > 0:
-            raise ValueError(f"alpha must be positive, got {self.alpha}")
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -111,13 +116,9 @@ class extrapolated(Server):
         [1.5, 1.5]
     """
 
-    eps: float = 1e-3
+    eps: NonNegative = 1e-3
 
     needs = (ONE_MODEL, PLAIN_MEAN)
-
-    def __post_init__(self) -> None:
-        if concrete(self.eps) and not self.eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {self.eps}")
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered

@@ -12,14 +12,15 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     DownloadBytes,
+    Fraction,
     Gathered,
     Need,
+    NonNegative,
     PyTree,
     Server,
     SetupTraffic,
     SetupTrafficOf,
     Variables,
-    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS
@@ -98,13 +99,9 @@ class mix(Server):
     [0.25]
     """
 
-    alpha: float
+    alpha: Fraction
 
     reads_updates = False
-
-    def __post_init__(self) -> None:
-        if concrete(self.alpha) and not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], got {self.alpha}")
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
@@ -155,15 +152,13 @@ class sign_agreement(Server):
         [2.0, -3.0, 0.0]
     """
 
-    threshold: float
+    threshold: NonNegative
     server: Server
     _: dataclasses.KW_ONLY
     literal: bool = False
     backwards: bool = False
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise ValueError(f"threshold must be at least 0, got {self.threshold}")
         if self.literal and self.backwards:
             raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 

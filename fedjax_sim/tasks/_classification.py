@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Metric, Sums, Task
+from fedjax_sim.base import Array, Count, Metric, Sums, Task
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, mean_known, ratio
 from fedjax_sim.tasks.tally import MOST_RANKED, WIN_BITS, Tally, rank_wins, tally
@@ -50,15 +50,11 @@ class classification(Task):
         {'auc'}
     """
 
-    classes: int
+    classes: Count
     _: dataclasses.KW_ONLY
     auc: bool | None = None
 
     loss = staticmethod(cross_entropy)
-
-    def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes must be at least 1, got {self.classes}")
 
     @property
     def _ranked(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Metric, Sums, Task
+from fedjax_sim.base import Array, Count, Metric, Sums, Task
 from fedjax_sim.tasks.losses import sigmoid_cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
 
@@ -46,14 +46,10 @@ class multi_label(Task):
         ['f1_micro', 'f1_macro', 'label_accuracy', 'subset_accuracy']
     """
 
-    labels: int
+    labels: Count
 
     loss = staticmethod(sigmoid_cross_entropy)
     sums = staticmethod(plain_sums)
-
-    def __post_init__(self) -> None:
-        if self.labels < 1:
-            raise ValueError(f"labels must be at least 1, got {self.labels}")
 
     @property
     def outputs(self) -> int:

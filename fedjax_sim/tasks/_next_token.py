@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Metric, Sums, Task
+from fedjax_sim.base import Array, Count, Metric, Sums, Task
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
 
@@ -41,15 +41,11 @@ class next_token(Task):
         [2]
     """
 
-    vocabulary: int
+    vocabulary: Count
     _: dataclasses.KW_ONLY
     ignore: int = -1
 
     sums = staticmethod(plain_sums)
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < 1:
-            raise ValueError(f"vocabulary must be at least 1, got {self.vocabulary}")
 
     @property
     def outputs(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Metric, Sums, Task
+from fedjax_sim.base import Array, Count, Metric, Sums, Task
 from fedjax_sim.tasks.losses import squared_error
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 
@@ -44,13 +44,9 @@ class regression(Task):
         'lowest'
     """
 
-    targets: int = 1
+    targets: Count = 1
 
     loss = staticmethod(squared_error)
-
-    def __post_init__(self) -> None:
-        if self.targets < 1:
-            raise ValueError(f"targets must be at least 1, got {self.targets}")
 
     @property
     def outputs(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, PyTree, Variables
+from fedjax_sim.base import Array, Count, Need, Positive, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.server.aggregators._order import coordinate_median
 from fedjax_sim.server.aggregators._rows import Rule, check_share, enough, share_of, trainable
@@ -97,12 +97,7 @@ class multi_krum(_Krum):
     [1.25]
     """
 
-    keep: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep is not None and self.keep < 1:
-            raise ValueError(f"keep must be at least 1, got {self.keep}")
+    keep: Count | None = None
 
 
 def _scores(stacked: PyTree, present: Array, neighbours: Array) -> Array:
@@ -144,14 +139,8 @@ class geometric_median(Rule):
     [0.211, 0.211]
     """
 
-    iterations: int = 10
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
-        if not self.eps > 0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
+    iterations: Count = 10
+    eps: Positive = 1e-6
 
     def _reduce(self, stacked: PyTree, weights: Array, /) -> PyTree:
         rows, present = trainable(stacked), weights > 0

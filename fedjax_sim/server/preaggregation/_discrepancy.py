@@ -11,6 +11,7 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
+    Count,
     PreAggregation,
     SetupTraffic,
     Variables,
@@ -57,7 +58,7 @@ class discrepancy(PreAggregation):
         [0.475, 0.025]
     """
 
-    classes: int
+    classes: Count
     a: float = 0.5
     b: float = 0.1
     distance: Discrepancy = "kl"
@@ -65,8 +66,6 @@ class discrepancy(PreAggregation):
     weighs = True
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"classes must be at least 1, got {self.classes}")
         for name, value in (("a", self.a), ("b", self.b)):
             if concrete(value) and not value >= 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")

@@ -9,7 +9,10 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
+    Decay,
     Need,
+    NonNegative,
+    Positive,
     PreAggregation,
     PyTree,
     Variables,
@@ -58,19 +61,11 @@ class q_fair(PreAggregation):
         0.3333
     """
 
-    q: float
-    lr: float
-    momentum: float = 0.0
+    q: NonNegative
+    lr: Positive
+    momentum: Decay = 0.0
 
     reads = ("initial_loss",)
-
-    def __post_init__(self) -> None:
-        if concrete(self.q) and not self.q >= 0:
-            raise ValueError(f"q must be at least 0, got {self.q}")
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -116,15 +111,11 @@ class agnostic(PreAggregation):
     Source: Mohri et al. 2019 <https://arxiv.org/abs/1902.00146>, section 4 (stochastic AFL).
     """
 
-    step: float
+    step: NonNegative
 
     reads = ("initial_loss",)
     weighs = True
     needs = (ONE_MODEL, NO_FLIGHT)
-
-    def __post_init__(self) -> None:
-        if concrete(self.step) and not self.step >= 0:
-            raise ValueError(f"step must be at least 0, got {self.step}")
 
     def init(self, variables: Variables, data: ClientData) -> Array:
         return jnp.full(data.clients, 1 / data.clients, jnp.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Cohort, Need, PreAggregation, PyTree, Variables
+from fedjax_sim.base import Array, Cohort, Count, Need, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import check_share, enough, share_of, trainable
@@ -131,13 +131,9 @@ class bucketing(PreAggregation):
         2.0
     """
 
-    size: int = 2
+    size: Count = 2
 
     needs = MIXED
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size}")
 
     def mixes(self, rows: int) -> int:
         return -(-rows // self.size)

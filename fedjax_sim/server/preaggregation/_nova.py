@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from fedjax_sim.base import (
     Array,
     Cohort,
+    Decay,
     Need,
+    Positive,
     PreAggregation,
     PyTree,
     Variables,
@@ -60,17 +62,13 @@ class normalise(PreAggregation):
         [[2.0], [6.0]]
     """
 
-    lr: float
-    momentum: float = 0.0
+    lr: Positive
+    momentum: Decay = 0.0
     mu: float = 0.0
 
     reads = ("steps",)
 
     def __post_init__(self) -> None:
-        if concrete(self.lr) and not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if concrete(self.mu, self.lr) and not 0 <= self.mu * self.lr < 1:
             raise ValueError(
                 f"mu must be at least 0 and below 1 / lr = {1 / self.lr:g}, got {self.mu}"

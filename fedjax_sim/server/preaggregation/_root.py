@@ -13,13 +13,15 @@ from fedjax_sim.base import (
     ClientView,
     Cohort,
     Context,
+    Count,
+    Decay,
     LocalUpdate,
     Need,
+    NonNegative,
     Objective,
     PreAggregation,
     PyTree,
     Variables,
-    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view, rows_at, shuffled
@@ -60,22 +62,14 @@ class suspicion(PreAggregation):
     """
 
     objective: Objective
-    dropped: float = 0.5
-    rho: float = 1e-3
+    dropped: Decay = 0.5
+    rho: NonNegative = 1e-3
     _: dataclasses.KW_ONLY
-    batch_size: int = 128
+    batch_size: Count = 128
 
     drops = True
     weighs = True
     needs = (ONE_MODEL, NO_FLIGHT, WHOLE_MODEL, LAST)
-
-    def __post_init__(self) -> None:
-        if concrete(self.dropped) and not 0 <= self.dropped < 1:
-            raise ValueError(f"dropped must be in [0, 1), got {self.dropped}")
-        if concrete(self.rho) and not self.rho >= 0:
-            raise ValueError(f"rho must be at least 0, got {self.rho}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
         root_view(data)  # rejects data without root before the first round

@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Cohort, PreAggregation, PyTree, Variables, concrete
+from fedjax_sim.base import Array, Cohort, Fraction, PreAggregation, PyTree, Variables, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, STALENESS
 
@@ -57,7 +57,7 @@ class staleness(PreAggregation):
         [0.5, 0.5, 0.125]
     """
 
-    alpha: float
+    alpha: Fraction
     decay: Decay = "constant"
     slope: float | None = None
     grace: float = 4
@@ -65,8 +65,6 @@ class staleness(PreAggregation):
     needs = (STALENESS, NO_FLIGHT)
 
     def __post_init__(self) -> None:
-        if concrete(self.alpha) and not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha must be in (0, 1], got {self.alpha}")
         _check_decay(self.decay, self.slope, self.grace)
 
     def apply(
