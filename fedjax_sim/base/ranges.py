@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -50,38 +51,35 @@ Decay: TypeAlias = Annotated[float, Range("in [0, 1)", 0, 1, open_above=True)]
 Fraction: TypeAlias = Annotated[float, Range("in (0, 1]", 0, 1, open_below=True)]
 Within: TypeAlias = Annotated[float, Range("in (0, 1)", 0, 1, open_below=True, open_above=True)]
 
-RANGES: Mapping[str, Any] = {
-    "Count": Count, "Natural": Natural, "Positive": Positive, "NonNegative": NonNegative,
-    "Share": Share, "Decay": Decay, "Fraction": Fraction, "Within": Within,
-}  # fmt: skip
-"""The types by name, as annotations are texts."""
-
 Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST)
+_UNIONS = (typing.Union, types.UnionType)
 
 
-def limits(annotated: Iterable[tuple[str, Any]]) -> Limits:
-    """Returns the settings with a range among names with their annotations, in order.
+def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
+    """Returns the settings with a range among names in order, with annotations and namespaces.
 
-    >>> [*limits([("local", "LocalUpdate"), ("mu", "NonNegative")]).items()]
-    [('mu', (1, Range(words='at least 0', least=0, most=inf, open_below=False, open_above=False)))]
+    >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"][1]
+    Range(words='at least 0', least=0, most=inf, open_below=False, open_above=False)
     """
     found = {}
-    for i, (name, of) in enumerate(annotated):
-        plain = of.removesuffix(" | None") if isinstance(of, str) else ""
-        if plain in RANGES:
-            found[name] = i, RANGES[plain].__metadata__[0]
-        elif plain == "int":
-            found[name] = i, _INTEGER
+    for i, (name, of, namespace) in enumerate(annotated):
+        if isinstance(of, str):
+            plain = of.removesuffix(" | None")
+            of = int if plain == "int" else namespace.get(plain)
+        for member in typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,):
+            ranges = [r for r in getattr(member, "__metadata__", ()) if isinstance(r, Range)]
+            if ranges or member is int:
+                found[name] = i, (ranges or [_INTEGER])[0]
     return types.MappingProxyType(found)
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
     """Raises ValueError if a number is out of its range; traced numbers are not checked.
 
-    >>> check(globals()["limits"]([("mu", "NonNegative")]), (-1,), {})
+    >>> check({"mu": (0, Range("at least 0", 0))}, (-1,), {})
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1
     """

@@ -1,0 +1,87 @@
+"""Ranges of settings, which parts and methods check when they are made."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import jax
+import pytest
+
+import fedjax_sim as fs
+from fedjax_sim.base import Count, Natural, NonNegative, Part, Positive, ranges
+from fedjax_sim.base import Decay as DecayRange
+
+Decay = Literal["slow", "fast"]  # a user's own type that has the name of one of ours
+
+
+class own(Part):
+    """A user's part."""
+
+    count: Count | None
+    natural: Natural = 0
+    decay: Decay = "slow"
+    most: int = 5
+
+
+class later(own):
+    """Inherits the ranges, whatever comes before the setting."""
+
+    positive: Positive = 1.0
+
+
+@pytest.mark.parametrize(
+    ("of", "inside", "outside"),
+    [
+        (ranges.Count, (1, 7), (0, -1)),
+        (ranges.Natural, (0, 7), (-1,)),
+        (ranges.Positive, (1e-30, math.inf), (0.0, -1.0, math.nan)),
+        (ranges.NonNegative, (0.0, math.inf), (-1e-30, math.nan)),
+        (ranges.Share, (0, 1), (-0.01, 1.01, math.nan)),
+        (DecayRange, (0, 0.99), (-0.01, 1, math.nan)),
+        (ranges.Fraction, (0.01, 1), (0, 1.01, math.nan)),
+        (ranges.Within, (0.01, 0.99), (0, 1, math.nan)),
+    ],
+)
+def test_ranges(of: Annotated[float, ...], inside: tuple[float], outside: tuple[float]) -> None:
+    (within,) = of.__metadata__  # type: ignore[attr-defined]
+    assert all(value in within for value in inside)
+    assert not any(value in within for value in outside)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 0}, "count must be at least 1, got 0"),
+        ({"count": None, "natural": -1}, "natural must be at least 0, got -1"),
+        ({"count": 2**31}, "count must be within ±2147483647, got 2147483648"),
+        ({"count": 1, "most": -(2**31)}, "most must be within ±2147483647, got -2147483648"),
+        ({"count": 1, "positive": 0.0}, "positive must be positive, got 0.0"),
+    ],
+)
+def test_a_part_checks_its_settings(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        later(**settings)
+    assert str(caught.value) == message
+
+
+def test_settings_by_position_are_checked() -> None:
+    with pytest.raises(ValueError, match="natural must be at least 0, got -3"):
+        own(1, -3)
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        own(1).replace(count=0)
+
+
+def test_a_type_that_has_the_name_of_a_range_is_not_one() -> None:
+    assert own(None, decay="fast").decay == "fast"
+
+
+def test_functions_check_and_traced_numbers_pass() -> None:
+    @fs.part
+    def made(mu: NonNegative) -> own:
+        del mu
+        return own(1)
+
+    with pytest.raises(ValueError, match="mu must be at least 0, got -1"):
+        made(-1)
+    assert jax.jit(lambda mu: made(mu).natural)(-1.0) == 0
