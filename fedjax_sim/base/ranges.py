@@ -43,13 +43,21 @@ class Range(NamedTuple):
 
 
 Count: TypeAlias = Annotated[int, Range("at least 1", 1)]
+"""A whole number from 1."""
 Natural: TypeAlias = Annotated[int, Range("at least 0", 0)]
+"""A whole number from 0."""
 Positive: TypeAlias = Annotated[float, Range("positive", 0, open_below=True)]
+"""A number above 0."""
 NonNegative: TypeAlias = Annotated[float, Range("at least 0", 0)]
+"""A number from 0."""
 Share: TypeAlias = Annotated[float, Range("in [0, 1]", 0, 1)]
+"""A number in [0, 1]."""
 Decay: TypeAlias = Annotated[float, Range("in [0, 1)", 0, 1, open_above=True)]
+"""A number in [0, 1)."""
 Fraction: TypeAlias = Annotated[float, Range("in (0, 1]", 0, 1, open_below=True)]
+"""A number in (0, 1]."""
 Within: TypeAlias = Annotated[float, Range("in (0, 1)", 0, 1, open_below=True, open_above=True)]
+"""A number in (0, 1)."""
 
 Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
