@@ -24,8 +24,7 @@ class _Krum(Rule):
         return enough("byzantine", self.byzantine, lambda f: 2 * f + 3)
 
     @property
-    def keep(self) -> int | None:
-        """The number of rows to average; None: n - f."""
+    def keep(self) -> int | None:  # the number of rows to average; None: n - f
         return 1
 
     def _reduce(self, stacked: PyTree, weights: Array, /) -> PyTree:
