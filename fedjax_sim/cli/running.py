@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.base import ClientData, Model
-from fedjax_sim.cli import build, ending, local
+from fedjax_sim.cli import build, ending, training
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
@@ -312,7 +312,7 @@ def checkpoints_found(config: Config) -> list[str]:
 
 def rounds_of(name: str, config: Config, setup: Setup) -> int:
     """The rounds of an algorithm: some have fewer or more for the same budget."""
-    return local.rounds_of(setup.algorithms[name], config.experiment.rounds)
+    return training.rounds_of(setup.algorithms[name], config.experiment.rounds)
 
 
 def what_runs(name: str, setup: Setup) -> tuple[Algorithm, Model, ClientData, EvalSet]:
