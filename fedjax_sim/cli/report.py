@@ -281,29 +281,20 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def over_seeds(reports: Sequence[SkewReport]) -> str:
-    """A table with a line for each seed, their mean and their standard deviation."""
-    titles: tuple[str, ...] = ("n_k min", "max", "mean", "std", "Gini")
-    forms: tuple[str, ...] = (",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    """Returns a table with a line for each seed, their mean and their standard deviation."""
+    forms = {"n_k min": ",.0f", "max": ",.0f", "mean": ",.1f", "std": ",.1f", "Gini": ".3f"}
     measured: tuple[str, ...] = ()
     if reports[0].table.shape[1] > 1:
-        titles, forms = ("EMD", "C-score", "KL", *titles), (".3f", ".3f", ".3f", *forms)
+        forms = {"EMD": ".3f", "C-score": ".3f", "KL": ".3f"} | forms
         measured = ("emd", "c_score", "kl")
     found = [report.as_dict() for report in reports]
     rows = np.array([[*(d[name] for name in measured), *d["sizes"].values()] for d in found])
-
-    def line(title: str, values: Sequence[float], name: str = "") -> str:
-        cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
-        return f"{title:7}{''.join(cells)}  {name}".rstrip()
-
-    return "\n".join(
-        [
-            reports[0].counted(),
-            f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
-            *(
-                line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")
-                for i, (row, r) in enumerate(zip(rows, reports, strict=True))
-            ),
-            line("mean", rows.mean(axis=0)),
-            line("std", rows.std(axis=0)),
-        ]
-    )
+    lines = {f"seed {i}": row for i, row in enumerate(rows)}
+    lines |= {"mean": rows.mean(axis=0), "std": rows.std(axis=0)}
+    names = [f"{r.hash[:12]}  {r.name}" for r in reports] + ["", ""]
+    head = "".join(f"{title:>9}" for title in ("", *forms))
+    told = [reports[0].counted(), f"{head[2:]}  sha256        partition"]
+    for (title, row), name in zip(lines.items(), names, strict=True):
+        cells = (format(format(x, form), ">9") for x, form in zip(row, forms.values(), strict=True))
+        told.append(f"{title:7}{''.join(cells)}  {name}".rstrip())
+    return "\n".join(told)

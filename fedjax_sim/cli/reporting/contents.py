@@ -204,11 +204,11 @@ def _crossed(reading: Reading, folder: Path) -> list[Any]:
         if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
             items.append(f"{title}: every combination diverged.")
             continue
-        name = f"grid_{i}" if len(found) > 1 else "grid"
-        for kind in ("svg", "pdf"):
-            draw_grid(grid, folder / f"{name}.{kind}", title)
-        of = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
-        items.append(Drawn(name, of))
+        caption = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
+        picture = Drawn(f"grid_{i}" if len(found) > 1 else "grid", caption)
+        for path in picture.paths(folder):
+            draw_grid(grid, path, title)
+        items.append(picture)
     return items
 
 
