@@ -15,7 +15,7 @@ MOST = 10_000_000
 """The largest number of those that have records of their own: clients of a round, classes."""
 
 COUNTED = ("clients_per_round", "slots", "at_work", "classes")
-"""The settings that are such numbers."""
+"""The settings that are such numbers, from 1; all other integers may be negative."""
 
 
 class Range(NamedTuple):
@@ -49,10 +49,16 @@ Share: TypeAlias = Annotated[float, Range("in [0, 1]", 0, 1)]
 Decay: TypeAlias = Annotated[float, Range("in [0, 1)", 0, 1, open_above=True)]
 Fraction: TypeAlias = Annotated[float, Range("in (0, 1]", 0, 1, open_below=True)]
 Within: TypeAlias = Annotated[float, Range("in (0, 1)", 0, 1, open_below=True, open_above=True)]
+Minority: TypeAlias = Annotated[float, Range("in [0, 0.5)", 0, 0.5, open_above=True)]
+Finite: TypeAlias = Annotated[float, Range("at least 0 and finite", 0, open_above=True)]
+FinitePositive: TypeAlias = Annotated[
+    float, Range("positive and finite", 0, open_below=True, open_above=True)
+]
 
 RANGES: Mapping[str, Any] = {
     "Count": Count, "Natural": Natural, "Positive": Positive, "NonNegative": NonNegative,
-    "Share": Share, "Decay": Decay, "Fraction": Fraction, "Within": Within,
+    "Share": Share, "Decay": Decay, "Fraction": Fraction, "Within": Within, "Minority": Minority,
+    "Finite": Finite, "FinitePositive": FinitePositive,
 }  # fmt: skip
 """The types by name, as annotations are texts."""
 
@@ -60,6 +66,7 @@ Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST)
+_COUNTED = Range("at least 1", 1)
 
 
 def limits(annotated: Iterable[tuple[str, Any]]) -> Limits:
@@ -70,16 +77,18 @@ def limits(annotated: Iterable[tuple[str, Any]]) -> Limits:
     """
     found = {}
     for i, (name, of) in enumerate(annotated):
-        plain = of.removesuffix(" | None") if isinstance(of, str) else ""
-        if plain in RANGES:
-            found[name] = i, RANGES[plain].__metadata__[0]
-        elif plain == "int":
-            found[name] = i, _INTEGER
+        first, _, others = of.partition(" | ") if isinstance(of, str) else ("", "", "")
+        if first in RANGES:
+            found[name] = i, RANGES[first].__metadata__[0]
+        elif first == "int" and others in ("", "None"):
+            found[name] = i, _COUNTED if name in COUNTED else _INTEGER
     return types.MappingProxyType(found)
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number is out of its range; traced numbers are not checked.
+    """Raises ValueError if a number is out of its range.
+
+    Traced numbers, and functions or None in place of a number, are not checked.
 
     >>> check(globals()["limits"]([("mu", "NonNegative")]), (-1,), {})
     Traceback (most recent call last):
@@ -87,7 +96,7 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
     """
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
-        if value is None or not concrete(value):
+        if value is None or callable(value) or not concrete(value):
             continue
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
