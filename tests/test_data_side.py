@@ -699,7 +699,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "white": (lambda: augment.altered([], white=0.0), "white must be positive and finite, got 0.0"),
     "ratio": (
         lambda: fedmix(local_update(), objective=risk(), clients_per_round=2, mix_ratio=1.0),
-        "mix_ratio must be at least 0 and below 1, got 1.0",
+        "mix_ratio must be in [0, 1), got 1.0",
     ),
     "block": (
         lambda: fedmix(local_update(), objective=risk(), clients_per_round=2, mix_samples=0),
