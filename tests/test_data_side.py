@@ -695,7 +695,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: altered(augment.fedaug_augmentations((9, 9, 3)), IMAGES / 255, np.ones(6, bool)),
         "augmentations are for images, uint8 [B, H, W, C], got float32 [6, 9, 9, 3]",
     ),
-    "edge": (lambda: augment.crop(-1), "padding must be at least 0 pixels, got -1"),
+    "edge": (lambda: augment.crop(-1), "padding must be at least 0, got -1"),
     "white": (lambda: augment.altered([], white=0.0), "white must be positive and finite, got 0.0"),
     "ratio": (
         lambda: fedmix(local_update(), objective=risk(), clients_per_round=2, mix_ratio=1.0),

@@ -601,7 +601,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: private(noise_multiplier=-1.0),
         "noise_multiplier must be at least 0 and finite, got -1.0",
     ),
-    "none": (lambda: private(clients_per_round=0), "clients_per_round must be positive, got 0"),
+    "none": (lambda: private(clients_per_round=0), "clients_per_round must be at least 1, got 0"),
     "no cohort": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
     "own noise": (lambda: privacy.noise(-0.1), "sigma must be at least 0 and finite, got -0.1"),
     "too much": (lambda: privacy.noise(math.inf), "sigma must be at least 0 and finite, got inf"),

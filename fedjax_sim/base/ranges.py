@@ -16,7 +16,7 @@ MOST = 10_000_000
 """The largest number of those that have records of their own: clients of a round, classes."""
 
 COUNTED = ("clients_per_round", "slots", "at_work", "classes")
-"""The settings that are such numbers."""
+"""The settings that are such numbers, from 1; all other integers may be negative."""
 
 
 class Range(NamedTuple):
@@ -58,11 +58,21 @@ Fraction: TypeAlias = Annotated[float, Range("in (0, 1]", 0, 1, open_below=True)
 """A number in (0, 1]."""
 Within: TypeAlias = Annotated[float, Range("in (0, 1)", 0, 1, open_below=True, open_above=True)]
 """A number in (0, 1)."""
+Minority: TypeAlias = Annotated[float, Range("in [0, 0.5)", 0, 0.5, open_above=True)]
+"""A number in [0, 0.5)."""
+Finite: TypeAlias = Annotated[float, Range("at least 0 and finite", 0, open_above=True)]
+"""A finite number from 0."""
+FinitePositive: TypeAlias = Annotated[
+    float, Range("positive and finite", 0, open_below=True, open_above=True)
+]
+"""A finite number above 0."""
 
 Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST)
+_COUNTED = Range("at least 1", 1)
+_BUILTINS = {"int": int, "None": type(None)}
 _UNIONS = (typing.Union, types.UnionType)
 
 
@@ -74,18 +84,22 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
     """
     found = {}
     for i, (name, of, namespace) in enumerate(annotated):
+        members = typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,)
         if isinstance(of, str):
-            plain = of.removesuffix(" | None")
-            of = int if plain == "int" else namespace.get(plain)
-        for member in typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,):
-            ranges = [r for r in getattr(member, "__metadata__", ()) if isinstance(r, Range)]
-            if ranges or member is int:
-                found[name] = i, (ranges or [_INTEGER])[0]
+            words = of.split(" | ")
+            members = tuple(_BUILTINS.get(word, namespace.get(word)) for word in words)
+        ranges = [r for m in members for r in getattr(m, "__metadata__", ()) if type(r) is Range]
+        if not ranges and int in members and {*members} <= {int, type(None)}:
+            ranges = [_COUNTED if name in COUNTED else _INTEGER]
+        if ranges:
+            found[name] = i, ranges[0]
     return types.MappingProxyType(found)
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number is out of its range; traced numbers are not checked.
+    """Raises ValueError if a number is out of its range.
+
+    Traced numbers, and functions or None in place of a number, are not checked.
 
     >>> check({"mu": (0, Range("at least 0", 0))}, (-1,), {})
     Traceback (most recent call last):
@@ -93,7 +107,7 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
     """
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
-        if value is None or not concrete(value):
+        if value is None or callable(value) or not concrete(value):
             continue
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
