@@ -284,7 +284,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: redistribution.learned(penalty=float("nan")),
         "penalty must be positive, got nan",
     ),
-    "peers": (lambda: redistribution.learned(peers=0), "peers must be at least 1, got 0"),
     "lr": (lambda: redistribution.learned(lr=-0.1), "lr must not be negative, got -0.1"),
     "not called": (
         lambda: made().replace(redistribution=redistribution.learned),

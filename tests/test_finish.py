@@ -165,7 +165,6 @@ def test_a_class_that_nobody_has_does_not_count(net: fs.Model) -> None:
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "samples": (lambda net: made(net, virtual_samples=0), "samples must be at least 1, got 0"),
     "steps": (lambda net: made(net, calibration_steps=-1), "steps must be at least 0, got -1"),
-    "lr": (lambda net: made(net, calibration_lr=0.0), "lr must be positive, got 0.0"),
     "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
     "no features": (
         lambda net: finish.calibrated(fs.Model(net.init, net.apply), 3),

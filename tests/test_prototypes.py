@@ -129,8 +129,6 @@ def test_what_is_as_large_as_the_model_is_not_shared_beside_own_layers(net: fs.M
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "lam": (lambda net: made(net, lam=-1.0), "lam must be at least 0, got -1.0"),
-    "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
     "objective": (
         lambda net: algorithms.fedproto(
             local_of(net), clients_per_round=2, model=net, classes=3,

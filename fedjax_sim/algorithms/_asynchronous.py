@@ -9,7 +9,7 @@ from fedjax_sim.client import corrections
 from fedjax_sim.plan import schedule
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
-from fedjax_sim.server.preaggregation._staleness import Decay
+from fedjax_sim.server.preaggregation._staleness import Fading
 
 MAX_STALENESS = 16
 """Default bound on the sampled staleness."""
@@ -23,7 +23,7 @@ def fedasync(
     buffer_size: int = 1,
     alpha: float = 0.6,
     max_staleness: int | None = None,
-    decay: Decay = "polynomial",
+    decay: Fading = "polynomial",
     slope: float | None = None,
     grace: float = 4.0,
     mu: float = 0.005,
@@ -109,7 +109,7 @@ def fedbuff(
     clients_per_round: int,
     buffer_size: int = 1,
     server_lr: float = 1.0,
-    decay: Decay = "polynomial",
+    decay: Fading = "polynomial",
     slope: float | None = None,
     grace: float = 4.0,
     max_staleness: int | None = None,

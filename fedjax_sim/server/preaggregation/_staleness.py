@@ -12,8 +12,8 @@ from fedjax_sim.base import Array, Cohort, Fraction, PreAggregation, PyTree, Var
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, STALENESS
 
-Decay = Literal["constant", "polynomial", "hinge"]
-SLOPES: dict[Decay, float] = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}
+Fading = Literal["constant", "polynomial", "hinge"]
+SLOPES: dict[Fading, float] = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}
 
 
 class staleness(PreAggregation):
@@ -58,7 +58,7 @@ class staleness(PreAggregation):
     """
 
     alpha: Fraction
-    decay: Decay = "constant"
+    decay: Fading = "constant"
     slope: float | None = None
     grace: float = 4
 
@@ -106,7 +106,7 @@ class discounted(PreAggregation):
         [1.0, 0.5]
     """
 
-    decay: Decay = "polynomial"
+    decay: Fading = "polynomial"
     slope: float | None = None
     grace: float = 4
 
@@ -148,7 +148,7 @@ def _scaled(
     return scaled
 
 
-def _factors(cohort: Cohort, decay: Decay, slope: float | None, grace: float) -> Array:
+def _factors(cohort: Cohort, decay: Fading, slope: float | None, grace: float) -> Array:
     """Returns s(d) of each row, ``f32[P]``."""
     d, a = cohort.tag.astype(jnp.float32), SLOPES[decay] if slope is None else slope
     if decay == "constant":
@@ -156,7 +156,7 @@ def _factors(cohort: Cohort, decay: Decay, slope: float | None, grace: float) ->
     return (d + 1) ** -a if decay == "polynomial" else 1 / (a * jnp.maximum(d - grace, 0) + 1)
 
 
-def _check_decay(decay: Decay, slope: float | None, grace: float) -> None:
+def _check_decay(decay: Fading, slope: float | None, grace: float) -> None:
     if decay not in SLOPES:
         raise ValueError(f"decay must be one of {', '.join(SLOPES)}, got {decay!r}")
     if slope is not None and concrete(slope) and not slope >= 0:
