@@ -294,10 +294,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "redistribution learned() needs a schedule without a server, schedule is delayed(7, 3): "
         "use schedule=serverless(m)",
     ),
-    "RADFed": (
-        lambda: fs.radfed(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs a schedule without a server, schedule is delayed(4, 5)",
-    ),
     "phase shift": (
         lambda: fs.phase_shift(local(), clients_per_round=4).replace(redistribution=LEARNED),
         "redistribution learned() needs a schedule without a server, schedule is staggered(4, 2)",

@@ -696,7 +696,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "augmentations are for images, uint8 [B, H, W, C], got float32 [6, 9, 9, 3]",
     ),
     "edge": (lambda: augment.crop(-1), "padding must be at least 0 pixels, got -1"),
-    "white": (lambda: augment.altered([], white=0.0), "white must be positive and finite, got 0.0"),
     "alone": (
         lambda: mixup.peer_means(2)(
             jax.random.key(0),

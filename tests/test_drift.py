@@ -591,10 +591,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ), "client_momentum and past_models follow the server's step",
     ),
     "rho": (lambda net: made("fedsam", net, rho=-0.1), "rho must be at least 0, got -0.1"),
-    "server_lr": (lambda net: made("diloco", net, server_lr=0.0), "server_lr must be positive"),
-    "server_momentum": (
-        lambda net: made("diloco", net, server_momentum=1.0), "server_momentum must be in [0, 1)",
-    ),
     "a": (lambda net: made("feddisco", net, disco_a=-1.0), "a must be at least 0, got -1.0"),
     "b": (lambda net: made("feddisco", net, disco_b=-0.1), "b must be at least 0, got -0.1"),
     "distance": (
@@ -608,9 +604,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             )
         ), "needs to be the last pre-aggregation, after parts that read no reports",
     ),
-    "admm's server_lr": (
-        lambda net: made("fedadmm", net, server_lr=0.0), "server_lr must be positive, got 0.0",
-    ),
     "a reflection in flight": (
         lambda net: made("fedadmm", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
         "needs models that return in the round in which they left, schedule is delayed(3, 2)",
@@ -620,9 +613,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "needs an exchange of all trained leaves in every round, exchange is split(",
     ),
     "lesam's rho": (lambda net: made("fedlesam", net, rho=-0.1), "rho must be at least 0, got -0"),
-    "cm's server_lr": (
-        lambda net: made("fedcm", net, server_lr=0.0), "server_lr must be positive, got 0.0",
-    ),
     "cm's optimiser": (
         lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that its settings assume",
     ),

@@ -344,10 +344,6 @@ def without_companion(local: LocalUpdate) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "no head": (
-        lambda net: made("fedrod", net, model=fs.Model(net.init, net.apply)),
-        "model must declare its head",
-    ),
     "own leaves mixed with themselves": (
         lambda net: made("fedala", net).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))

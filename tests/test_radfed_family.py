@@ -526,10 +526,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
     ),
-    "rate": (
-        lambda local: radfeda(local, clients_per_round=3, server_lr=0),
-        "server_lr must be positive, got 0",
-    ),
     "initial": (
         lambda _: selection.importance(no_score, initial="zeros"),  # type: ignore[arg-type]
         "initial must be 'gradient' or 'ones', got 'zeros'",

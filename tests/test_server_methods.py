@@ -1057,14 +1057,9 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: apply_once(preaggregation.q_fair(1, 0.1)),
         "local must report its clients' initial_loss",
     ),
-    "square": (lambda: redistribution.mix([[1.0, 0.0]]), "matrix must be square, got one of shape"),
     "sums": (
         lambda: redistribution.mix([[1.0, 0.0], [0.5, 0.4]]),
         "matrix must have rows of sum 1, row 1 has 0.9",
-    ),
-    "slots": (
-        lambda: redistribution.mix(np.eye(2))(jax.random.key(0), 3),
-        "matrix must mix the 3 slots, got one of 2",
     ),
     "loops": (lambda: redistribution.metropolis(np.eye(2, dtype=bool)), "edges must be symmetric"),
     "graph": (
@@ -1086,14 +1081,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no buffer": (
         lambda: fedasync(any_local(), clients_per_round=4, buffer_size=0),
         "buffer_size must be in 1..4, the clients of a round, got 0",
-    ),
-    "server lr": (
-        lambda: ozdayi(any_local(), clients_per_round=2, server_lr=0.0),
-        "server_lr must be positive, got 0.0",
-    ),
-    "server momentum": (
-        lambda: ozdayi(any_local(), clients_per_round=2, server_momentum=1.0),
-        "server_momentum must be in [0, 1), got 1.0",
     ),
 }
 
