@@ -309,6 +309,7 @@ def marked(part: Part, number: int) -> Any:
         name: property(functools.partial(lambda hook, copy: hook, hook))
         for name, hook in hooks.items()
     }
+    marks["__module__"] = kind.__module__  # a part of the package's, which needs no trial
     copy: Any = object.__new__(type(kind.__name__, (kind,), marks))
     vars(copy).update(vars(made))
     return copy

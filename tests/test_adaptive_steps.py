@@ -142,7 +142,6 @@ def test_clients_alike_train_on(federation: Federation, models: dict[str, fs.Mod
         ({"step_cost": 0.0}, "step_cost must be positive and finite, got 0.0"),
         ({"round_cost": -1.0}, "round_cost must be at least 0 and finite, got -1.0"),
         ({"resource_budget": 9.0}, "budget must be more than a round of one step costs, 9.0, got"),
-        ({"most_steps": 0}, "most must be at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, message: str) -> None:

@@ -449,7 +449,6 @@ BAD: dict[str, tuple[Any, str]] = {
     "none": (lambda: fs.schedule.buffered(0, at_work=4), "buffer_size must be in 1..4"),
     "no length": (lambda: fs.schedule.periodic(0.0, at_work=4), "seconds must be positive"),
     "not a number": (lambda: fs.schedule.periodic(math.nan, at_work=4), "seconds must be positive"),
-    "no places": (lambda: fs.schedule.periodic(1, at_work=0), "at_work must be at least 1, got 0"),
     "an age that is drawn": (
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
         "max_staleness must be None with a clock, which determines the staleness, got 4",

@@ -513,25 +513,9 @@ def sgd() -> LocalUpdate:
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "none": (lambda: compression.ternary(0), "sparsity must be in (0, 1], got 0"),
-    "more": (lambda: compression.top_k(1.5), "sparsity must be in (0, 1], got 1.5"),
-    "nan": (lambda: compression.top_k(math.nan), "sparsity must be in (0, 1], got nan"),
-    "levels": (
-        lambda: fedavg_qsgd(sgd(), clients_per_round=2, levels=0),
-        "levels must be at least 1, got 0",
-    ),
-    "share": (
-        lambda: fedavg_sketched(sgd(), clients_per_round=2, share=0.0),
-        "share must be in (0, 1], got 0.0",
-    ),
     "bits": (
         lambda: fedavg_sketched(sgd(), clients_per_round=2, bits=17),
         "bits must be in 1..16, got 17",
-    ),
-    "rank": (lambda: compression.low_rank(0), "rank must be at least 1, got 0"),
-    "stc": (
-        lambda: stc(sgd(), clients_per_round=2, sparsity=-1),
-        "sparsity must be in (0, 1], got -1",
     ),
 }
 

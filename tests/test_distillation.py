@@ -210,7 +210,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "steps": (lambda net: made(net, distill_steps=-1), "steps must be at least 0, got -1"),
     "batch": (lambda net: made(net, distill_batch_size=0), "batch_size must be at least 1, got 0"),
-    "rate": (lambda net: made(net, distill_lr=0.0), "lr must be positive, got 0.0"),
 }
 
 

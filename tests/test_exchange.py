@@ -455,12 +455,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "trust": (split_method("fltrust"), "needs an exchange of the whole model"),
     "a server that trains": (split_method("ozdayi"), "needs an exchange of the whole model"),
-    "a function": (
-        lambda net: fs.fedavg(whole_batches(net), clients_per_round=2).replace(
-            exchange=fs.exchange.everything
-        ),
-        "exchange must be an Exchange",
-    ),
     "no head": (
         lambda net: fs.leaves.head(fs.Model(net.init, net.apply)),
         "model must declare its head",

@@ -115,7 +115,6 @@ def test_nobody_learns_from_itself() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "gamma": (lambda net: made(net, distill_weight=-1.0), "gamma must be at least 0, got -1.0"),
     "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
     "objective": (
         lambda net: algorithms.fd(

@@ -167,15 +167,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
     "epochs": (lambda net: made(net, digest_epochs=-1), "epochs must be at least 0, got -1"),
     "batch": (lambda net: made(net, digest_batch_size=0), "batch_size must be at least 1, got 0"),
-    "rate": (lambda net: made(net, digest_lr=0.0), "lr must be positive, got 0.0"),
-    "a server's step": (
-        lambda net: made(net).replace(server=fs.server.mix(0.5)),
-        "needs a server model that is replaced by the aggregate, server is mix(0.5)",
-    ),
-    "models in flight": (
-        lambda net: made(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(5, 2)",
-    ),
     "logits without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
         "needs no state shared through the server besides the model, local is agreed(",

@@ -165,20 +165,7 @@ def test_a_class_that_nobody_has_does_not_count(net: fs.Model) -> None:
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "samples": (lambda net: made(net, virtual_samples=0), "samples must be at least 1, got 0"),
     "steps": (lambda net: made(net, calibration_steps=-1), "steps must be at least 0, got -1"),
-    "lr": (lambda net: made(net, calibration_lr=0.0), "lr must be positive, got 0.0"),
     "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
-    "no features": (
-        lambda net: finish.calibrated(fs.Model(net.init, net.apply), 3),
-        "model must have features; models made by from_linen have them",
-    ),
-    "no head": (
-        lambda net: finish.calibrated(net._replace(head=None), 3),
-        "model must declare its head",
-    ),
-    "a factory": (
-        lambda net: made(net).replace(finish=finish.calibrated),
-        "finish must be a Finish, got the class calibrated",
-    ),
     "an attack": (
         lambda net: made(net).replace(
             sending=(fs.sending.sign_flip(np.isin(np.arange(8), [1])),)

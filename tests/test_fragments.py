@@ -172,7 +172,6 @@ CODE = fs.sending.compressed(fs.compression.top_k(0.1))
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "none": (lambda net: exchange.fragments(), "fragments needs at least one"),
     "no fragments": (lambda net: streaming(net, fragments=0), "fragments must be in 1..1000, got"),
-    "a server rate": (lambda net: streaming(net, server_lr=0.0), "server_lr must be positive"),
     "a leaf in two": (begun(BOTH), "must have every leaf that travels in exactly one fragment"),
     "a leaf in none": (
         begun(exchange.fragments(leaves.named("Dense_0"))), "must have every leaf that travels in",

@@ -123,10 +123,6 @@ def test_the_samples_go_up_once(
 
 
 REFUSED: dict[str, tuple[Callable[[fs.LocalUpdate], Any], str]] = {
-    "no clock": (
-        lambda local: fs.algorithms.hybrid_fl(local, clients_per_round=M, clock=None),
-        "selection within_deadline(3) needs rounds that end by a deadline, clock is None",
-    ),
     "models that hop": (
         lambda local: fs.algorithms.hybrid_fl(local, clients_per_round=M, clock=CLOCK).replace(
             redistribution=fs.redistribution.permute, schedule=fs.schedule.delayed(M, 2)
@@ -146,7 +142,6 @@ REFUSED: dict[str, tuple[Callable[[fs.LocalUpdate], Any], str]] = {
         ),
         "a server model that is replaced by the aggregate, server is train_beside(",
     ),
-    "others' samples": (lambda local: server.train_beside(local.change(peers=True)), "peers=True"),
 }
 
 

@@ -160,7 +160,6 @@ def test_a_wrapped_client_answers_as_it_would_alone(
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "beta": (lambda net: fs.corrections.mime(1.0), "beta must be in [0, 1), got 1.0"),
     "a code": (
         lambda net: mime(net).replace(sending=(fs.sending.clip_norm(1.0),)),
         "corrections=(mime(0.6),)) needs clients that send their updates unchanged, sending is (cl",

@@ -391,10 +391,6 @@ def test_a_test_set_of_other_clients_is_refused(
 
 
 ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
-    "lam": (
-        lambda local: ditto(local, clients_per_round=2, lam=-1.0),
-        "lam must be at least 0, got -1.0",
-    ),
     "epochs": (
         lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
         "epochs must be above 0 and at most 10000, got 0",

@@ -344,26 +344,6 @@ def without_companion(local: LocalUpdate) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "apfl's alpha": (
-        lambda net: made("apfl", net, alpha=1.5), "alpha must be in [0, 1], got 1.5",
-    ),
-    "lam": (lambda net: made("pfedme", net, lam=0.0), "lam must be positive, got 0.0"),
-    "inner steps": (
-        lambda net: made("pfedme", net, inner_steps=0), "inner_steps must be at least 1, got 0",
-    ),
-    "inner rate": (
-        lambda net: made("pfedme", net, inner_lr=0.0), "inner_lr must be positive, got 0.0",
-    ),
-    "beta": (lambda net: made("pfedme", net, beta=0.0), "beta must be positive, got 0.0"),
-    "gamma": (lambda net: made("fedrod", net, gamma=-1.0), "gamma must be at least 0, got -1.0"),
-    "no head": (
-        lambda net: made("fedrod", net, model=fs.Model(net.init, net.apply)),
-        "model must declare its head",
-    ),
-    "mix_lr": (lambda net: made("fedala", net, mix_lr=-1.0), "mix_lr must be at least 0, got -1"),
-    "mix_share": (
-        lambda net: made("fedala", net, mix_share=0.0), "mix_share must be in (0, 1], got 0.0",
-    ),
     "own leaves mixed with themselves": (
         lambda net: made("fedala", net).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))
@@ -387,13 +367,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             personal=fs.personal.stored()
         ),
         "personal stored() needs a model of each client's own, local is local_sgd(",
-    ),
-    "alpha": (
-        lambda net: made("per_fedavg", net, alpha=-0.1), "alpha must be at least 0, got -0.1",
-    ),
-    "steps": (
-        lambda net: made("per_fedavg", net, fine_tuning_steps=0),
-        "fine_tuning_steps must be at least 1, got 0",
     ),
 }  # fmt: skip
 

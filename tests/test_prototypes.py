@@ -129,18 +129,6 @@ def test_what_is_as_large_as_the_model_is_not_shared_beside_own_layers(net: fs.M
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "lam": (lambda net: made(net, lam=-1.0), "lam must be at least 0, got -1.0"),
-    "classes": (lambda net: made(net, classes=0), "classes must be at least 1, got 0"),
-    "objective": (
-        lambda net: algorithms.fedproto(
-            local_of(net), clients_per_round=2, model=net, classes=3,
-            objective=lambda params, state, *_: (jnp.float32(0), state),
-        ), "objective must be an empirical_risk",
-    ),
-    "no features": (
-        lambda net: terms.prototypes(fs.Model(net.init, net.apply), 3),
-        "model must have features; models made by from_linen have them",
-    ),
     "no matrix": (
         lambda net: terms.prototypes(net._replace(head=fs.leaves.named("Dense_1/*/bias")), 3),
         "model must have a head of one matrix and at most a bias, got [[3]]",
@@ -160,14 +148,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made(net).replace(
             sending=(fs.sending.compressed(fs.compression.top_k(0.1)),)
         ), "sending compressed(top_k(0.1)) needs a model that is sent, exchange is nothing()",
-    ),
-    "a server's step": (
-        lambda net: made(net).replace(server=fs.server.mix(0.5)),
-        "needs a server model that is replaced by the aggregate, server is mix(0.5)",
-    ),
-    "models in flight": (
-        lambda net: made(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
     ),
     "weights of updates": (
         lambda net: made(net).replace(preaggregation=(fs.preaggregation.bucketing(),)),

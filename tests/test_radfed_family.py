@@ -522,22 +522,9 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda local: radfed(local, clients_per_round=3, server_optimizer="adam", alpha=0),
         "alpha must be in (0, 1], got 0",
     ),
-    "rounds": (
-        lambda local: radfed(local, clients_per_round=3, redistribution_rounds=0),
-        "redistribution_rounds must be at least 1, got 0",
-    ),
     "peers": (
         lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
-    ),
-    "rate": (
-        lambda local: radfeda(local, clients_per_round=3, server_lr=0),
-        "server_lr must be positive, got 0",
-    ),
-    "mu": (lambda local: radfedp(local, clients_per_round=3, mu=-1), "mu must be at least 0"),
-    "gamma": (
-        lambda _: selection.importance(no_score, gamma=1.1),
-        "gamma must be in [0, 1], got 1.1",
     ),
     "initial": (
         lambda _: selection.importance(no_score, initial="zeros"),  # type: ignore[arg-type]

@@ -735,13 +735,6 @@ def test_zeno_knows_the_absent_and_the_broken(
 def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) -> None:
     objective = fs.empirical_risk(models["logistic"])
     local = fs.local_sgd(objective, optax.sgd(0.1))
-    for options, message in (
-        ({"dropped": 1.0}, "dropped must be in [0, 1), got 1.0"),
-        ({"rho": -1.0}, "rho must be at least 0, got -1.0"),
-        ({"zeno_batch_size": 0}, "batch_size must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            zeno(local, clients_per_round=3, objective=objective, **options)
     method = zeno(local, clients_per_round=4, objective=objective)
     screen = method.parts.preaggregation[0]
     for parts, message in (
@@ -895,16 +888,11 @@ LOCAL = fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1))
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "beta": (lambda: aggregators.trimmed_mean(0.5), "beta must be in [0, 0.5), got 0.5"),
     "krum": (lambda: aggregators.krum(-0.1), "byzantine must be in [0, 0.5), got -0.1"),
-    "keep": (lambda: aggregators.multi_krum(0.2, 0), "keep must be at least 1, got 0"),
-    "iterations": (lambda: aggregators.geometric_median(0), "iterations must be at least 1, got 0"),
-    "eps": (lambda: aggregators.geometric_median(9, 0), "eps must be positive, got 0"),
-    "limit": (lambda: sending.clip_norm(0), "limit must be positive, got 0"),
     "caf": (lambda: aggregators.caf(0.5), "byzantine must be in [0, 0.5), got 0.5"),
     "mixing": (
         lambda: preaggregation.nearest_neighbour_mixing(0.6),
         "byzantine must be in [0, 0.5), got 0.6",
     ),
-    "bucket": (lambda: preaggregation.bucketing(0), "size must be at least 1, got 0"),
     "epsilon": (
         lambda: attacks.ipm(MALICIOUS, 0.0),
         "epsilon must be positive and finite, got 0.0",
@@ -913,10 +901,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "along": (
         lambda: attacks.optimised(MALICIOUS, aggregators.mean, along="sign"),  # type: ignore[arg-type]
         "along must be 'spread' or 'mean', got 'sign'",
-    ),
-    "evaluations": (
-        lambda: attacks.optimised(MALICIOUS, aggregators.mean, evaluations=0),
-        "evaluations must be at least 1, got 0",
     ),
     "robust mixing": (
         lambda: robust(LOCAL, clients_per_round=9, mixing="some"),  # type: ignore[arg-type]

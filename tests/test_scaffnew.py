@@ -214,29 +214,6 @@ def test_what_does_not_fit_is_refused(models: dict[str, fs.Model], case: str) ->
         change(made(models["logistic"]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"coin": 0.0}, "p must be in (0, 1], got 0.0"),
-        ({"coin": 1.5}, "p must be in (0, 1], got 1.5"),
-        ({"lr": 0.0}, "lr must be positive, got 0.0"),
-        ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
-    ],
-)
-def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, message: str) -> None:
-    for make in (
-        lambda: made(models["logistic"], **options),
-        lambda: fs.corrections.scaffnew(
-            *({"coin": COIN, "lr": LR, "momentum": 0.0} | options).values()
-        ),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            make()
-    if options.get("coin") is not None:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            fs.local.geometric(options["coin"])
-
-
 def test_none_may_be_left_out(federation: Federation, models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"], clients_per_round=5)
     message = "clients_per_round must be all 8 clients for selection everyone(), got 5"

@@ -553,9 +553,6 @@ def _private() -> Any:
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "candidates": (
-        lambda: fs.selection.power_of_choice(0), "candidates must be at least 1, got 0",
-    ),
     "fewer than slots": (
         lambda: play(algorithm(fs.selection.power_of_choice(2), None), 1),
         "candidates must be at least the 3 slots, got 2",
@@ -620,9 +617,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "explore": (
         lambda: fs.selection.guided(explore=1.5), r"explore must be in \[0, 1\], got 1.5",
-    ),
-    "penalty": (
-        lambda: fs.selection.guided(penalty=-1), "penalty must be at least 0, got -1",
     ),
     "window": (lambda: fs.selection.guided(window=0), "window must be in 1..10000000, got 0"),
     "nobody's utility": (

@@ -517,7 +517,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "sigma must be at least 0 and finite, got inf",
     ),
     "z": (lambda: attacks.alie(MALICIOUS, np.nan), "z must be finite, got nan"),
-    "limit": (lambda: sending.clip_norm(np.nan), "limit must be positive, got nan"),
     "noise": (lambda: sending.noise(np.nan), "sigma must be at least 0 and finite, got nan"),
     "labels": (
         lambda: attacks.label_flip(DATA, MALICIOUS[:5], 2),
