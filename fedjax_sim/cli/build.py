@@ -94,19 +94,19 @@ class Setup:
 
     @property
     def clients(self) -> int:
-        """N."""
+        """Returns N."""
         return len(self.tables[0])
 
     @property
     def emd(self) -> float | None:
-        """Measured, mean over seeds; None without classes."""
+        """Returns the measured EMD, the mean over seeds; None without classes."""
         if self.task.classes is None:
             return None
         return float(np.mean([emd(table) for table in self.tables]))
 
 
 def build(config: Config) -> Setup:
-    """Everything that the run needs.
+    """Builds and checks everything that the run needs.
 
     Raises:
         ValueError: if the settings fit neither each other nor the data.
@@ -221,7 +221,7 @@ def build(config: Config) -> Setup:
 
 
 def _active(config: Config, clients: int) -> int:
-    """All clients; of an odd number one less if phase shift deals them to two groups."""
+    """Returns all clients; one less of an odd number if phase shift deals them to two groups."""
     halved = any(
         name_of(name) == "phase_shift" and "phases" not in config.options[name]
         for name in config.algorithms
@@ -236,7 +236,7 @@ def make_algorithm(
     clients: int,
     fits: Callable[[Algorithm], None],
 ) -> Algorithm:
-    """One algorithm that fits.
+    """Makes an algorithm and checks that it fits.
 
     Args:
         name: what ``ALGORITHMS`` has or imports, with settings of its own.
@@ -282,7 +282,7 @@ def make_algorithm(
 def how_it_runs(
     algorithm: Algorithm, config: Config, task: Task, problem: Problem, execution: Execution
 ) -> dict[str, Any]:
-    """Settings of :func:`fedjax_sim.simulate`."""
+    """Returns settings of :func:`fedjax_sim.simulate`."""
     rounds = rounds_of(algorithm, config.experiment.rounds)
     return {
         "task": task,
@@ -295,7 +295,7 @@ def how_it_runs(
 
 
 def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Model:
-    """A model by its name or place, checked against the data, that scales its inputs.
+    """Returns a model by its name or place, checked against the data, that scales its inputs.
 
     Args:
         name: a name in ``MODELS``, or ``package.module:factory``, see

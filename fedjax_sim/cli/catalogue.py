@@ -117,7 +117,7 @@ class Method(NamedTuple):
 
 @functools.cache  # it makes every method, with every option
 def catalogue() -> tuple[Method, ...]:
-    """The package's named methods, in the order of ``ALGORITHMS``.
+    """Returns the package's named methods, in the order of ``ALGORITHMS``.
 
     >>> [m.parts[0].code for m in catalogue() if m.name == "fedavg"]
     ['selection.uniform()']
@@ -162,7 +162,7 @@ def _entry(m: Method) -> str:
 
 
 def page() -> str:
-    """``docs/algorithms.md``."""
+    """Returns the text of ``docs/algorithms.md``."""
     methods = catalogue()
     lines = [HEAD]
     lines += [_row(f"[`{m.name}`](#{m.name})", _markdown(m.summary), m.paper) for m in methods]
@@ -182,7 +182,7 @@ def page() -> str:
 
 
 def command(name: str) -> str:
-    """The command that runs a method.
+    """Returns the command that runs a method.
 
     >>> command("fedbn")
     'python -m fedjax_sim.bench --algo fedbn --model fashion_cnn'
@@ -214,12 +214,12 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
 
 
 def _code(example: str) -> str:
-    """The statements of a doctest."""
+    """Returns the statements of a doctest."""
     return "\n".join(line[4:] for line in example.splitlines() if line[:3] in (">>>", "..."))
 
 
 def _own(method: Method) -> dict[str, list[Part]]:
-    """The parts by role, without those that are FedAvg's."""
+    """Returns the parts by role, without roles whose parts are FedAvg's."""
     plain = [part for part in parts_of(ALGORITHMS["fedavg"], without=COMMON) if not part.option]
     if method.name == "fedavg":
         plain = []
@@ -233,7 +233,7 @@ def _own(method: Method) -> dict[str, list[Part]]:
 
 
 def _in_line(parts: Iterable[Part]) -> str:
-    """Parts of one role as a phrase.
+    """Returns parts of one role as a phrase.
 
     >>> replace, mix = Part("", "server.replace()", ""), Part("", "server.mix(1)", "", "--mix")
     >>> _in_line([replace, mix])
@@ -246,7 +246,7 @@ def _in_line(parts: Iterable[Part]) -> str:
 
 
 def _short(code: str) -> str:
-    """A part without most of its arguments.
+    """Returns a part without most of its arguments.
 
     >>> _short("selection.uniform(sticky=True)"), _short("preaggregation.q_fair(1.0, 0.1)")
     ('selection.uniform(sticky=True)', 'preaggregation.q_fair')
@@ -257,7 +257,7 @@ def _short(code: str) -> str:
 
 
 def _wrapped(key: str, text: str) -> list[str]:
-    """A row of the list, within 100 columns."""
+    """Wraps a row of the list within 100 columns."""
     return textwrap.wrap(
         text, 100, initial_indent=f"{key:20}", subsequent_indent=" " * 20, break_on_hyphens=False
     )
@@ -277,7 +277,7 @@ def _row(*cells: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """From the docstrings' reStructuredText."""
+    """Converts reStructuredText of docstrings to Markdown."""
     blocks = re.split(r"\n{2,}", text)
     out = []
     for block in blocks:

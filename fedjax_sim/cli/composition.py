@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[Part]:
-    """The parts of a method: those of its defaults, then those that single options bring in.
+    """Returns the parts of a method: of its defaults, then those that single options bring in.
 
     Args:
         method: a function such as those of :mod:`fedjax_sim.algorithms`.
@@ -86,7 +86,7 @@ def _row(role: str, part: Any) -> Part:
 
 
 def _local(local: LocalUpdate) -> Iterator[Part]:
-    """A wrapper of the user's local update, or each setting that the method changes."""
+    """Yields a wrapper of the user's local update, or each setting that the method changes."""
     settings = _changed(local)
     if settings is None:
         yield _row("local", local)
@@ -99,7 +99,7 @@ def _local(local: LocalUpdate) -> Iterator[Part]:
 
 
 def _changed(local: LocalUpdate) -> dict[str, Any] | None:
-    """What a local update was given beyond the user's settings; None for a wrapper."""
+    """Returns the settings that a method gave a local update; None for a wrapper."""
     if not isinstance(local, local_sgd):
         return None
     users = {"optimizer", "batch_size", "epochs"}
@@ -109,12 +109,12 @@ def _changed(local: LocalUpdate) -> dict[str, Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is the user's objective, without additions of a method."""
+    """Returns whether a value is the user's objective, without additions of a method."""
     return isinstance(value, empirical_risk) and value.adjust is None and value.term is None
 
 
 def written(value: Any) -> str:
-    """A part as code: ``local`` and ``objective`` are the user's, ``<optax>`` any optimiser."""
+    """Returns a part as code; ``local``, ``objective`` are the user's, ``<optax>`` is optax's."""
     if isinstance(value, LocalUpdate):
         settings = _changed(value)
         if settings is not None:

@@ -87,7 +87,7 @@ class Experiment(Source):
         ),
         shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
-        convert=lambda text: _partition(text),
+        convert=_partition,
         instead=(
             "--emd",
             "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "

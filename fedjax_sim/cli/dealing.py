@@ -44,7 +44,7 @@ class Deal(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """What messages about the sampler begin with."""
+        """Returns the beginning of messages about the sampler."""
         return f"{'the default ' if self.why else ''}--partition {self.text}"
 
 

@@ -70,7 +70,7 @@ MOMENTUM = 0.9
 
 
 def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
-    """The defaults of local training that a method has of its own.
+    """Returns a method's own defaults of local training.
 
     The clients of a method that :func:`fedjax_sim.base.plain_sgd` marks have no momentum. A default
     learning rate is then raised, so that steps stay as long.
@@ -99,7 +99,7 @@ def defaults_of(dataset: str) -> Defaults:
 
 
 def by_dataset(key: str, help: Any, **told: Any) -> Any:
-    """A setting whose default is the data set's."""
+    """Returns a setting whose default is the data set's."""
     known = {name: getattr(default, key) for name, default in DEFAULTS.items()}
     ours = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
@@ -108,7 +108,7 @@ def by_dataset(key: str, help: Any, **told: Any) -> Any:
 
 
 def model_for(dataset: Dataset) -> str:
-    """The model of a data set that has no default of its own: by the shape of a sample.
+    """Returns the model for the shape of a sample, for a data set without a default.
 
     Raises:
         ValueError: if none fits.

@@ -100,18 +100,18 @@ def check_target(
 
 
 def ends_early(ending: Ending) -> bool:
-    """Whether a rule may end a run before its last round."""
+    """Returns whether a rule may end a run before its last round."""
     budgets = ending.patience, ending.budget_mb, ending.budget_seconds
     return ending.stop_at_target or any(budget is not None for budget in budgets)
 
 
 def scored_set(algorithm: Algorithm) -> Set:
-    """Where a target is looked for: nobody trains the server's copy of the clients' own leaves."""
+    """Returns what a target is for: the server's copy of the clients' own leaves is not trained."""
     return "test" if algorithm.parts.exchange.own is None else "personal"
 
 
 def rule(ending: Ending, score: str, algorithm: Algorithm) -> run.stop.Stop | None:
-    """What ends a run; None for nothing but its last round."""
+    """Returns the rule that ends a run early; None without one."""
     rules = []
     if ending.stop_at_target and ending.target is not None:
         own = scored_set(algorithm) == "personal"

@@ -56,14 +56,9 @@ def stand_in(model: Model | None = None, **fields: Any) -> Common:
             deadline after 60.
     """
     model = model or logistic((8, 8, 1), 10)
-    known: dict[str, Any] = {
-        "model": model,
-        "objective": empirical_risk(model),
-        "classes": 10,
-        "lr": 0.1,
-    }
-    known |= {"momentum": 0.9, "clients_per_round": 10, "clock": simulated(1, deadline=60)}
-    known |= fields
+    known: dict[str, Any] = {"model": model, "objective": empirical_risk(model), "classes": 10}
+    known |= {"clients_per_round": 10, "lr": 0.1, "momentum": 0.9}
+    known |= {"clock": simulated(1, deadline=60)} | fields
     if "local" not in known:
         optimizer = optax.sgd(known["lr"], momentum=known["momentum"])
         known["local"] = local_sgd(known["objective"], optimizer)

@@ -45,9 +45,9 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
             with naming("--server-fraction"):
                 partition, root = take_root(labels, partition, size, seed=seed)
         if settings.share_beta is not None:
-            alpha = 1.0 if settings.share_alpha is None else settings.share_alpha
             with naming("--share-beta"):
-                partition = share(labels, partition, settings.share_beta, alpha, seed=seed)
+                beta, alpha = settings.share_beta, settings.share_alpha
+                partition = share(labels, partition, beta, alpha or 1.0, seed=seed)
         if settings.rebalance is not None:
             partition = rebalance(labels, partition, settings.rebalance)
         if settings.fedaug is not None:

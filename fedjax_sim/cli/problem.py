@@ -128,7 +128,7 @@ def official(
     seeds: Sequence[int],
     prepare: Prepare = unchanged,
 ) -> Problem:
-    """Every client trains; the data set's own test set is scored.
+    """Trains every client and scores the data set's own test set.
 
     Natural clients are each scored on their own samples of it, others on all of it together.
     """
@@ -161,7 +161,7 @@ def by_clients(
     standardise: Standardise = "global",
     prepare: Prepare = unchanged,
 ) -> Problem:
-    """Cross-validation by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
+    """Cross-validates by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
 
     Raises:
         ValueError: if there are too few clients for the folds.
@@ -203,7 +203,7 @@ def by_holdout(
     standardise: Standardise = "global",
     prepare: Prepare = unchanged,
 ) -> Problem:
-    """Every client trains and keeps a share of its samples as its own test set.
+    """Trains every client and keeps a share of its samples as its own test set.
 
     See :func:`fedjax_sim.data.client_holdout`. The share is random but for sequences of tokens,
     whose neighbours overlap: of those it is the last.
@@ -231,7 +231,7 @@ def by_holdout(
 
 
 def _over(tests: Sequence[Partition]) -> str:
-    """How many clients have samples to be scored on.
+    """Returns how many clients have samples to be scored on, in words.
 
     >>> from fedjax_sim.partition import partition_from_lists
     >>> _over([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
@@ -275,7 +275,7 @@ def _inputs(
     whole: Sequence[Partition],
     fit: Sequence[Partition],
 ) -> tuple[NDArray[Any], NDArray[Any], bool]:
-    """Samples as they are, or of a table R standardised copies, one behind the other.
+    """Returns the samples, or of a table R standardised copies, one behind the other.
 
     A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run.
     """

@@ -11,32 +11,32 @@ Check = Callable[[Any], bool]
 
 
 def text(value: Any) -> bool:
-    """Whether it is a text."""
+    """Returns whether a value is a text."""
     return isinstance(value, str)
 
 
 def whole(value: Any) -> bool:
-    """Whether it is a whole number."""
+    """Returns whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def number(value: Any) -> bool:
-    """Whether it is a number."""
+    """Returns whether a value is a finite number."""
     return (whole(value) or isinstance(value, float)) and math.isfinite(value)
 
 
 def table(value: Any) -> bool:
-    """Whether it has values by name."""
+    """Returns whether a value has values by name."""
     return isinstance(value, dict)
 
 
 def tables(value: Any) -> bool:
-    """Whether it has tables by name."""
+    """Returns whether a value has tables by name."""
     return table(value) and all(map(table, value.values()))
 
 
 def metric(value: Any) -> bool:
-    """Whether it says how a score is read."""
+    """Returns whether a value describes how a score is read."""
     return (
         table(value)
         and value.keys() == {"best", "percent"}
@@ -46,17 +46,17 @@ def metric(value: Any) -> bool:
 
 
 def maybe(check: Check) -> Check:
-    """The same, or null."""
+    """Returns a check for such a value or null."""
     return lambda value: value is None or check(value)
 
 
 def many(check: Check) -> Check:
-    """A list of such values."""
+    """Returns a check for a list of such values."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
 def some(check: Check) -> Check:
-    """The same, of which there is one at least."""
+    """Returns a check for a list of at least one such value."""
     return lambda value: many(check)(value) and bool(value)
 
 
@@ -81,7 +81,7 @@ SETTINGS: Mapping[str, Check] = {
     "score": text,
     "metric": metric,
 }
-"""Of ``config.json``; all are needed."""
+"""Schema of ``config.json``; all keys are required."""
 
 METHOD: Mapping[str, Check] = {
     "score": text,
@@ -107,7 +107,7 @@ METHOD: Mapping[str, Check] = {
     "watt_hours": number,
     "target_seconds_per_run": many(maybe(number)),
 }
-"""Of a method in ``summary.json``; what is not there is not told."""
+"""Schema of a method's entry in ``summary.json``; all keys are optional."""
 
 RECORD: Mapping[str, Check] = {
     "algorithm": text,
@@ -117,10 +117,10 @@ RECORD: Mapping[str, Check] = {
     "bytes_up": whole,
     "bytes_down": whole,
 }
-"""Of a line of ``metrics.jsonl``; all are needed."""
+"""Schema of a line of ``metrics.jsonl``; all keys are required."""
 
 CLIENTS: Mapping[str, Check] = {"algorithm": text, "seed": whole}
-"""Of a line of ``clients.jsonl``; all are needed."""
+"""Schema of a line of ``clients.jsonl``; all keys are required."""
 
 TOGETHER = (
     {"target", "target_rounds_per_run", "target_bytes_per_run"},
@@ -129,10 +129,10 @@ TOGETHER = (
     {"rounds", "score"},
     {"seconds", "idle_share", "asleep", "lost", "late"},
 )
-"""What a method's summary has all of, or nothing."""
+"""Sets of keys of which a method's summary has all or none."""
 
 RUN: Mapping[str, Check] = {"versions": table, "devices": many(text), "command": text}
-"""Of ``summary.json``, beside its methods."""
+"""Schema of the other entries of ``summary.json``."""
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -149,7 +149,13 @@ def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
     _check(f"{path}", summary, RUN)
     for name in summary.keys() - RUN.keys():
         _check(f"{path}", summary, {name: table})
-        _check_method(f"{path}, {name}", summary[name])
+        where, found = f"{path}, {name}", summary[name]
+        _check(where, found, METHOD)
+        for names in TOGETHER:
+            if names & found.keys() and (lacking := names - found.keys()):
+                raise ValueError(f"{where} is damaged: it lacks {', '.join(sorted(lacking))}")
+        if "diverged" not in found and "rounds" not in found:
+            raise ValueError(f"{where} is damaged, or of another version: it lacks rounds")
 
 
 def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[str, Check]) -> None:
@@ -174,17 +180,6 @@ def validated(path: Path, row: Mapping[str, Any], score: str) -> float | None:
             f"have a number or null as {score}, got {str(row.get('validation'))[:40]!r}"
         )
     return None if found is None else float(found)
-
-
-def _check_method(where: str, found: Mapping[str, Any]) -> None:
-    _check(where, found, METHOD)
-    for names in TOGETHER:
-        if 0 < len(names & found.keys()) < len(names):
-            raise ValueError(
-                f"{where} is damaged: it lacks {', '.join(sorted(names - found.keys()))}"
-            )
-    if "diverged" not in found and "rounds" not in found:
-        raise ValueError(f"{where} is damaged, or of another version: it lacks rounds")
 
 
 def _check(

@@ -112,7 +112,7 @@ class Training(Group):
             raise ValueError("--weight-decay must be above 0 for --optimizer adamw, or it is adam")
 
     def with_own(self, own: Mapping[str, Any]) -> Training:
-        """With a method's own settings; a momentum that its own optimiser lacks is left out."""
+        """Returns them with a method's own settings, without momentum if its optimiser has none."""
         known = dict(own)
         if known.get("optimizer", self.optimizer) not in WITH_MOMENTUM:
             known.setdefault("momentum", None)
