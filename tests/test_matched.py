@@ -235,8 +235,8 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "xi": ({"xi": 1.5}, "xi must be above 0 and at most 1, a fraction of a cell, got 1.5"),
     "slack": ({"slack": -0.1}, "slack must be at least 0, got -0.1"),
-    "burn_in": ({"burn_in": -1}, "burn_in must be in 0..100000000, got -1"),
-    "moves": ({"moves": -1}, "moves must be in 0..100000000, got -1"),
+    "burn_in": ({"burn_in": -1}, "burn_in must be in 0 to 100000000, got -1"),
+    "moves": ({"moves": -1}, "moves must be in 0 to 100000000, got -1"),
     "clients": ({"clients": 7}, "clients must be in 1 to 6, the number of samples, got 7"),
 }
 

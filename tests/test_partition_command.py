@@ -99,7 +99,7 @@ def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixtur
         "dirichlet: minimum number of samples of a client, at least 1 (default: 1) natural: "
         in text
     )
-    for word in ("--pool", "--seeds", "robin_hood(target[, tolerance])", "else emd(1.4), or 7/9"):
+    for word in ("--pool", "--seeds", "robin_hood(emd, tolerance=0.01)", "else emd(1.4), or 7/9"):
         assert word in text
 
 
@@ -211,7 +211,7 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: 
 
 BAD = {
     "unknown sampler": (["--sampler", "nope"], "--sampler must be the text of one, got 'nope'"),
-    "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(t, f"),
+    "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(labels_per_client, "),
     "needed flag": (["--sampler", "dirichlet"], "--sampler dirichlet needs --alpha"),
     "needed flags": (["--sampler", "matched"], "needs --mu and --lam"),
     "other's flag": (["--sampler", "ll", "--q", "0.5"], "flags are: --labels-per-client, --fra"),

@@ -34,7 +34,7 @@ from fedjax_sim.partition import (
     shards,
     size_statistics,
 )
-from fedjax_sim.partition.samplers import FORMS
+from fedjax_sim.partition.samplers import SAMPLERS
 
 BALANCED = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 2000))
 ARGUMENTS = (
@@ -71,7 +71,7 @@ def table_of(text: str, clients: int, seed: int, labels: NDArray[np.int64] = BAL
 
 
 def test_every_sampler_is_requested() -> None:
-    assert {*REQUESTS, "natural", "matched"} >= set(FORMS)
+    assert {*REQUESTS, "natural", "matched"} >= {*SAMPLERS.known}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -191,9 +191,9 @@ def test_options_that_change_the_law_have_no_formula() -> None:
     [
         ("ll(20, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 20"),
         ("ll(0, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 0"),
-        ("ll(2, 1.5)", "fraction must be in 0 to 1 with 10 classes, got 1.5"),
+        ("ll(2, 1.5)", "fraction must be in 0 to 1, got 1.5"),
         ("ll_q(10, 0.5)", "labels_per_client must be in 1 to 9 with 10 classes, got 10"),
-        ("q(1.5)", "q must be in 0 to 1 with 10 classes, got 1.5"),
+        ("q(1.5)", "q must be in 0 to 1, got 1.5"),
         ("emd(1.9)", "emd must be in 0 to 1.8 with 10 classes, got 1.9"),
         ("robin_hood(-1)", "emd must be in 0 to 1.8 with 10 classes, got -1"),
     ],
@@ -478,5 +478,5 @@ def test_parse_sampler_reads_the_name_that_the_partition_gets(text: str, name: s
     ["dirichlet(0.5, 1, maybe)", "dirichlet(1, balanced)", "q", "natural(1, 2)", "q(0.5, 1)"],
 )
 def test_parse_sampler_refuses(text: str) -> None:
-    with pytest.raises(ValueError, match=r"allowed: iid, .*natural\[\(min_size\)\]"):
+    with pytest.raises(ValueError, match=r"allowed: iid, .*natural\(min_size=1\)"):
         parse_sampler(text)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def counted(number: int, what: str) -> str:
-    """So many of something.
+    """Returns a number with its noun, in the plural unless it is 1.
 
     >>> counted(1, "run"), counted(2, "run")
     ('1 run', '2 runs')
@@ -31,3 +32,13 @@ def percent(share: float) -> str:
     ('50 %', '0.12 %', '0 %')
     """
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def array_type(values: Any) -> str:
+    """Returns dtype and shape of an array.
+
+    >>> import numpy as np
+    >>> array_type(np.zeros((2, 3)))
+    'float64 [2, 3]'
+    """
+    return f"{values.dtype} {list(values.shape)}"

@@ -19,7 +19,8 @@ from fedjax_sim.cli.parts import Parts
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
-from fedjax_sim.partition.samplers import SAMPLERS, form_of, parse_form
+from fedjax_sim.partition.forms import form_of
+from fedjax_sim.partition.samplers import SAMPLERS, parse_form
 
 
 def _partition(text: str) -> str:

@@ -32,9 +32,9 @@ from fedjax_sim.partition import (
     save_partition,
     skew_report,
 )
-from fedjax_sim.partition.forms import DATA
+from fedjax_sim.partition.forms import DATA, form_of
 from fedjax_sim.partition.pictures import Format
-from fedjax_sim.partition.samplers import SAMPLERS, bind_sampler, form_of, parse_form
+from fedjax_sim.partition.samplers import SAMPLERS, Sample, parse_form
 
 PROGRAM = "fedjax_sim.partition"
 DRAWN = 4  # partitions that can still be read side by side
@@ -301,7 +301,7 @@ def deal_job(job: Job, dataset: Dataset) -> list[Partition]:
     from tqdm import tqdm
 
     return deal_seeds(
-        bind_sampler(job.sampler, job.options),
+        Sample(job.sampler, job.options),
         dataset,
         job.clients,
         # disable=None: no bar where stderr is a file.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
+from fedjax_sim.data.folder import DataDir, given_folder, not_ready
 
 MEASURED = (
     "urine", "wbc", "temperature", "respiratoryrate", "sodium", "heartrate", "meanbp", "ph",
@@ -139,10 +139,7 @@ def _folder(name: str, data_dir: DataDir) -> Path:
     """Returns the folder of the tables: the data folder, or its subfolder of this name."""
     folder = given_folder(data_dir)
     if folder is None:
-        raise DataNotFoundError(
-            f"data set {name!r} is read from csv tables and no folder is given: set "
-            f"FEDJAX_SIM_DATA_DIR to the folder that has them; {SOURCE}"
-        )
+        raise not_ready(name, folder, "no csv tables", SOURCE)
     return folder if _file(folder, "patient") else folder / name
 
 
@@ -155,10 +152,7 @@ def _read(name: str, folder: Path, table: str) -> Columns:
     """Reads the columns of a table in ``TABLES`` as texts, "-1" if empty."""
     file = _file(folder, table)
     if file is None:
-        raise DataNotFoundError(
-            f"data set {name!r} is not ready in {folder} (no file {table}.csv or {table}.csv.gz); "
-            f"{SOURCE}"
-        )
+        raise not_ready(name, folder, f"no file {table}.csv or {table}.csv.gz", SOURCE)
     with open_text(file) as text:
         rows = csv.reader(text)
         header = next(rows, [])

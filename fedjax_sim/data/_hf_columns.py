@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.data.targets import class_codes
 
@@ -114,7 +115,7 @@ def join_values(parts: Sequence[Split], column: str) -> Array:
     """Concatenates a column over splits, which must agree in shape and kind."""
     values = [part.values(column) for part in parts]
     if len({(v.shape[1:], v.dtype.kind) for v in values}) > 1:
-        kinds = " and ".join(f"{v.dtype} {list(v.shape)}" for v in values)
+        kinds = " and ".join(map(array_type, values))
         features = " and ".join(str(part.rows.features[column]) for part in parts)
         raise ValueError(
             f"column {column!r} must be alike in both splits, got {kinds}, of {features}"

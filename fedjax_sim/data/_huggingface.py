@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from fedjax_sim.data._hf_folder import check_images, one_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, read_inputs
 from fedjax_sim.data.cells import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.folder import DataNotFoundError, may_download
+from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs, replacing
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
@@ -111,15 +110,13 @@ def _library(name: str) -> Any:
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
     """Hides the progress bars and retry messages of ``datasets``."""
-    logger, shown = logging.getLogger("huggingface_hub"), datasets.are_progress_bars_disabled()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        yield
+        with quiet_logs():
+            yield
     finally:
-        logger.setLevel(level)
-        if not shown:
+        if not hidden:
             datasets.enable_progress_bars()
 
 
@@ -128,15 +125,9 @@ def _offline(datasets: Any) -> Iterator[None]:
     """Prevents ``datasets`` from connecting to the Hub."""
     from huggingface_hub import constants
 
-    switches: tuple[Any, ...] = (datasets.config, constants)
-    before = [module.HF_HUB_OFFLINE for module in switches]
-    for module in switches:
-        module.HF_HUB_OFFLINE = True
-    try:
+    switch = {"HF_HUB_OFFLINE": True}
+    with replacing(datasets.config, **switch), replacing(constants, **switch):
         yield
-    finally:
-        for module, offline in zip(switches, before, strict=True):
-            module.HF_HUB_OFFLINE = offline
 
 
 def _reachable() -> bool:

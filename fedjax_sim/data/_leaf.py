@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base.files import open_text
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data._npz import Part, from_parts
 from fedjax_sim.data.dataset import Dataset
-from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder
+from fedjax_sim.data.folder import DataDir, DataNotFoundError, existing, given_folder, not_ready
 from fedjax_sim.data.standardise import statistics
 
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -78,14 +79,13 @@ def femnist(data_dir: DataDir = None) -> Dataset:
 
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
+    advice = (
+        "run LEAF's preprocess.sh (https://github.com/TalwalkarLab/leaf) and put its folders train "
+        "and test into femnist, or use hf:flwrlabs/femnist,client=writer_id,label=character"
+    )
     folder = given_folder(data_dir)
     if folder is None or not (folder / "femnist" / "train").is_dir():
-        raise DataNotFoundError(
-            f"data set 'femnist' is not ready in {folder or 'a data folder, as none is given'} (no "
-            "folder femnist/train): run LEAF's preprocess.sh (https://github.com/TalwalkarLab/leaf)"
-            " and put its folders train and test there, or use "
-            "hf:flwrlabs/femnist,client=writer_id,label=character"
-        )
+        raise not_ready("femnist", folder, "no folder femnist/train", advice)
     data = leaf("femnist", folder / "femnist", classes=len(CHARACTERS))
     if data.train_x.shape[1:] != (784,):
         raise ValueError(f"femnist: x must be [n, 784], got {list(data.train_x.shape)}")
@@ -100,8 +100,8 @@ def _check_alike(where: str, part: Part, first: str, like: Part) -> None:
         texts = [array.dtype.kind == "U" for array in (values, wanted)]
         if values.shape[1:] != wanted.shape[1:] or texts[0] != texts[1]:
             raise ValueError(
-                f"{where}: {key} must be like {key} of {first}, {wanted.dtype} "
-                f"{list(wanted.shape)}, got {values.dtype} {list(values.shape)}"
+                f"{where}: {key} must be like {key} of {first}, {array_type(wanted)}, got "
+                f"{array_type(values)}"
             )
 
 
@@ -166,8 +166,7 @@ def _parse_user(where: str, user: str, data: Any) -> Part:
         return Part(x, y, np.zeros(0, np.str_))
     if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
         raise ValueError(
-            f"{where}: y must be {len(x)} numbers or texts, as many as x, got {y.dtype} "
-            f"{list(y.shape)}"
+            f"{where}: y must be {len(x)} numbers or texts, as many as x, got {array_type(y)}"
         )
     return Part(_check_inputs(where, data["x"], x, y), y, np.full(len(x), user))
 
@@ -184,5 +183,5 @@ def _check_inputs(where: str, lists: Any, x: NDArray[Any], y: NDArray[Any]) -> N
         advice = "give the pixels, or use folder:DIR for the files"
     raise ValueError(
         f"{where}: x must be numbers [n, ...], or texts of one length with the following character "
-        f"as y, got {x.dtype} {list(x.shape)}: {advice}"
+        f"as y, got {array_type(x)}: {advice}"
     )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.files import read_npz
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data.arrays import encode
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
@@ -52,8 +53,7 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
     train, test = (_check_part(arrays, which) for which in ("train", "test"))
     if (train.x.shape[1:], train.x.dtype) != (test.x.shape[1:], test.x.dtype):
         raise ValueError(
-            f"x_test must be like x_train, which is {train.x.dtype} {list(train.x.shape)}, got "
-            f"{test.x.dtype} {list(test.x.shape)}"
+            f"x_test must be like x_train, which is {array_type(train.x)}, got {array_type(test.x)}"
         )
     if test.client is not None:
         if train.client is None:
@@ -70,13 +70,10 @@ def _check_part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
     x, y, client = (arrays.get(f"{key}_{which}") for key in ("x", "y", "client"))
     assert x is not None and y is not None  # noqa: PT018
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
-        raise ValueError(
-            f"x_{which} must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}"
-        )
+        raise ValueError(f"x_{which} must be numbers [n, ...] with n > 0, got {array_type(x)}")
     if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
         raise ValueError(
-            f"y_{which} must be numbers or texts, as many as x_{which}, got {y.dtype} "
-            f"{list(y.shape)}"
+            f"y_{which} must be numbers or texts, as many as x_{which}, got {array_type(y)}"
         )
     if client is not None and client.shape != (len(x),):
         raise ValueError(f"client_{which} must have shape [{len(x)}], got {list(client.shape)}")
@@ -108,8 +105,7 @@ def from_parts(
     kinds = [KINDS.get(part.y.dtype.kind) for part in (train, test)]
     if train.y.shape[1:] != test.y.shape[1:] or kinds[0] != kinds[1]:
         raise ValueError(
-            f"y_test must be like y_train, which is {train.y.dtype} {list(train.y.shape)}, got "
-            f"{test.y.dtype} {list(test.y.shape)}"
+            f"y_test must be like y_train, which is {array_type(train.y)}, got {array_type(test.y)}"
         )
     if train.client is not None and test.client is not None:
         client = np.concatenate([train.client, test.client])

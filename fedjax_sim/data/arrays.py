@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.words import array_type
+
 OFFSET = 8.0
 """Columns are centred only if their mean is at least this many standard deviations from 0."""
 
@@ -37,7 +39,7 @@ def flags(name: str, values: ArrayLike, length: int) -> NDArray[np.bool_]:
     """Returns the argument ``name`` as ``bool[length]``; raises ValueError if it is not boolean."""
     array = plain_array(name, values)
     if array.shape != (length,) or array.dtype != bool:
-        raise ValueError(f"{name} must be bool [{length}], got {array.dtype} {list(array.shape)}")
+        raise ValueError(f"{name} must be bool [{length}], got {array_type(array)}")
     return array
 
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.brief import brief, brief_html
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data.arrays import check_int32, encode, flags, offset, plain_array
 from fedjax_sim.data.standardise import statistics
 from fedjax_sim.data.targets import read_targets, strata
@@ -248,7 +249,7 @@ def _convert_inputs(
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Converts inputs to uint8, int32 or float32, and returns a note on each centred column."""
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
-        raise ValueError(f"x must be numbers [n, ...] with n > 0, got {x.dtype} {list(x.shape)}")
+        raise ValueError(f"x must be numbers [n, ...] with n > 0, got {array_type(x)}")
     if scale and _channels_first(x):
         raise ValueError(
             f"x must be images [n, H, W, C], got {list(x.shape)}, which is channels-first: give "

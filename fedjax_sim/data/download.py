@@ -1,12 +1,11 @@
 """TFDS data sets, read and downloaded without TensorFlow."""
 
-import logging
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,21 +20,10 @@ from fedjax_sim.data.folder import (
     check_inside,
     given_folder,
     may_download,
+    not_ready,
+    quiet_logs,
+    replacing,
 )
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """Hides TFDS's advice ("OpenCV is not installed") and urllib3's retry messages."""
-    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @contextmanager
@@ -52,7 +40,7 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
     from PIL import Image
 
     module: Any = sys.modules[type(builder).__module__]
-    tensorflow, generate = getattr(module, "tf", None), builder._generate_examples
+    generate = builder._generate_examples
 
     def generate_pillow(*args: Any, **kwargs: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
         for key, example in generate(*args, **kwargs):
@@ -63,16 +51,11 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
                 example = example | {"image": pillow}
             yield key, example
 
-    if tensorflow is not None:
-        files = SimpleNamespace(GFile=open, isdir=os.path.isdir)
-        module.tf = SimpleNamespace(io=SimpleNamespace(gfile=files))
-    builder._generate_examples = generate_pillow
-    try:
+    files = SimpleNamespace(GFile=open, isdir=os.path.isdir)
+    tensorflow = {"tf": SimpleNamespace(io=SimpleNamespace(gfile=files))}
+    used = tensorflow if getattr(module, "tf", None) is not None else {}
+    with replacing(module, **used), replacing(builder, _generate_examples=generate_pillow):
         yield
-    finally:
-        builder._generate_examples = generate
-        if tensorflow is not None:
-            module.tf = tensorflow
 
 
 def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) -> None:
@@ -122,7 +105,7 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
         # protobuf, an AssertionError or a UnicodeDecodeError.
         if isinstance(error, UnicodeDecodeError) or not isinstance(error, ValueError):
             folder = folder or Path(tfds.core.constants.DATA_DIR)
-            raise _not_ready(name, folder, error, folder / name) from error
+            raise _not_downloaded(name, folder, error, folder / name) from error
         raise ValueError(
             f"name must be a data set of TFDS, got 'tfds:{name}' ({_first_line(error)}); its names "
             "are listed at https://www.tensorflow.org/datasets/catalog"
@@ -153,17 +136,17 @@ def tfds_not_ready(builder: Any, name: str, reason: object) -> DataNotFoundError
     """Returns the error for a data set that cannot be read, with the command to download it."""
     path = builder.data_path
     folder = path.parents[builder.info.full_name.count("/")]
-    return _not_ready(name, folder, reason, path if path.exists() else None)
+    return _not_downloaded(name, folder, reason, path if path.exists() else None)
 
 
-def _not_ready(name: str, folder: Path, reason: object, damaged: Path | None) -> DataNotFoundError:
+def _not_downloaded(
+    name: str, folder: Path, reason: object, damaged: Path | None
+) -> DataNotFoundError:
     """Returns the error; ``damaged`` must be deleted first, as TFDS trusts any existing folder."""
     command = f"from fedjax_sim.data import download_dataset as d; d('{name}', '{folder}')"
-    first = "" if damaged is None else f"delete {damaged} and "
-    return DataNotFoundError(
-        f"data set {name!r} is not ready in {folder} ({_first_line(reason)}); {first}with internet "
-        f'run: python -c "{command}", or point FEDJAX_SIM_DATA_DIR at a TFDS folder that has it'
-    )
+    advice = "" if damaged is None else f"delete {damaged} and "
+    advice += f'with internet run: python -c "{command}", or point FEDJAX_SIM_DATA_DIR at a TFDS '
+    return not_ready(name, folder, _first_line(reason), f"{advice}folder that has it")
 
 
 def _first_line(reason: object) -> str:
@@ -173,21 +156,15 @@ def _first_line(reason: object) -> str:
 @contextmanager
 def _no_folder_left() -> Iterator[None]:
     """Removes the temporary folder that TFDS makes for every missing data set."""
-    before = tempfile.tempdir
-    with tempfile.TemporaryDirectory() as folder:
-        tempfile.tempdir = folder
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
+    with tempfile.TemporaryDirectory() as folder, replacing(tempfile, tempdir=folder):
+        yield
 
 
 class _ForeignClassError(ValueError):
     """A features.json that names a class outside TFDS."""
 
 
-@contextmanager
-def _only_tfds_features(connector: Any) -> Iterator[None]:
+def _only_tfds_features(connector: Any) -> AbstractContextManager[None]:
     """Prevents TFDS from importing modules that a features.json names."""
     before = connector.__dict__["cls_from_name"]
 
@@ -199,11 +176,7 @@ def _only_tfds_features(connector: Any) -> Iterator[None]:
             )
         return before.__func__(cls, name)
 
-    connector.cls_from_name = classmethod(class_of_tfds)
-    try:
-        yield
-    finally:
-        connector.cls_from_name = before
+    return replacing(connector, cls_from_name=classmethod(class_of_tfds))
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:

@@ -1,9 +1,10 @@
 """The user's data folder and the cache of derived files."""
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,38 @@ from numpy.typing import NDArray
 from fedjax_sim.base.files import DamagedError, read_npz, write_npz
 
 DataDir = str | os.PathLike[str] | None
+
+
+@contextmanager
+def replacing(owner: Any, **values: Any) -> Iterator[None]:
+    """Replaces attributes of a module, class or object within a block.
+
+    >>> with replacing(os, sep="|"):
+    ...     os.sep
+    '|'
+    """
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Hides TFDS's advice ("OpenCV is not installed"), and messages on retries, within a block."""
+    with ExitStack() as stack:
+        for name in ("absl", "urllib3", "huggingface_hub"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        yield
 
 
 _DOWNLOADS: ContextVar[bool] = ContextVar("downloads", default=True)
@@ -43,19 +76,10 @@ def given_folder(data_dir: DataDir) -> Path | None:
     return Path(folder).expanduser() if folder else None
 
 
-def find_file(name: str, data_dir: DataDir, relative: str, advice: str) -> Path:
-    """Returns the path of a file in the data folder; raises DataNotFoundError if it is missing."""
-    folder = given_folder(data_dir)
-    if folder is None:
-        raise DataNotFoundError(
-            f"data set {name!r} is read from {relative} in a data folder, and none is given: set "
-            f"FEDJAX_SIM_DATA_DIR; {advice}"
-        )
-    if not (folder / relative).is_file():
-        raise DataNotFoundError(
-            f"data set {name!r} is not ready in {folder} (no file {relative}); {advice}"
-        )
-    return folder / relative
+def not_ready(name: str, folder: Path | None, reason: str, advice: str) -> DataNotFoundError:
+    """Returns the error for a data set that is not in the data folder, or if none is given."""
+    where = folder or "a data folder, as none is given: set FEDJAX_SIM_DATA_DIR"
+    return DataNotFoundError(f"data set {name!r} is not ready in {where} ({reason}); {advice}")
 
 
 def check_inside(folder: Path) -> None:

@@ -14,13 +14,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.download import (
-    find_builder,
-    prepared_builder,
-    quiet_logs,
-    tfds_not_ready,
-)
-from fedjax_sim.data.folder import DataDir, cache_dir, cached_arrays
+from fedjax_sim.data.download import find_builder, prepared_builder, tfds_not_ready
+from fedjax_sim.data.folder import DataDir, cache_dir, cached_arrays, quiet_logs
 from fedjax_sim.data.standardise import channel_statistics
 from fedjax_sim.tasks import classification
 

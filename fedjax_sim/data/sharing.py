@@ -177,8 +177,7 @@ def xor_mixup(
         raise ValueError(f"samples must be at least 1, got {samples}")
     if not rows.size:
         raise ValueError("root must have at least one row, got none")
-    if partition.repeats:
-        raise ValueError("partition must have every sample once: use xor_mixup before sharing")
+    partition.check_unshared("use xor_mixup before sharing")
     rng, triples = np.random.default_rng(seed), []
     of_server = {label: rows[labels[rows] == label] for label in np.unique(labels[rows])}
     for positions in partition.lists:

@@ -136,10 +136,7 @@ def client_holdout(
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must be above 0 and below 1, got {fraction}")
-    if partition.repeats:
-        raise ValueError(
-            "partition must have every sample once: hold out before sharing or augmenting"
-        )
+    partition.check_unshared("hold out before sharing or augmenting")
     rng = None if seed is None else np.random.default_rng(seed)
     train, test = [], []
     for positions in partition.lists:
@@ -184,10 +181,7 @@ def take_root(
     """
     if not 1 <= size < len(partition.index):
         raise ValueError(f"size must be in 1..{len(partition.index) - 1}, got {size}")
-    if partition.repeats:
-        raise ValueError(
-            "partition must have every sample once: take the server's before sharing or augmenting"
-        )
+    partition.check_unshared("take the server's before sharing or augmenting")
     rng = np.random.default_rng(seed)
     y = np.asarray(labels)[partition.index]
     classes, label = np.unique(y, return_inverse=True)

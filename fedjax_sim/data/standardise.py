@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data.arrays import flags
 from fedjax_sim.partition.table import Partition
 
@@ -164,7 +165,7 @@ def _checked_columns(
 ) -> Columns:
     """Returns the columns to scale, after checking x and the partitions, by argument name."""
     if x.ndim < 2 or x.dtype.kind not in "biuf":
-        raise ValueError(f"x must be numbers [n, ..., C], got {x.dtype} {list(x.shape)}")
+        raise ValueError(f"x must be numbers [n, ..., C], got {array_type(x)}")
     for name, partition in partitions.items():
         index = partition.index
         if not len(index) or not 0 <= index.min() <= index.max() < len(x):

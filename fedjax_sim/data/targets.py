@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.base.words import shortened
+from fedjax_sim.base.words import array_type, shortened
 from fedjax_sim.data.arrays import check_int32, offset
 from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
@@ -50,8 +50,7 @@ def read_targets(
     elif task == "multi_label":
         if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
             raise ValueError(
-                f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {y.dtype} "
-                f"{list(y.shape)}"
+                f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {array_type(y)}"
             )
         converted, inferred = y.astype(bool), multi_label(y.shape[1])
     else:
@@ -99,7 +98,7 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name)
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
-        raise ValueError(f"{name} must be numbers [{samples}, ...], got {y.dtype} {list(y.shape)}")
+        raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}")
     if y.dtype.kind == "f":
         shift = offset(y)
         if shift:
@@ -121,7 +120,7 @@ def class_labels(
     Without ``classes``, M, any non-negative int32 is allowed.
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
-        raise ValueError(f"{name} must be integers [{samples}], got {y.dtype} {list(y.shape)}")
+        raise ValueError(f"{name} must be integers [{samples}], got {array_type(y)}")
     if samples and (y.min() < 0 or y.max() >= (2**31 if classes is None else classes)):
         largest = "M - 1" if classes is None else classes - 1
         raise ValueError(f"{name} must be in 0 … {largest}, got {y.min()} … {y.max()}")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Task
 from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset
-from fedjax_sim.data.download import prepared_builder, quiet_logs
-from fedjax_sim.data.folder import DataDir, find_file
+from fedjax_sim.data.download import prepared_builder
+from fedjax_sim.data.folder import DataDir, given_folder, not_ready, quiet_logs
 from fedjax_sim.tasks import classification, next_token
 
 LENGTH = 80  # characters of an input
@@ -91,8 +91,10 @@ def _read_plays(data_dir: DataDir) -> dict[str, str]:
         "give it a gzipped table with the columns play, role and text, or use tiny_shakespeare, "
         "which TFDS downloads"
     )
-    file = find_file("shakespeare", data_dir, TABLE, advice)
-    with open_text(file) as rows:
+    folder = given_folder(data_dir)
+    if folder is None or not (folder / TABLE).is_file():
+        raise not_ready("shakespeare", folder, f"no file {TABLE}", advice)
+    with open_text(folder / TABLE) as rows:
         lines = ((f"{row['play']}: {row['role']}", row["text"]) for row in csv.DictReader(rows))
         return _join_lines(lines)
 

@@ -95,24 +95,16 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
     def features(
         variables: Variables, x: Array, **options: Any
     ) -> tuple[tuple[Array, Array], PyTree]:
-        seen: list[tuple[Any, Array]] = []
-        with nn.intercept_methods(functools.partial(_record_dense, seen)):
-            outputs, state = apply(variables, x, **options)
-        if not seen:
-            raise ValueError(f"features need a dense layer as the head; {name} has none")
-        return (outputs, seen[-1][1]), state
+        (outputs, state), (_, inputs) = _last_dense(name, lambda: apply(variables, x, **options))
+        return (outputs, inputs), state
 
     def head(variables: Variables) -> Variables:
-        seen: list[tuple[Any, Array]] = []
-        with nn.intercept_methods(functools.partial(_record_dense, seen)):
-            jax.eval_shape(lambda: init(jax.random.key(0)))  # a new function, so that it is traced
-        if not seen:
-            raise ValueError(f"head must be a dense layer; {name} has none")
-        last = list(seen[-1][0])
+        # A new function, so that it is traced.
+        _, (last, _) = _last_dense(name, lambda: jax.eval_shape(lambda: init(jax.random.key(0))))
 
         def inside(path: Any, leaf: Any) -> bool:
             del leaf
-            return [jax.tree_util.keystr((k,), simple=True) for k in path[: len(last)]] == last
+            return tuple(jax.tree_util.keystr((k,), simple=True) for k in path[: len(last)]) == last
 
         chosen = jax.tree_util.tree_map_with_path(inside, variables.params)
         return Variables(chosen, jax.tree.map(lambda leaf: False, variables.state))
@@ -120,17 +112,20 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
     return Model(init, apply, features, head)
 
 
-def _record_dense(
-    seen: list[tuple[Any, Array]],
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    context: Any,
-) -> Any:
-    """Records the path and inputs of each dense layer, as a flax interceptor."""
-    if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
-        seen.append((context.module.path, args[0] if args else kwargs["inputs"]))
-    return call(*args, **kwargs)
+def _last_dense(name: str, run: Callable[[], Any]) -> tuple[Any, tuple[tuple[str, ...], Array]]:
+    """Runs a module; also returns the path and inputs of the dense layer that is called last."""
+    seen: list[tuple[tuple[str, ...], Array]] = []
+
+    def record(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
+            seen.append((context.module.path, args[0] if args else kwargs["inputs"]))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(record):
+        out = run()
+    if not seen:
+        raise ValueError(f"the head must be a dense layer; {name} has none")
+    return out, seen[-1]
 
 
 def mode_of(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, bool]]:

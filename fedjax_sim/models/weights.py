@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Model, PyTree, Variables
 from fedjax_sim.base.files import read_npz, write_npz
+from fedjax_sim.base.words import shortened
 from fedjax_sim.models.leaves import path_of
 
 Shapes = dict[str, Any]
@@ -76,8 +77,8 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
     missing = [path for path in wanted if path not in found]
     unknown = [path for path in found if path not in wanted]
     if missing or unknown:
-        faults = [f"lacks {_first_of(missing)}"] * bool(missing)
-        faults += [f"has {_first_of(unknown)}, which the model does not have"] * bool(unknown)
+        faults = [f"lacks {shortened(missing, 3)}"] * bool(missing)
+        faults += [f"has {shortened(unknown, 3)}, which the model does not have"] * bool(unknown)
         raise ValueError(f"{source.name} must have the model's leaves: it {' and '.join(faults)}")
     for path, leaf in wanted.items():
         given = found[path]
@@ -140,7 +141,3 @@ def _by_path(variables: PyTree) -> Shapes:
 def _plain(leaf: NDArray[Any]) -> NDArray[Any]:
     """Converts dtypes that .npz lacks, such as bfloat16, to float32."""
     return leaf if leaf.dtype.kind in "biuf" else leaf.astype(np.float32)
-
-
-def _first_of(paths: list[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -48,18 +48,23 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
 
 def with_inputs(model: Model, change: Callable[[Variables, Array], Array]) -> Model:
     """Returns a model that receives ``change(variables, x)`` instead of x."""
+    return _wrapped(model, lambda variables, x: (variables, change(variables, x)))
 
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+
+def _wrapped(
+    model: Model,
+    before: Callable[[Variables, Array], tuple[Variables, Array]],
+    after: Callable[[Array], Array] = lambda outputs: outputs,
+) -> Model:
+    """Changes what ``apply`` and ``features`` of a model receive, and the arrays they return."""
+
+    def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
         def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
-            return run(variables, change(variables, x), **options)
+            outputs, state = run(*before(variables, x), **options)
+            return jax.tree.map(after, outputs), state
 
         return apply
 
-    return _wrapped(model, around)
-
-
-def _wrapped(model: Model, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Model:
-    """Wraps the ``apply`` of a model, and its ``features`` if it has them."""
     features = None if model.features is None else wrap(model.features)
     return model._replace(apply=wrap(model.apply), features=features)
 
@@ -103,15 +108,10 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
             )
         return outputs.astype(jnp.float32)
 
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
-            inside = variables._replace(params=jax.tree.map(cast, variables.params))
-            outputs, state = run(inside, cast(x), **options)
-            return jax.tree.map(widened, outputs), state
+    def narrowed(variables: Variables, x: Array) -> tuple[Variables, Array]:
+        return variables._replace(params=jax.tree.map(cast, variables.params)), cast(x)
 
-        return apply
-
-    return _wrapped(model, around)
+    return _wrapped(model, narrowed, widened)
 
 
 def with_frozen(model: Model, leaves: Leaves) -> Model:
@@ -139,20 +139,14 @@ def with_frozen(model: Model, leaves: Leaves) -> Model:
         (False, [2.0, 2.0, 2.0])
     """
 
-    def stopped(variables: Variables) -> Variables:
+    def stopped(variables: Variables, x: Array) -> tuple[Variables, Array]:
         chosen = leaves(variables).params
         params = jax.tree.map(
             lambda w, here: jax.lax.stop_gradient(w) if here else w, variables.params, chosen
         )
-        return variables._replace(params=params)
+        return variables._replace(params=params), x
 
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
-            return run(stopped(variables), x, **options)
-
-        return apply
-
-    return _wrapped(model, around)
+    return _wrapped(model, stopped)
 
 
 _KERNELS = named("*kernel")
@@ -225,20 +219,14 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
             b[path] = jnp.zeros((rank, columns), w.dtype)
         return Variables({"trunk": trunk.params, "A": a, "B": b}, trunk.state)
 
-    def adapted(variables: Variables) -> Variables:
+    def adapted(variables: Variables, x: Array) -> tuple[Variables, Array]:
         trunk, a, b = (variables.params[part] for part in ("trunk", "A", "B"))
 
         def changed(entries: Any, w: Array) -> Array:
             path = path_of(entries)
             return w + (factor * (a[path] @ b[path])).reshape(w.shape) if path in a else w
 
-        return Variables(jax.tree_util.tree_map_with_path(changed, trunk), variables.state)
-
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
-            return run(adapted(variables), x, **options)
-
-        return apply
+        return Variables(jax.tree_util.tree_map_with_path(changed, trunk), variables.state), x
 
     def with_adapters(choose: Leaves) -> Leaves:
         def head(variables: Variables) -> Variables:
@@ -250,7 +238,7 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
         return head
 
     head = None if model.head is None else with_adapters(model.head)
-    return _wrapped(model, around)._replace(init=init, head=head)
+    return _wrapped(model, adapted)._replace(init=init, head=head)
 
 
 def _chosen(leaves: Leaves, variables: Variables) -> dict[str, Array]:

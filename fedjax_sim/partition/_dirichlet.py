@@ -55,11 +55,8 @@ def dirichlet(
     """
     y, counts, rng = check_arguments(labels, clients, seed)
     check_alpha(alpha)
-    if not 1 <= check_integer("min_size", min_size) <= y.size // clients:
-        raise ValueError(
-            f"min_size must be in 1 to {y.size // clients} for {clients} clients and {y.size} "
-            f"samples, got {min_size}"
-        )
+    why = f" for {clients} clients and {y.size} samples"
+    check_integer("min_size", min_size, 1, y.size // clients, why)
     draw = _balanced_table if balanced else _table
     reached = 0
     for _ in range(REDRAWS):

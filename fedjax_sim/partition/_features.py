@@ -99,7 +99,6 @@ def feature_rotation(
 
 
 def _client_rows(x: NDArray[Number], partition: Partition) -> list[NDArray[np.int32]]:
-    if partition.repeats:
-        raise ValueError("partition must have each sample once, got repeats: share afterwards")
+    partition.check_unshared("share afterwards")
     validate_partition(partition, len(x))
     return partition.lists

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.words import array_type
 from fedjax_sim.partition._dirichlet import check_alpha, draw_dirichlet, split_by_shares
 from fedjax_sim.partition.deal import check_integer, check_number, even_sizes
 from fedjax_sim.partition.table import Partition, partition_from_lists, partition_from_owners
@@ -125,10 +126,7 @@ def natural(groups: ArrayLike, *, min_size: int = 1, ids: ArrayLike | None = Non
     """
     group = _check_integers("groups", groups)
     known, rank, sizes = np.unique(group, return_inverse=True, return_counts=True)
-    if not 1 <= check_integer("min_size", min_size) <= sizes.max():
-        raise ValueError(
-            f"min_size must be in 1 to {sizes.max()}, the size of the largest group, got {min_size}"
-        )
+    check_integer("min_size", min_size, 1, sizes.max(), ", the size of the largest group")
     kept = np.flatnonzero(sizes >= min_size)
     if ids is not None:
         wanted = _check_integers("ids", ids)
@@ -150,7 +148,7 @@ def natural(groups: ArrayLike, *, min_size: int = 1, ids: ArrayLike | None = Non
 def _check_integers(name: str, values: ArrayLike) -> NDArray[np.integer]:
     array = np.asarray(values)
     if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} must be int [n], got {array.dtype} {list(array.shape)}")
+        raise ValueError(f"{name} must be int [n], got {array_type(array)}")
     return array
 
 

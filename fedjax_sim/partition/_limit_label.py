@@ -11,6 +11,7 @@ from fedjax_sim.partition.deal import (
     check_arguments,
     check_integer,
     check_multiple,
+    check_range,
     deal,
     fill_empty,
 )
@@ -62,11 +63,8 @@ def limit_label(
         ('ll(1, 0.6)', [10, 10, 10, 10])
     """
     y, counts, rng = check_arguments(labels, clients, seed)
-    t = check_integer("labels_per_client", labels_per_client)
-    check_integer("min_per_class", min_per_class)
-    _check_owners(clients, t, counts.size, counts.size)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction must be in 0 to 1, got {fraction}")
+    t = _check_owners(clients, labels_per_client, counts.size, counts.size)
+    check_range("fraction", fraction, 0, 1)
     table = draw_design(counts, clients, t, min_per_class, rng).columns(fraction).T
     empty = int((~table.any(axis=1)).sum())
     if empty:
@@ -133,12 +131,10 @@ def limit_label_q(
         ('ll_q(2, 0.9)', [90, 100, 113, 97])
     """
     y, counts, rng = check_arguments(labels, clients, seed)
-    t = check_integer("labels_per_client", labels_per_client)
     if counts.size < 2:
         raise ValueError(f"labels must have at least 2 classes for q={q}, got 1")
-    _check_owners(clients, t, counts.size, counts.size - 1)
-    if not 0 <= q <= 1:
-        raise ValueError(f"q must be in 0 to 1, got {q}")
+    t = _check_owners(clients, labels_per_client, counts.size, counts.size - 1)
+    check_range("q", q, 0, 1)
     owns = _draw_owners(clients, t, counts.size, rng)
     table = np.zeros((clients, counts.size), np.int64)
     for label, total in enumerate(counts):
@@ -184,12 +180,9 @@ def q_sampler(labels: ArrayLike, clients: int, *, q: float, seed: int) -> Partit
     return replace(partition, name=f"q({q:.6g})")
 
 
-def _check_owners(clients: int, t: int, classes: int, most: int) -> None:
-    """Checks that t is in 1 … most, and that every label can have exactly Kt/M owners."""
-    if not 1 <= t <= most:
-        raise ValueError(
-            f"labels_per_client must be in 1 to {most} with {classes} classes, got {t}"
-        )
+def _check_owners(clients: int, labels_per_client: int, classes: int, most: int) -> int:
+    """Returns t, if it is in 1 … most and every label can have exactly Kt/M owners."""
+    t = check_integer("labels_per_client", labels_per_client, 1, most, f" with {classes} classes")
     block = classes // math.gcd(t, classes)
     if clients % block:
         nearby = [k for k in (clients // block * block, (clients // block + 1) * block) if k]
@@ -200,6 +193,7 @@ def _check_owners(clients: int, t: int, classes: int, most: int) -> None:
             f"classes, got {clients}·{t}; with t={t} use {' or '.join(map(str, nearby))} clients"
             + (f", or with {clients} clients use t in {choices}" if choices else "")
         )
+    return t
 
 
 def _draw_owners(clients: int, t: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -293,11 +287,8 @@ def draw_design(
 ) -> Design:
     """Draws a design; raises ValueError if the rarest class is too small for min_per_class."""
     least = int(counts.min())
-    if not 0 <= min_per_class * clients <= least:
-        raise ValueError(
-            f"min_per_class must be in 0 to {least // clients} for {clients} clients, as the "
-            f"rarest class has {least} samples, got {min_per_class}"
-        )
+    why = f" for {clients} clients, as the rarest class has {least} samples"
+    check_integer("min_per_class", min_per_class, 0, least // clients, why)
     owns = _draw_owners(clients, t, counts.size, rng)
     return Design(
         counts, draw_shares(owns, rng), draw_shares(np.ones_like(owns), rng), min_per_class

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.words import array_type
 from fedjax_sim.partition._dirichlet import draw_dirichlet, draw_mixes, split_by_shares
 from fedjax_sim.partition.closest import closest_table
 from fedjax_sim.partition.deal import check_arguments, check_integer, deal
@@ -144,17 +145,14 @@ def _check_ranges(
     if not slack >= 0:
         raise ValueError(f"slack must be at least 0, got {slack}")
     for name, value in {"burn_in": burn_in, "moves": moves}.items():
-        if not 0 <= check_integer(name, value) <= MAX_MOVES:
-            raise ValueError(f"{name} must be in 0..{MAX_MOVES}, got {str(value)[:20]}")
+        check_integer(name, value, 0, MAX_MOVES)
 
 
 def _ranks(name: str, feature: ArrayLike, samples: int) -> NDArray[np.int64]:
     """Returns the rank of each value of a feature among its unique values, ``int64[n]``."""
     values = np.asarray(feature)
     if values.shape != (samples,) or not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(
-            f"features[{name!r}] must be int [{samples}], got {values.dtype} {list(values.shape)}"
-        )
+        raise ValueError(f"features[{name!r}] must be int [{samples}], got {array_type(values)}")
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 

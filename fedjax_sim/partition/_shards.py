@@ -35,12 +35,8 @@ def shards(labels: ArrayLike, clients: int, *, shards_per_client: int = 2, seed:
         ('shards(2)', [10, 10, 10, 10])
     """
     y, _, rng = check_arguments(labels, clients, seed)
-    each = check_integer("shards_per_client", shards_per_client)
-    if not 1 <= each <= y.size // clients:
-        raise ValueError(
-            f"shards_per_client must be in 1 to {y.size // clients} for {y.size} samples and "
-            f"{clients} clients, got {each}"
-        )
+    why = f" for {y.size} samples and {clients} clients"
+    each = check_integer("shards_per_client", shards_per_client, 1, y.size // clients, why)
     shuffled = rng.permutation(y.size)
     by_label = shuffled[np.argsort(y[shuffled], kind="stable")]
     owner = np.empty(y.size, np.int64)
@@ -80,14 +76,10 @@ def label_sets(labels: ArrayLike, clients: int, *, labels_per_client: int, seed:
         ('label_sets(1)', [10, 10, 10, 10])
     """
     y, counts, rng = check_arguments(labels, clients, seed)
-    t = check_integer("labels_per_client", labels_per_client)
     classes = counts.size
     in_turn = -(-classes // clients)
-    if not in_turn <= t <= classes:
-        raise ValueError(
-            f"labels_per_client must be in {in_turn} to {classes} with {classes} classes and "
-            f"{clients} clients, got {t}"
-        )
+    why = f" with {classes} classes and {clients} clients"
+    t = check_integer("labels_per_client", labels_per_client, in_turn, classes, why)
     order = np.resize(rng.permutation(classes), (clients, in_turn))
     chance, rows = rng.random((clients, classes)), np.arange(clients)[:, None]
     chance[rows, order] = -1.0

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedjax_sim.partition._limit_label import Design, draw_design, limit_label_name
 from fedjax_sim.partition.deal import (
     check_arguments,
-    check_integer,
     check_multiple,
+    check_range,
     deal,
     fill_empty,
 )
@@ -75,7 +75,6 @@ def limit_label_emd(
         'emd(1.4, in_turn): ll(3, 1)'
     """
     y, counts, _ = check_arguments(labels, clients, seed)
-    check_integer("min_per_class", min_per_class)
     if counts.size < 2:
         raise ValueError(f"labels must have at least 2 classes for an EMD of {emd}, got 1")
     if clients < 2:
@@ -170,16 +169,10 @@ def _move_samples(
 
     Moving one of n samples changes the EMD by at most 4/n.
     """
-    change, clients = above - below, np.arange(below.shape[1])
-    moves = [
-        (label, np.repeat(clients, np.maximum(-row, 0)), np.repeat(clients, np.maximum(row, 0)))
-        for label, row in enumerate(change)
-    ]
-    cells = [
-        np.stack([label * clients.size + giver, label * clients.size + taker], axis=1)
-        for label, giver, taker in moves
-    ]
-    order = rng.permutation(np.concatenate(cells))
+    # Both tables have the same samples of each label, so that givers and takers match by label.
+    change, cells = (above - below).ravel(), np.arange(below.size)
+    givers, takers = (np.repeat(cells, np.maximum(sign * change, 0)) for sign in (-1, 1))
+    order = rng.permutation(np.stack([givers, takers], axis=1))
 
     def after(number: int) -> NDArray[np.int64]:
         gains = [np.bincount(order[:number, i], minlength=below.size) for i in (0, 1)]
@@ -239,11 +232,9 @@ def robin_hood(
     classes = counts.size
     check_multiple(clients, classes)
     largest = float(2 - 2 * np.square(counts / counts.sum()).sum())
-    if not 0 <= emd <= largest + 1e-9:
-        raise ValueError(
-            f"emd must be in 0 to {math.floor(largest * 1e4) / 1e4:g} with these {classes} "
-            f"classes, got {emd}"
-        )
+    if emd > largest + 1e-9 or not emd >= 0:
+        most = math.floor(largest * 1e4) / 1e4
+        check_range("emd", emd, 0, most, f" with these {classes} classes")
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance}")
     p = _class_probabilities(emd, counts, tolerance, rng)

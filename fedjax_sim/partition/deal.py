@@ -1,21 +1,38 @@
 """Shared parts of all samplers: argument checks, and dealing samples by a table of counts."""
 
 import heapq
+import math
 import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base.words import array_type
 from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
-def check_integer(name: str, value: Any) -> int:
-    """Returns the value as an int; raises TypeError if it is not an integer."""
+def check_range(name: str, value: float, least: float, most: float, why: str = "") -> None:
+    """Raises ValueError if a number is out of range; ``why`` explains the range.
+
+    >>> check_range("t", 3, 1, 2, " with 2 classes")
+    Traceback (most recent call last):
+    ValueError: t must be in 1 to 2 with 2 classes, got 3
+    """
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be in {least:.9g} to {most:.9g}{why}, got {str(value)[:20]}")
+
+
+def check_integer(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, why: str = ""
+) -> int:
+    """Returns the value as an int, see :func:`check_range`; raises TypeError if it is not one."""
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    check_range(name, number, least, most, why)
+    return number
 
 
 def check_arguments(
@@ -35,8 +52,8 @@ def check_arguments(
     y = np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise ValueError(
-            f"labels must be classes, int [n], got {y.dtype} {list(y.shape)}: samplers for any "
-            "targets are iid, quantity, power_law and natural"
+            f"labels must be classes, int [n], got {array_type(y)}: samplers for any targets are "
+            "iid, quantity, power_law and natural"
         )
     _, rng = check_number(y, clients, seed)
     _, y, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -46,8 +63,7 @@ def check_arguments(
 def check_number(targets: ArrayLike, clients: int, seed: int) -> tuple[int, np.random.Generator]:
     """Checks clients and seed, and returns the number of samples and the random generator."""
     samples = np.shape(targets)[0]
-    if not 1 <= check_integer("clients", clients) <= samples:
-        raise ValueError(f"clients must be in 1 to {samples}, the number of samples, got {clients}")
+    check_integer("clients", clients, 1, samples, ", the number of samples")
     if check_integer("seed", seed) < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     return samples, np.random.default_rng(seed)

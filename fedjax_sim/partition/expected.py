@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.partition.deal import check_range
+
 CELLS = 2**14
 ALPHAS = (1e-6, 1e6)
 
@@ -21,7 +23,7 @@ def expected_none(classes: int, clients: int, **_: Any) -> float:
 
 def expected_target(classes: int, clients: int, *, emd: float, **_: Any) -> float:
     """Returns the EMD of samplers with a target EMD, at most 2 - 2/M."""
-    _check("emd", emd, 0, 2 - 2 / classes + 1e-9, classes)
+    check_range("emd", emd, 0, 2 - 2 / classes + 1e-9, f" with {classes} classes")
     return emd
 
 
@@ -34,8 +36,8 @@ def expected_ll(
     min_per_class: int = 0,
 ) -> float | None:
     """Returns the EMD of ll(t, f), 2f - 2tf/M (Cornelis, eq. 3.6b); None with min_per_class."""
-    _check("labels_per_client", labels_per_client, 1, classes, classes)
-    _check("fraction", fraction, 0, 1, classes)
+    check_range("labels_per_client", labels_per_client, 1, classes, f" with {classes} classes")
+    check_range("fraction", fraction, 0, 1)
     return None if min_per_class else 2 * fraction * (1 - labels_per_client / classes)
 
 
@@ -46,8 +48,8 @@ def expected_q(classes: int, clients: int, *, q: float) -> float:
 
 def expected_ll_q(classes: int, clients: int, *, labels_per_client: int, q: float) -> float:
     """Returns the EMD of ll_q(t, q), 2 |q - t/M| (Cornelis 2022, eq. 3.13)."""
-    _check("labels_per_client", labels_per_client, 1, classes - 1, classes)
-    _check("q", q, 0, 1, classes)
+    check_range("labels_per_client", labels_per_client, 1, classes - 1, f" with {classes} classes")
+    check_range("q", q, 0, 1)
     return 2 * abs(q - labels_per_client / classes)
 
 
@@ -184,14 +186,6 @@ def dirichlet_alpha(emd: float, classes: int, clients: int) -> float:
     from scipy.optimize import brentq  # takes a fifth of a second to import
 
     return math.exp(brentq(excess, low, high, xtol=1e-4))
-
-
-def _check(name: str, value: float, least: float, most: float, classes: int) -> None:
-    """Raises ValueError if a setting is out of range."""
-    if not least <= value <= most:
-        raise ValueError(
-            f"{name} must be in {least:g} to {most:g} with {classes} classes, got {value}"
-        )
 
 
 def _up_to_one(settings: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

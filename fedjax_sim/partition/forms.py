@@ -12,47 +12,27 @@ DATA = ("seed", "groups", "features")
 """Keyword arguments that a sampler receives from the run and the data, not from the user."""
 
 
-def read_switch(name: str) -> Callable[[str], bool]:
-    """Returns a reader of a switch, which its name turns on.
-
-    >>> read_switch("balanced")("balanced")
-    True
-    """
-
-    def read(word: str) -> bool:
-        if word not in (name, "True"):
-            raise ValueError
-        return True
-
-    return read
-
-
 class Form(NamedTuple):
-    """Text form of a sampler.
+    """Text form of a sampler: a call with its keyword parameters.
 
     Attributes:
-        text: the form, with optional arguments in brackets.
-        sampler: ``(labels, clients, *, seed, **arguments, **inputs) -> Partition``; the flags come
-            from the signature and docstring of the function that it wraps.
+        text: the form, with the defaults of optional arguments.
         arguments: reader of each argument by name, in the order of the text.
         required: number of required arguments.
-        expected: ``(classes, clients, **arguments)`` -> EMD on balanced labels, or None if unknown.
         inputs: which of "groups" and "features" the sampler takes.
     """
 
     text: str
-    sampler: Callable[..., Partition]
     arguments: Mapping[str, Callable[[str], Any]]
     required: int
-    expected: Callable[..., float | None] | None = None
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...]
 
 
-def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
-    """Makes a form from a sampler's keyword parameters, required ones first.
+def form_of(name: str, sampler: Callable[..., Partition]) -> Form:
+    """Makes the form of a sampler from its keyword parameters, required ones first.
 
     >>> def shards(labels, clients, *, seed, each: int, mixed: bool = False): ...
-    >>> form = form_from_signature("mine:shards", shards)
+    >>> form = form_of("mine:shards", shards)
     >>> form.text, form.required
     ('mine:shards(each, mixed=False)', 1)
     """
@@ -62,39 +42,37 @@ def form_from_signature(name: str, sampler: Callable[..., Partition]) -> Form:
     words = [*needed, *(f"{key}={own[key].default}" for key in order[len(needed) :])]
     return Form(
         f"{name}({', '.join(words)})" if words else name,
-        sampler,
-        {key: reader(own[key].annotation) for key in order},
+        {key: reader(own[key].annotation, key) for key in order},
         len(needed),
-        inputs=tuple(key for key in DATA[1:] if key in keywords(sampler)),
+        tuple(key for key in DATA[1:] if key in keywords(sampler)),
     )
 
 
-def read_options(
-    arguments: Mapping[str, Callable[[str], Any]], call: calls.Call, required: int
-) -> dict[str, Any]:
-    """Returns the keyword arguments that a call gives, by position or as ``name=value``.
+def read_options(form: Form, call: calls.Call, *, bare: bool = False) -> dict[str, Any]:
+    """Reads the keyword arguments of a call, given by position or as ``name=value``.
 
-    Args:
-        arguments: the names and what reads them.
-        call: the call.
-        required: how many of the names must be given.
+    Required arguments may be missing if ``bare``.
 
     Raises:
         ValueError: if an argument is missing, given twice, malformed or unknown.
         KeyError: if a choice is unknown.
     """
-    takes = {key: i < required for i, key in enumerate(arguments)}
+    takes = {key: i < form.required and not bare for i, key in enumerate(form.arguments)}
     given = binding.arguments(call, takes)
-    return {key: arguments[key](calls.word(node)) for key, node in given.items()}
+    return {key: form.arguments[key](calls.word(node)) for key, node in given.items()}
 
 
-def reader(hint: Any) -> Callable[[str], Any]:
-    """Returns a reader of values of a type; None in the type marks an optional value."""
+def reader(hint: Any, name: str) -> Callable[[str], Any]:
+    """Returns a reader of values of a type; the name of a switch turns it on.
+
+    >>> reader(bool, "balanced")("balanced"), reader(float | None, "theta")("1")
+    (True, 1.0)
+    """
     kinds = typing.get_args(hint) or (hint,)
     if typing.get_origin(hint) is Literal:
         return lambda word: {str(choice): choice for choice in kinds}[word]
     readers: dict[Any, Callable[[str], Any]] = {
-        bool: {"True": True, "False": False}.__getitem__,
+        bool: {"True": True, "False": False, name: True}.__getitem__,
         int: int,
         float: float,
     }

@@ -3,7 +3,8 @@
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,31 +27,38 @@ from fedjax_sim.partition.expected import (
     expected_q,
     expected_target,
 )
-from fedjax_sim.partition.forms import (
-    Form,
-    form_from_signature,
-    read_options,
-    read_switch,
-)
+from fedjax_sim.partition.forms import form_of, read_options
 from fedjax_sim.partition.table import Partition
 
 
-@functools.wraps(natural)
 def _natural(
-    labels: ArrayLike, clients: int | None, *, groups: ArrayLike | None, seed: int, **options: Any
+    labels: ArrayLike,
+    clients: int | None,
+    *,
+    groups: ArrayLike | None,
+    min_size: int = 1,
+    seed: int,
 ) -> Partition:
-    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
+    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients.
+
+    Args:
+        labels: ``[n, ...]``, any targets.
+        clients: number of natural clients; None for all.
+        groups: ``int[n]``, group of each sample.
+        min_size: smallest group to use; samples of smaller groups are unused.
+        seed: unused.
+    """
     if groups is None or np.shape(groups) != np.shape(labels)[:1]:
         shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
         raise ValueError(
             f"groups must be a natural group for each of the {len(np.asarray(labels))} samples, "
             f"which the data must have, got {shape}"
         )
-    partition = natural(groups, **options)
+    partition = natural(groups, min_size=min_size)
     if clients not in (None, partition.sizes.size):
         raise ValueError(
             f"clients must be {partition.sizes.size}, the number of natural groups with at least "
-            f"{options.get('min_size', 1)} samples, got {clients}"
+            f"{min_size} samples, got {clients}"
         )
     return partition
 
@@ -69,58 +77,7 @@ def _matched(
     return matched(labels, clients, theta=theta, features=used, **options)
 
 
-FORMS: dict[str, Form] = {
-    "iid": Form("iid", iid, {}, 0, expected_none),
-    "ll": Form(
-        "ll(t, f[, min_per_class])",
-        limit_label,
-        {"labels_per_client": int, "fraction": float, "min_per_class": int},
-        2,
-        expected_ll,
-    ),
-    "ll_q": Form(
-        "ll_q(t, q)",
-        limit_label_q,
-        {"labels_per_client": int, "q": float},
-        2,
-        expected_ll_q,
-    ),
-    "q": Form("q(q)", q_sampler, {"q": float}, 1, expected_q),
-    "emd": Form(
-        "emd(target[, in_turn[, min_per_class]])",
-        limit_label_emd,
-        {"emd": float, "in_turn": read_switch("in_turn"), "min_per_class": int},
-        1,
-        expected_target,
-    ),
-    "robin_hood": Form(
-        "robin_hood(target[, tolerance])",
-        robin_hood,
-        {"emd": float, "tolerance": float},
-        1,
-        expected_target,
-    ),
-    "dirichlet": Form(
-        "dirichlet(alpha[, min_size[, balanced]])",
-        dirichlet,
-        {"alpha": float, "min_size": int, "balanced": read_switch("balanced")},
-        1,
-        expected_dirichlet,
-    ),
-    "dirichlet_classes": Form("dirichlet_classes(alpha)", dirichlet_classes, {"alpha": float}, 1),
-    "shards": Form("shards[(each)]", shards, {"shards_per_client": int}, 0),
-    "label_sets": Form("label_sets(t)", label_sets, {"labels_per_client": int}, 1),
-    "quantity": Form("quantity(alpha)", quantity, {"alpha": float}, 1, expected_none),
-    "power_law": Form("power_law(a)", power_law, {"exponent": float}, 1, expected_none),
-    "matched": Form(
-        "matched(mu, lambda[, theta])",
-        _matched,
-        {"mu": float, "lam": float, "theta": float},
-        2,
-        inputs=("features",),
-    ),
-    "natural": Form("natural[(min_size)]", _natural, {"min_size": int}, 0, inputs=("groups",)),
-}
+_NAMED = (robin_hood, dirichlet, dirichlet_classes, shards, label_sets, quantity, power_law)
 
 SAMPLERS: Registry[Callable[..., Partition]] = Registry(
     "sampler",
@@ -128,13 +85,44 @@ SAMPLERS: Registry[Callable[..., Partition]] = Registry(
     fits=lambda value: takes(value, (0,), 1, seed=0),
     makes=lambda: (Partition,),
     group="fedjax_sim.partitions",
-    own={name: form.sampler for name, form in FORMS.items()},
+    own={
+        "iid": iid,
+        "ll": limit_label,
+        "ll_q": limit_label_q,
+        "q": q_sampler,
+        "emd": limit_label_emd,
+        **{own.__name__: own for own in _NAMED},
+        "matched": _matched,
+        "natural": _natural,
+    },
 )
 """Samplers by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
+EXPECTED: Mapping[str, Callable[..., float | None]] = {
+    "ll": expected_ll,
+    "ll_q": expected_ll_q,
+    "q": expected_q,
+    "dirichlet": expected_dirichlet,
+    **dict.fromkeys(("emd", "robin_hood"), expected_target),
+    **dict.fromkeys(("iid", "quantity", "power_law"), expected_none),
+}
+"""``(classes, clients, **arguments) -> EMD`` on balanced labels, or None if unknown, by sampler."""
 
-class Sample(Protocol):
-    """A sampler with its settings, returned by :func:`fedjax_sim.partition.parse_sampler`."""
+
+@dataclass(frozen=True)
+class Sample:
+    """A sampler with its settings, returned by :func:`fedjax_sim.partition.parse_sampler`.
+
+    Attributes:
+        sampler: a key of ``SAMPLERS``, or the place of a sampler to import.
+        options: its keyword arguments.
+
+    >>> Sample("ll", {"labels_per_client": 1})(np.arange(180) % 2, 2, 0).name
+    'll(1, 1)'
+    """
+
+    sampler: str
+    options: Mapping[str, Any]
 
     def __call__(
         self,
@@ -154,6 +142,13 @@ class Sample(Protocol):
             groups: ``int[n]``, natural group of each sample, for samplers that use it.
             features: ``int[n]`` of each categorical feature by name, for samplers that use them.
         """
+        name, sampler = SAMPLERS.resolve(self.sampler)
+        available = {"groups": groups, "features": features}
+        inputs = {key: available[key] for key in form_of(name, sampler).inputs}
+        partition: Any = sampler(labels, clients, seed=seed, **self.options, **inputs)
+        if not isinstance(partition, Partition):
+            raise ValueError(f"{name} must return a Partition, got {type(partition).__name__}")
+        return partition
 
 
 def parse_sampler(text: str) -> tuple[str, Sample]:
@@ -179,34 +174,7 @@ def parse_sampler(text: str) -> tuple[str, Sample]:
         ('ll', [90, 90])
     """
     name, options = parse_form(text)
-    return name, bind_sampler(name, options)
-
-
-def bind_sampler(name: str, options: Mapping[str, Any]) -> Sample:
-    """Binds keyword arguments to a sampler of ``SAMPLERS``, which may take groups and features.
-
-    >>> bind_sampler("ll", {"labels_per_client": 1})(np.arange(180) % 2, 2, 0).name
-    'll(1, 1)'
-    """
-    name, sampler = SAMPLERS.resolve(name)
-    form = form_of(name, sampler)
-
-    def sample(
-        labels: ArrayLike,
-        clients: int | None,
-        seed: int,
-        *,
-        groups: ArrayLike | None = None,
-        features: Mapping[str, ArrayLike] | None = None,
-    ) -> Partition:
-        available = {"groups": groups, "features": features}
-        inputs = {key: available[key] for key in form.inputs}
-        partition: Any = sampler(labels, clients, seed=seed, **options, **inputs)
-        if not isinstance(partition, Partition):
-            raise ValueError(f"{name} must return a Partition, got {type(partition).__name__}")
-        return partition
-
-    return sample
+    return name, Sample(name, options)
 
 
 def expected_emd(text: str, classes: int, clients: int) -> float | None:
@@ -232,8 +200,7 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
         0.86
     """
     name, options = parse_form(text)
-    expected = form_of(name, SAMPLERS.resolve(name)[1]).expected
-    return None if expected is None else expected(classes, clients, **options)
+    return EXPECTED[name](classes, clients, **options) if name in EXPECTED else None
 
 
 def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
@@ -254,15 +221,10 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
         raise _not_understood(text, list(SAMPLERS.items())) from error
     form = form_of(name, sampler)
     try:
-        return name, read_options(form.arguments, call, 0 if bare else form.required)
+        return name, read_options(form, call, bare=bare)
     except (ValueError, KeyError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error
-
-
-def form_of(name: str, sampler: Callable[..., Partition]) -> Form:
-    """Returns the text form of a sampler, made from the signature for a user's sampler."""
-    return form_from_signature(name, sampler) if SAMPLERS.is_foreign(name) else FORMS[name]
 
 
 def _not_understood(

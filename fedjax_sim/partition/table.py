@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base.brief import Text, brief
 from fedjax_sim.base.files import read_npz, write_npz
-from fedjax_sim.base.words import shortened
+from fedjax_sim.base.words import array_type, shortened
 
 LABELS = ("labels", "samples", "dataset")  # entries of a file that identify its labels
 LAST = int(np.iinfo(np.int32).max)  # the largest position
@@ -47,6 +47,11 @@ class Partition:
         """Positions of each client: N views ``int32[n_k]`` of ``index``."""
         return np.split(self.index, self.start[1:-1])
 
+    def check_unshared(self, advice: str) -> None:
+        """Raises ValueError if a sample may occur more than once."""
+        if self.repeats:
+            raise ValueError(f"partition must have every sample once: {advice}")
+
     def __repr__(self) -> str:
         sizes = self.sizes
         spread = Text(f"{sizes.min()} to {sizes.max()}") if len(sizes) else None
@@ -76,8 +81,8 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
     for client, own in enumerate(arrays):
         if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):
             raise ValueError(
-                f"lists must have integer positions [n_k] for every client, got {own.dtype} "
-                f"{list(own.shape)} for client {client}"
+                f"lists must have integer positions [n_k] for every client, got {array_type(own)} "
+                f"for client {client}"
             )
         # One by one, as an empty list is float64, and int64 with uint64 would become float64.
         if own.size and not 0 <= own.min() <= own.max() <= LAST:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Count, Metric, Sums, Task
+from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, mean_known, ratio
 from fedjax_sim.tasks.tally import MOST_RANKED, WIN_BITS, Tally, rank_wins, tally
@@ -78,9 +79,7 @@ class classification(Task):
 
     def check(self, name: str, y: Any) -> None:
         if y.ndim != 1 or not jnp.issubdtype(y.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} must be integers [n], the classes, got {y.dtype} {list(y.shape)}"
-            )
+            raise ValueError(f"{name} must be integers [n], the classes, got {array_type(y)}")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.classes:
             raise ValueError(

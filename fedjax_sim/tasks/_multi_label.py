@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Count, Metric, Sums, Task
+from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import sigmoid_cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
 
@@ -63,8 +64,7 @@ class multi_label(Task):
         whole = y.dtype == bool or jnp.issubdtype(y.dtype, jnp.integer)
         if y.shape[1:] != (self.labels,) or not whole:
             raise ValueError(
-                f"{name} must be bool, or integers 0 and 1, [n, {self.labels}], got {y.dtype} "
-                f"{list(y.shape)}"
+                f"{name} must be bool, or integers 0 and 1, [n, {self.labels}], got {array_type(y)}"
             )
         if y.min() < 0 or y.max() > 1:
             raise ValueError(f"{name} must be 0 or 1, got {y.min()} to {y.max()}")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Count, Metric, Sums, Task
+from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
 
@@ -60,9 +61,7 @@ class next_token(Task):
 
     def check(self, name: str, y: Any) -> None:
         if y.ndim != 2 or not jnp.issubdtype(y.dtype, jnp.integer):
-            raise ValueError(
-                f"{name} must be integers [n, T], the tokens, got {y.dtype} {list(y.shape)}"
-            )
+            raise ValueError(f"{name} must be integers [n, T], the tokens, got {array_type(y)}")
         wrong = (y != self.ignore) & ((y < 0) | (y >= self.vocabulary))
         if wrong.any():
             raise ValueError(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Count, Metric, Sums, Task
+from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import squared_error
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 
@@ -60,7 +61,7 @@ class regression(Task):
         shapes = ((), (1,)) if self.targets == 1 else ((self.targets,),)
         if y.shape[1:] not in shapes or not jnp.issubdtype(y.dtype, jnp.floating):
             wanted = "[n] or [n, 1]" if self.targets == 1 else f"[n, {self.targets}]"
-            raise ValueError(f"{name} must be floats {wanted}, got {y.dtype} {list(y.shape)}")
+            raise ValueError(f"{name} must be floats {wanted}, got {array_type(y)}")
         if not np.isfinite([y.min(), y.max()]).all():  # NaN is both
             raise ValueError(f"{name} must be finite, got {y.min()} to {y.max()}")
 

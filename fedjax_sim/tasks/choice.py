@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks._multi_label import multi_label
 from fedjax_sim.tasks._regression import regression
 
@@ -56,15 +57,14 @@ def task_of(y: NDArray[Any]) -> Task | None:
         return regression(1 if flat else y.shape[1])
     raise ValueError(
         "y must be integers [n] for classes, floats [n] or [n, D] for regression, or bool [n, L] "
-        f"for multi-label, unless a task is given; got {y.dtype} {list(y.shape)}"
+        f"for multi-label, unless a task is given; got {array_type(y)}"
     )
 
 
 def _ambiguous(what: str, y: NDArray[Any], *tasks: str) -> ValueError:
     ways = " or ".join(f"task={task}" for task in tasks)
     return ValueError(
-        f"y must be of one task, got {what}, {y.dtype} {list(y.shape)}, which may be of several: "
-        f"give {ways}"
+        f"y must be of one task, got {what}, {array_type(y)}, which may be of several: give {ways}"
     )
 
 

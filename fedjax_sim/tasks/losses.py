@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array
+from fedjax_sim.base.words import array_type
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
@@ -27,8 +28,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
             f"cross_entropy must have an integer for each row of logits {list(logits.shape)}, got "
-            f"labels {labels.dtype} {list(labels.shape)}: empirical_risk(model, task.loss) has a "
-            "task's own loss"
+            f"labels {array_type(labels)}: empirical_risk(model, task.loss) has a task's own loss"
         )
     log_p = jax.nn.log_softmax(logits)
     # A product with the one-hot label: a gather's gradient is a scatter, slow on every backend.
