@@ -22,7 +22,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import OF_FOLDS
-from fedjax_sim.cli.reporting.tables import Table
+from fedjax_sim.cli.reporting.tables import Best, Table
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
@@ -203,7 +203,7 @@ def _show_plan(study: Study) -> None:
 
 def _shown(found: Table) -> str:
     """The table for the terminal; * is the best."""
-    lines = [[cell.text + "*" * cell.best for cell in row] for row in found.rows]
+    lines = [[cell + "*" * isinstance(cell, Best) for cell in row] for row in found.rows]
     return aligned([found.head, *lines])
 
 

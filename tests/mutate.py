@@ -1124,7 +1124,7 @@ MUTANTS = [
     Mutant("cli/dealing.py", "if not 0 < emd >= least:", "if not 0 < emd:", OWNED),
     Mutant("cli/build.py", '"personal": problem.own', '"personal": False', OWNED),
     Mutant("cli/problem.py", "own = len(mine) == len(tests)", "own = False", OWNED),
-    Mutant("cli/local.py", "np.isin(sizes, some[:first])", "sizes < first", OWNED),
+    Mutant("cli/training.py", "np.isin(sizes, some[:first])", "sizes < first", OWNED),
     Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",
@@ -1197,8 +1197,8 @@ MUTANTS = [
     Mutant("data/cells.py", 'if "_" in text:', 'if "__" in text:', tests("own_data")),
     Mutant("tasks/choice.py", "different, np.round(different)", "different, 0", tests("datasets")),
     # settings of local training
-    Mutant("cli/local.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
-    Mutant("cli/local.py", "rounds_of(made, rounds))", "rounds)", FLAGS),
+    Mutant("cli/training.py", "optax.add_decayed_weights(decay), made", "made", FLAGS),
+    Mutant("cli/training.py", "rounds_of(made, rounds))", "rounds)", FLAGS),
     Mutant("cli/rates.py", "1 / rounds, 1.0", "0.0, 1.0", FLAGS),
     # texts of calls
     Mutant("base/calls.py", "math.prod(counts)", "sum(counts)", CALLS),
@@ -1586,6 +1586,10 @@ MUTANTS = [
     ),
     Mutant("cli/flags.py", "value > LARGEST", "False", tests("flags")),
     Mutant("cli/flags.py", "value < -LARGEST", "False", tests("sizes")),
+    Mutant("base/ranges.py", "value > self.least if", "value >= self.least if", tests("ranges")),
+    Mutant("base/ranges.py", "value < self.most if", "value <= self.most if", tests("ranges")),
+    Mutant("base/ranges.py", "int in members and", "False and", tests("ranges")),
+    Mutant("base/parts.py", "reversed(cls.__mro__)", "[cls]", tests("ranges")),
     Mutant("base/ranges.py", "abs(value) > LARGEST", "False", tests("sizes")),
     Mutant("engine/memory.py", "0 < available < size", "False", tests("sizes") + " -k=copies"),
     Mutant("cli/processes.py", "processes <= MOST_PROCESSES", "processes", tests("sizes")),

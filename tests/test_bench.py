@@ -29,10 +29,10 @@ from fedjax_sim.cli import running
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import documented
-from fedjax_sim.cli.local import augmentations
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.partitioning import command
+from fedjax_sim.cli.preparing import augmentations
 from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.summary import privacy_spent, pull_of, remarks, show
 from fedjax_sim.client.local import local_sgd

@@ -17,9 +17,9 @@ from fedjax_sim.cli import dealing
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import Source, deal_seeds
 from fedjax_sim.cli.defaults import TABLE, defaults_of
-from fedjax_sim.cli.local import without_steps
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.summary import remarks
+from fedjax_sim.cli.training import without_steps
 from fedjax_sim.data import DATASETS, Dataset, from_arrays
 from fedjax_sim.partition import parse_sampler, partition_from_lists
 

@@ -23,9 +23,8 @@ from oracle import Layers, layers_of, loss_and_gradient
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli.build import Setup, build
-from fedjax_sim.cli.local import make_local, rounds_of, scheduled
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.training import Training
+from fedjax_sim.cli.training import Training, make_local, rounds_of, scheduled
 from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run.identity import digest
 from fedjax_sim.run.programs import Programs
@@ -238,9 +237,9 @@ REFUSED = {
     "--lora 2 --algo fedavg(weight_decay=0.1)": "--weight-decay is for models without --lora",
     "--lr-schedule foo": "--lr-schedule: must be constant, or one of cosine(end), linear(end), ",
     "--lr-schedule cosine*": "--lr-schedule: must be constant, or one of ",
-    "--lr-schedule cosine(1)": "--lr-schedule: cosine(1): end must be a number at least 0 and be",
+    "--lr-schedule cosine(1)": "--lr-schedule: cosine(1): end must be in [0, 1), got 1",
     "--lr-schedule exponential": "--lr-schedule: exponential: exponential() must be written exp",
-    "--lr-schedule warmup(1)": "--lr-schedule: warmup(1): rounds must be a whole number at least 2",
+    "--lr-schedule warmup(1)": "--lr-schedule: warmup(1): rounds must be at least 2, got 1",
     "--lr-schedule step(0.1,4,2)": (
         "--lr-schedule: step(0.1,4,2): rounds must be in order, got 4, 2"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights, server_sgd
-from fedjax_sim.base import LocalUpdate, Model, NonNegative
+from fedjax_sim.base import Decay, LocalUpdate, Model, NonNegative, Positive
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import finish
 
@@ -116,8 +116,8 @@ def ozdayi(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 1.0,
-    server_momentum: float = 0.9,
+    server_lr: Positive = 1.0,
+    server_momentum: Decay = 0.9,
     threshold: float = 2.0,
     literal_signs: bool = False,
     backwards: bool = False,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Schedule
+from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Natural, Positive, Schedule
 from fedjax_sim.client import corrections
 from fedjax_sim.plan import schedule
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
-from fedjax_sim.server.preaggregation._staleness import Fading
+from fedjax_sim.server.preaggregation._staleness import StalenessDecay
 
 MAX_STALENESS = 16
 """Default bound on the sampled staleness."""
@@ -22,8 +22,8 @@ def fedasync(
     clients_per_round: int,
     buffer_size: int = 1,
     alpha: float = 0.6,
-    max_staleness: int | None = None,
-    decay: Fading = "polynomial",
+    max_staleness: Natural | None = None,
+    decay: StalenessDecay = "polynomial",
     slope: float | None = None,
     grace: float = 4.0,
     mu: float = 0.005,
@@ -93,8 +93,6 @@ def _arrivals(
             f"max_staleness must be None with a clock, which determines the staleness, got "
             f"{max_staleness}"
         )
-    if max_staleness is not None and max_staleness < 0:
-        raise ValueError(f"max_staleness must be at least 0, got {max_staleness}")
     if clock is None:
         oldest = MAX_STALENESS if max_staleness is None else max_staleness
         factor = clients_per_round / buffer_size
@@ -108,11 +106,11 @@ def fedbuff(
     *,
     clients_per_round: int,
     buffer_size: int = 1,
-    server_lr: float = 1.0,
-    decay: Fading = "polynomial",
+    server_lr: Positive = 1.0,
+    decay: StalenessDecay = "polynomial",
     slope: float | None = None,
     grace: float = 4.0,
-    max_staleness: int | None = None,
+    max_staleness: Natural | None = None,
     clock: Clock | None = None,
 ) -> Algorithm:
     r"""FedBuff: the server updates as soon as K of m concurrent clients have returned.

@@ -8,8 +8,8 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import check_server_lr, client_weights, server_sgd
-from fedjax_sim.base import LocalUpdate
+from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.base import Decay, LocalUpdate, Positive
 from fedjax_sim.engine import optimizers
 from fedjax_sim.round import Algorithm, compose
 
@@ -110,8 +110,8 @@ def fedavgm(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 1.0,
-    server_momentum: float = 0.9,
+    server_lr: Positive = 1.0,
+    server_momentum: Decay = 0.9,
 ) -> Algorithm:
     r"""FedAvgM: FedAvg with server momentum.
 
@@ -149,7 +149,7 @@ def fedadagrad(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 0.1,
+    server_lr: Positive = 0.1,
     beta1: float = 0.0,
     tau: float = 1e-3,
     v0: float | None = None,
@@ -178,16 +178,11 @@ def fedadagrad(
     """
     if variant == "optax" and beta1:
         raise ValueError(f"beta1 must be 0 with variant 'optax', got {beta1}")
-    rule = (
-        optax.adagrad(server_lr, eps=tau)
-        if _is_optax(variant, server_lr, v0)
-        else optimizers.adagrad(server_lr, beta1=beta1, tau=tau, v0=v0)
-    )
-    return compose(
-        local,
-        clients_per_round,
-        server=server.optimizer(rule),
-    )
+    if _is_optax(variant, v0):
+        rule = optax.adagrad(server_lr, eps=tau)
+    else:
+        rule = optimizers.adagrad(server_lr, beta1=beta1, tau=tau, v0=v0)
+    return compose(local, clients_per_round, server=server.optimizer(rule))
 
 
 @method
@@ -195,7 +190,7 @@ def fedadam(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 0.03,
+    server_lr: Positive = 0.03,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,
@@ -222,16 +217,11 @@ def fedadam(
     Note:
         The variant "optax" is ``optax.adam``, as in FedJAX; it corrects the bias of both moments.
     """
-    rule = (
-        optax.adam(server_lr, beta1, beta2, tau)
-        if _is_optax(variant, server_lr, v0)
-        else optimizers.adam(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
-    )
-    return compose(
-        local,
-        clients_per_round,
-        server=server.optimizer(rule),
-    )
+    if _is_optax(variant, v0):
+        rule = optax.adam(server_lr, beta1, beta2, tau)
+    else:
+        rule = optimizers.adam(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
+    return compose(local, clients_per_round, server=server.optimizer(rule))
 
 
 @method
@@ -239,7 +229,7 @@ def fedyogi(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 0.03,
+    server_lr: Positive = 0.03,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,
@@ -266,23 +256,17 @@ def fedyogi(
     Note:
         The variant "optax" is ``optax.yogi``; it corrects the bias of both moments.
     """
-    rule = (
-        optax.yogi(server_lr, beta1, beta2, tau)
-        if _is_optax(variant, server_lr, v0)
-        else optimizers.yogi(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
-    )
-    return compose(
-        local,
-        clients_per_round,
-        server=server.optimizer(rule),
-    )
+    if _is_optax(variant, v0):
+        rule = optax.yogi(server_lr, beta1, beta2, tau)
+    else:
+        rule = optimizers.yogi(server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
+    return compose(local, clients_per_round, server=server.optimizer(rule))
 
 
-def _is_optax(variant: Variant, server_lr: float, v0: float | None) -> bool:
+def _is_optax(variant: Variant, v0: float | None) -> bool:
     """Checks the settings of an adaptive server optimiser; returns whether it is optax's own."""
     if variant not in ("reddi", "optax"):
         raise ValueError(f"variant must be 'reddi' or 'optax', got {variant!r}")
-    check_server_lr(server_lr)
     if variant == "optax" and v0 is not None:
         raise ValueError(f"v0 must be None with variant 'optax', got {v0}")
     return variant == "optax"

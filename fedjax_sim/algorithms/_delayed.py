@@ -9,8 +9,15 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import check_server_lr
-from fedjax_sim.base import Count, LocalUpdate, Objective, Selection, Server, concrete
+from fedjax_sim.base import (
+    Count,
+    Fraction,
+    LocalUpdate,
+    Objective,
+    Positive,
+    Selection,
+    Server,
+)
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
@@ -96,14 +103,14 @@ def radfed(
     *,
     clients_per_round: int,
     redistribution_rounds: Count = 5,
-    active_clients: int | None = None,
+    active_clients: Count | None = None,
     importance: Kind | None = None,
     gamma: float = 0.9,
     initial_scores: InitialScores = "gradient",
     mu: float = 0.0,
-    alpha: float = 1.0,
+    alpha: Fraction = 1.0,
     server_optimizer: ServerOptimizer | None = None,
-    server_lr: float = 0.1,
+    server_lr: Positive = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,
@@ -150,7 +157,7 @@ def radfed(
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithms 1 and 2; section III-A for active_clients.
     """
-    if active_clients is not None and not 1 <= active_clients <= clients_per_round:
+    if active_clients is not None and active_clients > clients_per_round:
         raise ValueError(f"active_clients must be in 1..{clients_per_round}, got {active_clients}")
     draws: Selection = selection.uniform(active=active_clients)
     if importance is not None:
@@ -181,9 +188,6 @@ def _server_step(
         return server.mix(alpha)
     if name not in ADAPTIVE:
         raise ValueError(f"server_optimizer must be one of {', '.join(ADAPTIVE)}, got {name!r}")
-    if concrete(alpha) and not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be in (0, 1], got {alpha}")
-    check_server_lr(server_lr)
     if name == "adagrad":
         del settings["beta2"]
     return server.optimizer(optax.chain(optax.scale(alpha), ADAPTIVE[name](server_lr, **settings)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import LocalUpdate
+from fedjax_sim.base import Decay, LocalUpdate, Positive
 from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange, schedule, selection
 from fedjax_sim.round import Algorithm, compose
@@ -19,8 +19,8 @@ def diloco(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    server_lr: float = 0.7,
-    server_momentum: float = 0.9,
+    server_lr: Positive = 0.7,
+    server_momentum: Decay = 0.9,
 ) -> Algorithm:
     r"""DiLoCo: clients keep their optimiser state; the server applies Nesterov momentum.
 
@@ -67,8 +67,8 @@ def streaming_diloco(
     *,
     clients_per_round: int,
     fragments: int = 2,
-    server_lr: float = 0.7,
-    server_momentum: float = 0.9,
+    server_lr: Positive = 0.7,
+    server_momentum: Decay = 0.9,
 ) -> Algorithm:
     r"""Streaming DiLoCo: synchronises one fragment of the model per round, in turn.
 

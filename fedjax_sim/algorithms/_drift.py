@@ -62,7 +62,7 @@ def scaffold(
     *,
     clients_per_round: int,
     option: corrections.Option = 2,
-    server_lr: float = 1.0,
+    server_lr: Positive = 1.0,
 ) -> Algorithm:
     r"""SCAFFOLD: control variates correct every local step for client drift.
 
@@ -255,7 +255,7 @@ def fedadmm(
     *,
     clients_per_round: int,
     rho: Positive = 0.01,
-    server_lr: float | None = None,
+    server_lr: Positive | None = None,
 ) -> Algorithm:
     r"""FedADMM: clients take primal and dual ADMM steps; the server adds the changes of both.
 

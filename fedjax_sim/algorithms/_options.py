@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.base import Server, Weighting, concrete
+from fedjax_sim.base import Server, Weighting
 from fedjax_sim.server import weighting
 
 
@@ -17,18 +17,5 @@ def client_weights(equal_weights: bool) -> Weighting:
 def server_sgd(
     server_lr: float, server_momentum: float | None = None, *, nesterov: bool = False
 ) -> Server:
-    """Returns SGD on the mean update.
-
-    Raises:
-        ValueError: if server_lr is not positive or server_momentum is not in [0, 1).
-    """
-    check_server_lr(server_lr)
-    if server_momentum is not None and concrete(server_momentum) and not 0 <= server_momentum < 1:
-        raise ValueError(f"server_momentum must be in [0, 1), got {server_momentum}")
+    """Returns SGD on the mean update."""
     return server.optimizer(optax.sgd(server_lr, server_momentum, nesterov))
-
-
-def check_server_lr(server_lr: float) -> None:
-    """Raises ValueError if server_lr is known and not positive."""
-    if concrete(server_lr) and not server_lr > 0:
-        raise ValueError(f"server_lr must be positive, got {server_lr}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import LocalUpdate, PreAggregation
+from fedjax_sim.base import Decay, LocalUpdate, Positive, PreAggregation
 from fedjax_sim.plan import schedule, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
@@ -103,8 +103,8 @@ def dp_ftrl(
     clients_per_round: int,
     clip: float = 1.0,
     noise_multiplier: float = 1.0,
-    server_lr: float = 1.0,
-    server_momentum: float = 0.0,
+    server_lr: Positive = 1.0,
+    server_momentum: Decay = 0.0,
     bands: int | None = None,
 ) -> Algorithm:
     r"""DP-FTRL: clients participate in turn; the noise of the summed updates grows only like log t.

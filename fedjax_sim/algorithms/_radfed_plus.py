@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._delayed import ServerOptimizer, radfed
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Objective
+from fedjax_sim.base import LocalUpdate, Objective, Positive
 from fedjax_sim.client.reports import Kind
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm
@@ -131,7 +131,7 @@ def radfeda(
     clients_per_round: int,
     redistribution_rounds: int = 5,
     server_optimizer: ServerOptimizer = "adam",
-    server_lr: float = 0.1,
+    server_lr: Positive = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,

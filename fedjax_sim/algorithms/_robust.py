@@ -7,7 +7,7 @@ from typing import Literal
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights
-from fedjax_sim.base import Aggregator, LocalUpdate, Objective, PreAggregation
+from fedjax_sim.base import Aggregator, LocalUpdate, Minority, Objective, PreAggregation
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import aggregators, preaggregation
@@ -30,7 +30,7 @@ def robust(
     *,
     clients_per_round: int,
     aggregator: Rule = "coordinate_median",
-    byzantine: float = 0.2,
+    byzantine: Minority = 0.2,
     mixing: Mixing | None = None,
     bucket_size: int = 2,
     clip: float | None = None,
@@ -91,8 +91,6 @@ def robust(
         >>> problem.accuracy(attacked, rounds=3) > 0.8  # aggregated by the mean: 0.2
         True
     """
-    if not 0 <= byzantine < 0.5:
-        raise ValueError(f"byzantine must be in [0, 0.5), got {byzantine}")
     if mixing not in (None, "nearest", "buckets"):
         raise ValueError(f"mixing must be 'nearest', 'buckets' or None, got {mixing!r}")
     malicious = byzantine

@@ -6,7 +6,7 @@ from fedjax_sim import server
 from fedjax_sim.algorithms._averaging import fedavg
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights, server_sgd
-from fedjax_sim.base import LocalUpdate, Objective, plain_sgd
+from fedjax_sim.base import LocalUpdate, Objective, Positive, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.round import Algorithm, compose
 
@@ -128,7 +128,7 @@ def fedcm(
     lr: float,
     momentum: float,
     alpha: float = 0.1,
-    server_lr: float = 1.0,
+    server_lr: Positive = 1.0,
     equal_weights: bool = True,
 ) -> Algorithm:
     r"""FedCM: client-level momentum; local steps follow the previous cohort's mean update.

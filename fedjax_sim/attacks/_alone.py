@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.attacks._malicious import Attack
-from fedjax_sim.base import Array, PyTree, Sent, Variables
+from fedjax_sim.base import Array, Finite, FinitePositive, PyTree, Sent, Variables
 
 
 class _Alone(Attack):
@@ -47,11 +45,7 @@ class sign_flip(_Alone):
     Source: Li et al. 2019 <https://arxiv.org/abs/1811.03761>, section 5, with s = 4.
     """
 
-    scale: float = 4.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(f"scale must be positive and finite, got {self.scale}")
+    scale: FinitePositive = 4.0
 
     def forge(self, key: Array, leaf: Array) -> Array:
         return jnp.asarray(-self.scale, leaf.dtype) * leaf
@@ -72,11 +66,7 @@ class gaussian(_Alone):
     5, where the gradient itself is noise.
     """
 
-    sigma: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sigma < math.inf:
-            raise ValueError(f"sigma must be at least 0 and finite, got {self.sigma}")
+    sigma: Finite
 
     def forge(self, key: Array, leaf: Array) -> Array:
         return jnp.asarray(self.sigma, leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)

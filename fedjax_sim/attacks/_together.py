@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.attacks._malicious import Attack
-from fedjax_sim.base import Array, PyTree, Variables
+from fedjax_sim.base import Array, FinitePositive, PyTree, Variables
 from fedjax_sim.engine import tree
 
 
@@ -119,11 +119,7 @@ class ipm(Colluding):
     Source: Xie et al. 2019 <https://arxiv.org/abs/1903.03936>, section 4.
     """
 
-    epsilon: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be positive and finite, got {self.epsilon}")
+    epsilon: FinitePositive = 0.5
 
     def forge(self, key: Array, seen: Seen) -> PyTree:
         mean, _ = moments(seen.updates.params, seen.honest)

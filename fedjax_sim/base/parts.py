@@ -59,8 +59,12 @@ class Part:
         dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
         for name in hidden:
             setattr(cls, name, _Setting(name))
-        fields = [(field.name, field.type) for field in _fields(cls)]
-        cls._limits = ranges.limits(fields)
+        typed = {
+            name: (annotation, vars(sys.modules.get(base.__module__, types)))
+            for base in reversed(cls.__mro__)
+            for name, annotation in inspect.get_annotations(base).items()
+        }
+        cls._limits = ranges.limits((field.name, *typed[field.name]) for field in _fields(cls))
 
     _limits: ClassVar[ranges.Limits] = {}
 
@@ -138,7 +142,9 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
     before the function is called.
     """
     parameters = inspect.signature(factory).parameters
-    limits = ranges.limits((name, p.annotation) for name, p in parameters.items())
+    limits = ranges.limits(
+        (name, p.annotation, getattr(factory, "__globals__", {})) for name, p in parameters.items()
+    )
     order = tuple(parameters)
 
     @functools.wraps(factory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -15,7 +16,7 @@ MOST = 10_000_000
 """The largest number of those that have records of their own: clients of a round, classes."""
 
 COUNTED = ("clients_per_round", "slots", "at_work", "classes")
-"""The settings that are such numbers."""
+"""The settings that are such numbers, from 1; all other integers may be negative."""
 
 
 class Range(NamedTuple):
@@ -42,52 +43,71 @@ class Range(NamedTuple):
 
 
 Count: TypeAlias = Annotated[int, Range("at least 1", 1)]
+"""A whole number from 1."""
 Natural: TypeAlias = Annotated[int, Range("at least 0", 0)]
+"""A whole number from 0."""
 Positive: TypeAlias = Annotated[float, Range("positive", 0, open_below=True)]
+"""A number above 0."""
 NonNegative: TypeAlias = Annotated[float, Range("at least 0", 0)]
+"""A number from 0."""
 Share: TypeAlias = Annotated[float, Range("in [0, 1]", 0, 1)]
+"""A number in [0, 1]."""
 Decay: TypeAlias = Annotated[float, Range("in [0, 1)", 0, 1, open_above=True)]
+"""A number in [0, 1)."""
 Fraction: TypeAlias = Annotated[float, Range("in (0, 1]", 0, 1, open_below=True)]
+"""A number in (0, 1]."""
 Within: TypeAlias = Annotated[float, Range("in (0, 1)", 0, 1, open_below=True, open_above=True)]
-
-RANGES: Mapping[str, Any] = {
-    "Count": Count, "Natural": Natural, "Positive": Positive, "NonNegative": NonNegative,
-    "Share": Share, "Decay": Decay, "Fraction": Fraction, "Within": Within,
-}  # fmt: skip
-"""The types by name, as annotations are texts."""
+"""A number in (0, 1)."""
+Minority: TypeAlias = Annotated[float, Range("in [0, 0.5)", 0, 0.5, open_above=True)]
+"""A number in [0, 0.5)."""
+Finite: TypeAlias = Annotated[float, Range("at least 0 and finite", 0, open_above=True)]
+"""A finite number from 0."""
+FinitePositive: TypeAlias = Annotated[
+    float, Range("positive and finite", 0, open_below=True, open_above=True)
+]
+"""A finite number above 0."""
 
 Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST)
+_COUNTED = Range("at least 1", 1)
+_BUILTINS = {"int": int, "None": type(None)}
+_UNIONS = (typing.Union, types.UnionType)
 
 
-def limits(annotated: Iterable[tuple[str, Any]]) -> Limits:
-    """Returns the settings with a range among names with their annotations, in order.
+def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
+    """Returns the settings with a range among names in order, with annotations and namespaces.
 
-    >>> [*limits([("local", "LocalUpdate"), ("mu", "NonNegative")]).items()]
-    [('mu', (1, Range(words='at least 0', least=0, most=inf, open_below=False, open_above=False)))]
+    >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"][1]
+    Range(words='at least 0', least=0, most=inf, open_below=False, open_above=False)
     """
     found = {}
-    for i, (name, of) in enumerate(annotated):
-        plain = of.removesuffix(" | None") if isinstance(of, str) else ""
-        if plain in RANGES:
-            found[name] = i, RANGES[plain].__metadata__[0]
-        elif plain == "int":
-            found[name] = i, _INTEGER
+    for i, (name, of, namespace) in enumerate(annotated):
+        members = typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,)
+        if isinstance(of, str):
+            words = of.split(" | ")
+            members = tuple(_BUILTINS.get(word, namespace.get(word)) for word in words)
+        ranges = [r for m in members for r in getattr(m, "__metadata__", ()) if type(r) is Range]
+        if not ranges and int in members and {*members} <= {int, type(None)}:
+            ranges = [_COUNTED if name in COUNTED else _INTEGER]
+        if ranges:
+            found[name] = i, ranges[0]
     return types.MappingProxyType(found)
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number is out of its range; traced numbers are not checked.
+    """Raises ValueError if a number is out of its range.
 
-    >>> check(globals()["limits"]([("mu", "NonNegative")]), (-1,), {})
+    Traced numbers, and functions or None in place of a number, are not checked.
+
+    >>> check({"mu": (0, Range("at least 0", 0))}, (-1,), {})
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1
     """
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
-        if value is None or not concrete(value):
+        if value is None or callable(value) or not concrete(value):
             continue
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")

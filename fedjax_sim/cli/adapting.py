@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple
 import jax
 
 from fedjax_sim.base import LocalUpdate, Model
-from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import WHOLE_MODEL
@@ -75,7 +75,7 @@ class Weights(Group):
     )
 
     def __post_init__(self) -> None:
-        """Refuses settings of adapters that are not asked for."""
+        """Rejects settings of adapters without adapters."""
         if self.lora is not None:
             self._default("lora_alpha", float(self.lora))
             self._default("lora_variant", "fedit")
@@ -86,21 +86,19 @@ class Weights(Group):
 
 
 def started(model: Model, weights: Weights) -> Model:
-    """The model with the weights of ``--initial``, if there are some.
+    """Returns the model with the weights of ``--initial``, if given.
 
     Raises:
         ValueError: if the file does not have the model's weights; names the flag.
     """
     if weights.initial is None:
         return model
-    try:
+    with naming(f"--initial {weights.initial}", (OSError, ValueError)):
         return starting_from(model, load_weights(weights.initial, model))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--initial {weights.initial}: {error}") from error
 
 
 def adapted(model: Model, weights: Weights) -> Model:
-    """The model with the adapters of ``--lora``, if they are asked for.
+    """Returns the model with the adapters of ``--lora``, if given.
 
     Raises:
         ValueError: if it has no matrix to adapt; names the flag.
@@ -108,23 +106,21 @@ def adapted(model: Model, weights: Weights) -> Model:
     if weights.lora is None:
         return model
     made = lora(model, weights.lora, alpha=weights.lora_alpha)
-    try:
+    with naming(f"--lora {weights.lora}"):
         jax.eval_shape(made.init, jax.eval_shape(lambda: jax.random.key(0)))
-    except ValueError as error:
-        raise ValueError(f"--lora {weights.lora}: {error}") from error
     # Companions and adapted objectives move whatever has a gradient.
     return with_frozen(made, named(*_variant(weights).frozen))
 
 
 def local_of(local: LocalUpdate, weights: Weights) -> LocalUpdate:
-    """The local update that trains the adapters alone, if there are some."""
+    """Returns the local update that trains the adapters alone, if there are some."""
     if weights.lora is None:
         return local
     return local.change(trained=named(*_variant(weights).trained))
 
 
 def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
-    """The algorithm by which the adapters travel alone, if there are some.
+    """Returns the algorithm that exchanges the adapters alone, if there are some.
 
     Raises:
         ValueError: if it splits the model in a way of its own, or does not fit; names the flag.
@@ -138,14 +134,12 @@ def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
         )
     variant = _variant(weights)
     own = named(*variant.own) if variant.own else None
-    try:
+    with naming(f"--lora {weights.lora}"):
         return algorithm.replace(exchange=split(own, named(*variant.frozen)))
-    except ValueError as error:
-        raise ValueError(f"--lora {weights.lora}: {error}") from error
 
 
 def told(weights: Weights, model: Model) -> str:
-    """What is to be said of the adapters; "" for none."""
+    """Returns the line about the adapters; "" for none."""
     if weights.lora is None:
         return ""
     shapes = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -160,7 +154,7 @@ def told(weights: Weights, model: Model) -> str:
 
 
 def fingerprint(file: str | None) -> str | None:
-    """The SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 

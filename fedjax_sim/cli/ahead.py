@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.running import how_it_runs, title, what_runs
+from fedjax_sim.cli.running import experiment_of, title
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.engine.targets import ProgramReport
-from fedjax_sim.run.experiment import Experiment
 
 _COLUMNS = "{:<20}{:<9}{:>10}{:>14}{:>16}{:>10}{:>9}  {}"
 _HEAD = ("algorithm", "program", "compile s", "arguments MB", "temporaries MB", "GFLOP", "GB", "")
@@ -22,14 +21,14 @@ def compile_all(config: Config, setup: Setup) -> None:
     )
     print(_COLUMNS.format(*_HEAD).rstrip())
     for name in config.algorithms:
-        experiment = Experiment(*what_runs(name, setup), **how_it_runs(name, config, setup))
-        for program in experiment.runner().programs.compiled_ahead():
+        programs = experiment_of(name, config, setup).runner().programs
+        for program in programs.compiled_ahead():
             print(_row(name, program), flush=True)
     print(f"\n{NOTE}")
 
 
 def _row(name: str, program: ProgramReport) -> str:
-    """A line of the table.
+    """Formats a line of the table.
 
     >>> _row("fedavg", ProgramReport("start", 2.0, 10**6, 0, None, 2e9, {"all-gather": 2})).split()
     ['fedavg', 'start', '2.0', '1.0', '0.0', '-', '2.0', '2', 'all-gather']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,16 +14,13 @@ from fedjax_sim.attacks import Malicious
 from fedjax_sim.attacks._together import hidden_shift
 from fedjax_sim.base import ClientData, Sending, Task, calls
 from fedjax_sim.base.binding import argument, arguments, finder
+from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.round import Algorithm
 
 SENT: Mapping[str, Callable[..., Sending]] = {
-    "sign_flip": attacks.sign_flip,
-    "gaussian": attacks.gaussian,
-    "alie": attacks.alie,
-    "ipm": attacks.ipm,
-    "mimic": attacks.mimic,
-    "optimised": attacks.optimised,
+    name: getattr(attacks, name)
+    for name in ("sign_flip", "gaussian", "alie", "ipm", "mimic", "optimised")
 }
 """Attacks by what clients send; ``label_flip`` is one by what they learn from."""
 
@@ -58,21 +54,17 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
         text: such as ``ipm`` or ``sign_flip(scale=2)``.
 
     Raises:
-        argparse.ArgumentTypeError: if it is none; names them all.
+        ValueError: if it is none; names them all.
 
     >>> parse_attack("Optimised(mean, evaluations=8)")
     ('optimised', {'along': 'mean', 'evaluations': 8})
     """
-    try:
+    with naming(f"must be one of {forms()}, got {text!r}"):
         call = calls.as_call(calls.parse(text), text)
         name = finder("attack", {name: name for name in (*SENT, LABEL_FLIP)})(call.name)
         given = arguments(call, {p.name: p.default is p.empty for p in _parameters(name)})
         none = finder("value", dict[str, Any]())
         return name, {key: argument(SENT[name], key, node, none) for key, node in given.items()}
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be one of {forms()}, got {text!r}: {error}"
-        ) from error
 
 
 def _checked(text: str) -> str:
@@ -110,7 +102,7 @@ class Attack(Group):
     )
 
     def __post_init__(self) -> None:
-        """Refuses half an attack."""
+        """Rejects half an attack."""
         if self.attackers is None and self.attack is not None:
             raise ValueError(f"--attack {self.attack} needs --attackers, the share of the clients")
         if self.attack is None and self.attackers is not None:
@@ -118,7 +110,7 @@ class Attack(Group):
 
 
 def malicious_of(attack: Attack, clients: int) -> Malicious | None:
-    """``bool[N]``, who attacks; None for nobody.
+    """Returns ``bool[N]``, who attacks; None for nobody.
 
     Raises:
         ValueError: if the share is of no client, or of all.
@@ -135,7 +127,7 @@ def malicious_of(attack: Attack, clients: int) -> Malicious | None:
 
 
 def poisoned(attack: Attack, data: ClientData, task: Task) -> ClientData:
-    """The clients' data, of malicious ones with wrong labels if that is the attack.
+    """Returns the clients' data, with wrong labels for malicious clients if that is the attack.
 
     Raises:
         ValueError: if there are no classes; names the flag.
@@ -149,7 +141,7 @@ def poisoned(attack: Attack, data: ClientData, task: Task) -> ClientData:
 
 
 def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
-    """The algorithm with the attack as the first part of what clients send.
+    """Returns the algorithm with the attack as the first part of ``sending``.
 
     Raises:
         ValueError: if they do not fit, or a setting is out of range; names the flag.
@@ -170,15 +162,13 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     parts = algorithm.parts
     if name == "optimised":
         options |= {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
-    try:
+    with naming(f"--attack {attack.attack}"):
         part = SENT[name](malicious, **options)
         return algorithm.replace(sending=(part, *parts.sending))
-    except ValueError as error:
-        raise ValueError(f"--attack {attack.attack}: {error}") from error
 
 
 def recorded(attack: Attack, clients: int) -> dict[str, Any]:
-    """The attack and how many clients it is of; nothing without one."""
+    """Returns the attack and the number of attackers; nothing without one."""
     malicious = malicious_of(attack, clients)
     if malicious is None:
         return {}
@@ -186,7 +176,7 @@ def recorded(attack: Attack, clients: int) -> dict[str, Any]:
 
 
 def told(attack: Attack, clients: int) -> str:
-    """What is to be said of the attack; "" for none."""
+    """Returns the line about the attack; "" for none."""
     found = recorded(attack, clients)
     if not found:
         return ""

@@ -24,20 +24,21 @@ from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
-from fedjax_sim.cli.flags import flag, flagged
-from fedjax_sim.cli.local import (
-    augmentations,
+from fedjax_sim.cli.flags import flag, flagged, flagging, naming
+from fedjax_sim.cli.machine import ON_HOST, execution_of
+from fedjax_sim.cli.making import Common, make
+from fedjax_sim.cli.methods import name_of
+from fedjax_sim.cli.preparing import augmentations
+from fedjax_sim.cli.problem import Problem, make_problem, population
+from fedjax_sim.cli.training import (
+    Precision,
+    Training,
     check_steps,
     make_local,
     optimised,
     rounds_of,
     scheduled,
 )
-from fedjax_sim.cli.machine import ON_HOST, execution_of
-from fedjax_sim.cli.making import Common, make
-from fedjax_sim.cli.methods import name_of
-from fedjax_sim.cli.problem import Problem, make_problem, population
-from fedjax_sim.cli.training import Precision, Training
 from fedjax_sim.cli.written import read
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
@@ -123,23 +124,17 @@ def build(config: Config) -> Setup:
     fraction = config.scores.test_fraction
     dataset = population(loaded, split, natural=natural, test_fraction=fraction)
     score = config.scores.score or dataset.task.score
-    try:
+    with flagging("score"):
         task = scoring(dataset.task, score)
-    except ValueError as error:
-        raise flagged(error, ["score"]) from error
     asked = experiment.partition, experiment.clients
     deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
     partitions = dealing.make_partitions(experiment, deal, split, dataset)
-    try:
+    with flagging("clients", "folds", "standardise"):
         problem = make_problem(config, dataset, partitions)
-    except ValueError as error:
-        raise flagged(error, ["clients", "folds", "standardise"]) from error
     data = attacking.poisoned(config.attack, problem.data, task)
     if (each := experiment.samples_per_round) is not None:
-        try:
+        with flagging("samples_per_round"):
             data = streamed(data, each)
-        except ValueError as error:
-            raise flagged(error, ["samples_per_round"]) from error
     problem = problem._replace(data=data)
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
@@ -172,10 +167,8 @@ def build(config: Config) -> Setup:
         mine, local = training, common_local
         if config.trained[name]:
             mine = config.training_of(name)
-            try:
+            with naming(name):
                 local = local_of(mine, check=check)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
 
         def fits(made: Algorithm) -> None:
             if check:
@@ -324,8 +317,6 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
         given = with_compute_dtype(given, jnp.bfloat16)
     if key not in SCALES_ITSELF and dataset.mean is not None and dataset.std is not None:
         given = with_scaling(given, dataset.mean, dataset.std)
-    try:
+    with naming(f"--model {name}"):
         check_model(given, dataset.train_x, dataset.train_y, dataset.task)
-    except ValueError as error:
-        raise ValueError(f"--model {name}: {error}") from error
     return given

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +12,11 @@ from fedjax_sim.cli.attacking import Attack
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.defaults import by_dataset
 from fedjax_sim.cli.ending import Ending
-from fedjax_sim.cli.flags import flag, number
+from fedjax_sim.cli.flags import flag, naming, number
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.parts import Parts
-from fedjax_sim.cli.settings import Group, Instead, setting
+from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
 from fedjax_sim.partition.samplers import SAMPLERS, form_of, parse_form
@@ -24,10 +24,8 @@ from fedjax_sim.partition.samplers import SAMPLERS, form_of, parse_form
 
 def _partition(text: str) -> str:
     """Returns the text if it names a sampler or a file."""
-    try:
-        text.endswith(".npz") or parse_form(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    if not text.endswith(".npz"):
+        parse_form(text)
     return text
 
 
@@ -90,7 +88,7 @@ class Experiment(Source):
         shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
         convert=lambda text: _partition(text),
-        instead=Instead(
+        instead=(
             "--emd",
             "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
             "labels reach if that is less)",
@@ -154,7 +152,7 @@ class Preparation(Group):
     )
 
     def __post_init__(self) -> None:
-        """Refuses settings of something that is not asked for."""
+        """Rejects settings of something that was not requested."""
         if self.share_alpha is not None and self.share_beta is None:
             raise ValueError("--share-alpha is for --share-beta")
         if not self.mirror and self.fedaug is None and self.rebalance is None:
@@ -224,7 +222,7 @@ class Scores(Group):
     )
 
     def __post_init__(self) -> None:
-        """Each split has its own flags."""
+        """Rejects flags of another split."""
         if self.split == "clients":
             self._default("folds", 5)
         for name, of in (("folds", "clients"), ("test_fraction", "holdout")):
@@ -274,7 +272,7 @@ class Config:
     machine: Machine
 
     def __post_init__(self) -> None:
-        """Refuses settings of something that does not run."""
+        """Rejects settings that do not fit each other."""
         trained = [self.training, *map(self.training_of, self.algorithms)]
         for name in ("l2", "weight_decay"):
             if self.weights.lora is not None and any(getattr(one, name) for one in trained):
@@ -296,38 +294,40 @@ class Config:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """All that run, in order."""
+        """Returns all that run, in order."""
         return (self.algo, *self.compare)
 
+    def own(self, algorithm: str) -> dict[str, Any]:
+        """Returns the settings that are an algorithm's own."""
+        return {**self.options[algorithm], **self.trained[algorithm]}
+
     def training_of(self, algorithm: str) -> Training:
-        """The settings of local training that an algorithm has.
+        """Returns the settings of local training that an algorithm has.
 
         Raises:
             ValueError: if those of its own do not fit the others; names the algorithm.
         """
-        try:
+        with naming(algorithm):
             return self.training.with_own(self.trained[algorithm])
-        except ValueError as error:
-            raise ValueError(f"{algorithm}: {error}") from error
 
     def with_own(self, algorithm: str, own: Mapping[str, Any]) -> Config:
-        """The same with other values of what an algorithm has been given; they may be traced."""
+        """Returns the same with other, perhaps traced, values of an algorithm's own settings."""
         options, trained = (
-            {**given, algorithm: {key: own.get(key, value) for key, value in mine.items()}}
-            for given, mine in (
-                (self.options, self.options[algorithm]),
-                (self.trained, self.trained[algorithm]),
-            )
+            {
+                **given,
+                algorithm: {key: own.get(key, value) for key, value in given[algorithm].items()},
+            }
+            for given in (self.options, self.trained)
         )
         return dataclasses.replace(self, options=options, trained=trained)
 
     def flag_of(self, algorithm: str) -> str:
-        """The flag that named an algorithm."""
+        """Returns the flag that named an algorithm."""
         return "--algo" if algorithm == self.algo else "--compare"
 
     def record(self) -> dict[str, Any]:
-        """All settings by name, whatever their group, without places on this machine."""
-        own = {name: {**self.options[name], **self.trained[name]} for name in self.algorithms}
+        """Returns all settings by name, whatever their group, without places on this machine."""
+        own = {name: self.own(name) for name in self.algorithms}
         told: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": own}
         for name in GROUPS:
             told |= getattr(self, name).record()
@@ -335,15 +335,8 @@ class Config:
 
 
 GROUPS: Mapping[str, type[Group]] = {
-    "experiment": Experiment,
-    "preparation": Preparation,
-    "scores": Scores,
-    "training": Training,
-    "ending": Ending,
-    "timing": Timing,
-    "parts": Parts,
-    "weights": Weights,
-    "attack": Attack,
-    "machine": Machine,
+    name: hint
+    for name, hint in typing.get_type_hints(Config).items()
+    if isinstance(hint, type) and issubclass(hint, Group)
 }
 """The groups of :class:`Config`."""

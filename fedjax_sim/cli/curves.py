@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.base import Metric
-from fedjax_sim.cli.report import byte_unit, bytes_sent, digits
+from fedjax_sim.cli.report import UNITS, byte_unit, bytes_sent, digits
 from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Result
 from fedjax_sim.tasks.sums import Floats, mean_known
@@ -96,7 +96,7 @@ def draw_series(
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     scale = 100 if metric.percent else 1
-    size, unit = byte_unit(curve.sent[-1] for curve in curves if len(curve.sent))
+    size = byte_unit(curve.sent[-1] for curve in curves if len(curve.sent))
     columns = 2 if max(len(curve.name) for curve in curves) <= LEGEND else 1
     others = [name for name in curves[0].across if all(name in curve.across for curve in curves)]
     panels = 2 + len(others)
@@ -108,7 +108,7 @@ def draw_series(
             values = scale * curve.scores
             mean = mean_known(values)
             std = np.sqrt(mean_known((values - mean[:, None]) ** 2))
-            sent = curve.sent / unit
+            sent = curve.sent / UNITS[size]
             end = curve.end
             if end is None:
                 last = f"{mean[-1]:.1f} %" if metric.percent else digits(mean[-1])

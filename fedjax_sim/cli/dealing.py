@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim.cli.commands import deal_seeds
 from fedjax_sim.cli.config import Experiment, Split
-from fedjax_sim.cli.flags import flagged
+from fedjax_sim.cli.flags import flagging, naming
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import (
     SAMPLERS,
@@ -49,7 +49,7 @@ class Deal(NamedTuple):
 
 
 def takes_owners(text: str | None, dataset: Dataset) -> bool:
-    """Whether the natural clients of the data become clients."""
+    """Returns whether the natural clients of the data become clients."""
     if text is None:
         return dataset.train_client is not None
     return text.partition("(")[0].strip() == "natural"
@@ -90,10 +90,8 @@ def choose(
         return Deal("natural", None, "the default for data that name their clients")
     if dataset.task.classes is None:
         return Deal("iid", several, "the default without classes")
-    try:
+    with flagging("clients"):
         ranges = [reachable_emd(dataset.train_y, several, seed=seed) for seed in seeds]
-    except ValueError as error:
-        raise flagged(error, ["clients"]) from error
     least, most = max(low for low, _ in ranges), min(high for _, high in ranges)
     emd = EMD if most >= EMD - 1e-9 else math.floor(10 * SHARE * most + 1e-9) / 10
     if not 0 < emd >= least:
@@ -111,16 +109,17 @@ def make_partitions(
         ValueError: if the settings and the data allow none, or a user's sampler fails; names the
           flag.
     """
-    try:
+    with naming("--partition", (OSError, ValueError)):
         if deal.text.endswith(".npz"):
             name = f"{dataset.name} in --split {split}"
             partition = load_partition(deal.text, dataset.train_y, name)
             validate_partition(partition, len(dataset.train_y))
-            _check_clients(deal.clients, partition)
+            if deal.clients not in (None, found := len(partition.sizes)):
+                raise ValueError(
+                    f"the file has {found} clients, --clients is {deal.clients}: leave it out"
+                )
             return [partition]
         name, sample = parse_sampler(deal.text)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--partition: {error}") from error
     try:
         return deal_seeds(
             sample,
@@ -135,11 +134,6 @@ def make_partitions(
         if None is experiment.clients != deal.clients and str(error).startswith("--clients "):
             raise ValueError(f"{error} ({deal.clients} is the default)") from error
         raise
-
-
-def _check_clients(asked: int | None, partition: Partition) -> None:
-    if asked not in (None, found := len(partition.sizes)):
-        raise ValueError(f"the file has {found} clients, --clients is {asked}: leave it out")
 
 
 def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:

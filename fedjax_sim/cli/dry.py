@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.local import client_sizes
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.running import rounds_of, title
+from fedjax_sim.cli.training import client_sizes
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.layout import client_axes, one_run

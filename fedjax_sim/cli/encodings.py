@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 import sys
 import unicodedata
 
-_LETTERS = [  # in Unicode's order, with the sigma that ends a word
-    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa",
-    "lambda", "mu", "nu", "xi", "omicron", "pi", "rho", "sigma", "sigma", "tau", "upsilon", "phi",
-    "chi", "psi", "omega",
-]  # fmt: skip
 _PLAIN = {
-    **{chr(0x3B1 + i): name for i, name in enumerate(_LETTERS)},
-    **{chr(0x391 + i): name.capitalize() for i, name in enumerate(_LETTERS)},
     "±": "+-", "×": "x", "·": "*", "−": "-", "–": "-", "→": "->", "≤": "<=", "≥": ">=",
     "¹": "^1", "²": "^2", "³": "^3", "½": "1/2", "µ": "u",
     "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")",
@@ -43,5 +37,9 @@ def _plain(character: str) -> str:
     """
     if character in _PLAIN:
         return _PLAIN[character]
+    name = unicodedata.name(character, "")
+    if letter := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (FINAL )?(\w+)", name):
+        word = letter[3].replace("LAMDA", "LAMBDA")  # Unicode's spelling
+        return word.lower() if letter[1] == "SMALL" else word.capitalize()
     base = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
     return base or ("" if unicodedata.combining(character) else "?")

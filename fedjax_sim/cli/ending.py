@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from fedjax_sim import run
 from fedjax_sim.base import Task
+from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.client.sending import finite_only
 from fedjax_sim.engine.memory import MB
@@ -64,7 +65,7 @@ class Ending(Group):
     )
 
     def __post_init__(self) -> None:
-        """Refuses what has nothing to go by."""
+        """Rejects a rule that has no target."""
         if self.stop_at_target and self.target is None:
             raise ValueError("--stop-at-target is for --target")
 
@@ -72,7 +73,7 @@ class Ending(Group):
 def check_target(
     ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], *, own: bool
 ) -> None:
-    """Refuses a target that is no value of the score, or of a score that is not known.
+    """Rejects a target that is not a value of the score, or of a score that is not known.
 
     Args:
         ending: the settings.
@@ -125,23 +126,21 @@ def rule(ending: Ending, score: str, algorithm: Algorithm) -> run.stop.Stop | No
 
 
 def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
-    """The algorithm whose clients keep to themselves what is not finite, if that is the policy.
+    """Returns the algorithm; by the policy, its clients do not send updates that are not finite.
 
     Raises:
         ValueError: if they cannot; names the flag.
     """
     if ending.on_nan == "stop":
         return algorithm
-    try:
+    with naming(f"--on-nan {ending.on_nan}"):
         return algorithm.replace(sending=(finite_only(), *algorithm.parts.sending))
-    except ValueError as error:
-        raise ValueError(f"--on-nan {ending.on_nan}: {error}") from error
 
 
 def measured(
     ending: Ending, result: run.Result, score: str, algorithm: Algorithm
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of the target: rounds, bytes, seconds by run, null for "never"."""
+    """Returns the entries of ``summary.json`` about the target, by run; null for "never"."""
     if ending.target is None:
         return {}
     found = result.reached(score, ending.target, part=scored_set(algorithm))

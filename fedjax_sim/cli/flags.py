@@ -1,14 +1,14 @@
 """Flags of the commands, made from the signature and the docstring of a function."""
 
 import argparse
-import dataclasses
+import contextlib
 import functools
 import inspect
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Literal, NoReturn
 
 import jax
@@ -55,6 +55,14 @@ class Parser(argparse.ArgumentParser):
             end = f': use --clock "simulated(tiers(1, 2, 10), {text})"'
         raise ValueError(message.removeprefix("argument ") + end)
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Reads a value; a ValueError of its reader becomes the message."""
+        reader: Any = action.type or str
+        try:
+            return reader(arg_string)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise argparse.ArgumentError(action, str(error)) from error
+
 
 class _Version(argparse.Action):
     """Prints the versions of the package and of JAX, and ends."""
@@ -67,18 +75,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """Reads one of some values; what is none of them is left to argparse, which names them."""
-
-    values: tuple[Any, ...]
-
-    def __call__(self, text: str) -> Any:
-        return {str(value): value for value in self.values}.get(text, text)
-
-
 def flag(name: str) -> str:
-    """The flag of a parameter.
+    """Returns the flag of a parameter.
 
     >>> flag("redistribution_rounds")
     '--redistribution-rounds'
@@ -87,7 +85,7 @@ def flag(name: str) -> str:
 
 
 def flagged(error: Exception, names: Iterable[str]) -> ValueError:
-    """The error, with the parameter that it begins with called by its flag.
+    """Returns the error, with the parameter that it begins with called by its flag.
 
     >>> flagged(ValueError("clients must be at least 1, got 0"), ["clients"])
     ValueError('--clients must be at least 1, got 0')
@@ -97,10 +95,38 @@ def flagged(error: Exception, names: Iterable[str]) -> ValueError:
     return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
 
 
+@contextlib.contextmanager
+def flagging(*names: str) -> Iterator[None]:
+    """Passes a ValueError of the block on as :func:`flagged` does."""
+    try:
+        yield
+    except ValueError as error:
+        raise flagged(error, names) from error
+
+
+@contextlib.contextmanager
+def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Puts a flag, a file or a method before the message of an error of the block.
+
+    Args:
+        where: what the message is about.
+        kinds: the exceptions that become such a ValueError.
+
+    >>> with naming("--lora 4"):
+    ...     raise ValueError("no matrix to adapt")
+    Traceback (most recent call last):
+    ValueError: --lora 4: no matrix to adapt
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
 def options(
     function: Callable[..., Any], without: Container[str] = ()
 ) -> dict[str, inspect.Parameter]:
-    """The keyword parameters of a function that can be flags.
+    """Returns the keyword parameters of a function that can be flags.
 
     Args:
         function: a method or a sampler, ours or a user's.
@@ -116,7 +142,7 @@ def options(
     found = {}
     for name, parameter in keywords(function, without).items():
         try:
-            kind(parameter.annotation)
+            reader(parameter.annotation)
         except TypeError as error:
             if parameter.default is parameter.empty:
                 raise ValueError(f"{name}: {error}") from error
@@ -125,36 +151,66 @@ def options(
     return found
 
 
-def kind(hint: Any, **limits: float) -> dict[str, Any]:
-    """Returns what argparse must know of a parameter of this type.
+def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
+    """Returns what reads a value of a parameter of this type; equal readers are one.
 
     Args:
         hint: the type.
         limits: of a number, see :func:`number`.
 
-    >>> kind(int | None)["type"]("7")
-    7
-    >>> kind(Literal[1, 2])["type"]("2")
-    2
+    Raises:
+        TypeError: if no text stands for such a value.
+
+    >>> reader(int | None)("7"), reader(Literal[1, 2])("2"), reader(bool)("False")
+    (7, 2, False)
     """
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        # A command line can give one of the members: None is for a flag left out.
-        members = [
-            h for h in typing.get_args(hint) if h in PLAIN or typing.get_origin(h) is Literal
-        ]
-        (hint,) = members if len(members) == 1 else (hint,)
-    if typing.get_origin(hint) is Literal:
-        return {"choices": typing.get_args(hint), "type": _Choice(typing.get_args(hint))}
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
+    hint = _member(hint)
+    if choices := choices_of(hint):
+        return _choice(*choices)
+    if hint in (int, float):
+        return number(hint, **limits)
     if hint in PLAIN:
-        read = number(hint, **limits) if hint in (int, float) else hint
-        return {"type": read, "metavar": "N" if hint is int else "X"}
+        return _choice(True, False) if hint is bool else str
     raise TypeError(f"a parameter of type {hint} cannot be a flag: use int, float, bool or Literal")
 
 
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """Returns the values of a parameter that has one of some values; () for others."""
+    hint = _member(hint)
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def _member(hint: Any) -> Any:
+    """Returns the type in a union that a command line can give: None is for a flag left out."""
+    members = [h for h in typing.get_args(hint) if h in PLAIN or typing.get_origin(h) is Literal]
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return members[0] if union and len(members) == 1 else hint
+
+
+def kind(hint: Any, **limits: float) -> dict[str, Any]:
+    """Returns what argparse must know of a parameter of a type, see :func:`reader`."""
+    read, hint = reader(hint, **limits), _member(hint)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    choices = ",".join(map(str, choices_of(hint)))
+    return {"type": read, "metavar": f"{{{choices}}}" if choices else "N" if hint is int else "X"}
+
+
+@functools.lru_cache(maxsize=None, typed=True)  # 1 is not True
+def _choice(*values: Any) -> Callable[[str], Any]:
+    known = {str(value): value for value in values}
+    wanted = f"one of {', '.join(known)}" if len(known) > 2 else " or ".join(known)
+
+    def read(text: str) -> Any:
+        if text not in known:
+            raise ValueError(f"must be {wanted}, got {text!r}")
+        return known[text]
+
+    return read
+
+
 def documented(function: Callable[..., Any]) -> dict[str, str]:
-    """The entries of a docstring's "Args", by name.
+    """Returns the entries of a docstring's "Args", by name.
 
     >>> from fedjax_sim.algorithms import robust
     >>> documented(robust)["aggregator"]
@@ -176,11 +232,11 @@ def number(
     below: float = math.inf,
     at_most: float = math.inf,
 ) -> Callable[[str], float]:
-    """Returns an argparse type: a finite number within limits; whole ones fit in an int32.
+    """Returns what reads a finite number within limits; whole ones fit in an int32.
 
     >>> number(int, at_least=1)("0")
     Traceback (most recent call last):
-    argparse.ArgumentTypeError: must be a whole number at least 1, got '0'
+    ValueError: must be a whole number at least 1, got '0'
     """
     limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
     within = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
@@ -192,11 +248,11 @@ def number(
         except ValueError:
             value = math.nan
         if of is int and value > LARGEST:
-            raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {text[:20]}")
+            raise ValueError(f"must be at most {LARGEST}, got {text[:20]}")
         if of is int and value < -LARGEST:  # may be too large for a float
-            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text[:20]}")
+            raise ValueError(f"must be {wanted}, got {text[:20]}")
         if math.isfinite(value) and at_least <= value <= at_most and above < value < below:
             return value
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        raise ValueError(f"must be {wanted}, got {text!r}")
 
     return convert

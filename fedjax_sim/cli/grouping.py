@@ -14,13 +14,13 @@ from fedjax_sim.run.candidates import Candidates, group_candidates
 
 
 def programs(config: Config, setup: Setup) -> list[list[str]]:
-    """The algorithms by their programs, each group where its first stands.
+    """Returns the algorithms by their programs, each group where its first stands.
 
     A rule that ends a run early ends all runs of a program: with one, each has its own.
     """
     alike: dict[Any, list[str]] = {}
     for label in config.algorithms:
-        what = _settings(config, label)
+        what = config.own(label)
         own = label if ends_early(config.ending) else ""
         alike.setdefault((name_of(label), tuple(what), own), []).append(label)
     found = []
@@ -39,10 +39,6 @@ def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidate
     """Returns the algorithms of one method with their settings."""
     return Candidates(
         functools.partial(setup.varied, labels[0]),
-        [_settings(config, label) for label in labels],
+        [config.own(label) for label in labels],
         [setup.algorithms[label] for label in labels],
     )
-
-
-def _settings(config: Config, label: str) -> dict[str, Any]:
-    return {**config.options[label], **config.trained[label]}

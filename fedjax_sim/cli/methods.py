@@ -9,51 +9,63 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
+from fedjax_sim.algorithms._robust import SHARES
 from fedjax_sim.base.registry import UnknownNameError
-from fedjax_sim.cli.flags import documented, flag, kind, options
+from fedjax_sim.cli.flags import choices_of, documented, flag, kind, options
 from fedjax_sim.cli.parts import ROLES, checked
+
+NEEDS: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
+    (("gamma", "initial_scores"), {"importance": ()}),
+    (("server_lr", "beta1", "beta2", "tau", "v0"), {"server_optimizer": ()}),
+    (("beta2",), {"server_optimizer": ("adam", "yogi")}),
+    (("slope",), {"decay": ("polynomial", "hinge")}),
+    (("grace",), {"decay": ("hinge",)}),
+    (("byzantine",), {"aggregator": SHARES, "mixing": ("nearest",)}),
+    (("equal_weights",), {"aggregator": ("mean", "geometric_median"), "mixing": ("buckets",)}),
+    (("bucket_size",), {"mixing": ("buckets",)}),
+    (("clip_lr", "count_noise"), {"quantile": ()}),
+)
+"""Flags of our methods that have no effect unless an option has one of some values; () for any.
+
+They are rejected in a method that has the first of the options, see :func:`check_effects`.
+"""
 
 
 def algorithm(text: str) -> str:
-    """The name of an algorithm; case, dashes and underscores do not count.
+    """Returns the name of an algorithm; case, dashes and underscores do not count.
 
     Args:
         text: the name, or ``package.module:function``, which is its own name.
 
     Raises:
-        argparse.ArgumentTypeError: if there is none; offers names that are spelt nearly so, or the
-          method that takes that rule.
+        ValueError: if there is none; offers names that are spelt nearly so, or the method that
+          takes that rule.
 
     >>> algorithm("FedAvg"), algorithm("phase-shift")
     ('fedavg', 'phase_shift')
     >>> algorithm("gossipp")
     Traceback (most recent call last):
-    argparse.ArgumentTypeError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
+    ValueError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
     >>> algorithm("krum")
     Traceback (most recent call last):
-    argparse.ArgumentTypeError: 'krum' is no algorithm; use robust --aggregator krum
+    ValueError: 'krum' is no algorithm; use robust --aggregator krum
     """
     try:
         return ALGORITHMS.resolve(text)[0]
     except UnknownNameError as error:
         message = str(error)
-        end = f"{'' if message.endswith('?') else ';'} --list shows all"
-        raise argparse.ArgumentTypeError(_of_rule(text) or message + end) from error
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _of_rule(text: str) -> str | None:
-    """What to say of a text that is no method, but a choice of one."""
-    for name in ALGORITHMS.known:
-        for key, parameter in parameters(name).items():
-            if text in kind(parameter.annotation).get("choices", ()):
-                return f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
-    return None
+        message += f"{'' if message.endswith('?') else ';'} --list shows all"
+        for name in ALGORITHMS.known:
+            for key, parameter in parameters(name).items():
+                if text in choices_of(parameter.annotation):
+                    raise ValueError(
+                        f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
+                    ) from error
+        raise ValueError(message) from error
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    """The keyword parameters of an algorithm that are flags.
+    """Returns the keyword parameters of an algorithm that are flags.
 
     Raises:
         ValueError: if it has one without a default that cannot be a flag.
@@ -67,7 +79,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def owners_of(
     names: Iterable[str], chosen: Collection[str], taken: Collection[str]
 ) -> dict[str, list[str]]:
-    """Every parameter that is a flag, and the algorithms that have it.
+    """Returns every parameter that is a flag, and the algorithms that have it.
 
     Args:
         names: the algorithms.
@@ -114,16 +126,16 @@ def add_options(
     """
     group = parser.add_argument_group(f"flags of {', '.join(chosen)}, and their defaults there")
     for key, names in owners.items():
-        readers = {name: kind(parameters(name)[key].annotation) for name in names}
+        hints = {name: parameters(name)[key].annotation for name in names}
         first, *others = [name for name in names if name in chosen] or names[:1]
         for other in others:
-            if readers[other] != readers[first]:
+            if kind(hints[other]) != kind(hints[first]):
                 raise ValueError(
                     f"{flag(key)} takes other values for {other} than for {first}: run them one by "
                     "one, with --compare none"
                 )
-        told = readers[first]
-        if key in ROLES and "choices" in told:  # one of them, or any part of that role
+        told = kind(hints[first])
+        if key in ROLES and choices_of(hints[first]):  # one of them, or any part of that role
             told = {"type": functools.partial(checked, key), "metavar": "TEXT"}
         group.add_argument(
             flag(key),
@@ -136,7 +148,7 @@ def add_options(
 def chosen_options(
     given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """The keyword arguments of each algorithm that were given.
+    """Returns the keyword arguments of each algorithm that were given.
 
     Args:
         given: what the command line gave.
@@ -165,6 +177,51 @@ def chosen_options(
     return options
 
 
+def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Rejects a flag that does nothing in any of the algorithms that have it.
+
+    Args:
+        options: the keyword arguments of each algorithm that were given.
+
+    Raises:
+        ValueError: names the flag, the option on which it hangs and the values that it needs.
+
+    >>> check_effects({"robust": {"byzantine": 0.1}})
+    Traceback (most recent call last):
+    ValueError: robust: --byzantine is for --aggregator trimmed_mean, krum, multi_krum or caf, or \
+--mixing nearest, not coordinate_median
+    >>> check_effects({"robust": {"byzantine": 0.1, "aggregator": "krum"}})
+    """
+    for key in dict.fromkeys(key for given in options.values() for key in given):
+        told = [_complaint(name, key, given) for name, given in options.items() if key in given]
+        if None not in told:
+            raise ValueError(told[0])
+
+
+def _complaint(name: str, key: str, given: Mapping[str, Any]) -> str | None:
+    """Returns why a flag of a method has no effect; None if it has one."""
+    if name_of(name) not in ALGORITHMS.own:
+        return None
+    own = parameters(name)
+    chosen = {option: given.get(option, parameter.default) for option, parameter in own.items()}
+    for flags, wanted in NEEDS:
+        first, *_ = wanted
+        if key not in flags or first not in own:
+            continue
+        if any(chosen[o] in v if v else chosen[o] is not None for o, v in wanted.items()):
+            continue
+        words = ", or ".join(f"{flag(o)} {_either(v)}".rstrip() for o, v in wanted.items())
+        instead = f", not {chosen[first]}" if wanted[first] and chosen[first] is not None else ""
+        given_as = flag(f"no_{key}" if given[key] is False else key)
+        return f"{name}: {given_as} is for {words}{instead}"
+    return None
+
+
+def _either(words: Sequence[str]) -> str:
+    """Returns words as in "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def registered() -> list[str]:
     """Returns the entries of ``--list`` for methods that are not the package's own."""
     entries = []
@@ -182,7 +239,7 @@ def registered() -> list[str]:
 
 
 def texts(key: str, owners: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
-    """What a parameter means: each text of its owners' docstrings, and whose it is."""
+    """Returns the texts about a parameter in its owners' docstrings, and whose each is."""
     found: dict[str, list[str]] = {}
     for name, function in owners.items():
         found.setdefault(documented(function).get(key, ""), []).append(name)
@@ -195,12 +252,12 @@ def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function of a method, given its name with or without settings."""
+    """Returns the function of a method, given its name with or without settings."""
     return ALGORITHMS.resolve(name_of(name))[1]
 
 
 def name_of(label: str) -> str:
-    """The method of a text such as ``fedprox(mu=0.1)``, without its settings."""
+    """Returns the method of a text such as ``fedprox(mu=0.1)``, without its settings."""
     return label.partition("(")[0]
 
 
@@ -210,7 +267,7 @@ def _default(name: str, key: str) -> str:
 
 
 def _help(key: str, owners: Sequence[str]) -> str:
-    """A line for each meaning that the parameter has, with the defaults."""
+    """Returns a line for each meaning of the parameter, with the defaults."""
     lines = []
     for text, names in texts(key, {name: function_of(name) for name in owners}).items():
         defaults = ", ".join(f"{name} {_default(name, key)}" for name in names)

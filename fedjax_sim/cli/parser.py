@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config, Split
 from fedjax_sim.cli.defaults import defaults_of, of_method
-from fedjax_sim.cli.effects import check_effects
-from fedjax_sim.cli.flags import Parser, kind
+from fedjax_sim.cli.flags import Parser, choices_of, naming
 from fedjax_sim.cli.methods import (
     add_options,
+    check_effects,
     chosen_options,
     function_of,
     name_of,
@@ -45,7 +45,7 @@ _TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
 
 
 class _Chosen(NamedTuple):
-    """What must be known before the other flags are.
+    """The algorithms of a command line, on which its other flags depend.
 
     Attributes:
         algorithms: those that run, in order, with settings of their own.
@@ -61,7 +61,7 @@ class _Chosen(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Settings from the command line.
+    """Returns the settings of a command line.
 
     Args:
         argv: the arguments, without the program's name.
@@ -84,45 +84,28 @@ def parse(argv: Sequence[str]) -> Config:
                 raise ValueError(
                     f"{name} is for a new run; --resume {folder} goes on in its folder"
                 )
-
-        def going_on(before: list[str]) -> Config:
-            with trusting(trust):
-                return _config([*before, *others, "--resume", str(folder)])
-
-        return _going_on(folder, trust, going_on)
-    config = _config(others)
-    machine = config.machine
-    if trust and not machine.or_resume:
-        raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
-    out = machine.out
-    if out is None or not machine.or_resume or not (Path(out) / "config.json").exists():
-        return config
-    there = dataclasses.replace(config, machine=dataclasses.replace(machine, resume=out))
-    # This command line has named these modules already.
-    return _going_on(Path(out), [*trust, *imported], lambda _: there)
-
-
-def _going_on(
-    folder: Path, trust: Collection[str], config_of: Callable[[list[str]], Config]
-) -> Config:
-    """The settings of the run in a folder, as it is to go on.
-
-    Args:
-        folder: the folder.
-        trust: the modules that its names may import.
-        config_of: the settings, of the arguments that the run began with.
-
-    Raises:
-        ValueError: if the folder has no run, or another setting is not the machine's.
-    """
-    try:
-        begun = parse_folder(folder, trust)
-        before = arguments(folder)
-    except ValueError as error:
-        raise ValueError(f"--resume {folder}: {error}") from error
-    config = config_of(before)
+        begun, before = _begun(folder, trust)
+        with trusting(trust):
+            config = _config([*before, *others, "--resume", str(folder)])
+    else:
+        config = _config(others)
+        machine = config.machine
+        if trust and not machine.or_resume:
+            raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
+        out = machine.out
+        if out is None or not machine.or_resume or not (Path(out) / "config.json").exists():
+            return config
+        folder = Path(out)
+        begun, _ = _begun(folder, [*trust, *imported])  # which this command line has named already
+        config = dataclasses.replace(config, machine=dataclasses.replace(machine, resume=out))
     check_settings(folder, begun, config)
     return config
+
+
+def _begun(folder: Path, trust: Collection[str]) -> tuple[Config, list[str]]:
+    """Returns the settings of the run in a folder, and the arguments that it began with."""
+    with naming(f"--resume {folder}"):
+        return parse_folder(folder, trust), arguments(folder)
 
 
 def parse_folder(folder: Path, trust: Collection[str]) -> Config:
@@ -168,12 +151,11 @@ def _config(argv: Sequence[str]) -> Config:
 def _own(key: str, value: str, chosen: _Chosen) -> bool:
     """Returns whether a flag that is named like a role has a value of a method's own option."""
     options = [own[key] for name in chosen.names if key in (own := parameters(name))]
-    choices = [kind(option.annotation).get("choices", (value,)) for option in options]
-    return any(value in values for values in choices)
+    return any(value in (choices_of(option.annotation) or [value]) for option in options)
 
 
 def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
-    """What is scored unless told otherwise: where clients have models of their own, these too.
+    """Returns the default of ``--split``: clients' own models are scored too if there are any.
 
     A file deals the samples of the split that it was made for, which is mostly the official one.
     """
@@ -244,7 +226,7 @@ def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None
 
 
 class _List(argparse.Action):
-    """Prints the catalogue, or the entries with some words, and ends."""
+    """Prints the catalogue, or the entries with some words, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, given: Any, words: Any, *args: Any) -> None:
         del given, args

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import importlib
@@ -14,7 +13,7 @@ from fedjax_sim.base import calls
 from fedjax_sim.base.binding import build
 from fedjax_sim.base.registry import Registry, told
 from fedjax_sim.base.signatures import returned, takes
-from fedjax_sim.cli.flags import documented, flag
+from fedjax_sim.cli.flags import documented, flag, naming
 from fedjax_sim.cli.making import Common
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.round import Algorithm, compose
@@ -101,23 +100,20 @@ def public_names() -> dict[Any, str]:
 
 
 def checked(role: str, text: str) -> str:
-    """Returns the text of a part, in the same words for the same one; an argparse type.
+    """Returns the text of a part, in the same words for the same one.
 
     Raises:
-        argparse.ArgumentTypeError: if it cannot be read, or a name is unknown.
+        ValueError: if it cannot be read, or a name is unknown.
 
     >>> checked("aggregator", "krum( byzantine = 0.3)")
     'krum(byzantine=0.3)'
     """
-    try:
-        node = calls.parse(text)
-        top = [node] if isinstance(node, calls.Name) else []
-        for name in [*top, *calls.names(node)]:
-            if name.partition(".")[0] not in GIVEN:
-                registry(role).resolve(name)
-        return calls.write(node)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    node = calls.parse(text)
+    top = [node] if isinstance(node, calls.Name) else []
+    for name in [*top, *calls.names(node)]:
+        if name.partition(".")[0] not in GIVEN:
+            registry(role).resolve(name)
+    return calls.write(node)
 
 
 def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
@@ -226,7 +222,7 @@ def _role(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Parts(Group):
-    """Parts that take the place of the methods' own, see :func:`fedjax_sim.compose`."""
+    """Parts in place of the methods' own, see :func:`fedjax_sim.compose`."""
 
     title: ClassVar[str] = "parts in place of the methods' own, as calls such as 'krum(0.3)'"
 
@@ -248,7 +244,7 @@ class Parts(Group):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts that were given, by role."""
+        """Returns the texts that were given, by role."""
         return {role: text for role in ROLES if (text := getattr(self, role)) is not None}
 
     def record(self) -> dict[str, Any]:
@@ -279,8 +275,5 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
             found[role] = made(role, text, given)
         except Exception as error:  # a user's function may raise anything
             raise ValueError(f"{flag(role)} {text}: {told(error)}") from error
-    try:
+    with naming(" ".join(f"{flag(role)} {text}" for role, text in texts.items())):
         return algorithm.replace(**found)
-    except ValueError as error:
-        named = " ".join(f"{flag(role)} {text}" for role, text in texts.items())
-        raise ValueError(f"{named}: {error}") from error

@@ -1,4 +1,4 @@
-"""What becomes of the clients' training samples: shared, rebalanced, augmented, or the server's."""
+"""Changes of the clients' training samples: shared, rebalanced, augmented, or the server's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.base import Transform
 from fedjax_sim.cli.config import Preparation
-from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.flags import flag, naming
+from fedjax_sim.client.augment import fedaug_augmentations
 from fedjax_sim.data import Dataset, fedaug, rebalance, share, take_root
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition
@@ -23,11 +25,11 @@ class Prepared(NamedTuple):
 
 
 Prepare = Callable[[NDArray[Any], Partition, int], Prepared]
-"""``(y, partition, seed)``: what becomes of the clients' training samples."""
+"""``(y, partition, seed)``: returns the training samples of clients and server."""
 
 
 def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
-    """The server's samples, data sharing, rebalancing, FedAug, as far as the settings ask for them.
+    """Returns what takes the server's samples, shares, rebalances and augments as the settings say.
 
     Raises:
         ValueError: here or by what it returns, if the data do not allow a setting; names the flag.
@@ -40,16 +42,12 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
         labels, root = strata(y, dataset.task), None
         if settings.server_fraction is not None:
             size = max(1, round(settings.server_fraction * len(partition.index)))
-            try:
+            with naming("--server-fraction"):
                 partition, root = take_root(labels, partition, size, seed=seed)
-            except ValueError as error:
-                raise ValueError(f"--server-fraction: {error}") from error
         if settings.share_beta is not None:
             alpha = 1.0 if settings.share_alpha is None else settings.share_alpha
-            try:
+            with naming("--share-beta"):
                 partition = share(labels, partition, settings.share_beta, alpha, seed=seed)
-            except ValueError as error:
-                raise ValueError(f"--share-beta: {error}") from error
         if settings.rebalance is not None:
             partition = rebalance(labels, partition, settings.rebalance)
         if settings.fedaug is not None:
@@ -60,6 +58,25 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
 
 
 def unchanged(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:
-    """Clients train on what they are dealt."""
+    """Returns the samples as they are dealt."""
     del y, seed
     return Prepared(partition, None)
+
+
+def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform, ...]:
+    """Returns what alters the copies of FedAug and rebalancing.
+
+    Raises:
+        ValueError: if the data are no images; names the flag.
+    """
+    asked = [name for name in ("fedaug", "rebalance") if getattr(preparation, name) is not None]
+    if not asked:
+        return ()
+    x = dataset.train_x
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"{flag(asked[0])} is for images, uint8 [n, H, W, 1 or 3]; {dataset.name} has "
+            f"{x.dtype} {list(x.shape)}"
+        )
+    white = float(x.max())
+    return (fedaug_augmentations(x.shape[1:], white=white, mirror=preparation.mirror),)

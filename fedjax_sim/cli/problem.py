@@ -38,12 +38,12 @@ class Problem(NamedTuple):
     Attributes:
         data: the training clients.
         trained: their samples, one partition for each run or one for all.
-        test: what is reported.
-        validation: what chooses the round; None without one.
-        runs: of each run, in order, what sets it apart: its seed, and its fold if there are folds.
-        scaled: whether x is standardised already, so that the model must not scale it.
-        scored: on what the score is, in words.
+        test: samples of the reported scores.
+        runs: seed of each run, and its fold if there are folds.
+        scored: the samples of the score, in words.
         names: the names of the clients that are scored, for each run; empty if they have none.
+        validation: samples of the scores that choose the round; None without them.
+        scaled: whether x is standardised already, so that the model must not scale it.
         own: whether client k of the test set is client k of the data, scored on its own samples.
         held_out: the share of each client's samples that is the test set; None if none is.
     """
@@ -51,11 +51,11 @@ class Problem(NamedTuple):
     data: ClientData
     trained: list[Partition]
     test: EvalSet
-    validation: EvalSet | None
     runs: list[dict[str, int]]
-    scaled: bool
     scored: str
     names: list[Sequence[str]]
+    validation: EvalSet | None = None
+    scaled: bool = False
     own: bool = False
     held_out: float | None = None
 
@@ -146,9 +146,7 @@ def official(
         data=data,
         trained=trained,
         test=eval_set(dataset.test_x, dataset.test_y, parts if own else None),
-        validation=None,
         runs=[{"seed": seed} for seed in seeds],
-        scaled=False,
         scored=scored,
         names=[names_of(dataset, partition) for _, partition in _by_seed(partitions, seeds)],
         own=own,
@@ -211,12 +209,10 @@ def by_holdout(
     whose neighbours overlap: of those it is the last.
     """
     tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
-    whole, train, test = [], [], []
-    for seed, partition in _by_seed(partitions, seeds):
-        kept, held = client_holdout(partition, fraction, seed=None if tokens else seed)
-        whole.append(partition)
-        train.append(kept)
-        test.append(held)
+    by_seed = _by_seed(partitions, seeds)
+    whole = [partition for _, partition in by_seed]
+    split = [client_holdout(p, fraction, seed=None if tokens else seed) for seed, p in by_seed]
+    train, test = ([parts[i] for parts in split] for i in (0, 1))
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
         train, test = (shift_rows(role, len(dataset.train_y)) for role in (train, test))
@@ -225,7 +221,6 @@ def by_holdout(
         data=data,
         trained=trained,
         test=eval_set(x, y, test),
-        validation=None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
         scored=f"mean over {_over(test)}, each on {100 * fraction:g} % of its own samples",

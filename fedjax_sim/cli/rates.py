@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import operator
@@ -13,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.base import calls
+from fedjax_sim.base import Count, Decay, Within, calls, part
 from fedjax_sim.base.binding import build, finder
-from fedjax_sim.cli.flags import number
+from fedjax_sim.cli.flags import naming
 
 CONSTANT = "constant"
 
@@ -24,30 +23,28 @@ ByRounds = Callable[[int], optax.Schedule]
 """``rounds -> schedule``; rounds of the whole run."""
 
 
-def cosine(end: float = 0.0) -> ByRounds:
+@part
+def cosine(end: Decay = 0.0) -> ByRounds:
     """Returns a half cosine from 1 to ``end``, which it reaches after the last round."""
-    _within("end", end, float, at_least=0, below=1)
     return lambda rounds: optax.cosine_decay_schedule(1.0, rounds, end)
 
 
-def linear(end: float = 0.0) -> ByRounds:
+@part
+def linear(end: Decay = 0.0) -> ByRounds:
     """Returns a line from 1 to ``end``, which it reaches after the last round."""
-    _within("end", end, float, at_least=0, below=1)
     return lambda rounds: optax.linear_schedule(1.0, end, rounds)
 
 
-def exponential(factor: float) -> ByRounds:
+@part
+def exponential(factor: Within) -> ByRounds:
     """Returns the powers of ``factor``."""
-    _within("factor", factor, float, above=0, below=1)
     return lambda rounds: optax.exponential_decay(1.0, 1, factor)
 
 
-def step(factor: float, round: int, *later: int) -> ByRounds:
+@part
+def step(factor: Within, round: Count, *later: int) -> ByRounds:
     """Multiplies by ``factor`` at each of some rounds."""
     at = (round, *later)
-    _within("factor", factor, float, above=0, below=1)
-    for one in at:
-        _within("round", one, int, at_least=1)
     if sorted({*at}) != [*at]:
         raise ValueError(f"rounds must be in order, got {', '.join(map(str, at))}")
 
@@ -59,17 +56,12 @@ def step(factor: float, round: int, *later: int) -> ByRounds:
     return of
 
 
+@part
 def warmup(rounds: int) -> ByRounds:
     """Returns a line from 1 / ``rounds`` to 1, which it reaches in that round."""
-    _within("rounds", rounds, int, at_least=2)
+    if rounds < 2:
+        raise ValueError(f"rounds must be at least 2, got {rounds}")
     return lambda _: optax.linear_schedule(1 / rounds, 1.0, rounds - 1)
-
-
-def _within(name: str, value: Any, of: Any, **limits: float) -> None:
-    try:
-        number(of, **limits)(str(value))
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"{name} {error}") from error
 
 
 FORMS: Mapping[str, Callable[..., ByRounds]] = {
@@ -81,13 +73,13 @@ TEXTS = "cosine(end), linear(end), exponential(factor), step(factor, round, ...)
 
 
 def schedule(text: str) -> str:
-    """Returns the text of a schedule in the same words for the same one; an argparse type.
+    """Returns the text of a schedule in the same words for the same one.
 
     Args:
         text: calls of :data:`FORMS`, joined by ``*``; or "constant".
 
     Raises:
-        argparse.ArgumentTypeError: if it is none.
+        ValueError: if it is none.
 
     >>> schedule("warmup( 5 )*Cosine()"), schedule("step(0.1, 50,80)"), schedule("constant")
     ('warmup(5) * cosine', 'step(0.1, 50, 80)', 'constant')
@@ -108,7 +100,7 @@ def changes_with(text: str) -> str | None:
 
 
 def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
-    """What ``rate_by_round`` of :func:`fedjax_sim.local_sgd` takes.
+    """Returns the ``rate_by_round`` of :func:`fedjax_sim.local_sgd` that a text means.
 
     Args:
         text: of :func:`schedule`.
@@ -127,14 +119,11 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
     if text == CONSTANT:
         return None
     made: list[optax.Schedule] = []
-    for call, of in _read(text):
-        try:
-            one = of(rounds)
-        except ValueError as error:
-            raise ValueError(f"--lr-schedule {text}: {error}") from error
-        if np.all(np.asarray(one(np.arange(rounds, dtype=np.float32))) == 1):
-            raise ValueError(f"--lr-schedule {text}: {call.name} has no effect in {rounds} rounds")
-        made.append(one)
+    with naming(f"--lr-schedule {text}"):
+        for call, of in _read(text):
+            made.append(one := of(rounds))
+            if np.all(np.asarray(one(np.arange(rounds, dtype=np.float32))) == 1):
+                raise ValueError(f"{call.name} has no effect in {rounds} rounds")
 
     def product(count: Any) -> Any:
         count = jnp.asarray(count, jnp.float32)  # of strict promotion optax lacks a case
@@ -146,14 +135,8 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
 def _read(text: str) -> list[tuple[calls.Call, ByRounds]]:
     """Returns the calls of a text, and what they make."""
     find = finder("schedule", FORMS)
-    try:
+    with naming(f"must be constant, or one of {TEXTS}, or several joined by *"):
         read = [calls.as_call(node, text) for node in calls.factors(text)]
         named = [dataclasses.replace(call, name=find(call.name).__name__) for call in read]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be constant, or one of {TEXTS}, or several joined by *: {error}"
-        ) from error
-    try:
+    with naming(text):
         return [(call, build(call, find)) for call in named]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}") from error

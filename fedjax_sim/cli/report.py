@@ -24,14 +24,23 @@ def bytes_sent(evaluation: Evaluation) -> float:
     return float(evaluation.bytes_up.mean() + evaluation.bytes_down.mean())
 
 
-def byte_unit(sizes: Iterable[float]) -> tuple[str, float]:
-    """The largest unit of which the smallest size above 0 is at least one.
+def byte_unit(sizes: Iterable[float]) -> str:
+    """Returns the largest unit that is at most the smallest size above 0.
 
     >>> byte_unit([0, 41_600, 265e6])
-    ('kB', 1000.0)
+    'kB'
     """
     smallest = min((size for size in sizes if size > 0), default=MB)
-    return next(((name, unit) for name, unit in UNITS.items() if smallest >= unit), ("B", 1.0))
+    return next((name for name, unit in UNITS.items() if smallest >= unit), "B")
+
+
+def in_unit(size: float, unit: str) -> str:
+    """Writes a number of bytes in one of ``UNITS``.
+
+    >>> in_unit(41_600, "kB"), in_unit(12, "B")
+    ('41.6', '12')
+    """
+    return f"{size / UNITS[unit]:,.{0 if unit == 'B' else 1}f}"
 
 
 def measurements(
@@ -139,6 +148,29 @@ def digits(value: float, beside: float | None = None) -> str:
     return f"{value:,.{max(0, 3 - size)}f}"
 
 
+def number(value: float, metric: Metric, beside: float | None = None) -> str:
+    """Writes a score, in percent if its metric says so; a spread with the places of its mean.
+
+    >>> number(0.9123, Metric(percent=True)), number(2903.416, Metric())
+    ('91.23', '2,903')
+    """
+    return f"{100 * value:.2f}" if metric.percent else digits(value, beside)
+
+
+def with_std(mean: float, std: float, metric: Metric) -> str:
+    """Writes a mean score ± its standard deviation.
+
+    >>> with_std(0.6, 0.1, Metric(percent=True))
+    '60.00 ± 10.00'
+    """
+    return f"{number(mean, metric)} ± {number(std, metric, mean)}"
+
+
+def target_text(target: float, metric: Metric) -> str:
+    """Writes the score that is aimed at."""
+    return f"{100 * target:g} %" if metric.percent else digits(target)
+
+
 def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) -> str:
     """Two aligned tables: the score and traffic, speed and memory.
 
@@ -156,76 +188,81 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))
     moments = [m for m in ("last", "validated", "best", "mean") if f"{first['score']}_{m}" in first]
-
-    def written(value: float, beside: float) -> str:
-        return f"{100 * value:.2f}" if metric.percent else digits(value, beside)
-
-    def cell(s: Mapping[str, Any], name: str) -> str:
-        if name not in s or (s.get("own_leaves") and name != own):
-            return "-"
-        several = len(s["score_last_per_run"]) > 1
-        return written(s[name], s[name]) + (
-            f" ± {written(s[f'{name}_std'], s[name])}" if several else ""
-        )
-
-    unit = " %" if metric.percent else ""
+    unit = " %" * metric.percent
     columns = {f"{moment}{unit}": f"{first['score']}_{moment}" for moment in moments}
     own = f"personal_{first['score'].removeprefix('client_')}_last"
     if any(own in s for s in finished.values()):
         columns[f"personal{unit}"] = own
-    sent = [s[way] for s in finished.values() for way in ("bytes_up", "bytes_down")]
-    size, bytes_each = byte_unit(sent)
-    places = 0 if size == "B" else 1
+    size = byte_unit(s[way] for s in finished.values() for way in ("bytes_up", "bytes_down"))
     aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
-    aim = [f"{100 * a:g} %" if metric.percent else digits(a) for a in aims]
     timed = any("seconds" in s for s in finished.values())
-    to = [f"{what} to {text}" for text in aim for what in ("rounds", size, *["seconds"] * timed)]
-    scores = [["algorithm", *columns, f"{size} up", f"{size} down", "traffic/FedAvg",
-               *["seconds"] * timed, *to]]  # fmt: skip
-    speeds = [
-        ["algorithm", "rounds", "samples/s", "compile s", "run s", "utilisation", "XLA programs",
-         "peak MB"]
-    ]  # fmt: skip
-    for name, s in summaries.items():
-        if "diverged" in s:
-            scores.append([name, "diverged", *"-" * (len(scores[0]) - 2)])
-            continue
-        scores.append(
-            [name, *(cell(s, key) for key in columns.values()),
-             *(f"{s[way] / bytes_each:,.{places}f}" for way in ("bytes_up", "bytes_down")),
-             f"{s['traffic_ratio']:.3f}", *[digits(s["seconds"]) for _ in range(timed)],
-             *(cell for _ in aims for cell in to_target(s, bytes_each, places))]
-        )  # fmt: skip
+
+    def cell(s: Mapping[str, Any], name: str) -> str:
+        if name not in s or (s.get("own_leaves") and name != own):
+            return "-"
+        if len(s["score_last_per_run"]) == 1:
+            return number(s[name], metric)
+        return with_std(s[name], s[f"{name}_std"], metric)
+
+    def scores(s: Mapping[str, Any]) -> dict[str, str]:
+        row = {title: cell(s, key) for title, key in columns.items()}
+        row |= {f"{size} {way}": in_unit(s[f"bytes_{way}"], size) for way in ("up", "down")}
+        row["traffic/FedAvg"] = f"{s['traffic_ratio']:.3f}"
+        if timed:
+            row["seconds"] = digits(s["seconds"])
+        for aim in aims:
+            text = target_text(aim, metric)
+            row |= {f"{what} to {text}": found for what, found in to_target(s, size).items()}
+        return row
+
+    def speed(s: Mapping[str, Any]) -> dict[str, str]:
         peak = s["peak_memory_mb"]
-        speeds.append(
-            [name, str(s["rounds"]), f"{s['samples_per_second']:,.0f}",
-             f"{s['compile_seconds']:.1f}", f"{s['run_seconds']:.1f}", f"{s['utilisation']:.3f}",
-             str(s["xla_programs"] or "-"), "-" if peak is None else f"{peak:,.0f}"]
-        )  # fmt: skip
-    return "\n\n".join(aligned(rows) for rows in (scores, speeds))
+        return {
+            "rounds": str(s["rounds"]),
+            "samples/s": f"{s['samples_per_second']:,.0f}",
+            "compile s": f"{s['compile_seconds']:.1f}",
+            "run s": f"{s['run_seconds']:.1f}",
+            "utilisation": f"{s['utilisation']:.3f}",
+            "XLA programs": str(s["xla_programs"] or "-"),
+            "peak MB": "-" if peak is None else f"{peak:,.0f}",
+        }
+
+    head, *others = scores(first)
+    lost = {head: "diverged", **dict.fromkeys(others, "-")}
+    results = [
+        {"algorithm": name} | (scores(s) if name in finished else lost)
+        for name, s in summaries.items()
+    ]
+    speeds = [{"algorithm": name} | speed(s) for name, s in finished.items()]
+    tables = ([[*rows[0]], *([*row.values()] for row in rows)] for rows in (results, speeds))
+    return "\n\n".join(map(aligned, tables))
 
 
-def to_target(summary: Mapping[str, Any], unit: float, places: int) -> tuple[str, ...]:
-    """Rounds, traffic and seconds of the runs that have reached the target, and how many have.
+def to_target(summary: Mapping[str, Any], unit: str) -> dict[str, str]:
+    """Returns rounds, traffic and seconds of the runs that have reached the target, by title.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
-    >>> to_target(found, 1e6, 1)
-    ('4.0 (1 of 2)', '2.0 (1 of 2)')
+    >>> to_target(found, "MB")
+    {'rounds': '4.0 (1 of 2)', 'MB': '2.0 (1 of 2)'}
     """
-    rounds, sent = (summary[f"target_{key}_per_run"] for key in ("rounds", "bytes"))
-    seconds = summary.get("target_seconds_per_run")
-    runs, known = len(rounds), [r for r in rounds if r is not None]
-    if not known:
-        return ("not reached",) * (2 if seconds is None else 3)
-    some = f" ({len(known)} of {runs})" if len(known) < runs else ""
-    traffic = np.array([b for b in sent if b is not None]) / unit
-
-    def told(values: Any, digits: int) -> str:
-        spread = f" ± {np.std(values):,.{digits}f}" if len(values) > 1 else ""
-        return f"{np.mean(values):,.{digits}f}{spread}{some}"
-
-    cells = told(known, 1 if runs > 1 else 0), told(traffic, places)
-    return cells if seconds is None else (*cells, told([s for s in seconds if s is not None], 1))
+    found = {
+        title: summary[f"target_{key}_per_run"]
+        for title, key in (("rounds", "rounds"), (unit, "bytes"), ("seconds", "seconds"))
+        if f"target_{key}_per_run" in summary
+    }
+    runs = len(found["rounds"])
+    places = {"rounds": int(runs > 1), unit: int(unit != "B"), "seconds": 1}
+    written = {}
+    for title, per_run in found.items():
+        known = np.array([value for value in per_run if value is not None])
+        if not len(known):
+            written[title] = "not reached"
+            continue
+        known = known / UNITS.get(title, 1)
+        spread = f" ± {known.std():,.{places[title]}f}" if len(known) > 1 else ""
+        some = f" ({len(known)} of {runs})" if len(known) < runs else ""
+        written[title] = f"{known.mean():,.{places[title]}f}{spread}{some}"
+    return written
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -244,29 +281,20 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def over_seeds(reports: Sequence[SkewReport]) -> str:
-    """A table with a line for each seed, their mean and their standard deviation."""
-    titles: tuple[str, ...] = ("n_k min", "max", "mean", "std", "Gini")
-    forms: tuple[str, ...] = (",.0f", ",.0f", ",.1f", ",.1f", ".3f")
+    """Returns a table with a line for each seed, their mean and their standard deviation."""
+    forms = {"n_k min": ",.0f", "max": ",.0f", "mean": ",.1f", "std": ",.1f", "Gini": ".3f"}
     measured: tuple[str, ...] = ()
     if reports[0].table.shape[1] > 1:
-        titles, forms = ("EMD", "C-score", "KL", *titles), (".3f", ".3f", ".3f", *forms)
+        forms = {"EMD": ".3f", "C-score": ".3f", "KL": ".3f"} | forms
         measured = ("emd", "c_score", "kl")
     found = [report.as_dict() for report in reports]
     rows = np.array([[*(d[name] for name in measured), *d["sizes"].values()] for d in found])
-
-    def line(title: str, values: Sequence[float], name: str = "") -> str:
-        cells = (format(format(x, form), ">9") for x, form in zip(values, forms, strict=True))
-        return f"{title:7}{''.join(cells)}  {name}".rstrip()
-
-    return "\n".join(
-        [
-            reports[0].counted(),
-            f"{'':7}" + "".join(f"{title:>9}" for title in titles) + "  sha256        partition",
-            *(
-                line(f"seed {i}", row, f"{r.hash[:12]}  {r.name}")
-                for i, (row, r) in enumerate(zip(rows, reports, strict=True))
-            ),
-            line("mean", rows.mean(axis=0)),
-            line("std", rows.std(axis=0)),
-        ]
-    )
+    lines = {f"seed {i}": row for i, row in enumerate(rows)}
+    lines |= {"mean": rows.mean(axis=0), "std": rows.std(axis=0)}
+    names = [f"{r.hash[:12]}  {r.name}" for r in reports] + ["", ""]
+    head = "".join(f"{title:>9}" for title in ("", *forms))
+    told = [reports[0].counted(), f"{head[2:]}  sha256        partition"]
+    for (title, row), name in zip(lines.items(), names, strict=True):
+        cells = (format(format(x, form), ">9") for x, form in zip(row, forms.values(), strict=True))
+        told.append(f"{title:7}{''.join(cells)}  {name}".rstrip())
+    return "\n".join(told)

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.base import ClientData, Model
-from fedjax_sim.cli import build, ending, local
+from fedjax_sim.cli import ending, training
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
-from fedjax_sim.cli.build import Setup
+from fedjax_sim.cli.build import Setup, how_it_runs
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
@@ -26,11 +25,9 @@ from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.cli.watching import Watch, nobody
-from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
-from fedjax_sim.round import Algorithm
-from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result, simulate
+from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
 from fedjax_sim.run.cache import forget_programs
 from fedjax_sim.run.candidates import divergence, run_candidates
 from fedjax_sim.run.checkpoint_files import checkpoint_paths
@@ -104,7 +101,7 @@ def open_folder(
 
 
 def lost_checkpoints(path: Path, groups: Sequence[Sequence[str]]) -> list[str]:
-    """The first of each group of algorithms with records in a run's folder, but no checkpoint."""
+    """Returns the first algorithm of each group that has records in a folder, but no checkpoint."""
     records = path / "metrics.jsonl"
     text = records.read_text(encoding="utf-8", errors="replace") if records.exists() else ""
     return [
@@ -134,20 +131,19 @@ def finished(config: Config, folder: Path) -> int | None:
 
 
 def title(config: Config, setup: Setup) -> str:
-    """What the pictures are of: the data set and the partition."""
+    """Returns the title of pictures: the data set and the partition."""
     asked = setup.sampler
     sampler = setup.partitions[0].name if asked.endswith(".npz") else asked
     return f"{config.experiment.dataset}, {sampler or asked}, {setup.clients:,} clients"
 
 
 def draw_clients(config: Config, setup: Setup, path: Path) -> None:
-    """Draws who has how many samples of each class, for up to four seeds."""
-    seeds = config.experiment.seeds
-    shown = setup.tables[: min(4, len(setup.partitions))]
+    """Draws the clients' samples of each class, for up to four seeds."""
+    seeds, most = config.experiment.seeds, min(4, len(setup.partitions))
     one_for_all = len(setup.partitions) < len(seeds)
-    titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in seeds[: len(shown)]]
-    named = setup.class_names
-    draw_partition(shown, path, titles, title=title(config, setup), classes=named)
+    titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in seeds[:most]]
+    head, classes = title(config, setup), setup.class_names
+    draw_partition(setup.tables[:most], path, titles, title=head, classes=classes)
 
 
 def run(
@@ -166,10 +162,10 @@ def run(
         groups: the algorithms by their programs.
         folder: for the records; None where another process writes them.
         command: as it was given.
-        watch: who is told how far it is.
+        watch: shows the progress.
 
     Returns:
-        The algorithms whose loss diverged, and what is to be said of each.
+        The message of each algorithm whose loss diverged.
     """
     STOPPING.patient = True
     if folder is not None:
@@ -203,9 +199,9 @@ def run(
                 results[name] = result
                 summaries[name] = summarise(name, result, config, setup, beside=len(group) - 1)
         in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
-        score, head = setup.score, f"{title(config, setup)}, {setup.model_name}"
         if folder is not None:
-            folder.write_summary({**in_order, **common}, results, score, head)
+            head = f"{title(config, setup)}, {setup.model_name}"
+            folder.write_summary({**in_order, **common}, results, setup.score, head)
         for name in group:
             forget_programs(setup.algorithms[name])
         trim()
@@ -226,15 +222,14 @@ def run_group(
     folder: RunFolder | None,
     watch: Watch,
 ) -> dict[str, Result | str]:
-    """Runs algorithms that are one program, and tells who watches if there is a folder.
+    """Runs algorithms that share a program; with a folder it records them and shows progress.
 
     Returns:
-        Of each its result, or what is to be said of one that has diverged.
+        The result of each, or the message of one that has diverged.
     """
     first, problem, score = names[0], setup.problem, setup.score
-    rounds, lost = rounds_of(first, config, setup), set[str]()
+    rounds, lost, note = rounds_of(first, config, setup), set[str](), ""
     seeds = [run["seed"] for run in problem.runs]
-    note = ""
 
     def record(name: str, evaluation: Evaluation) -> None:
         nonlocal note
@@ -263,26 +258,17 @@ def run_group(
         "on_rounds": progress,
         "checkpoints": checkpoints_of(first, config, folder),
     }
+    experiment = experiment_of(first, config, setup)
     with (watch if folder is not None else nobody)(names, rounds) as tell:
-        algorithm, model, data, test = what_runs(first, setup)
-        how = how_it_runs(first, config, setup)
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
         STOPPING.check(agreed)
         if len(names) == 1:
-            result = simulate(
-                algorithm,
-                model,
-                data,
-                test,
-                on_evaluation=functools.partial(record, first),
-                stop=ending.rule(config.ending, score, algorithm),
-                **common,
-                **how,
-            )
-            return {first: result}
+            stop = ending.rule(config.ending, score, experiment.algorithm)
+            on_evaluation = functools.partial(record, first)
+            return {first: experiment.run(on_evaluation=on_evaluation, stop=stop, **common)}
         results = run_candidates(
             candidates(names, config, setup),
-            Experiment(algorithm, model, data, test, **how),
+            experiment,
             on_evaluation=lambda place, evaluation: record(names[place], evaluation),
             **common,
         )
@@ -291,19 +277,19 @@ def run_group(
 
 
 def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:
-    """Where an algorithm is saved, if it is; every process of a run reads there, one writes."""
-    if not config.machine.checkpoints:
+    """Returns where an algorithm is saved, if it is; all processes read there, one writes."""
+    machine = config.machine
+    if not machine.checkpoints:
         return None
-    resume = config.machine.resume
-    path = resume if folder is None else folder.path
+    path = machine.resume if folder is None else folder.path
     if path is None:
         return None
-    machine, folder_of_it = config.machine, checkpoints_in(Path(path), name)
-    return Checkpoints(folder_of_it, machine.checkpoint_every, weights=machine.keep_weights)
+    within = checkpoints_in(Path(path), name)
+    return Checkpoints(within, machine.checkpoint_every, weights=machine.keep_weights)
 
 
 def checkpoints_found(config: Config) -> list[str]:
-    """The checkpoints that a run goes on from: of all processes the same."""
+    """Returns the names of the checkpoints that a run resumes from, equal in all processes."""
     if config.machine.resume is None:
         return []
     within = Path(config.machine.resume) / CHECKPOINTS
@@ -311,17 +297,12 @@ def checkpoints_found(config: Config) -> list[str]:
 
 
 def rounds_of(name: str, config: Config, setup: Setup) -> int:
-    """The rounds of an algorithm: some have fewer or more for the same budget."""
-    return local.rounds_of(setup.algorithms[name], config.experiment.rounds)
+    """Returns the rounds of an algorithm: some have fewer or more for the same budget."""
+    return training.rounds_of(setup.algorithms[name], config.experiment.rounds)
 
 
-def what_runs(name: str, setup: Setup) -> tuple[Algorithm, Model, ClientData, EvalSet]:
-    """Arguments of :func:`fedjax_sim.simulate`."""
-    problem = setup.problem
-    return setup.algorithms[name], setup.model, problem.data, problem.test
-
-
-def how_it_runs(name: str, config: Config, setup: Setup) -> dict[str, Any]:
-    """Settings of :func:`fedjax_sim.simulate`."""
-    algorithm = setup.algorithms[name]
-    return build.how_it_runs(algorithm, config, setup.task, setup.problem, setup.execution)
+def experiment_of(name: str, config: Config, setup: Setup) -> Experiment:
+    """Returns the experiment of an algorithm."""
+    algorithm, problem = setup.algorithms[name], setup.problem
+    how = how_it_runs(algorithm, config, setup.task, problem, setup.execution)
+    return Experiment(algorithm, setup.model, problem.data, problem.test, **how)

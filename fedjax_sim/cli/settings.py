@@ -12,7 +12,7 @@ from fedjax_sim.cli.flags import flag, kind
 
 
 class Setting(NamedTuple):
-    """What a field tells beside its type and default.
+    """What is known of a setting beside its type and default.
 
     Attributes:
         help: what the flag is for; or a function that says it, if that takes a look at registries.
@@ -20,7 +20,7 @@ class Setting(NamedTuple):
         metavar: what stands for the value.
         convert: reads the value; None for what the type says.
         limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
-        instead: a flag that may be given in place of this one, and what reads its value.
+        instead: a flag that may be given in place of this one, its help, and what reads its value.
         place: whether it is a place on this machine, which says nothing of a run.
     """
 
@@ -29,22 +29,8 @@ class Setting(NamedTuple):
     metavar: str | None
     convert: Callable[[str], Any] | None
     limits: Mapping[str, float]
-    instead: Instead | None
+    instead: tuple[str, str, Callable[[str], Any]] | None
     place: bool
-
-
-class Instead(NamedTuple):
-    """A short form of a setting.
-
-    Attributes:
-        flag: its flag.
-        help: what it is for.
-        convert: makes the setting of its text.
-    """
-
-    flag: str
-    help: str
-    convert: Callable[[str], Any]
 
 
 def setting(
@@ -54,11 +40,11 @@ def setting(
     shown: str | None = None,
     metavar: str | None = None,
     convert: Callable[[str], Any] | None = None,
-    instead: Instead | None = None,
+    instead: tuple[str, str, Callable[[str], Any]] | None = None,
     place: bool = False,
     **limits: float,
 ) -> Any:
-    """A field of a :class:`Group`; the arguments are those of :class:`Setting`."""
+    """Returns a field of a :class:`Group`; the arguments are those of :class:`Setting`."""
     told = Setting(help, shown, metavar, convert, limits, instead, place)
     return dataclasses.field(default=default, metadata={"setting": told})
 
@@ -97,14 +83,15 @@ class Group:
             told: Setting = field.metadata["setting"]
             section = add_to
             if told.instead is not None:
+                short, text, convert = told.instead
                 section = add_to.add_mutually_exclusive_group()
                 section.add_argument(
-                    told.instead.flag,
+                    short,
                     dest=field.name,
-                    type=told.instead.convert,
+                    type=convert,
                     metavar="X",
                     default=argparse.SUPPRESS,
-                    help=told.instead.help,
+                    help=text,
                 )
             section.add_argument(
                 flag(f"no_{field.name}" if field.default is True else field.name),
@@ -116,7 +103,7 @@ class Group:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
-        """The settings of a namespace; those that were not given have their defaults.
+        """Returns the settings of a namespace; those that were not given have their defaults.
 
         Args:
             given: what the command line gave, of other groups too.
@@ -127,7 +114,7 @@ class Group:
         return cls(**{name: known[name] for name in names if name in known})
 
     def record(self) -> dict[str, Any]:
-        """The settings by name, for a file, without places on this machine."""
+        """Returns the settings by name, for a file, without places on this machine."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -135,13 +122,13 @@ class Group:
         }
 
     def _default(self, name: str, value: Any) -> None:
-        """Sets what was not given and hangs on other settings; for ``__post_init__`` alone."""
+        """Sets a default that depends on other settings; for ``__post_init__`` alone."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
 
 def _kind(field: dataclasses.Field[Any], told: Setting, hint: Any) -> dict[str, Any]:
-    """What argparse must know of a setting."""
+    """Returns what argparse must know of a setting."""
     if hint is bool:
         return {"action": "store_false" if field.default else "store_true"}
     read: dict[str, Any] = {"type": told.convert} if told.convert else kind(hint, **told.limits)

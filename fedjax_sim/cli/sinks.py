@@ -47,7 +47,7 @@ Opens = Callable[[str, Mapping[str, Any], Path], Sink]
 
 
 def tensorboard(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """Event files in ``tensorboard/`` of the run's folder, by tensorboardX."""
+    """Opens event files in ``tensorboard/`` of the run's folder, by tensorboardX."""
     from tensorboardX import SummaryWriter
 
     # One that goes on tells all of its rounds again, in place of what was told before.
@@ -64,18 +64,28 @@ def tensorboard(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
 
 
 def wandb(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """A run of Weights & Biases, in a group that is called like the folder."""
+    """Opens a run of Weights & Biases, in a group with the folder's name."""
     import wandb
 
-    run = wandb.init(
-        project=PROJECT, group=folder.name, name=name, config=dict(settings), dir=str(folder),
-        reinit="create_new",
-    )  # fmt: skip
+    return _of_run(wandb.init, settings, folder, name=name, dir=str(folder), reinit="create_new")
+
+
+def trackio(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
+    """Opens a run of trackio, on this machine unless ``TRACKIO_SPACE_ID`` says otherwise."""
+    import trackio
+
+    return _of_run(trackio.init, settings, folder, name=f"{folder.name}: {name}", embed=False)
+
+
+def _of_run(
+    init: Callable[..., Any], settings: Mapping[str, Any], folder: Path, **options: Any
+) -> Sink:
+    run = init(project=PROJECT, group=folder.name, config=dict(settings), **options)
     return Sink(lambda values, round: run.log(dict(values), step=round), run.finish)
 
 
 def mlflow(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` says."""
+    """Opens a run of MLflow at ``MLFLOW_TRACKING_URI``."""
     import mlflow
 
     client = mlflow.MlflowClient()
@@ -92,17 +102,6 @@ def mlflow(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
     return Sink(log, lambda: client.set_terminated(run))
 
 
-def trackio(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """A run of trackio, on this machine unless ``TRACKIO_SPACE_ID`` says otherwise."""
-    import trackio
-
-    run = trackio.init(
-        project=PROJECT, group=folder.name, name=f"{folder.name}: {name}", config=dict(settings),
-        embed=False,
-    )  # fmt: skip
-    return Sink(lambda values, round: run.log(dict(values), step=round), run.finish)
-
-
 SINKS: Registry[Opens] = Registry(
     "sink",
     wanted="a function (name, settings, folder) that returns a Sink",
@@ -115,13 +114,13 @@ SINKS: Registry[Opens] = Registry(
 
 
 def known(text: str) -> str:
-    """The name of a sink that can be opened here, for argparse."""
+    """Returns the name of a sink that can be opened here, for argparse."""
     try:
         name, _ = SINKS.resolve(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    package = PACKAGES.get(name, name)
-    if name in SINKS.own and importlib.util.find_spec(package) is None:
+    package = PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
         raise argparse.ArgumentTypeError(
             f"{name} needs the package {package}: pip install {package}"
         )
@@ -145,22 +144,22 @@ class Sending:
     def log(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the lines of ``metrics.jsonl`` of one evaluation."""
         for row in rows:
-            place = {key: row[key] for key in _PLACE if key in row}
-            at = place.pop("round")
-            self._guarded(self._logged, place, dict(flat(row)), at)
+            self._guarded(self._logged, row)
 
     def close(self) -> None:
         """Closes what is open."""
         for sink in self._open.values():
             self._guarded(sink.close)
 
-    def _logged(self, place: Mapping[str, Any], values: Mapping[str, float], at: int) -> None:
+    def _logged(self, row: Mapping[str, Any]) -> None:
+        place = {key: row[key] for key in _PLACE if key in row}
+        at = place.pop("round")
         key = (*place.values(),)
         if key not in self._open and self._opens is not None:
             algorithm, *others = place
             name = ", ".join([place[algorithm], *(f"{other} {place[other]}" for other in others)])
             self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
-        self._open[key].log(values, at)
+        self._open[key].log(dict(flat(row)), at)
 
     def _guarded(self, act: Callable[..., None], *args: Any) -> None:
         if self._opens is None:
@@ -174,7 +173,7 @@ class Sending:
 
 
 def flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The numbers of a line of ``metrics.jsonl``, nested ones by path, without what is null.
+    """Returns the numbers of a line of ``metrics.jsonl``, nested ones by path, without nulls.
 
     >>> flat({"seed": 1, "round": 2, "accuracy": 0.5, "validation": {"f1": 0.25, "auc": None}})
     [('accuracy', 0.5), ('validation/f1', 0.25)]

@@ -15,8 +15,8 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config, Preparation
 from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
-from fedjax_sim.cli.local import rounds_of, without_steps
 from fedjax_sim.cli.report import measurements, table
+from fedjax_sim.cli.training import rounds_of, without_steps
 from fedjax_sim.cli.written import read
 from fedjax_sim.client import corrections
 from fedjax_sim.client.corrections import Mu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_sim.base import Clock, calls, shown
-from fedjax_sim.cli.flags import REMOVED, Parser, flag
+from fedjax_sim.cli.flags import REMOVED, Parser, flag, naming
 from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine.memory import MB
@@ -21,14 +20,14 @@ from fedjax_sim.run import Result
 
 
 def _converted(text: str) -> str:
-    """Returns the clock of a text as it prints; an argparse type."""
+    """Returns the clock of a text as it prints."""
     try:
         found = _clock(text)
         return text if text.endswith(ENDINGS) else shown(found)
     except (ValueError, TypeError) as error:
         message = str(error)
         named = message if message.startswith(text) else f"{text}: {message}"
-        raise argparse.ArgumentTypeError(named) from error
+        raise ValueError(named) from error
 
 
 def _clock(text: str) -> Clock:
@@ -101,21 +100,19 @@ def made(timing: Timing) -> Clock | None:
 
 
 def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
-    """The algorithm on the clock of the settings.
+    """Returns the algorithm on the clock of the settings.
 
     Raises:
         ValueError: if it has no rounds of a clock; names the flag.
     """
     if timing.clock is None:
         return algorithm
-    try:
+    with naming(f"--clock {timing.clock}"):
         return algorithm.replace(clock=made(timing))
-    except ValueError as error:
-        raise ValueError(f"--clock {timing.clock}: {error}") from error
 
 
 def measured(result: Result, timing: Timing) -> dict[str, Any]:
-    """What ``summary.json`` says of the time of a run, the mean over its R runs.
+    """Returns the entries of ``summary.json`` about time, the mean over R runs.
 
     ``idle_share`` is the part of the seconds in which clients waited for the server, of those in
     which they could have had a model; energy is in watt-hours.
@@ -138,7 +135,7 @@ def measured(result: Result, timing: Timing) -> dict[str, Any]:
 
 
 def told(summary: Mapping[str, Any]) -> str:
-    """The line about the time of a run.
+    """Returns the line about the time of a run.
 
     >>> told({"idle_share": 0.25, "asleep": 0.0, "lost": 1.5, "late": 3.0, "watt_hours": 2.0})
     'clients waited 25 % of the time for the end of a round; 1.5 lost, 3 late; 2 Wh (a run)'

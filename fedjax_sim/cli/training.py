@@ -1,17 +1,25 @@
-"""The settings of the local update."""
+"""The local update: its settings, what they mean, and whether it takes a step."""
 
 from __future__ import annotations
 
-import argparse
+import bisect
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from fedjax_sim.base import ClientData, LocalUpdate, Objective, Transform
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
-from fedjax_sim.cli.rates import CONSTANT, TEXTS, schedule
+from fedjax_sim.cli.rates import CONSTANT, TEXTS, factor_by_round, schedule
 from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.client.local import local_sgd
+from fedjax_sim.engine import matching
 from fedjax_sim.models import MODELS
+from fedjax_sim.round import Algorithm
 
 LastBatch = Literal["keep", "drop", "refill"]
 Precision = Literal["f32", "bf16"]
@@ -34,7 +42,7 @@ class Training(Group):
         lr: its η.
         lr_schedule: see :mod:`fedjax_sim.cli.rates`.
         momentum: of SGD; None of other optimisers.
-        weight_decay: of all weights, see :func:`fedjax_sim.cli.local.optimizer_of`.
+        weight_decay: of all weights, see :func:`fedjax_sim.cli.training.optimizer_of`.
         l2: of :func:`fedjax_sim.objective.empirical_risk`.
         last_batch: see :func:`fedjax_sim.local.local_sgd`.
         precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`.
@@ -91,7 +99,7 @@ class Training(Group):
     precision: Precision = setting("f32", "what the network computes in; its weights are f32")
 
     def __post_init__(self) -> None:
-        """Refuses settings that the optimiser does not have."""
+        """Rejects settings that the optimiser does not have."""
         if self.optimizer in WITH_MOMENTUM:
             self._default("momentum", MOMENTUM)
         elif self.momentum is not None:
@@ -117,9 +125,111 @@ def _model(text: str) -> str:
         MODELS.resolve(text)
     except UnknownNameError as error:
         known = ", ".join(MODELS)
-        raise argparse.ArgumentTypeError(
-            f"{error}; use one of {known}, or package.module:factory"
-        ) from error
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        raise ValueError(f"{error}; use one of {known}, or package.module:factory") from error
     return text
+
+
+def make_local(
+    training: Training, objective: Objective, transforms: tuple[Transform, ...]
+) -> LocalUpdate:
+    """Returns the local update that all algorithms begin with."""
+    return local_sgd(
+        objective,
+        optimizer_of(training),
+        training.batch_size,
+        training.epochs,
+        training.last_batch,
+        optimizer_state=training.optimizer_state,
+        transforms=transforms,
+    )
+
+
+def optimizer_of(training: Training) -> optax.GradientTransformation:
+    """Returns the clients' optimiser.
+
+    Weight decay joins the gradient, λ w, as in ``torch.optim.SGD``; that of AdamW stays apart from
+    its moments, η λ w a step.
+    """
+    lr, decay = training.lr, training.weight_decay
+    if training.optimizer == "adamw":
+        return optax.adamw(lr, weight_decay=decay)
+    made: optax.GradientTransformation
+    if training.optimizer in WITH_MOMENTUM:
+        nesterov = training.optimizer == "nesterov"
+        made = optax.sgd(lr, momentum=training.momentum or None, nesterov=nesterov)
+    else:
+        made = getattr(optax, training.optimizer)(lr)
+    return optax.chain(optax.add_decayed_weights(decay), made) if decay else made
+
+
+def scheduled(
+    training: Training, local: LocalUpdate, rounds: int, make: Callable[[LocalUpdate], Algorithm]
+) -> Algorithm:
+    """Returns the algorithm of a local update whose rate follows ``--lr-schedule``.
+
+    Args:
+        training: the settings.
+        local: with a constant rate.
+        rounds: of FedAvg; the schedule is of the algorithm's own.
+        make: composes the algorithm.
+
+    Raises:
+        ValueError: if the schedule does nothing, or the algorithm cannot have one.
+    """
+    made = make(local)
+    if training.lr_schedule == CONSTANT:
+        return made
+    factor = factor_by_round(training.lr_schedule, rounds_of(made, rounds))
+    return make(local.change(rate_by_round=factor))
+
+
+def optimised(error: Exception, training: Training) -> ValueError:
+    """Returns an error of a method that does not fit the optimiser or its schedule, with the flag.
+
+    >>> optimised(ValueError("rate_by_round needs the number"), Training())
+    ValueError('--lr-schedule constant: rate_by_round needs the number')
+    """
+    message = str(error)
+    if "rate_by_round needs" in message:
+        return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
+    if matching.ASSUMED in message and training.optimizer != "sgd":
+        return ValueError(f"--optimizer {training.optimizer}: {message}")
+    return ValueError(message)
+
+
+def rounds_of(algorithm: Algorithm, rounds: int) -> int:
+    """Returns the rounds of an algorithm: some have fewer or more for the same budget."""
+    return max(1, round(rounds * algorithm.round_factor))
+
+
+def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> None:
+    """Raises ValueError if no client would take a step."""
+    largest = int(np.max(np.diff(data.start) if data.budget is None else data.budget))
+    # NumPy's: of JAX's, each operation would be a program of its own.
+    samples = np.int32(min(largest, data.samples_per_round or largest))
+    batches = int(local.change(epochs=1.0).steps_for(samples))
+    if not batches:
+        raise ValueError(
+            f"--batch-size {training.batch_size} leaves --last-batch drop no minibatch: the "
+            f"largest client has {largest} samples"
+        )
+    if not int(local.steps_for(samples)):
+        raise ValueError(
+            f"--epochs {training.epochs:g} is no step for any client: one of the largest client is "
+            f"{1 / batches:.2g} epochs"
+        )
+
+
+def client_sizes(data: ClientData) -> NDArray[np.int64]:
+    """Returns the samples of each client that a visit trains on: of one run, or ``[R, N]``."""
+    given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
+    return np.minimum(given, data.samples_per_round or data.capacity).astype(np.int64)
+
+
+def without_steps(local: LocalUpdate, data: ClientData) -> list[int]:
+    """Counts the clients of each run that are too small to take a local step."""
+    sizes = client_sizes(data).reshape(-1, data.clients)
+    some = np.unique(sizes)
+    # NumPy's: of JAX's, each operation would be a program of its own.
+    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps_for(np.int32(n))))
+    return np.isin(sizes, some[:first]).sum(axis=1).tolist()

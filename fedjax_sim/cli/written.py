@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import typing
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from fedjax_sim.base import calls
 from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.spelling import hint
-from fedjax_sim.cli.flags import flag, kind
+from fedjax_sim.cli.flags import flag, naming, reader
 from fedjax_sim.cli.methods import algorithm, parameters
 from fedjax_sim.cli.parts import ROLES, checked
 from fedjax_sim.cli.training import Training
@@ -41,26 +40,21 @@ class Written(NamedTuple):
 
 
 def written(text: str) -> tuple[str, ...]:
-    """Returns the methods of a text, in the same words for the same method; an argparse type.
+    """Returns the methods of a text, in the same words for the same method.
 
     Args:
         text: ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
             of local training and parts by role; ``value|value`` stands for one method each.
 
     Raises:
-        argparse.ArgumentTypeError: if there is no such method or setting, or a value is out of
-            range.
+        ValueError: if there is no such method or setting, or a value is out of range.
 
     >>> written("FedProx( mu=0.01|0.1, lr=1/2 )")
     ('fedprox(mu=0.01, lr=1/2)', 'fedprox(mu=0.1, lr=1/2)')
     >>> written("fedavg"), written("fedprox(0.1)"), written("fedavg(aggregator=krum(0.1|0.2))")[1]
     (('fedavg',), ('fedprox(mu=0.1)',), 'fedavg(aggregator=krum(0.2))')
     """
-    try:
-        trees = [calls.as_call(tree, text) for tree in calls.alternatives(text)]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return tuple(map(_label, trees))
+    return tuple(_label(calls.as_call(tree, text)) for tree in calls.alternatives(text))
 
 
 def _label(call: calls.Call) -> str:
@@ -69,13 +63,10 @@ def _label(call: calls.Call) -> str:
     for key in call.named:
         if key not in (*own, *TRAINED, *ROLES):
             meant = hint(key, (*own, *TRAINED, *ROLES)) or f": use {', '.join((*own, *TRAINED))}"
-            raise argparse.ArgumentTypeError(f"{call}: {key} is not a setting of {name}{meant}")
-    try:
-        given = arguments(calls.Call(name, call.args), dict.fromkeys(own, False))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+            raise ValueError(f"{call}: {key} is not a setting of {name}{meant}")
+    given = arguments(calls.Call(name, call.args), dict.fromkeys(own, False))
     if twice := given.keys() & call.named.keys():
-        raise argparse.ArgumentTypeError(f"{call}: {min(twice)} is given twice")
+        raise ValueError(f"{call}: {min(twice)} is given twice")
     given |= call.named
     words = (f"{k}={calls.write(calls.unquoted(v))}" for k, v in given.items())
     label = f"{name}({', '.join(words)})" if given else name
@@ -92,21 +83,19 @@ def read(label: str) -> Written:
     """
     call = calls.as_call(calls.parse(label), label)
     own, found = parameters(call.name), Written(call.name, {}, {}, {})
-    readers = {**_trained(), **{key: _reader(p.annotation) for key, p in own.items()}}
     for key, node in call.named.items():
-        try:
+        with naming(f"{label}: {key}"):
             if key in ROLES and (key not in own or isinstance(node, calls.Call)):
                 found.parts[key] = checked(key, calls.write(node))
-                continue
-            value = readers[key](calls.word(node))
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            raise argparse.ArgumentTypeError(f"{label}: {key}: {error}") from error
-        (found.options if key in own else found.training)[key] = value
+            elif key in own:
+                found.options[key] = reader(own[key].annotation)(calls.word(node))
+            else:
+                found.training[key] = _trained()[key](calls.word(node))
     return found
 
 
 def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
-    """Refuses a flag of local training that every method has its own value of.
+    """Rejects a flag of local training that every method has its own value of.
 
     Raises:
         ValueError: names the flag.
@@ -116,31 +105,12 @@ def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
             raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")
 
 
+@functools.cache
 def _trained() -> dict[str, Callable[[str], Any]]:
+    """Returns what reads each setting of local training."""
     hints = typing.get_type_hints(Training)
-    fields = {field.name: field for field in dataclasses.fields(Training)}
-    readers = {}
-    for key in TRAINED:
-        limits = fields[key].metadata["setting"].limits
-        readers[key] = _reader(hints[key], **limits)
-    return readers
-
-
-def _reader(hint: Any, **limits: float) -> Callable[[str], Any]:
-    """What reads a value of a parameter of this type, within its limits if it is a number."""
-    told = kind(hint, **limits)
-    if "choices" in told:
-        return functools.partial(_choice, {str(value): value for value in told["choices"]})
-    return told.get("type", _switch)
-
-
-def _choice(values: Mapping[str, Any], word: str) -> Any:
-    if word not in values:
-        raise ValueError(f"must be one of {', '.join(values)}, got {word!r}")
-    return values[word]
-
-
-def _switch(word: str) -> bool:
-    if word not in ("True", "False"):
-        raise ValueError(f"must be True or False, got {word!r}")
-    return word == "True"
+    return {
+        field.name: reader(hints[field.name], **field.metadata["setting"].limits)
+        for field in dataclasses.fields(Training)
+        if field.name in TRAINED
+    }

@@ -16,9 +16,11 @@ from fedjax_sim.base import (
     Batch,
     ClientView,
     Context,
+    Count,
     LocalUpdate,
     MissingRootError,
     Model,
+    Natural,
     Positive,
     PyTree,
     Shared,
@@ -77,15 +79,10 @@ class consensus(Shared):
     """
 
     model: Model
-    classes: int
-    samples: int
+    classes: Count
+    samples: Count
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        for name in ("classes", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def init(self, variables: Variables) -> Consensus:
         samples, classes = self.samples, self.classes
@@ -150,17 +147,14 @@ class agreed(Wrapper):
     classes: int
     _: dataclasses.KW_ONLY
     samples: int = 200
-    digest_epochs: int = 1
+    digest_epochs: Natural = 1
     digest_lr: Positive = 1e-3
-    digest_batch_size: int = 128
+    digest_batch_size: Count = 128
 
     for_classes = True
     moves_start = True
 
     def __post_init__(self) -> None:
-        for name, least in (("digest_epochs", 0), ("digest_batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.digest_epochs > MOST_EPOCHS:
             raise ValueError(
                 f"digest_epochs must be at most {MOST_EPOCHS}, got {self.digest_epochs}"

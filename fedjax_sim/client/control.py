@@ -15,6 +15,8 @@ from fedjax_sim.base import (
     Context,
     Count,
     DrawnSteps,
+    Finite,
+    FinitePositive,
     LocalUpdate,
     Memory,
     Objective,
@@ -156,23 +158,17 @@ class budgeted(Wrapper):
     """
 
     objective: Objective
-    lr: float
-    budget: float
-    step_cost: float = 1.0
-    round_cost: float = 10.0
-    phi: float = 0.025
+    lr: FinitePositive
+    budget: FinitePositive
+    step_cost: FinitePositive = 1.0
+    round_cost: Finite = 10.0
+    phi: FinitePositive = 0.025
     most: Count = 100
 
     sets = ("steps", "max_steps")
 
     def __post_init__(self) -> None:
-        for name in ("lr", "budget", "step_cost", "phi"):
-            value = getattr(self, name)
-            if concrete(value) and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
         budget, step_cost, round_cost = self.budget, self.step_cost, self.round_cost
-        if concrete(round_cost) and not 0 <= round_cost < float("inf"):
-            raise ValueError(f"round_cost must be finite and not negative, got {round_cost}")
         if concrete(budget, step_cost, round_cost) and not budget > step_cost + round_cost:
             raise ValueError(
                 f"budget must be more than a round of one step costs, {step_cost + round_cost}, "

@@ -130,23 +130,17 @@ class local_sgd(SGD):
 
     def __post_init__(self) -> None:
         check_optimizer("optimizer", self.optimizer, EXTRA_ARGUMENTS)
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 < self.epochs <= 10_000:
             raise ValueError(f"epochs must be above 0 and at most 10000, got {self.epochs}")
         if self.last_batch not in ("keep", "drop", "refill"):
             raise ValueError(
                 f"last_batch must be 'keep', 'drop' or 'refill', got {self.last_batch!r}"
             )
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
         if self.optimizer_state not in ("reset", "keep", "average"):
             raise ValueError(
                 "optimizer_state must be 'reset', 'keep' or 'average', got "
                 f"{self.optimizer_state!r}"
             )
-        if self.inexactness is not None and not 0 <= self.inexactness < 1:
-            raise ValueError(f"inexactness must be in [0, 1), got {self.inexactness}")
         if self.rate_by_round is not None and not callable(self.rate_by_round):
             raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
         self._check_steps()

@@ -21,7 +21,6 @@ from fedjax_sim.base import (
     Positive,
     PyTree,
     Variables,
-    concrete,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
@@ -49,10 +48,7 @@ class global_momentum(Correction):
     momentum).
     """
 
-    beta: float
-
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
+    beta: Decay
 
     def shared_state(self, params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)
@@ -118,13 +114,10 @@ class mime(Correction):
         [2.5]
     """
 
-    beta: float
+    beta: Decay
 
     anchored = True
     needs = (ONE_MODEL, NO_FLIGHT, FROM_RECEIVED)
-
-    def __post_init__(self) -> None:
-        _check_beta(self.beta)
 
     def shared_state(self, params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)
@@ -203,11 +196,6 @@ class client_momentum(Correction):
         # If every last minibatch was dropped, no client took a step.
         length = jnp.where(steps > 0, self.lr * steps, 1)
         return tree.select(steps > 0, tree.scale(-1 / length, step.params), common)
-
-
-def _check_beta(beta: float) -> None:
-    if concrete(beta) and not 0 <= beta < 1:
-        raise ValueError(f"beta must be in [0, 1), got {beta}")
 
 
 def _mix(beta: float, momentum: PyTree, gradient: PyTree) -> PyTree:

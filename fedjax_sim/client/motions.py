@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Part
+from fedjax_sim.base import Array, Finite, Minority, Part
 
 Change = Callable[[Array, Array], Array]
 """``(key, images f32[B, H, W, C] in 0..1) -> f32[B, H, W, C]``, each image independently."""
@@ -36,11 +35,7 @@ class rotation(Part):
         ValueError: if degrees is negative or not finite.
     """
 
-    degrees: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.degrees < math.inf:
-            raise ValueError(f"degrees must be at least 0 and finite, got {self.degrees}")
+    degrees: Finite
 
     def __call__(self, key: Array, matrices: Array) -> Array:
         most = jnp.deg2rad(jnp.float32(self.degrees))
@@ -61,11 +56,7 @@ class perspective(Part):
         ValueError: if tilt is negative or not below 0.5.
     """
 
-    tilt: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tilt < 0.5:
-            raise ValueError(f"tilt must be in [0, 0.5), got {self.tilt}")
+    tilt: Minority
 
     def __call__(self, key: Array, matrices: Array) -> Array:
         shape = (2, len(matrices))

@@ -12,6 +12,7 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Context,
+    Count,
     Memory,
     Model,
     NonNegative,
@@ -81,12 +82,9 @@ class class_outputs(Shared):
     """
 
     model: Model
-    classes: int
+    classes: Count
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        _check_classes(self.classes)
 
     def init(self, variables: Variables) -> Outputs:
         mean = jnp.zeros((self.classes, self.classes), jnp.float32)
@@ -120,12 +118,9 @@ class own_outputs(Memory):
     """
 
     model: Model
-    classes: int
+    classes: Count
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        _check_classes(self.classes)
 
     def init(self, variables: Variables) -> OwnOutputs:
         return OwnOutputs(jnp.zeros((self.classes, self.classes), jnp.float32), jnp.int32(NEVER))
@@ -185,11 +180,6 @@ class near_outputs(Part):
         teacher = total / jnp.maximum(others, 1).astype(total.dtype)[:, None]
         gap = -jnp.sum(teacher[batch.y] * jax.nn.log_softmax(logits), axis=-1)
         return self.gamma * masked_mean(jnp.where(others[batch.y] > 0, gap, 0), batch.mask)
-
-
-def _check_classes(classes: int) -> None:
-    if classes < 1:
-        raise ValueError(f"classes must be at least 1, got {classes}")
 
 
 def _mean_outputs(model: Model, classes: int, trained: Variables, context: Context) -> Array:

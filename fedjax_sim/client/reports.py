@@ -14,6 +14,7 @@ from fedjax_sim.base import (
     Batch,
     ClientView,
     Context,
+    Count,
     Model,
     Objective,
     Part,
@@ -70,11 +71,10 @@ class squared_gradient(Part):
     """
 
     objective: Objective
-    batch_size: int
+    batch_size: Count
     kind: Kind = "minibatch"
 
     def __post_init__(self) -> None:
-        _check_batch(self.batch_size)
         if self.kind not in ("minibatch", "sample"):
             raise ValueError(f"kind must be 'minibatch' or 'sample', got {self.kind!r}")
 
@@ -122,10 +122,7 @@ class mean_loss(Part):
     """
 
     objective: Objective
-    batch_size: int = 128
-
-    def __post_init__(self) -> None:
-        _check_batch(self.batch_size)
+    batch_size: Count = 128
 
     def __call__(self, variables: Variables, client: ClientView) -> Array:
         return _mean_loss(self.objective, self.batch_size, variables, client, jax.random.key(0))
@@ -145,12 +142,9 @@ class accuracy(Part):
     """
 
     model: Model
-    batch_size: int = 128
+    batch_size: Count = 128
 
     for_classes = True
-
-    def __post_init__(self) -> None:
-        _check_batch(self.batch_size)
 
     def __call__(self, variables: Variables, client: ClientView) -> Array:
         def add(right: Array, batch: Batch) -> Array:
@@ -299,11 +293,6 @@ def _alone(batch: Batch) -> Batch:
     """Returns minibatches of one sample each, ``[B, 1, ...]``; padding counts as a sample."""
     alone: Batch = jax.tree.map(lambda a: a[:, None], batch._replace(mask=batch.mask | True))
     return alone
-
-
-def _check_batch(batch_size: int) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
 def _mean_loss(

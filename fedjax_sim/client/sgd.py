@@ -20,6 +20,8 @@ from fedjax_sim.base import (
     Companion,
     Context,
     Correction,
+    Count,
+    Decay,
     Done,
     DrawnSteps,
     Leaves,
@@ -103,16 +105,16 @@ class SGD(LocalUpdate):
 
     objective: Objective
     optimizer: optax.GradientTransformation
-    batch_size: int = 16
+    batch_size: Count = 16
     epochs: float = 1.0
     last_batch: LastBatch = "keep"
     _: dataclasses.KW_ONLY
-    max_steps: int | None = None
+    max_steps: Count | None = None
     optimizer_state: OptimizerState = "reset"
     corrections: Sequence[Correction] = ()
     transforms: Sequence[Transform] = ()
     peers: bool = False
-    inexactness: float | None = None
+    inexactness: Decay | None = None
     until: Until | None = None
     memory: Memory | None = None
     companion: Companion | None = None

@@ -16,12 +16,12 @@ from fedjax_sim.base import (
     Context,
     Count,
     DrawnSteps,
+    Finite,
     Gathered,
     LocalUpdate,
     Shared,
     Variables,
     Wrapper,
-    concrete,
 )
 from fedjax_sim.client.reports import Score
 from fedjax_sim.engine import tree
@@ -126,19 +126,15 @@ class scouted(Wrapper):
     fewest: Count = 1
     most: int = 64
     rounds: Count = 5
-    loss_weight: float = 50.0
-    allowed: float = 0.05
-    traffic_weight: float = 1.0
+    loss_weight: Finite = 50.0
+    allowed: Finite = 0.05
+    traffic_weight: Finite = 1.0
 
     sets = ("steps", "max_steps")
 
     def __post_init__(self) -> None:
         if self.most < self.fewest:
             raise ValueError(f"most must be at least fewest, {self.fewest}, got {self.most}")
-        for name in ("loss_weight", "allowed", "traffic_weight"):
-            value = getattr(self, name)
-            if concrete(value) and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be finite and not negative, got {value}")
         _ = self.inner  # checks the settings of local
 
     @property

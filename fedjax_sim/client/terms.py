@@ -16,7 +16,6 @@ from fedjax_sim.base import (
     Positive,
     PyTree,
     Variables,
-    concrete,
 )
 from fedjax_sim.client.distilling import (
     PastModels,
@@ -238,10 +237,7 @@ class sharpness_aware(ObjectiveWrapper):
     <https://arxiv.org/abs/2010.01412>, section 2.
     """
 
-    rho: float = 0.05
-
-    def __post_init__(self) -> None:
-        _check_rho(self.rho)
+    rho: NonNegative = 0.05
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context
@@ -275,10 +271,7 @@ class estimated_sharpness(ObjectiveWrapper):
     Source: Fan et al. 2024 <https://arxiv.org/abs/2405.18890>, Algorithm 1.
     """
 
-    rho: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_rho(self.rho)
+    rho: NonNegative = 0.1
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context
@@ -290,11 +283,6 @@ class estimated_sharpness(ObjectiveWrapper):
         # The root of 0 has an infinite derivative: before a first visit nothing has changed.
         length = self.rho / jnp.sqrt(jnp.maximum(square, 1e-24))
         return self.objective(tree.add(params, tree.scale(length, back)), state, batch, context)
-
-
-def _check_rho(rho: float) -> None:
-    if concrete(rho) and not rho >= 0:
-        raise ValueError(f"rho must be at least 0, got {rho}")
 
 
 def _cosine(a: Array | None, b: Array) -> Array:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fedjax_sim.base import Availability, Clock, Count, Decay, Law, Link, Need
+from fedjax_sim.base import Availability, Clock, Count, Decay, FinitePositive, Law, Link, Need
 from fedjax_sim.base.clock import Late
 from fedjax_sim.engine.needs import NO_FLIGHT
 from fedjax_sim.plan.devices import (
     bandwidth,
     bernoulli,
-    check_positive,
     constant,
     diurnal,
     lognormal,
@@ -64,18 +63,14 @@ class _Rounds(Clock):
 
     _: dataclasses.KW_ONLY
     failures: Decay = 0.0
-    deadline: float | None = None
+    deadline: FinitePositive | None = None
     late: Late = "drop"
     first: Count | None = None
-    idle: float = 60.0
-    watts: float | None = None
+    idle: FinitePositive = 60.0
+    watts: FinitePositive | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("deadline", "idle", "watts"):
-            value = getattr(self, name)
-            if value is not None:
-                check_positive(name, value)
         if self.late not in ("drop", "partial"):
             raise ValueError(f"late must be 'drop' or 'partial', got {self.late!r}")
         if self.late == "partial" and self.deadline is None:
@@ -140,14 +135,9 @@ class simulated(_Rounds):
         simulated(tiers(1, 2, 10), link=bandwidth(1000000.0, 4000000.0))
     """
 
-    compute: float | Law
+    compute: FinitePositive | Law
     link: Link | None = None
     available: Availability | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.compute):
-            check_positive("compute", self.compute)
 
 
 class traced(_Rounds):

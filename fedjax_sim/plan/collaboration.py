@@ -7,7 +7,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Count, LearnedRedistribution, Slots, concrete
+from fedjax_sim.base import (
+    Array,
+    Count,
+    LearnedRedistribution,
+    NonNegative,
+    Positive,
+    Slots,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
@@ -68,26 +75,16 @@ class learned(LearnedRedistribution):
     learned(penalty=10.0, peers=2)
     """
 
-    mu_1: float = 1.0
-    mu_2: float = 0.5
-    penalty: float = 1.0
+    mu_1: NonNegative = 1.0
+    mu_2: Positive = 0.5
+    penalty: Positive = 1.0
     _: dataclasses.KW_ONLY
     peers: Count = 5
-    lr: float = 0.5
+    lr: NonNegative = 0.5
 
     reads = ("final_loss",)
     beside = 3
     needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)
-
-    def __post_init__(self) -> None:
-        for name in ("mu_2", "penalty"):
-            value = getattr(self, name)
-            if concrete(value) and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        for name in ("mu_1", "lr"):
-            value = getattr(self, name)
-            if concrete(value) and not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
 
     def init(self, slots: int) -> Array:
         return jnp.zeros((slots, slots), jnp.float32)

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Law, Link, Now, Share, concrete
+from fedjax_sim.base import Array, FinitePositive, Law, Link, Now, Share
 from fedjax_sim.base.parts import Part
 
 DAY = 86400.0
@@ -31,10 +31,7 @@ class constant(Part):
     [0.5, 0.5]
     """
 
-    value: float
-
-    def __post_init__(self) -> None:
-        check_positive("value", self.value)
+    value: FinitePositive
 
     def __call__(self, key: Array, client: Array, now: Now) -> Array:
         return jnp.full(client.shape, self.value, jnp.float32)
@@ -51,11 +48,10 @@ class lognormal(Part):
         ValueError: if median is not positive and finite, or sigma is not in [0, 10].
     """
 
-    median: float
+    median: FinitePositive
     sigma: float
 
     def __post_init__(self) -> None:
-        check_positive("median", self.median)
         if not 0 <= self.sigma <= 10:  # 10 is 6e22 times the median for one client in a million
             raise ValueError(f"sigma must be in [0, 10], got {self.sigma}")
 
@@ -75,11 +71,10 @@ class pareto(Part):
         ValueError: if least is not positive and finite, or alpha is below 0.5.
     """
 
-    least: float
+    least: FinitePositive
     alpha: float
 
     def __post_init__(self) -> None:
-        check_positive("least", self.least)
         if not 0.5 <= self.alpha < math.inf:  # below, the slowest of 2,000 clients exceed any run
             raise ValueError(f"alpha must be at least 0.5 and finite, got {self.alpha}")
 
@@ -111,7 +106,8 @@ class tiers(Part):
         if not values:
             raise ValueError("tiers needs at least one value")
         for value in values:
-            check_positive("values", value)
+            if not 0 < value < math.inf:
+                raise ValueError(f"values must be positive and finite, got {value}")
 
     def __call__(self, key: Array, client: Array, now: Now) -> Array:
         count = len(self.values)
@@ -132,17 +128,14 @@ class bandwidth(Link):
         ValueError: if a number is not positive and finite, or a shared uplink is not a number.
     """
 
-    up: float | Law
-    down: float | Law
+    up: FinitePositive | Law
+    down: FinitePositive | Law
     _: dataclasses.KW_ONLY
     shared: bool = False
 
     def __post_init__(self) -> None:
         if self.shared and callable(self.up):
             raise ValueError("up must be a number for a shared uplink, which is one for all")
-        for name, value in (("up", self.up), ("down", self.down)):
-            if not callable(value):
-                check_positive(name, value)
 
 
 class bernoulli(Part):
@@ -189,12 +182,6 @@ class diurnal(Part):
         phase = _uniform(_keys(jax.random.key(self.seed), client))
         second = (now.seconds % int(self.period)).astype(jnp.float32) + now.fraction
         return (second / self.period + phase) % 1 < self.share
-
-
-def check_positive(name: str, value: float) -> None:
-    """Rejects a value of the argument ``name`` that is not a positive finite number."""
-    if concrete(value) and not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
 
 
 def _keys(key: Array, client: Array) -> Array:

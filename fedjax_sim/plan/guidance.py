@@ -16,8 +16,8 @@ from fedjax_sim.base import (
     NonNegative,
     Outlook,
     PerClient,
+    Share,
     Variables,
-    concrete,
 )
 from fedjax_sim.base.ranges import MOST
 from fedjax_sim.plan.seconds import ByClock
@@ -81,22 +81,18 @@ class guided(ByClock):
     """
 
     _: dataclasses.KW_ONLY
-    explore: float = 0.9
-    decay: float = 0.98
-    least: float = 0.2
+    explore: Share = 0.9
+    decay: Share = 0.98
+    least: Share = 0.2
     penalty: NonNegative = 2.0
-    share: float = 0.3
-    step: float = 0.05
+    share: Share = 0.3
+    step: Share = 0.05
     window: int = 20
 
     reads = ("utility",)
     times = True
 
     def __post_init__(self) -> None:
-        for name in ("explore", "decay", "least", "share", "step"):
-            value = getattr(self, name)
-            if concrete(value) and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
         if not 1 <= self.window <= MOST:
             raise ValueError(f"window must be in 1..{MOST}, got {self.window}")
 

@@ -14,11 +14,14 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     ClientView,
+    Count,
+    Natural,
     PerClient,
     Positive,
     PyTree,
     Selection,
     SetupTraffic,
+    Share,
     Variables,
     concrete,
 )
@@ -135,33 +138,26 @@ class deep_q(Selection):
     _: dataclasses.KW_ONLY
     target: float = 0.99
     base: float = 64.0
-    discount: float = 0.999
-    explore: float = 0.5
-    decay: float = 0.95
+    discount: Share = 0.999
+    explore: Share = 0.5
+    decay: Share = 0.95
     lr: Positive = 1e-3
-    steps: int = 1
-    batch: int = 32
+    steps: Natural = 1
+    batch: Count = 32
     replay: int = 200
-    copied: int = 10
-    size: int = 100
-    hidden: int = 512
-    evaluated: int | None = None
+    copied: Count = 10
+    size: Count = 100
+    hidden: Count = 512
+    evaluated: Count | None = None
     network: Network | None = None
 
     needs = (OWN_SAMPLES,)
 
     def __post_init__(self) -> None:
-        for name in ("discount", "explore", "decay"):
-            value = getattr(self, name)
-            if concrete(value) and not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
         if concrete(self.base) and not self.base > 1:
             raise ValueError(f"base must be more than 1, got {self.base}")
-        least = {"steps": 0, "replay": 2, "batch": 1, "copied": 1, "size": 1, "hidden": 1}
-        for name, number in {**least, "evaluated": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < number:
-                raise ValueError(f"{name} must be at least {number}, got {value}")
+        if self.replay < 2:
+            raise ValueError(f"replay must be at least 2, got {self.replay}")
 
     @property
     def ask(self) -> Callable[[Variables, ClientView], Array]:

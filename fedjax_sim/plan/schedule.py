@@ -27,10 +27,7 @@ from fedjax_sim.engine.needs import (
 class _OfSlots(Schedule):
     """A schedule of S slots."""
 
-    slots: int
-
-    def __post_init__(self) -> None:
-        _check_slots(self.slots)
+    slots: Count
 
 
 class every_round(_OfSlots):
@@ -114,7 +111,6 @@ class staggered(_OfSlots):
                 f"phases must divide the {self.slots} active clients: one of {allowed}, got "
                 f"{self.phases}"
             )
-        super().__post_init__()
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -213,17 +209,16 @@ class buffered(_Asynchronous):
     [True, True]
     """
 
-    size: int
+    size: Count
     _: dataclasses.KW_ONLY
     at_work: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= self.at_work:
+        if self.size > self.at_work:
             raise ValueError(
                 f"buffer_size must be in 1..{self.at_work}, the models that are at work at once, "
                 f"got {self.size}"
             )
-        _check_slots(self.size)
 
     @property
     def slots(self) -> int:
@@ -261,13 +256,7 @@ class periodic(_Asynchronous):
     def __post_init__(self) -> None:
         if not 0 < self.seconds < 2**30:
             raise ValueError(f"seconds must be positive and below 2**30, got {self.seconds}")
-        _check_slots(self.at_work)
 
     @property
     def slots(self) -> int:
         return self.at_work
-
-
-def _check_slots(slots: int) -> None:
-    if slots < 1:
-        raise ValueError(f"clients_per_round must be at least 1, got {slots}")

@@ -80,10 +80,9 @@ class uniform(Selection):
 
     _: dataclasses.KW_ONLY
     sticky: bool = False
-    active: int | None = None
+    active: Count | None = None
 
     def __post_init__(self) -> None:
-        _check_active(self.active)
         if self.sticky and self.active is not None:
             raise ValueError(f"active must be None if slots keep their clients, got {self.active}")
 
@@ -163,14 +162,13 @@ class importance(Selection):
     gamma: Share = 0.9
     _: dataclasses.KW_ONLY
     initial: InitialScores = "gradient"
-    active: int | None = None
+    active: Count | None = None
 
     reads = ("importance",)
 
     def __post_init__(self) -> None:
         if self.initial not in ("gradient", "ones"):
             raise ValueError(f"initial must be 'gradient' or 'ones', got {self.initial!r}")
-        _check_active(self.active)
 
     @property
     def setup_traffic(self) -> SetupTrafficOf | None:
@@ -293,11 +291,6 @@ class power_of_choice(Selection):
             ends = jnp.cumsum(data.budget, dtype=jnp.int32)
             start = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
         return by_size(key, min(self.candidates, data.clients), start)
-
-
-def _check_active(active: int | None) -> None:
-    if active is not None and active < 1:
-        raise ValueError(f"active must be at least 1, got {active}")
 
 
 def _assign(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:

@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     ClientView,
+    Count,
     Outlook,
     PerClient,
     SetupTraffic,
@@ -80,18 +81,12 @@ class tiers(ByClock):
     a testbed with TiFL, for P.
     """
 
-    count: int
+    count: Count
     score: Callable[[Variables, ClientView], Array]
     _: dataclasses.KW_ONLY
-    interval: int | None = None
-    credit: int | None = None
-    evaluated: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("count", "interval", "credit", "evaluated"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+    interval: Count | None = None
+    credit: Count | None = None
+    evaluated: Count | None = None
 
     @property
     def ask(self) -> Callable[[Variables, ClientView], Array]:

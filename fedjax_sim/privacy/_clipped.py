@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, Positive, PreAggregation, PyTree, Variables
+from fedjax_sim.base import Array, Finite, Need, Positive, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import (
     APART,
@@ -46,14 +46,11 @@ class Mechanism(PreAggregation):
     """
 
     clip: Positive
-    noise_multiplier: float
+    noise_multiplier: Finite
     clients_per_round: Positive
 
     def __post_init__(self) -> None:
-        z = self.noise_multiplier
-        if not 0 <= z < math.inf:
-            raise ValueError(f"noise_multiplier must be at least 0 and finite, got {z}")
-        if z > 0 and math.isinf(self.clip):
+        if self.noise_multiplier > 0 and math.isinf(self.clip):
             raise ValueError(f"clip must be finite if noise is added, got {self.clip}")
 
     @property

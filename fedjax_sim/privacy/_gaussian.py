@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Cohort, PyTree, Share, Variables
+from fedjax_sim.base import Array, ClientData, Cohort, Finite, PyTree, Share, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.privacy._accounting import epsilon
 from fedjax_sim.privacy._clipped import Mechanism, check_model
@@ -107,15 +107,13 @@ class adaptive_mechanism(gaussian_mechanism):
 
     quantile: Share = 0.5
     _: dataclasses.KW_ONLY
-    clip_lr: float = 0.2
+    clip_lr: Finite = 0.2
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if math.isinf(self.clip):
             raise ValueError(f"clip must be finite if it adapts, got {self.clip}")
-        if not 0 <= self.clip_lr < math.inf:
-            raise ValueError(f"clip_lr must be at least 0 and finite, got {self.clip_lr}")
         z, bits = self.noise_multiplier, self._bit_noise
         if not (z / 2 < bits < math.inf or (z == 0 and bits == 0)):
             raise ValueError(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, PyTree, Sending, Sent, Variables
+from fedjax_sim.base import Array, Finite, PyTree, Sending, Sent, Variables
 from fedjax_sim.engine import tree
 
 
@@ -26,11 +24,7 @@ class noise(Sending):
         ValueError: if sigma is negative or not finite.
     """
 
-    sigma: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sigma < math.inf:
-            raise ValueError(f"sigma must be at least 0 and finite, got {self.sigma}")
+    sigma: Finite
 
     def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array

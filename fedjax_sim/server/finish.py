@@ -12,8 +12,10 @@ from fedjax_sim.base import (
     Array,
     Batch,
     ClientView,
+    Count,
     Finish,
     Model,
+    Natural,
     Need,
     Positive,
     PyTree,
@@ -85,18 +87,15 @@ class calibrated(Finish):
     """
 
     model: Model
-    classes: int
+    classes: Count
     _: dataclasses.KW_ONLY
-    samples: int = 200
-    steps: int = 100
+    samples: Count = 200
+    steps: Natural = 100
     lr: Positive = 0.1
 
     needs = (ONE_MODEL, WHOLE_MODEL, AS_IT_IS, SERVER_EVALUATED)
 
     def __post_init__(self) -> None:
-        for name, least in (("classes", 1), ("samples", 1), ("steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         features_of(self.model), kernel_of(self.model)  # raise if it has none
 
     def tell(self, server: Variables, client: ClientView) -> Moments:

@@ -13,9 +13,11 @@ from fedjax_sim.base import (
     Batch,
     ClientData,
     ClientView,
+    Count,
     Gathered,
     LocalUpdate,
     Model,
+    Natural,
     Positive,
     PyTree,
     Server,
@@ -162,18 +164,13 @@ class distilled(Server):
     """
 
     model: Model
-    steps: int = 100
+    steps: Natural = 100
     lr: Positive = 1e-3
     _: dataclasses.KW_ONLY
-    batch_size: int = 128
+    batch_size: Count = 128
 
     # It evaluates the models themselves: no rule guards it, and every row must be a model.
     needs = (WHOLE_MODEL, NOT_REFLECTED, ONLY_WEIGHED, PLAIN_MEAN)
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered

@@ -18,7 +18,7 @@ from fedjax_sim.cli.reporting.contents import sections, titles
 from fedjax_sim.cli.reporting.formats import comma_separated, latex
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, read
-from fedjax_sim.cli.reporting.tables import combined
+from fedjax_sim.cli.reporting.tables import scores
 
 PROGRAM = "fedjax_sim.report"
 LEDGER = "report.json"
@@ -115,7 +115,7 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
     with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
         folder = Path(aside)
         title, found = _title(reading), sections(reading, groups, folder)
-        tables = [combined(tuned(group) or group) for group in groups]
+        tables = [scores(tuned(group) or group, with_differences=True) for group in groups]
         texts = {
             "report.html": html(title, found, folder),
             "report.md": text(title, found),

@@ -29,9 +29,9 @@ from fedjax_sim.cli.reporting.pictures import (
 )
 from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, told_score
 from fedjax_sim.cli.reporting.tables import (
-    Cell,
     Table,
     by_client,
+    by_title,
     compared,
     differences,
     scores,
@@ -204,11 +204,11 @@ def _crossed(reading: Reading, folder: Path) -> list[Any]:
         if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
             items.append(f"{title}: every combination diverged.")
             continue
-        name = f"grid_{i}" if len(found) > 1 else "grid"
-        for kind in ("svg", "pdf"):
-            draw_grid(grid, folder / f"{name}.{kind}", title)
-        of = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
-        items.append(Drawn(name, of))
+        caption = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
+        picture = Drawn(f"grid_{i}" if len(found) > 1 else "grid", caption)
+        for path in picture.paths(folder):
+            draw_grid(grid, path, title)
+        items.append(picture)
     return items
 
 
@@ -223,11 +223,11 @@ def _partitions(reading: Reading) -> list[Any]:
             owners.setdefault(key, []).append(name)
         found = sorted(run.folder.glob("clients.[ps][nvd][gf]"))
         drawn.setdefault(frozenset(hashes), []).extend((name, path) for path in found)
-    rows = []
-    for key, names in owners.items():
-        of = "all" if 1 < len(names) == len(reading.runs) else ", ".join(names)
-        rows.append(tuple(map(Cell, (of, *key))))
-    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), tuple(rows), words=True)]
+    rows = [
+        ("all" if 1 < len(names) == len(reading.runs) else ", ".join(names), *key)
+        for key, names in owners.items()
+    ]
+    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), rows, words=True)]
     for hashes, pictures in drawn.items():
         if any(hashes < others for others in drawn):
             continue
@@ -249,9 +249,7 @@ def _settings(reading: Reading) -> Table | str:
     names = differing([*settings.values()])
     if not names:
         return "None: the runs have the same settings."
-    rows = tuple(
-        (Cell(name), *(Cell(_shown(of.get(key))) for key in names)) for name, of in settings.items()
-    )
+    rows = [(name, *(_shown(of.get(key)) for key in names)) for name, of in settings.items()]
     return Table(("run", *names), rows, words=True)
 
 
@@ -268,12 +266,15 @@ def _origin(reading: Reading) -> list[Any]:
         for name, run in reading.runs.items()
     }
     same = len({*versions.values()}) == 1
-    head = ["run", "devices", *([] if same else ["versions"]), "command"]
     rows = []
     for name, run in reading.runs.items():
         devices = run.summary.get("devices", [])
-        told = [name, f"{len(devices)} x {devices[0]}" if devices else "-"]
-        command = shlex.join(["python", "-m", "fedjax_sim.bench", *run.settings["arguments"]])
-        rows.append([*told, *([] if same else [versions[name]]), command])
-    table = Table(tuple(head), tuple(tuple(map(Cell, row)) for row in rows), words=True)
+        row = {"run": name, "devices": f"{len(devices)} x {devices[0]}" if devices else "-"}
+        if not same:
+            row["versions"] = versions[name]
+        row["command"] = shlex.join(
+            ["python", "-m", "fedjax_sim.bench", *run.settings["arguments"]]
+        )
+        rows.append(row)
+    table = by_title(rows, words=True)
     return [f"Versions: {next(iter(versions.values()))}.", table] if same else [table]

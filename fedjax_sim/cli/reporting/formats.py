@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS
-from fedjax_sim.cli.reporting.tables import MOMENTS, Cell, Table, differences, sent_bytes
+from fedjax_sim.cli.reporting.tables import MOMENTS, Best, Table, differences, sent_bytes
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that spreadsheets compute."""
@@ -23,19 +23,18 @@ LATEX = {
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown."""
-    cells = [[_markdown(cell) for cell in row] for row in table.rows]
+    """Writes a table in Markdown."""
     rule = [":--", *([":--"] if table.words else ["--:"]) * (len(table.head) - 1)]
-    head = [plain(title) for title in table.head]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *cells])
-
-
-def _markdown(cell: Cell) -> str:
-    return f"**{plain(cell.text)}**" if cell.best else plain(cell.text)
+    cells = [
+        [f"**{plain(cell)}**" if isinstance(cell, Best) else plain(cell) for cell in row]
+        for row in table.rows
+    ]
+    rows = [[plain(title) for title in table.head], rule, *cells]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plain(text: str) -> str:
-    r"""A text that Markdown shows as it is.
+    r"""Escapes a text for Markdown.
 
     >>> print(plain("a|b_c <i>"))
     a\|b\_c \<i\>
@@ -44,10 +43,10 @@ def plain(text: str) -> str:
 
 
 def latex(parts: Mapping[str, Table]) -> str:
-    """Tables of the same columns, one below the other, as a ``tabular`` of booktabs.
+    """Writes tables of the same columns, one below the other, as a ``tabular`` of booktabs.
 
     Args:
-        parts: by title; that of a single one is not shown.
+        parts: the tables by title; the title of a single table is not shown.
     """
     first = next(iter(parts.values()))
     head = first.head
@@ -65,13 +64,13 @@ def latex(parts: Mapping[str, Table]) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _latex(cell: Cell) -> str:
-    text = re.sub(r"^-(?=\d)", "$-$", escaped(cell.text)).replace(" $\\pm$ ", r" $\pm$ ")
-    return rf"\textbf{{{text}}}" if cell.best else text
+def _latex(cell: str) -> str:
+    text = re.sub(r"^-(?=\d)", "$-$", escaped(cell))
+    return rf"\textbf{{{text}}}" if isinstance(cell, Best) else text
 
 
 def escaped(text: str) -> str:
-    r"""A text that LaTeX shows as it is.
+    r"""Escapes a text for LaTeX.
 
     >>> print(escaped("50 % of a_b & {c}"))
     50 \% of a\_b \& \{c\}
@@ -80,7 +79,7 @@ def escaped(text: str) -> str:
 
 
 def comma_separated(groups: Sequence[Group]) -> str:
-    """Everything that was measured, a row for each method; an unknown number is empty."""
+    """Writes all measurements as CSV, a row for each method; an unknown number is empty."""
     rows = [row for group in groups for row in _plain_rows(group)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -102,31 +101,34 @@ def csv_cell(value: Any) -> Any:
 def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
     gains, baseline, chosen = differences(group), group.baseline, tuned(group)
     for label, trial in zip(group.labels, group.trials, strict=True):
-        one, tenth = gains.get(trial), worst_tenth(trial)
-        row: dict[str, Any] = {"method": label, "algorithm": trial.algorithm, "run": trial.run}
-        row |= group.problem._asdict()
-        row |= {"score": trial.score, "own_models": trial.own, "runs": trial.runs}
-        for moment in MOMENTS:
-            over = over_runs(trial, moment)
-            row |= {f"{moment}_mean": None, f"{moment}_std": None}
-            if over is not None:
-                row |= {f"{moment}_mean": over.mean, f"{moment}_std": over.std}
-        row["tuned"] = None if chosen is None else trial in chosen.trials
-        row["diverged_round"] = min(trial.diverged.values()) if trial.diverged else None
-        row["worst_tenth_mean"] = None if tenth is None else tenth.mean
-        row["worst_tenth_std"] = None if tenth is None else tenth.std
-        row["rounds"] = int(trial.rounds[-1]) if len(trial.rounds) else None
-        up, down = sent_bytes(trial) if len(trial.rounds) else (None, None)
-        row |= {"bytes_up": up, "bytes_down": down}
-        for key in ACROSS:
-            found = trial.across.get(key)
-            row[key] = float(found[-1].mean()) if found is not None and len(found) else None
-        row["baseline"] = None if baseline is None else group.label(baseline)
-        n = 0 if one is None else len(one.values)
-        over = Over(one.values) if one is not None and n else None
-        row["pairs"] = None if one is None else n
-        row["difference_mean"] = None if over is None else over.mean
-        row["difference_std"] = None if over is None else over.std
-        row["p"] = None if one is None else one.p
-        row["least_p"] = None if one is None or one.p is None else one.least
-        yield row
+        gain, began = gains.get(trial), len(trial.rounds) > 0
+        up, down = sent_bytes(trial) if began else (None, None)
+        last = {key: trial.across[key][-1:] for key in ACROSS if key in trial.across}
+        yield {
+            "method": label,
+            "algorithm": trial.algorithm,
+            "run": trial.run,
+            **group.problem._asdict(),
+            "score": trial.score,
+            "own_models": trial.own,
+            "runs": trial.runs,
+            **{k: v for m in MOMENTS for k, v in _moments(m, over_runs(trial, m)).items()},
+            "tuned": None if chosen is None else trial in chosen.trials,
+            "diverged_round": min(trial.diverged.values(), default=None),
+            **_moments("worst_tenth", worst_tenth(trial)),
+            "rounds": int(trial.rounds[-1]) if began else None,
+            "bytes_up": up,
+            "bytes_down": down,
+            **{key: float(last[key].mean()) if len(last.get(key, ())) else None for key in ACROSS},
+            "baseline": None if baseline is None else group.label(baseline),
+            "pairs": None if gain is None else len(gain.values),
+            **_moments("difference", Over(gain.values) if gain and len(gain.values) else None),
+            "p": None if gain is None else gain.p,
+            "least_p": None if gain is None or gain.p is None else gain.least,
+        }
+
+
+def _moments(name: str, over: Over | None) -> dict[str, float | None]:
+    if over is None:
+        return {f"{name}_mean": None, f"{name}_std": None}
+    return {f"{name}_mean": over.mean, f"{name}_std": over.std}

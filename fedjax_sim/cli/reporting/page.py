@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_sim.cli.reporting.contents import Embedded, Section
 from fedjax_sim.cli.reporting.formats import markdown, plain
 from fedjax_sim.cli.reporting.pictures import Drawn
-from fedjax_sim.cli.reporting.tables import Table
+from fedjax_sim.cli.reporting.tables import Best, Table
 
 GENERATOR = "fedjax_sim.report"
 STYLE = """
@@ -112,12 +112,13 @@ def _table(table: Table) -> ET.Element:
     for cells in table.rows:
         row = _add(rows, "tr")
         for cell in cells:
-            said = cell is not cells[0] and cell.text[:1].isalpha()  # words need not be in a line
-            within = _add(
-                row, "td", "" if cell.best else cell.text, **({"class": "said"} if said else {})
-            )
-            if cell.best:
-                _add(within, "strong", cell.text)
+            within = _add(row, "td")
+            if cell is not cells[0] and cell[:1].isalpha():  # words may break into lines
+                within.set("class", "said")
+            if isinstance(cell, Best):
+                _add(within, "strong", cell)
+            else:
+                within.text = _visible(cell)
     return around
 
 

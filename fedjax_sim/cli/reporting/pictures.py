@@ -23,6 +23,7 @@ MOST = 12
 """Methods in one picture: more cannot be told apart."""
 
 BINS = 20
+CURVES = "The score by rounds and by what they cost; bands: ± std"
 
 POINTS = 500
 """Evaluations that a curve shows at most, evenly spread."""
@@ -38,6 +39,10 @@ class Drawn(NamedTuple):
 
     name: str
     caption: str
+
+    def paths(self, folder: Path) -> list[Path]:
+        """Returns the paths of its files in a folder."""
+        return [folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")]
 
 
 Styles = Mapping[str, Mapping[str, Any]]
@@ -82,13 +87,12 @@ def draw_curves(
             for label, trial in zip(labels, trials, strict=True)
         ]
         lines = [line for line in lines if len(line.rounds)]
-        name = f"curves{mark}{part}"
-        for kind in ("svg", "pdf") if lines else ():
-            path, first = folder / f"{name}.{kind}", trials[0]
-            draw_series(lines, path, first.score, first.metric, _fit(title, 100))
-        drawn += [Drawn(name, "The score by rounds and by what they cost; bands: ± std")] * bool(
-            lines
-        )
+        if lines:
+            score, metric, head = trials[0].score, trials[0].metric, _fit(title, 100)
+            found = Drawn(f"curves{mark}{part}", CURVES)
+            for path in found.paths(folder):
+                draw_series(lines, path, score, metric, head)
+            drawn.append(found)
     return drawn
 
 
@@ -97,10 +101,11 @@ def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Draw
     drawn = []
     for part, labels, trials in _parts(group):
         shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
-        name = f"clients{mark}{part}"
-        for kind in ("svg", "pdf") if shown else ():
-            draw_histograms(shown, folder / f"{name}.{kind}", _fit(title, 100))
-        drawn += [Drawn(name, "Clients by their score after the last round")] * bool(shown)
+        if shown:
+            found = Drawn(f"clients{mark}{part}", "Clients by their score after the last round")
+            for path in found.paths(folder):
+                draw_histograms(shown, path, _fit(title, 100))
+            drawn.append(found)
     return drawn
 
 

@@ -1,15 +1,15 @@
-"""The tables of a report: what stands in them."""
+"""The tables of a report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim.base import Metric
-from fedjax_sim.cli.report import byte_unit, digits, to_target
+from fedjax_sim.cli.report import byte_unit, in_unit, number, target_text, to_target, with_std
 from fedjax_sim.cli.reporting.compare import (
     Difference,
     Group,
@@ -25,88 +25,83 @@ from fedjax_sim.cli.reporting.read import Floats, Trial
 MOMENTS: tuple[Moment, ...] = ("final", "validated", "validation")
 
 
-class Cell(NamedTuple):
-    """What stands in a table.
+class Best(str):
+    """The text of a cell that is the best of its column."""
 
-    Attributes:
-        text: plain.
-        best: whether it is the best of its column.
-    """
-
-    text: str
-    best: bool = False
+    __slots__ = ()
 
 
 class Table(NamedTuple):
     """A table.
 
     Attributes:
-        head: the titles of its columns; the first is of names, the others of numbers.
-        rows: of cells.
-        words: whether other columns are of words too.
+        head: the titles of its columns; the first column has names, the others have numbers.
+        rows: texts, see :class:`Best`.
+        words: whether other columns have words too.
     """
 
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
     words: bool = False
 
 
-def number(value: float, metric: Metric, beside: float | None = None) -> str:
-    """A score; of a spread, with as many places as the mean beside it.
-
-    >>> number(0.9123, Metric(percent=True)), number(2903.416, Metric())
-    ('91.23', '2,903')
-    """
-    return f"{100 * value:.2f}" if metric.percent else digits(value, beside)
+def by_title(rows: Sequence[Mapping[str, str]], *, words: bool = False) -> Table:
+    """Returns the table of rows whose cells are given by the titles of the columns."""
+    head = tuple(dict.fromkeys(title for row in rows for title in row))
+    return Table(head, [[row.get(title, "-") for title in head] for row in rows], words)
 
 
-def told(over: Over | None, metric: Metric) -> str:
-    """A score over runs; in words if there is none.
+def over_text(over: Over | None, metric: Metric) -> str:
+    """Writes a score over runs; in words if there is none.
 
-    >>> told(Over(np.array([0.5, np.nan, 0.7])), Metric(percent=True))
+    >>> over_text(Over(np.array([0.5, np.nan, 0.7])), Metric(percent=True))
     '60.00 ± 10.00 (2 of 3 runs)'
     """
     if over is None:
         return "-"
-    known = int(np.isfinite(over.values).sum())
+    runs, known = len(over.values), int(np.isfinite(over.values).sum())
     if over.diverged or not known:
         return over.diverged or "not known"
-    spread = f" ± {number(over.std, metric, over.mean)}" if len(over.values) > 1 else ""
-    some = f" ({known} of {len(over.values)} runs)" if known < len(over.values) else ""
-    return number(over.mean, metric) + spread + some
+    score = with_std(over.mean, over.std, metric) if runs > 1 else number(over.mean, metric)
+    return score + (f" ({known} of {runs} runs)" if known < runs else "")
 
 
-def scores(group: Group) -> Table:
-    """Scores and traffic of a group's methods."""
-    trials = group.trials
-    metric = trials[0].metric
-    overs = {m: [over_runs(t, m) for t in trials] for m in MOMENTS}
+def scores(group: Group, *, with_differences: bool = False) -> Table:
+    """Returns the scores and the traffic of a group's methods.
+
+    Args:
+        group: the trials.
+        with_differences: whether the differences to the baseline stand between them, for a paper.
+    """
+    trials, metric = group.trials, group.trials[0].metric
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
-    sent = [sent_bytes(t) for t in trials]
-    size, unit = byte_unit(b for pair in sent for b in pair)
-    places = 0 if size == "B" else 1
-    percent = " %" * metric.percent
-    head = ("method", "runs", *(m + percent for m in moments), "rounds", f"{size} up",
-            f"{size} down", "traffic/FedAvg")  # fmt: skip
+    overs = {m: [over_runs(t, m) for t in trials] for m in moments}
     best = {m: _best(overs[m], metric) for m in moments}
+    size = byte_unit(sent for trial in trials for sent in sent_bytes(trial))
+    found = differences(group)
     rows = []
     for i, trial in enumerate(trials):
+        row = {"method": group.label(trial), "runs": str(trial.runs)}
+        for moment in moments:
+            text = over_text(overs[moment][i], metric)
+            row[moment + " %" * metric.percent] = Best(text) if i in best[moment] else text
+        if with_differences:
+            one = found.get(trial)
+            known = one is not None and len(one.values) > 0
+            row["difference"] = _gain(one, metric) if one is not None and known else "-"
+            row["p"] = chance(one.p) if one is not None and known else "-"
+        began = len(trial.rounds) > 0
         ratio = trial.summary.get("traffic_ratio")
-        rows.append(
-            (
-                Cell(group.label(trial)),
-                Cell(str(trial.runs)),
-                *(Cell(told(overs[m][i], metric), i in best[m]) for m in moments),
-                Cell(str(trial.rounds[-1]) if len(trial.rounds) else "-"),
-                *(Cell(f"{b / unit:,.{places}f}" if len(trial.rounds) else "-") for b in sent[i]),
-                Cell("-" if ratio is None else f"{ratio:.3f}"),
-            )
-        )
-    return Table(head, tuple(rows))
+        row["rounds"] = str(trial.rounds[-1]) if began else "-"
+        for way, sent in zip(("up", "down"), sent_bytes(trial), strict=True):
+            row[f"{size} {way}"] = in_unit(sent, size) if began else "-"
+        row["traffic/FedAvg"] = "-" if ratio is None else f"{ratio:.3f}"
+        rows.append(row)
+    return by_title(rows)
 
 
 def _best(overs: Sequence[Over | None], metric: Metric) -> set[int]:
-    """The best of several means; those that look alike are alike."""
+    """Returns the places of the best mean; means with the same text are equal."""
     means = {i: o.mean for i, o in enumerate(overs) if o is not None and not math.isnan(o.mean)}
     if len(means) < 2:
         return set()
@@ -115,7 +110,7 @@ def _best(overs: Sequence[Over | None], metric: Metric) -> set[int]:
 
 
 def sent_bytes(trial: Trial) -> tuple[float, float]:
-    """Up and down in all rounds, the mean over runs."""
+    """Returns the bytes up and down in all rounds, the mean over runs."""
     if not len(trial.rounds):
         return 0.0, 0.0
     up, down = trial.sent[:, -1].mean(axis=1).tolist()
@@ -123,7 +118,7 @@ def sent_bytes(trial: Trial) -> tuple[float, float]:
 
 
 def differences(group: Group) -> dict[Trial, Difference]:
-    """Of each method to the baseline, if the group has it and others."""
+    """Returns the difference of each other method to the baseline; empty without a baseline."""
     if group.baseline is None:
         return {}
     moment = decisive(group.trials)
@@ -132,40 +127,47 @@ def differences(group: Group) -> dict[Trial, Difference]:
 
 
 def compared(group: Group) -> Table:
-    """The differences to the baseline; they need one."""
+    """Returns the differences to the baseline; the group must have one."""
     metric = group.trials[0].metric
-    points = " (points)" if metric.percent else ""
-    head = ("method", "pairs", "of them equal", f"difference{points}", "p", "least p of so many")
     rows = []
     for trial, found in differences(group).items():
         n = len(found.values)
-        over = Over(found.values) if n else None
-        p = "-" if found.p is None else chance(found.p)
-        least = "-" if found.p is None or found.least is None else chance(found.least)
-        gain = "no pairs" if over is None else _signed(told(over, metric))
+        gain = _gain(found, metric) if n else "no pairs"
         for one, whose in ((trial, ""), (group.baseline, "baseline ")):
             if one is not None and one.diverged:
-                gain = whose + told(over_runs(one, "final"), metric)
+                gain = whose + over_text(over_runs(one, "final"), metric)
                 break
-        rows.append((group.label(trial), str(n), str(found.equal) if n else "-", gain, p, least))
-    return Table(head, tuple(tuple(map(Cell, row)) for row in rows))
+        rows.append(
+            {
+                "method": group.label(trial),
+                "pairs": str(n),
+                "of them equal": str(found.equal) if n else "-",
+                f"difference{' (points)' * metric.percent}": gain,
+                "p": chance(found.p),
+                "least p of so many": chance(None if found.p is None else found.least),
+            }
+        )
+    return by_title(rows)
 
 
-def _signed(text: str) -> str:
+def _gain(found: Difference, metric: Metric) -> str:
+    text = over_text(Over(found.values), metric)
     return text if text.startswith("-") else f"+{text}"
 
 
-def chance(p: float) -> str:
-    """A p-value.
+def chance(p: float | None) -> str:
+    """Writes a p-value.
 
-    >>> chance(0.0625), chance(1), chance(1e-7)
-    ('0.0625', '1', '< 0.0001')
+    >>> chance(0.0625), chance(1), chance(1e-7), chance(None)
+    ('0.0625', '1', '< 0.0001', '-')
     """
+    if p is None:
+        return "-"
     return f"{p:.3g}" if p >= 1e-4 else "< 0.0001"
 
 
 def by_client(group: Group) -> Table | None:
-    """How the clients fare; None without scores of theirs."""
+    """Returns statistics of the clients' scores; None if there are no such scores."""
     metric = group.trials[0].metric
     rows = []
     for trial in group.trials:
@@ -173,11 +175,16 @@ def by_client(group: Group) -> Table | None:
         if tenth is not None:
             every = [of[~np.isnan(of)] for of in trial.by_client]
             worst = np.max if metric.best == "lowest" else np.min
-            cells = (_over(every, np.mean), tenth, _over(every, worst), _over(every, np.std))
-            rows.append((group.label(trial), *(told(cell, metric) for cell in cells)))
-    percent = " %" * metric.percent
-    head = ("method", *(f"{name}{percent}" for name in ("mean", "worst tenth", "worst", "std")))
-    return Table(head, tuple(tuple(map(Cell, row)) for row in rows)) if rows else None
+            cells = {
+                "mean": _over(every, np.mean),
+                "worst tenth": tenth,
+                "worst": _over(every, worst),
+                "std": _over(every, np.std),
+            }
+            percent = " %" * metric.percent
+            texts = {f"{name}{percent}": over_text(of, metric) for name, of in cells.items()}
+            rows.append({"method": group.label(trial)} | texts)
+    return by_title(rows) if rows else None
 
 
 def _over(every: Sequence[Floats], of: Callable[[Floats], float]) -> Over:
@@ -185,33 +192,13 @@ def _over(every: Sequence[Floats], of: Callable[[Floats], float]) -> Over:
 
 
 def targets(group: Group) -> Table | None:
-    """What it took to reach the targets; None without one."""
+    """Returns rounds, traffic and seconds until the targets; None if no method has a target."""
     metric = group.trials[0].metric
-    size, unit = byte_unit(b for trial in group.trials for b in sent_bytes(trial))
-    rows = []
-    for trial in group.trials:
-        if "target" in trial.summary:
-            aim = trial.summary["target"]
-            text = f"{100 * aim:g} %" if metric.percent else digits(aim)
-            reached = to_target(trial.summary, unit, 0 if size == "B" else 1)
-            rows.append((group.label(trial), text, *reached))
-    head = ("method", "target", "rounds", size, "seconds")[: max(map(len, rows), default=0)]
-    told = (map(Cell, (*row, *["-"] * (len(head) - len(row)))) for row in rows)
-    return Table(head, tuple(map(tuple, told))) if rows else None
-
-
-def combined(group: Group) -> Table:
-    """Scores with the differences beside them, for a paper."""
-    table, found = scores(group), differences(group)
-    metric = group.trials[0].metric
-    n = len(table.head)
-    head = (*table.head[: n - 4], "difference", "p", *table.head[n - 4 :])
-    rows = []
-    for trial, row in zip(group.trials, table.rows, strict=True):
-        one = found.get(trial)
-        gain, p = "-", "-"
-        if one is not None and len(one.values):
-            gain = _signed(told(Over(one.values), metric))
-            p = "-" if one.p is None else chance(one.p)
-        rows.append((*row[: n - 4], Cell(gain), Cell(p), *row[n - 4 :]))
-    return Table(head, tuple(rows))
+    size = byte_unit(b for trial in group.trials for b in sent_bytes(trial))
+    rows = [
+        {"method": group.label(trial), "target": target_text(trial.summary["target"], metric)}
+        | to_target(trial.summary, size)
+        for trial in group.trials
+        if "target" in trial.summary
+    ]
+    return by_title(rows) if rows else None

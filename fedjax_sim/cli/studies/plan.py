@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -17,7 +16,7 @@ from fedjax_sim.base.spelling import hint
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.config import GROUPS, Config
-from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.written import written
@@ -110,7 +109,7 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     try:
         with trusting(trust):
             return _study(given)
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -166,10 +165,8 @@ def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:
     for row, text in named.items():
         if not isinstance(text, str):
             raise ValueError(f"methods.{row} must be a text as --algo takes it, got {text!r}")
-        try:
+        with naming(f"methods.{row}"):
             rows[row] = written(text)
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(f"methods.{row}: {error}") from error
     return rows
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Metric
 from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.loading import read_summary
+from fedjax_sim.cli.report import with_std
 from fedjax_sim.cli.reporting.compare import paired
 from fedjax_sim.cli.reporting.formats import csv_cell, latex, markdown
-from fedjax_sim.cli.reporting.tables import Cell, Table, number
+from fedjax_sim.cli.reporting.tables import Best, Table
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies import plan
 
@@ -146,15 +147,15 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
         (baseline,) = (row for row in inside if row.method == study.baseline)
         best = best_of(inside)
         for row in inside:
-            told = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
+            named = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
-                lines.append((*map(Cell, told), *map(Cell, ("-", "diverged", "-", "-", "-"))))
+                lines.append([*named, "-", "diverged", "-", "-", "-"])
                 continue
             score = shown_score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
-            numbers = *_compared(row, baseline), f"{row.megabytes:,.1f}"
-            named = map(Cell, (*told, row.setting))
-            lines.append((*named, Cell(score, row is best), *map(Cell, numbers)))
-    return Table(head, tuple(lines), words=True)
+            score = Best(score) if row is best else score
+            numbers = [*_compared(row, baseline), f"{row.megabytes:,.1f}"]
+            lines.append([*named, row.setting, score, *numbers])
+    return Table(head, lines, words=True)
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
@@ -173,8 +174,7 @@ def shown_score(row: Row) -> str:
     known = row.scores[np.isfinite(row.scores)]
     if not len(known):
         return "-"
-    mean, std = float(known.mean()), float(known.std())
-    return f"{number(mean, row.metric)} ± {number(std, row.metric, mean)}"
+    return with_std(float(known.mean()), float(known.std()), row.metric)
 
 
 def _compared(row: Row, baseline: Row) -> tuple[str, str]:

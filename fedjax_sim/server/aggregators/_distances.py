@@ -5,27 +5,23 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Count, Need, Positive, PyTree, Variables
+from fedjax_sim.base import Array, Count, Minority, Need, Positive, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.server.aggregators._order import coordinate_median
-from fedjax_sim.server.aggregators._rows import Rule, check_share, enough, share_of, trainable
+from fedjax_sim.server.aggregators._rows import Rule, enough, share_of, trainable
 
 
 class _Krum(Rule):
     """The mean of the rows with the smallest scores."""
 
-    byzantine: float | Array = 0.2
-
-    def __post_init__(self) -> None:
-        check_share("byzantine", self.byzantine)
+    byzantine: Minority | Array = 0.2
 
     @property
     def needs(self) -> tuple[Need, ...]:
         return enough("byzantine", self.byzantine, lambda f: 2 * f + 3)
 
     @property
-    def keep(self) -> int | None:
-        """The number of rows to average; None: n - f."""
+    def keep(self) -> int | None:  # the number of rows to average; None: n - f
         return 1
 
     def _reduce(self, stacked: PyTree, weights: Array, /) -> PyTree:
@@ -197,10 +193,7 @@ class caf(Rule):
     [2.0]
     """
 
-    byzantine: float | Array = 0.2
-
-    def __post_init__(self) -> None:
-        check_share("byzantine", self.byzantine)
+    byzantine: Minority | Array = 0.2
 
     @property
     def needs(self) -> tuple[Need, ...]:

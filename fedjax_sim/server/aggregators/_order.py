@@ -7,9 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Need, PyTree
+from fedjax_sim.base import Array, Minority, Need, PyTree
 from fedjax_sim.engine import tree
-from fedjax_sim.server.aggregators._rows import Rule, check_share, enough, in_floats, share_of
+from fedjax_sim.server.aggregators._rows import Rule, enough, in_floats, share_of
 
 
 @in_floats
@@ -60,10 +60,7 @@ class trimmed_mean(Rule):
     Array(3., dtype=float32)
     """
 
-    beta: float | Array = 0.2
-
-    def __post_init__(self) -> None:
-        check_share("beta", self.beta)
+    beta: Minority | Array = 0.2
 
     @property
     def needs(self) -> tuple[Need, ...]:

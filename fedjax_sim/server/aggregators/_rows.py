@@ -86,16 +86,6 @@ def trainable(model: PyTree) -> PyTree:
     return model.params if isinstance(model, Variables) else model
 
 
-def check_share(name: str, share: float | Array) -> None:
-    """Rejects a share of malicious rows that no rule withstands.
-
-    Raises:
-        ValueError: if it is not in [0, 0.5).
-    """
-    if not isinstance(share, Array) and not 0 <= share < 0.5:
-        raise ValueError(f"{name} must be in [0, 0.5), got {share}")
-
-
 def share_of(present: Array, share: float | Array, rows: int) -> Array:
     """Returns a share of the present rows as a number of rows, rounded down: ``int32[]``.
 

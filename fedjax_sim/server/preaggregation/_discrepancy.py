@@ -12,10 +12,10 @@ from fedjax_sim.base import (
     ClientData,
     Cohort,
     Count,
+    NonNegative,
     PreAggregation,
     SetupTraffic,
     Variables,
-    concrete,
     for_classes,
 )
 from fedjax_sim.engine import tree
@@ -59,16 +59,13 @@ class discrepancy(PreAggregation):
     """
 
     classes: Count
-    a: float = 0.5
-    b: float = 0.1
+    a: NonNegative = 0.5
+    b: NonNegative = 0.1
     distance: Discrepancy = "kl"
 
     weighs = True
 
     def __post_init__(self) -> None:
-        for name, value in (("a", self.a), ("b", self.b)):
-            if concrete(value) and not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
         if self.distance not in ("kl", "l2"):
             raise ValueError(f"distance must be 'kl' or 'l2', got {self.distance!r}")
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Cohort, Count, Need, PreAggregation, PyTree, Variables
+from fedjax_sim.base import Array, Cohort, Count, Minority, Need, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
-from fedjax_sim.server.aggregators._rows import check_share, enough, share_of, trainable
+from fedjax_sim.server.aggregators._rows import enough, share_of, trainable
 
 
 def _read_before(parts: Any) -> bool:
@@ -65,10 +65,7 @@ class nearest_neighbour_mixing(PreAggregation):
         [1.0, 1.0, 1.0, 31.0]
     """
 
-    byzantine: float | Array = 0.2
-
-    def __post_init__(self) -> None:
-        check_share("byzantine", self.byzantine)
+    byzantine: Minority | Array = 0.2
 
     @property
     def needs(self) -> tuple[Need, ...]:
