@@ -374,6 +374,12 @@ def rooted(federation: Federation) -> fs.ClientData:
 
 
 @pytest.fixture(scope="session")
+def net() -> fs.Model:
+    """One hidden layer, of 4 features."""
+    return fs.models.mlp((6,), 3, widths=(4,))
+
+
+@pytest.fixture(scope="session")
 def models(federation: Federation) -> dict[str, fs.Model]:
     shape = federation.data.x.shape[1:]
     build: dict[str, Callable[[], fs.Model]] = {

@@ -284,7 +284,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: redistribution.learned(penalty=float("nan")),
         "penalty must be positive, got nan",
     ),
-    "lr": (lambda: redistribution.learned(lr=-0.1), "lr must not be negative, got -0.1"),
+    "peers": (lambda: redistribution.learned(peers=0), "peers must be at least 1, got 0"),
+    "lr": (lambda: redistribution.learned(lr=-0.1), "lr must be at least 0, got -0.1"),
     "not called": (
         lambda: made().replace(redistribution=redistribution.learned),
         "redistribution must be a function, got the class learned: use learned(...)",
@@ -293,6 +294,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: made().replace(schedule=schedule.delayed(NODES, 3)),
         "redistribution learned() needs a schedule without a server, schedule is delayed(7, 3): "
         "use schedule=serverless(m)",
+    ),
+    "RADFed": (
+        lambda: fs.radfed(local(), clients_per_round=4).replace(redistribution=LEARNED),
+        "redistribution learned() needs a schedule without a server, schedule is delayed(4, 5)",
     ),
     "phase shift": (
         lambda: fs.phase_shift(local(), clients_per_round=4).replace(redistribution=LEARNED),

@@ -28,11 +28,6 @@ _shuffled = jax.jit(shuffled, static_argnums=2)
 
 
 @pytest.fixture(scope="module")
-def net() -> fs.Model:
-    return fs.models.mlp((6,), 3, widths=(4,))
-
-
-@pytest.fixture(scope="module")
 def rooted(federation: Federation) -> ClientData:
     """70 samples that clients have too, and the five that none has: these are large."""
     data = federation.data

@@ -22,26 +22,15 @@ from conftest import (
     play,
     play_numbers,
 )
-from oracle import Layers, layers_of, loss_and_gradient
+from fed import COHORT, LR, ONE, STEPS, Fed, local_of
+from oracle import Layers, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
 from fedjax_sim import algorithms, terms
 from fedjax_sim.base import ClientView, Gathered, LocalInfo
 
-LR, ROUNDS, COHORT, STEPS = 0.2, 3, 3, 2
-ONE = fs.make_execution(devices=1)
+ROUNDS = 3
 ALPHA, MU, TEMPERATURE, BETA, TAU, RHO, EPS = 0.3, 0.7, 0.4, 0.6, 0.8, 0.3, 1e-3
-
-
-@pytest.fixture(scope="module")
-def net() -> fs.Model:
-    """One hidden layer."""
-    return fs.models.mlp((6,), 3, widths=(4,))
-
-
-def local_of(net: fs.Model) -> fs.LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), batch_size=40, epochs=STEPS)
 
 
 def forward(layers: Layers, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,10 +64,6 @@ def slope(loss: Callable[[Layers], float], layers: Layers, far: float = 1e-6) ->
     return out
 
 
-def plus(a: Layers, b: Layers, factor: float = 1.0) -> Layers:
-    return [u + factor * v for u, v in zip(a, b, strict=True)]
-
-
 def norm(a: Layers) -> float:
     return float(np.sqrt(sum((v * v).sum() for v in a)))
 
@@ -87,45 +72,6 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     size = np.maximum((a * a).sum(axis=1) * (b * b).sum(axis=1), 1e-16)
     out: np.ndarray = (a * b).sum(axis=1) / np.sqrt(size)
     return out
-
-
-class Fed:
-    """A run, client by client: FedAvg of what the methods below change."""
-
-    equal = False
-
-    def __init__(self, data: Any, initial: Layers) -> None:
-        self.data, self.server = data, initial
-        self.begin(initial)
-
-    def begin(self, initial: Layers) -> None:
-        """What a method keeps."""
-
-    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
-        return loss_and_gradient(layers, x, y)[1]
-
-    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
-        """What a client keeps, or sends besides."""
-
-    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
-        total = [np.zeros_like(w) for w in self.server]
-        for update, share in zip(updates, shares, strict=True):
-            total = plus(total, update, share)
-        return total
-
-    def round(self, cohort: list[int]) -> Layers:
-        updates, sizes = [], []
-        for k in cohort:
-            rows = np.asarray(self.data.index[self.data.start[k] : self.data.start[k + 1]])
-            x, y = np.asarray(self.data.x, np.float64)[rows], np.asarray(self.data.y)[rows]
-            layers = [w.copy() for w in self.server]
-            for _ in range(STEPS):
-                layers = plus(layers, self.direction(k, layers, x, y), -LR)
-            self.end(k, layers, x, y)
-            updates.append(plus(layers, self.server, -1))
-            sizes.append(1 if self.equal else len(rows))
-        self.server = plus(self.server, self.step(updates, np.array(sizes) / sum(sizes)))
-        return self.server
 
 
 class OfAnotherLoss(Fed):
@@ -144,15 +90,14 @@ class FedDyn(Fed):
     equal = True
 
     def begin(self, initial: Layers) -> None:
-        zeros = [np.zeros_like(w) for w in initial]
-        self.h, self.own = zeros, [zeros] * self.data.clients
+        self.h, self.kept = zeros(initial), [zeros(initial)] * self.data.clients
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
-        pulled = plus(super().direction(k, layers, x, y), self.own[k], -1)
+        pulled = plus(super().direction(k, layers, x, y), self.kept[k], -1)
         return plus(pulled, plus(layers, self.server, -1), ALPHA)
 
     def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
-        self.own[k] = plus(self.own[k], plus(layers, self.server, -1), -ALPHA)
+        self.kept[k] = plus(self.kept[k], plus(layers, self.server, -1), -ALPHA)
 
     def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
         for update in updates:
@@ -167,9 +112,8 @@ class FedADMM(Fed):
     rate = COHORT / 8  # of as many clients
 
     def begin(self, initial: Layers) -> None:
-        zeros = [np.zeros_like(w) for w in initial]
-        self.own = dict.fromkeys(range(self.data.clients), initial)
-        self.dual = dict.fromkeys(range(self.data.clients), zeros)
+        self.kept = dict.fromkeys(range(self.data.clients), initial)
+        self.dual = dict.fromkeys(range(self.data.clients), zeros(initial))
         self.sent: list[Layers] = []
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
@@ -178,9 +122,9 @@ class FedADMM(Fed):
 
     def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
         dual = plus(self.dual[k], plus(layers, self.server, -1), ALPHA)
-        changes = plus(layers, self.own[k], -1), plus(dual, self.dual[k], -1)
+        changes = plus(layers, self.kept[k], -1), plus(dual, self.dual[k], -1)
         self.sent.append(plus(*changes, 1 / ALPHA))
-        self.own[k], self.dual[k] = layers, dual
+        self.kept[k], self.dual[k] = layers, dual
 
     def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
         sent, self.sent = self.sent, []
@@ -308,7 +252,7 @@ class FedCM(Fed):
     equal = True
 
     def begin(self, initial: Layers) -> None:
-        self.delta: Layers = [np.zeros_like(w) for w in initial]
+        self.delta: Layers = zeros(initial)
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
         slope = super().direction(k, layers, x, y)
@@ -336,7 +280,7 @@ class MimeLite(Fed):
     """The momentum of the server, in every step."""
 
     def begin(self, initial: Layers) -> None:
-        self.momentum: Layers = [np.zeros_like(w) for w in initial]
+        self.momentum: Layers = zeros(initial)
         self.sent: list[tuple[int, Layers]] = []
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
@@ -361,7 +305,7 @@ class DiLoCo(Fed):
     equal = True
 
     def begin(self, initial: Layers) -> None:
-        self.outer: Layers = [np.zeros_like(w) for w in initial]
+        self.outer: Layers = zeros(initial)
         self.inner = dict.fromkeys(range(self.data.clients), self.outer)
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:

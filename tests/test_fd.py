@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import Federation, assert_trees, play
+from fed import ONE, local_of, samples
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -20,25 +21,14 @@ from fedjax_sim import algorithms, terms
 from fedjax_sim.base import Batch, Context
 
 LR, ROUNDS, COHORT, STEPS, GAMMA, CLASSES = 0.3, 6, 5, 2, 1.5, 3
-ONE = fs.make_execution(devices=1)
-
-
-def local_of(model: fs.Model) -> fs.LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=40, epochs=STEPS)
 
 
 def made(model: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm:
     given: dict[str, Any] = {"classes": CLASSES, "distill_weight": GAMMA} | options
     risk = fs.empirical_risk(model)
     return algorithms.fd(
-        local_of(model), clients_per_round=clients, model=model, objective=risk, **given,
+        local_of(model, LR), clients_per_round=clients, model=model, objective=risk, **given,
     ).on(ONE)  # fmt: skip
-
-
-def samples(data: fs.ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.asarray(data.index[data.start[k] : data.start[k + 1]])
-    return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
 
 
 def outputs(layers: Layers, x: np.ndarray) -> np.ndarray:

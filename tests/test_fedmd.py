@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import Federation, assert_trees, play
+from fed import ONE, local_of, samples
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -24,21 +25,15 @@ from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.streams import Client, stream
 
 LR, DIGEST, ROUNDS, COHORT, STEPS, EPOCHS = 0.3, 0.02, 4, 5, 2, 3
-ONE = fs.make_execution(devices=1)
-
-
-def local_of(model: fs.Model) -> fs.LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    return fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=40, epochs=STEPS)
 
 
 def made(model: fs.Model, clients: int = COHORT, **options: Any) -> fs.Algorithm:
     given: dict[str, Any] = {
         "classes": 3, "public_samples": 9, "digest_epochs": EPOCHS, "digest_lr": DIGEST, **options,
     }  # fmt: skip
-    return algorithms.fedmd(local_of(model), clients_per_round=clients, model=model, **given).on(
-        ONE
-    )
+    return algorithms.fedmd(
+        local_of(model, LR), clients_per_round=clients, model=model, **given
+    ).on(ONE)
 
 
 def logits(layers: Layers, x: np.ndarray) -> np.ndarray:
@@ -64,11 +59,6 @@ def digested(
                 for w, a, b in zip(layers, m, v, strict=True)
             ]
     return layers
-
-
-def samples(data: ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.asarray(data.index[data.start[k] : data.start[k + 1]])
-    return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
 
 
 @pytest.mark.parametrize(("cohort", "known"), [(COHORT, 9), (8, 3)])

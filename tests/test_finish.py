@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import Federation, assert_trees, known, play
+from fed import COHORT, LR, ONE, STEPS, local_of
 from oracle import Layers, average, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
@@ -19,23 +19,10 @@ from fedjax_sim import algorithms, finish
 from fedjax_sim.engine import streams
 from fedjax_sim.server.finish import Moments, draw_features
 
-LR, ROUNDS, COHORT, STEPS = 0.2, 3, 3, 2
-ONE = fs.make_execution(devices=1)
+ROUNDS = 3
 CALIBRATION: dict[str, Any] = {
     "virtual_samples": 7, "calibration_steps": 4, "calibration_lr": 0.3,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def net() -> fs.Model:
-    """One hidden layer, of 4 features."""
-    return fs.models.mlp((6,), 3, widths=(4,))
-
-
-def local_of(net: fs.Model, **options: Any) -> fs.LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    given = {"batch_size": 40, "epochs": STEPS} | options
-    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
 
 
 def made(net: fs.Model, **options: Any) -> fs.Algorithm:

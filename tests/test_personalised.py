@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import Federation, assert_trees, first_weights, make_federation, play_numbers
-from oracle import Layers, average, layers_of, loss_and_gradient, plus
+from fed import COHORT, LR, ONE, STEPS, Fed, local_of, samples
+from oracle import Layers, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
 from fedjax_sim import adaptation, algorithms
@@ -21,71 +21,20 @@ from fedjax_sim.base import LocalUpdate
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine import streams
 
-LR, ROUNDS, COHORT, STEPS = 0.2, 3, 3, 2
-ONE = fs.make_execution(devices=1)
+ROUNDS = 3
 RATE = 0.3  # of a client's own steps
 ALPHA, LAM, GAMMA, MIX_LR = 0.9, 1.3, 0.7, 20.0
 ENVELOPE = {"lam": LAM, "inner_steps": 3, "inner_lr": RATE}
-
-
-@pytest.fixture(scope="module")
-def net() -> fs.Model:
-    """One hidden layer."""
-    return fs.models.mlp((6,), 3, widths=(4,))
-
-
-def local_of(net: fs.Model, **options: Any) -> LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    given = {"batch_size": 40, "epochs": STEPS} | options
-    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
 
 
 def slope(layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
     return loss_and_gradient(layers, x, y)[1]
 
 
-class Fed:
-    """A run, client by client: FedAvg of what the methods below change."""
-
-    equal = True
-
-    def __init__(self, data: Any, initial: Layers) -> None:
-        self.data, self.server = data, initial
-        self.begin(initial)
-
-    def begin(self, initial: Layers) -> None:
-        """What the clients keep."""
-
-    def samples(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.asarray(self.data.index[self.data.start[k] : self.data.start[k + 1]])
-        return np.asarray(self.data.x, np.float64)[rows], np.asarray(self.data.y)[rows]
-
-    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
-        return slope(layers, x, y)
-
-    def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
-        layers = self.server
-        for _ in range(STEPS):
-            layers = plus(layers, self.direction(k, layers, x, y), -LR)
-        return layers
-
-    def absorb(self, mean: Layers) -> Layers:
-        return mean
-
-    def round(self, cohort: list[int]) -> None:
-        ends = [self.visit(k, *self.samples(k)) for k in cohort]
-        sizes = [1.0 if self.equal else float(len(self.samples(k)[1])) for k in cohort]
-        self.server = self.absorb(average(ends, sizes))
-
-    def own(self, k: int) -> Layers:
-        """The model that client k uses."""
-        raise NotImplementedError
-
-
 class PerFedAvg(Fed):
     """The gradient after a step, and what a client makes of the server's model."""
 
-    hessian, steps = False, 1
+    equal, hessian, steps = True, False, 1
 
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
         there = slope(plus(layers, slope(layers, x, y), -RATE), x, y)
@@ -98,7 +47,7 @@ class PerFedAvg(Fed):
     def own(self, k: int) -> Layers:
         layers = self.server
         for _ in range(self.steps):
-            layers = plus(layers, slope(layers, *self.samples(k)), -RATE)
+            layers = plus(layers, slope(layers, *samples(self.data, k)), -RATE)
         return layers
 
 
@@ -111,6 +60,8 @@ class PerFedAvgHF(PerFedAvg):
 class PFedMe(Fed):
     """Gradients of Moreau envelopes, and a server that goes further than the mean."""
 
+    equal = True
+
     def near(self, start: Layers, x: np.ndarray, y: np.ndarray, steps: int) -> Layers:
         theta = start
         for _ in range(steps):
@@ -121,17 +72,17 @@ class PFedMe(Fed):
     def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
         return [LAM * w for w in plus(layers, self.near(layers, x, y, 3), -1)]
 
-    def absorb(self, mean: Layers) -> Layers:
-        return plus(self.server, plus(mean, self.server, -1), 1.5)
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        return [1.5 * w for w in super().step(updates, shares)]
 
     def own(self, k: int) -> Layers:
-        return self.near(self.server, *self.samples(k), 4)
+        return self.near(self.server, *samples(self.data, k), 4)
 
 
 class APFL(Fed):
     """Two models in the same steps, and the one between them."""
 
-    learned = False
+    equal, learned = True, False
 
     def begin(self, initial: Layers) -> None:
         self.v = [initial] * self.data.clients
@@ -169,10 +120,8 @@ class LearnedAPFL(APFL):
 class FedRoD(Fed):
     """Logits that expect the client's classes, and heads that are added."""
 
-    equal = False
-
     def begin(self, initial: Layers) -> None:
-        self.h = [[np.zeros_like(w) for w in initial]] * self.data.clients
+        self.h = [zeros(initial)] * self.data.clients
 
     def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
         layers = self.server
@@ -192,14 +141,14 @@ class FedRoD(Fed):
 class FedALA(Fed):
     """Heads between the received one and the own, by shares learned on half the samples."""
 
-    equal, t = False, 0
+    t = 0
 
     def begin(self, initial: Layers) -> None:
         self.theta = [initial] * self.data.clients
         self.share = [[np.ones_like(w) for w in initial]] * self.data.clients
 
     def mixed(self, k: int, key: Any) -> tuple[Layers, Layers]:
-        x, y = self.samples(k)
+        x, y = samples(self.data, k)
         count = max(len(y) // 2, 1)
         key = jax.random.fold_in(jax.random.fold_in(key, k), streams.Client.MIXING)
         first = int(jax.random.randint(key, (), 0, len(y) - count + 1))
@@ -225,9 +174,10 @@ class FedALA(Fed):
         self.theta[k] = layers
         return layers
 
-    def absorb(self, mean: Layers) -> Layers:
+    def round(self, cohort: list[int]) -> Layers:
+        server = super().round(cohort)
         self.t += 1
-        return mean
+        return server
 
     def own(self, k: int) -> Layers:
         key = jax.random.fold_in(jax.random.key(0), streams.Round.PERSONAL)

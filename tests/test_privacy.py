@@ -595,13 +595,17 @@ def private(local: LocalUpdate | None = None, **settings: Any) -> fs.Algorithm:
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "clip": (lambda: private(clip=0.0), "clip must be positive, got 0.0"),
     "infinite": (lambda: private(clip=math.inf), "clip must be finite if noise is added"),
     "noise": (
         lambda: private(noise_multiplier=-1.0),
         "noise_multiplier must be at least 0 and finite, got -1.0",
     ),
+    "none": (lambda: private(clients_per_round=0), "clients_per_round must be at least 1, got 0"),
+    "no cohort": (lambda: privacy.poisson(0), "clients_per_round must be positive, got 0"),
     "own noise": (lambda: privacy.noise(-0.1), "sigma must be at least 0 and finite, got -0.1"),
     "too much": (lambda: privacy.noise(math.inf), "sigma must be at least 0 and finite, got inf"),
+    "quantile": (lambda: private(quantile=1.5), "quantile must be in [0, 1], got 1.5"),
     "adapts": (
         lambda: private(quantile=0.5, clip_lr=-1.0),
         "clip_lr must be at least 0 and finite, got -1",
@@ -617,6 +621,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "count by default": (
         lambda: private(quantile=0.5),
         "count_noise must be more than noise_multiplier / 2 = 0.5 and finite, got 0.15, m/20",
+    ),
+    "no bands": (
+        lambda: dp_ftrl(flat(), clients_per_round=3, bands=0),
+        "bands must be at least 1, got 0",
     ),
     "bands that meet": (
         lambda: dp_ftrl(flat(), clients_per_round=3, bands=4).init(
@@ -634,6 +642,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "spent on trees": (
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
         "clients_per_round must be in 1..9, got 10",
+    ),
+    "server rate": (
+        lambda: dp_ftrl(flat(), clients_per_round=3, server_lr=0.0),
+        "server_lr must be positive, got 0.0",
+    ),
+    "server momentum": (
+        lambda: dp_ftrl(flat(), clients_per_round=3, server_momentum=1.0),
+        "server_momentum must be in [0, 1), got 1.0",
     ),
     "sampling": (
         lambda: private(sampling="all"),

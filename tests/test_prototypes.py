@@ -12,25 +12,13 @@ import numpy as np
 import optax
 import pytest
 from conftest import Federation, Play, assert_trees, play
+from fed import COHORT, LR, ONE, STEPS, local_of, samples
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
 from fedjax_sim import algorithms, exchange, terms
 
-LR, ROUNDS, COHORT, STEPS, LAM = 0.2, 4, 3, 2, 1.7
-ONE = fs.make_execution(devices=1)
-
-
-@pytest.fixture(scope="module")
-def net() -> fs.Model:
-    """One hidden layer, of 4 features."""
-    return fs.models.mlp((6,), 3, widths=(4,))
-
-
-def local_of(net: fs.Model, **options: Any) -> fs.LocalUpdate:
-    """Steps on all samples of a client: their order does not matter."""
-    given = {"batch_size": 40, "epochs": STEPS} | options
-    return fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR), **given)
+ROUNDS, LAM = 4, 1.7
 
 
 def made(net: fs.Model, local: fs.LocalUpdate | None = None, **options: Any) -> fs.Algorithm:
@@ -43,11 +31,6 @@ def own_models(out: Play) -> list[Layers]:
     """The model that each client keeps."""
     kept = out.states[-1].own
     return [layers_of(jax.tree.map(lambda a, k=k: a[k], kept)) for k in range(8)]
-
-
-def samples(data: fs.ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.asarray(data.index[data.start[k] : data.start[k + 1]])
-    return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
 
 
 def features(layers: Layers, x: np.ndarray) -> np.ndarray:
