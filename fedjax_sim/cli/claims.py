@@ -112,7 +112,7 @@ def check_free(path: Path) -> None:
 
 
 def is_free(path: Path) -> bool:
-    """Whether a folder is new or empty, but for what a start leaves that was killed."""
+    """Returns whether a folder is new, or empty but for the files of a start that was killed."""
     return not path.exists() or all(p.name == LOCK or is_aside(p) for p in path.iterdir())
 
 
@@ -127,7 +127,7 @@ def make_folder(path: Path) -> Path:
 
 
 def _locked(path: Path) -> int:
-    """The descriptor of a lock file that this process holds."""
+    """Locks a file and returns its descriptor."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
@@ -149,7 +149,7 @@ def _locked(path: Path) -> int:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file is the one at a path."""
+    """Returns whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:

@@ -54,7 +54,7 @@ class Source(Group):
     )
 
     def load(self) -> Dataset:
-        """The data set.
+        """Loads the data set.
 
         Raises:
             ValueError: if a user's function fails; names the flag and the function.
@@ -75,7 +75,7 @@ def _dataset(text: str) -> str:
 
 @contextmanager
 def told_of(given: str, foreign: bool) -> Iterator[None]:
-    """What a user's code raises inside becomes one line; what ours raises stays as it is.
+    """Turns what a user's code raises into one line; exceptions of ours stay as they are.
 
     Args:
         given: the flag and its value, with which the line begins.
@@ -102,7 +102,7 @@ def deal_seeds(
     flags: Sequence[str],
     foreign: bool = False,
 ) -> list[Partition]:
-    """One partition of the training samples for each seed.
+    """Deals a partition of the training samples for each seed.
 
     Args:
         sample: a sampler with its settings.
@@ -147,7 +147,7 @@ def deal_seeds(
 
 
 def default_folder(dataset: str, what: str) -> Path:
-    """The default of ``--out``: ``runs/<dataset>-<what>-<date>-<time>``.
+    """Returns the default of ``--out``: ``runs/<dataset>-<what>-<date>-<time>``.
 
     >>> default_folder("synthetic(0.5, 0.5)", "mine:fed").name[:27]
     'synthetic_0.5_0.5-mine_fed-'
@@ -226,7 +226,7 @@ def warnings_in_a_line(program: str) -> Iterator[None]:
 
 
 def plain(error: Exception) -> str:
-    """An exception in words; of the system's, the file and what is wrong with it.
+    """Returns the message of an exception; for an ``OSError``, the file and the cause.
 
     >>> plain(OSError(28, "No space left on device", "runs/mine/summary.json"))
     'runs/mine/summary.json: No space left on device'

@@ -58,7 +58,7 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
 
 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Local steps of each client's visit."""
+    """Returns the local steps of each client in a round."""
     some, place = np.unique(sizes, return_inverse=True)
     found = jax.vmap(algorithm.parts.local.steps_for)(jnp.asarray(some, jnp.int32))
     return np.asarray(found)[place]

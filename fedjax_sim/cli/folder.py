@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of those of all algorithms."""
+        """The folder with the checkpoints of all algorithms."""
         return self.path / CHECKPOINTS
 
     @property
@@ -92,7 +92,7 @@ class RunFolder:
         return any(self.checkpoints.rglob("[0-9]*.npz"))
 
     def picture(self, name: str) -> Path:
-        """Where the picture of that name lies, one of ``PICTURES``."""
+        """Returns the path of a picture, one of ``PICTURES``."""
         return self.path / f"{name}.{self._format}"
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
@@ -228,14 +228,14 @@ class RunFolder:
 
 
 def checkpoints_in(run: Path, algorithm: str) -> Path:
-    """The folder of an algorithm's checkpoints; a method of a user's own has a colon."""
+    """Returns the folder of an algorithm's checkpoints; names of users' methods have a colon."""
     return run / CHECKPOINTS / quote(algorithm, safe="")
 
 
 def _client_scores(
     evaluation: Evaluation, run: int, tables: Sequence[NDArray[np.int64]], task: Task
 ) -> dict[str, NDArray[np.float64]]:
-    """What the server's model scores at each client in one run, ``f64[K]`` by name."""
+    """Returns the server model's scores at each client in one run, ``f64[K]`` by name."""
     if evaluation.test.by_client is not None or task.classes is None:
         return _by_client(evaluation.test, run)
     # Nobody has test samples of its own: what their label mix lets expect.
@@ -244,12 +244,12 @@ def _client_scores(
 
 
 def _pooled(scores: SetScores, run: int) -> dict[str, float]:
-    """One run's scores of all samples of an evaluation set."""
+    """Returns one run's scores of all samples of an evaluation set."""
     return {m: scores.pooled[m][run] for m in scores.metrics}
 
 
 def _by_client(scores: SetScores, run: int) -> dict[str, NDArray[np.float64]]:
-    """One run's scores of each client of an evaluation set, ``f64[K]``; nothing without clients."""
+    """Returns one run's score of each client, ``f64[K]`` by name; empty without clients."""
     if scores.by_client is None:
         return {}
     return {f"client_{m}": scores.by_client[m][run] for m in scores.metrics}
@@ -260,7 +260,7 @@ def _spreads(by_client: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str
 
 
 def _plain(content: Any) -> Any:
-    """As JSON knows it: null for NaN, a score that does not exist, and for infinity."""
+    """Returns values that JSON has: null for NaN, a score that does not exist, and for infinity."""
     if isinstance(content, Mapping):
         return {key: _plain(value) for key, value in content.items()}
     if isinstance(content, np.ndarray):
@@ -273,7 +273,7 @@ def _plain(content: Any) -> Any:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """As text; null for NaN and infinity."""
+    """Returns the text; null for NaN and infinity."""
     return json.dumps(_plain(content), indent=2)
 
 
@@ -287,7 +287,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that results depend on."""
+    """Returns the versions of Python and of the packages that results depend on."""
     found = {"python": sys.version.split()[0]}
     for name in ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy"):
         try:

@@ -70,7 +70,7 @@ class SavedRun:
         return html_table(f"SavedRun: {self.folder}", rows, ("algorithm", f"last {score}"))
 
     def _last(self, algorithm: str) -> Text:
-        """The score after the last round, of the runs of an algorithm."""
+        """Returns the score of an algorithm after the last round, over its runs."""
         summary = self.summary.get(algorithm, {})
         if "diverged" in summary or not summary:
             return Text("diverged" if summary else "not finished")
@@ -78,12 +78,12 @@ class SavedRun:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Those that ran, by name."""
+        """The names of the algorithms that ran."""
         return (self.settings["algo"], *self.settings["compare"])
 
     @functools.cached_property
     def _setup(self) -> Setup:
-        """Built again from the command: it loads the data."""
+        """The run's parts, built again from the command; this loads the data."""
         # Not before it is needed: it imports modules that users start by ``python -m``.
         from fedjax_sim.cli.parser import parse_folder
 
@@ -109,7 +109,7 @@ class SavedRun:
         return self._setup.problem.test
 
     def variables(self, algorithm: str, at: int | Literal["validated"] | None = None) -> Variables:
-        """The weights of the server, NumPy ``[R, *p]``.
+        """Loads the weights of the server, NumPy ``[R, *p]``.
 
         R is seeds, or seeds and folds, in the order of the records.
 
@@ -139,7 +139,7 @@ class SavedRun:
         return best
 
     def personal(self, algorithm: str) -> Variables:
-        """The clients' own models after the last round that was saved, NumPy ``[R, N, *p]``.
+        """Loads the clients' own models after the last saved round, NumPy ``[R, N, *p]``.
 
         They are made as they are scored: what a client keeps, or what it makes of the server's
         model and its samples. R is seeds, or seeds and folds; N clients need N times the memory of
@@ -178,28 +178,27 @@ class SavedRun:
         return models
 
     def _saved(self, algorithm: str) -> tuple[Checkpoint, Callable[[PyTree], Any]]:
-        """The newest checkpoint of an algorithm, and what takes its runs of those of a program."""
+        """Returns an algorithm's newest checkpoint, and a function that selects its runs."""
         if algorithm not in self.algorithms:
             known = ", ".join(self.algorithms)
             raise ValueError(f"algorithm must be one of {known}, got {algorithm!r}")
         group = next((g for g in self.settings.get("programs", []) if algorithm in g), [algorithm])
-        saved = newest_checkpoint(checkpoints_in(self.folder, algorithm))
-        if saved is None:
-            saved = newest_checkpoint(checkpoints_in(self.folder, group[0]))
+        names = (algorithm, group[0])
+        found = (newest_checkpoint(checkpoints_in(self.folder, name)) for name in names)
+        saved = next((checkpoint for checkpoint in found if checkpoint is not None), None)
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
         runs, place = len(self._setup.problem.runs), group.index(algorithm)
+        own = slice(place * runs, (place + 1) * runs)
 
         def mine(values: PyTree) -> Any:
             several = len(jax.tree.leaves(values)[0]) > runs
-            return select_runs(
-                values, slice(place * runs, (place + 1) * runs) if several else slice(None)
-            )
+            return select_runs(values, own if several else slice(None))
 
         return saved, mine
 
     def _validated(self, algorithm: str) -> tuple[list[int], NDArray[np.int64]]:
-        """The rounds that were evaluated, and the place of each run's best among them."""
+        """Returns the rounds that were evaluated, and the index of each run's best round."""
         rows = [row for row in self.records if row["algorithm"] == algorithm]
         rounds, runs = [*dict.fromkeys(row["round"] for row in rows)], len(self._setup.problem.runs)
         if not rows or "validation" not in rows[0]:
@@ -214,7 +213,7 @@ class SavedRun:
 
 
 def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Variables:
-    """What is asked of each client's own model: all of it."""
+    """Returns a client's own model as it is."""
     del constants, client
     return variables
 

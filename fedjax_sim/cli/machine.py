@@ -171,7 +171,7 @@ class Machine(Group):
 
 
 def execution_of(machine: Machine) -> Execution:
-    """The devices of this machine, or those to compile for.
+    """Returns the devices of this machine, or the devices to compile for.
 
     Raises:
         ValueError: if there are not so many devices.

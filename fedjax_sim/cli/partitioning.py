@@ -155,7 +155,7 @@ def command(argv: Sequence[str] | None = None) -> int:
 
 
 def bench_command(job: Job) -> list[str]:
-    """The command that trains FedAvg on the first partition."""
+    """Returns the command that trains FedAvg on the first partition."""
     request = job.request
     words = ["python", "-m", "fedjax_sim.bench", "--algo", "fedavg"]
     words += ["--dataset", request.dataset, "--partition", str(job.out / "seed0.npz")]
@@ -165,7 +165,7 @@ def bench_command(job: Job) -> list[str]:
 
 
 def parse_job(argv: Sequence[str]) -> Job:
-    """What the command line asks for.
+    """Parses the command line.
 
     Args:
         argv: the arguments, without the program's name.
@@ -199,7 +199,7 @@ def parse_job(argv: Sequence[str]) -> Job:
 
 
 def completed(job: Job, dataset: Dataset) -> Job:
-    """The job with its number of clients, and the default sampler of the data if it has none.
+    """Returns the job with its number of clients and, if it has no sampler, the data's default.
 
     Raises:
         ValueError: if the data have other clients than are asked for, or too few samples; names
@@ -216,7 +216,7 @@ def completed(job: Job, dataset: Dataset) -> Job:
 
 
 def _named(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of a sampler, and the arguments that its text form gives."""
+    """Returns the name of a sampler and the arguments that its text gives."""
     try:
         return parse_form(text, bare="(" not in text)
     except ValueError as error:
@@ -231,7 +231,7 @@ def _from_flags(
     given: Mapping[str, Any],
     samplers: Mapping[str, Callable[..., Partition]],
 ) -> dict[str, Any]:
-    """The arguments of a sampler that flags give, beside those of its text form."""
+    """Returns the arguments of a sampler that flags give, in addition to its text."""
     own, found = options(samplers[name], DATA), {}
     for key in sorted(given.keys() & _owners(samplers).keys()):
         if key not in own:
@@ -247,7 +247,7 @@ def _from_flags(
 
 
 def _owners(samplers: Mapping[str, Callable[..., Partition]]) -> dict[str, list[str]]:
-    """All parameters of samplers, and the samplers that each of them belongs to."""
+    """Returns the names of the samplers that have a parameter, by parameter."""
     taken = {field.name for field in dataclasses.fields(Request)}
     owners: dict[str, list[str]] = {}
     for name, sampler in samplers.items():
@@ -281,7 +281,7 @@ def _parser(samplers: Mapping[str, Callable[..., Partition]], *, helping: bool) 
 
 
 def _help(key: str, owners: Mapping[str, Callable[..., Partition]]) -> str:
-    """A line for each meaning that the parameter has, with the default."""
+    """Writes a line for each meaning of a parameter, with its default."""
     lines = []
     for text, names in texts(key, owners).items():
         defaults = {name: options(owners[name], DATA)[key].default for name in names}
@@ -293,7 +293,7 @@ def _help(key: str, owners: Mapping[str, Callable[..., Partition]]) -> str:
 
 
 def deal_job(job: Job, dataset: Dataset) -> list[Partition]:
-    """One partition of the training samples for each seed.
+    """Deals a partition of the training samples for each seed.
 
     Raises:
         ValueError: if the data allow none, or a user's sampler fails; names the flag.

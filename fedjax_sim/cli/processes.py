@@ -51,7 +51,7 @@ MOST_PROCESSES = 65_536
 
 
 def meeting(text: str) -> Meeting:
-    """An argparse type.
+    """Parses the flag, for argparse.
 
     >>> meeting("localhost:1234,2,0")
     Meeting(address='localhost:1234', processes=2, number=0)
@@ -115,7 +115,7 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
 
 
 def _bound_to(address: str | None) -> str | None:
-    """Where the service of process 0 listens; None for every address of its host.
+    """Returns the address at which process 0 listens; None for all addresses of its host.
 
     >>> _bound_to("localhost:1234"), _bound_to("10.0.0.1:1234")
     ('localhost:1234', None)
@@ -132,13 +132,13 @@ def _give_up(where: Meeting, program: str, patience: float) -> None:
 
 
 def writes() -> bool:
-    """Whether this process prints, draws and writes: one does."""
+    """Returns whether this is the one process that prints, draws and writes."""
     return jax.process_index() == 0
 
 
 @contextmanager
 def in_step() -> Iterator[list[Any]]:
-    """What all processes get ready alike: none goes on alone.
+    """Keeps processes in step: if one fails inside, all fail.
 
     Yields:
         A list for what must be the same in all: text, and pytrees of arrays.
@@ -168,7 +168,7 @@ def in_step() -> Iterator[list[Any]]:
 
 
 def programs_of(values: Any) -> list[str]:
-    """What decides which programs this process compiles, beside flags, versions and data.
+    """Returns what decides which programs compile, other than flags, versions and data.
 
     Args:
         values: algorithms, models and tasks, for the user's code in them.
@@ -200,13 +200,13 @@ def agreed(number: int) -> int:
 
 
 def _gather(mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of every process, ``uint8[processes, n]``."""
+    """Gathers an array of every process, ``uint8[processes, n]``."""
     every: NDArray[np.uint8] = multihost_utils.process_allgather(mine)
     return every
 
 
 def _digest(values: Any) -> NDArray[np.uint8]:
-    """The fingerprint ``uint8[32]`` of a pytree."""
+    """Returns the fingerprint ``uint8[32]`` of a pytree."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(values):
         digest.update(leaf.encode() if isinstance(leaf, str) else np.asarray(leaf).tobytes())

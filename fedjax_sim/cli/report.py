@@ -20,7 +20,7 @@ UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
 
 
 def bytes_sent(evaluation: Evaluation) -> float:
-    """Bytes sent so far up and down, the mean over runs."""
+    """Returns the bytes sent so far up and down, the mean over runs."""
     return float(evaluation.bytes_up.mean() + evaluation.bytes_down.mean())
 
 
@@ -46,7 +46,7 @@ def in_unit(size: float, unit: str) -> str:
 def measurements(
     result: Result, *, score: str, seeds: int, fedavg_bytes: float, clients: int, emd: float | None
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of one algorithm.
+    """Returns the entry of one algorithm in ``summary.json``.
 
     Args:
         result: its R runs, seed by seed, folds inside.
@@ -112,7 +112,7 @@ def measurements(
 def _moments(
     result: Result, metric: str, *, by_client: bool, part: Literal["test", "personal"] = "test"
 ) -> dict[str, NDArray[np.float64]]:
-    """``f64[R]`` each."""
+    """Returns a score's last, best and mean value of each run, ``f64[R]``."""
     values = result.series(metric, by_client=by_client, part=part)
     best = np.fmin if result.lowest(metric) else np.fmax
     moments = {
@@ -126,7 +126,7 @@ def _moments(
 
 
 def peak_memory_mb() -> float | None:
-    """The most host memory that this process has held so far; None where Python cannot tell."""
+    """Returns the peak host memory of this process; None where Python cannot measure it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -136,7 +136,7 @@ def peak_memory_mb() -> float | None:
 
 
 def digits(value: float, beside: float | None = None) -> str:
-    """A number of any size, four of its digits at least; or as many places as the one beside it.
+    """Writes a number with at least four digits, or with as many places as the one beside it.
 
     >>> digits(2903.416), digits(0.0123456), digits(-1.5), digits(0), digits(math.nan)
     ('2,903', '0.01235', '-1.500', '0.000', 'nan')
@@ -172,7 +172,7 @@ def target_text(target: float, metric: Metric) -> str:
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) -> str:
-    """Two aligned tables: the score and traffic, speed and memory.
+    """Returns two aligned tables: score and traffic; speed and memory.
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
     number). The column "personal" has the last score of the clients' own models; where leaves stay
@@ -266,7 +266,7 @@ def to_target(summary: Mapping[str, Any], unit: str) -> dict[str, str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts: the first row is its head, the first column flush left."""
+    """Aligns a table of texts; the first row is its head, the first column is flush left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(cells: Iterable[str]) -> str:

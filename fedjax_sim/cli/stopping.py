@@ -118,6 +118,6 @@ def _say(text: str) -> None:
 
 
 def _program() -> str:
-    """The module that ``python -m`` runs."""
+    """Returns the module that ``python -m`` runs."""
     words = [*sys.orig_argv, "", ""]
     return words[words.index("-m") + 1] if "-m" in words else "fedjax_sim"

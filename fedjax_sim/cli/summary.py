@@ -30,7 +30,7 @@ from fedjax_sim.run import Result
 def summarise(
     name: str, result: Result, config: Config, setup: Setup, *, beside: int = 0
 ) -> dict[str, Any]:
-    """What ``summary.json`` says of one algorithm; of private ones ε and δ, of FedProx μ too.
+    """Returns the entry of one algorithm in ``summary.json``, with ε, δ and μ if it has them.
 
     ``beside`` is how many others were runs of the same programs: seconds and speed are of all.
     """
@@ -128,7 +128,7 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
 
 
 def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
-    """What is to be said of one algorithm beside its numbers.
+    """Yields remarks on one algorithm for the lines below the table.
 
     Args:
         summary: see :func:`summarise`.
@@ -162,7 +162,7 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
 
 
 def _extent(counts: Sequence[int]) -> str:
-    """The smallest and the largest number.
+    """Writes the smallest and the largest number.
 
     >>> _extent([22, 21, 22]), _extent([3, 3])
     ('21 to 22', '3')
@@ -171,7 +171,7 @@ def _extent(counts: Sequence[int]) -> str:
 
 
 def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
-    """μ of the local update's proximal term in the first round and after the last, mean over runs.
+    """Returns μ of the proximal term in the first round and after the last, the mean over runs.
 
     Args:
         algorithm: what has run.
@@ -191,7 +191,7 @@ def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
 
 
 def _told_pull(first: float, last: float) -> str:
-    """The line about μ.
+    """Writes the line about μ.
 
     >>> _told_pull(0.01, 0.01), _told_pull(0, 0.2), _told_pull(0, 0)
     ('μ of the proximal term is 0.01', 'μ of the proximal term is 0, after the last round 0.2', \
@@ -202,7 +202,7 @@ def _told_pull(first: float, last: float) -> str:
 
 
 def _prepared(preparation: Preparation, setup: Setup) -> str:
-    """What became of the clients' training samples where they are shared or copied."""
+    """Describes the clients' training samples where they are shared or copied."""
     data, trained = setup.problem.data, setup.problem.trained
     if not any(p.repeats for p in trained):
         return ""
@@ -227,6 +227,6 @@ def _prepared(preparation: Preparation, setup: Setup) -> str:
 
 
 def _common(partition: Partition, samples: int) -> float:
-    """The part of the clients' samples that another client has too."""
+    """Returns the share of the clients' samples that another client has too."""
     own = partition.index[partition.index < samples]
     return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))

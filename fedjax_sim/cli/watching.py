@@ -19,18 +19,18 @@ class Tell(Protocol):
     """Takes how far some programs are."""
 
     def __call__(self, done: int, note: str, /) -> None:
-        """So many rounds, and what is to be said of them."""
+        """Takes the number of rounds that are done, and a note."""
 
 
 class Watch(Protocol):
     """Looks on while the algorithms of one program run."""
 
     def __call__(self, names: Sequence[str], rounds: int, /) -> AbstractContextManager[Tell]:
-        """Their names, and the rounds of each; entered before they compile."""
+        """Opens a context, before they compile, with their names and the rounds of each."""
 
 
 def called(names: Sequence[str]) -> str:
-    """The algorithms of one program.
+    """Writes the algorithms of one program.
 
     >>> called(["fedavg"]), called(["fedprox(mu=0.1)", "fedprox(mu=1)"])
     ('fedavg', 'fedprox, 2 settings')

@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_files(out: Path) -> dict[str, str]:
-    """The files of an earlier report in a folder, and their hashes.
+    """Returns the files of an earlier report in a folder, and their hashes.
 
     Raises:
         ValueError: if the path is no folder.

@@ -12,7 +12,6 @@ from fedjax_sim.cli.reporting.read import Floats, Key, Problem, Trial
 from fedjax_sim.tasks.sums import mean_known
 
 Moment = Literal["final", "validated", "validation"]
-SEEDS = frozenset({"seeds"})
 OF_FOLDS = "corrected resampled t-test (Nadeau and Bengio), as folds share training clients,"
 """The test of runs that are folds, in words."""
 
@@ -33,13 +32,13 @@ class Over(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over the runs that have it; NaN without any, or if one diverged."""
+        """The mean over the runs with a known number; NaN without any, or if one diverged."""
         return math.nan if self.diverged else float(mean_known(self.values))
 
     @property
     def std(self) -> float:
         """The standard deviation of a population."""
-        return math.nan if self.diverged else float(_std(self.values))
+        return float(np.sqrt(mean_known((self.values - self.mean) ** 2)))
 
 
 class Difference(NamedTuple):
@@ -74,7 +73,7 @@ class Group(NamedTuple):
     baseline: Trial | None
 
     def label(self, trial: Trial) -> str:
-        """The one of a trial of it."""
+        """Returns the label of a trial."""
         return self.labels[self.trials.index(trial)]
 
 
@@ -95,7 +94,7 @@ class Grid(NamedTuple):
 
 
 def over_runs(trial: Trial, moment: Moment) -> Over | None:
-    """A method's score.
+    """Returns a method's score in each run.
 
     Args:
         trial: of R runs.
@@ -119,28 +118,27 @@ def over_runs(trial: Trial, moment: Moment) -> Over | None:
 
 
 def _diverged(trial: Trial) -> str:
-    """When, in words.
+    """Writes when a trial diverged.
 
     A method whose loss is not finite in one run ends in all of them.
     """
     rounds = sorted({*trial.diverged.values()})
     if rounds == [0]:
         return "diverged"
-    told = (
-        f"diverged at round {' to '.join(str(t) for t in dict.fromkeys((rounds[0], rounds[-1])))}"
-    )
-    alone = "diverged" not in trial.summary and len(trial.diverged) < trial.runs
-    return told + f" ({len(trial.diverged)} of {trial.runs} runs)" * alone
+    later = f" to {rounds[-1]}" if len(rounds) > 1 else ""
+    some = "diverged" not in trial.summary and len(trial.diverged) < trial.runs
+    count = f" ({len(trial.diverged)} of {trial.runs} runs)" if some else ""
+    return f"diverged at round {rounds[0]}{later}{count}"
 
 
 def decisive(trials: Iterable[Trial]) -> Moment:
-    """The score that methods are compared by: never the best on the test set."""
+    """Returns the score by which methods are compared: never the best on the test set."""
     scored = [trial for trial in trials if len(trial.rounds)]
     return "validated" if all(t.validation is not None for t in scored) else "final"
 
 
 def worst_tenth(trial: Trial) -> Over | None:
-    """The mean over the tenth of the clients, rounded up, whose scores are the worst."""
+    """Returns the mean over the worst tenth of the clients, rounded up."""
     if trial.diverged or not trial.by_client:
         return None
     found = []
@@ -153,7 +151,7 @@ def worst_tenth(trial: Trial) -> Over | None:
 
 
 def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
-    """What a method gains on another, by :func:`paired`.
+    """Compares a method with the baseline by :func:`paired`.
 
     Args:
         trial: the method.
@@ -167,7 +165,7 @@ def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
 
 
 def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference:
-    r"""What scores gain on others of the same runs, and how likely so much is by chance.
+    r"""Compares scores with other scores of the same runs, and tests the difference.
 
     The test is Wilcoxon's signed-rank test of ``scipy.stats``, two-sided; pairs that are equal are
     left out, as he does. n pairs can reach no smaller p than 2^(1 - n): five reach 0.0625.
@@ -212,7 +210,7 @@ def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference
 
 
 def _resampled(values: Floats, share: float) -> float:
-    """P of the corrected resampled t-test; ``share`` is n_test / n_train."""
+    """Returns p of the corrected resampled t-test; ``share`` is n_test / n_train."""
     from scipy import stats
 
     n = len(values)
@@ -225,7 +223,7 @@ def _resampled(values: Floats, share: float) -> float:
 def grouped(
     trials: Sequence[Trial], baseline: str | None, implied: str | None = None
 ) -> list[Group]:
-    """The trials by problem, in order, each with a label of its own.
+    """Groups the trials by problem, in order, each with a label of its own.
 
     Args:
         trials: of all folders.
@@ -265,7 +263,7 @@ def grouped(
 
 
 def tuned(group: Group) -> Group | None:
-    """The best trial of each method on the validation set; None if no method has several.
+    """Returns each method's best trial on the validation set; None if no method has several.
 
     A method whose every trial diverged has none. The baseline is that of the baseline's method.
     """
@@ -284,7 +282,7 @@ def tuned(group: Group) -> Group | None:
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:
-    """The trial that is best on the validation set; the first of equals."""
+    """Returns the trial that is best on the validation set; the first of equals."""
     overs = {trial: over_runs(trial, "validation") for trial in trials}
     means = {t: o.mean for t, o in overs.items() if o is not None and not math.isnan(o.mean)}
     best = min if trials[0].metric.best == "lowest" else max
@@ -292,7 +290,7 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def grids(trials: Sequence[Trial]) -> list[Grid]:
-    """The methods whose trials are all combinations of the values of exactly two settings.
+    """Returns the methods whose trials are all combinations of two settings' values.
 
     If those of all problems together are not, those of each problem may be.
     """
@@ -310,7 +308,7 @@ def grids(trials: Sequence[Trial]) -> list[Grid]:
 
 
 def _grid(method: str, trials: Sequence[Trial]) -> Grid | None:
-    names = [name for name in differing([t.settings for t in trials]) if name not in SEEDS]
+    names = [name for name in differing([t.settings for t in trials]) if name != "seeds"]
     if len(names) != 2:
         return None
     at = {tuple(_hashable(t.settings.get(name)) for name in names): t for t in trials}
@@ -321,7 +319,7 @@ def _grid(method: str, trials: Sequence[Trial]) -> Grid | None:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the settings that are not the same everywhere.
+    """Returns the names of the settings that are not the same everywhere.
 
     >>> differing([{"lr": 0.1, "epochs": 2, "mu": 1}, {"lr": 0.2, "epochs": 2}])
     ['lr', 'mu']
@@ -343,7 +341,3 @@ def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
     distinct = dict.fromkeys(values)
     plain = all(isinstance(value, int | float) for value in distinct)
     return tuple(sorted(distinct) if plain else distinct)
-
-
-def _std(values: Floats) -> Floats:
-    return np.sqrt(mean_known((values - mean_known(values)) ** 2))

@@ -67,7 +67,7 @@ class Section(NamedTuple):
 
 
 def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Section]:
-    """All of a report; its pictures are drawn.
+    """Returns all sections of a report, and draws its pictures.
 
     Args:
         reading: what was read.
@@ -88,7 +88,7 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
 
 
 def titles(groups: Sequence[Group]) -> list[str]:
-    """Of the chapters: each says its score, if they have several."""
+    """Returns the titles of the chapters, with their scores if these differ."""
     scored = len({group.problem.score for group in groups}) > 1
     return [group.problem.title(scored=scored) for group in groups]
 
@@ -119,7 +119,7 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
 
 
 def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles) -> list[Section]:
-    """The chapter of a problem; if settings are tuned, it is of the best ones before all."""
+    """Returns the chapter of a problem; if settings are tuned, the best ones come first."""
     group = whole
     items: list[Any] = []
     if (chosen := tuned(whole)) is not None:
@@ -213,7 +213,7 @@ def _crossed(reading: Reading, folder: Path) -> list[Any]:
 
 
 def _partitions(reading: Reading) -> list[Any]:
-    """The hash of each partition, and the pictures that runs have left of them."""
+    """Returns the hash of each partition, and the pictures that runs have drawn of them."""
     owners: dict[tuple[str, str, str], list[str]] = {}
     drawn: dict[frozenset[str], list[tuple[str, Path]]] = {}
     for name, run in reading.runs.items():
@@ -260,7 +260,7 @@ def _shown(value: Any) -> str:
 
 
 def _origin(reading: Reading) -> list[Any]:
-    """Versions, devices and commands; of the versions a line if they are the same for all."""
+    """Returns versions, devices and commands; versions that all runs share are one line."""
     versions = {
         name: ", ".join(f"{k} {v}" for k, v in run.summary.get("versions", {}).items())
         for name, run in reading.runs.items()

@@ -13,12 +13,12 @@ Rows = Mapping[str, Sequence[str]]
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder is that of a study."""
+    """Returns whether a folder is the folder of a study."""
     return (folder / STUDY).exists()
 
 
 def study_of(folder: Path) -> dict[str, Any]:
-    """What a study's folder says of its rows; the names are those of the study file."""
+    """Reads the rows and the baseline of a study, with the names of the study file."""
     path = folder / STUDY
     found = read_object(path)
     try:
@@ -30,7 +30,7 @@ def study_of(folder: Path) -> dict[str, Any]:
 
 
 def named(folders: Sequence[Path]) -> dict[str, tuple[Path, Rows | None]]:
-    """Run folders by their shortest names, each with the rows of its study if it is a cell."""
+    """Returns run folders by their shortest names, with the rows of their study if any."""
     found: dict[Path, tuple[str, ...]] = {}
     cells: dict[Path, Rows] = {}
     for folder in folders:

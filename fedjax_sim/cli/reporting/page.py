@@ -46,7 +46,7 @@ MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 def html(title: str, sections: Sequence[Section], folder: Path) -> str:
-    """The page.
+    """Writes the page.
 
     All text goes through a tree of elements, which escapes it.
 
@@ -80,7 +80,7 @@ def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Elem
 
 
 def _visible(text: str) -> str:
-    """Without the control characters that no page may have."""
+    """Replaces the control characters that a page must not have."""
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text)
 
 
@@ -123,7 +123,7 @@ def _table(table: Table) -> ET.Element:
 
 
 def _inline(content: bytes, name: str, caption: str) -> ET.Element:
-    """A picture of matplotlib's as an element of a page, in the page's own ink.
+    """Returns a picture of matplotlib as an element of a page, in the page's colours.
 
     Its ids get a prefix, as those of two pictures may be the same.
     """
@@ -160,7 +160,7 @@ def _local(name: str) -> str:
 
 
 def text(title: str, sections: Sequence[Section]) -> str:
-    """The same in Markdown; its pictures are files beside it."""
+    """Writes the report in Markdown; its pictures are separate files."""
     lines = [f"# {plain(title)}"]
     for section in sections:
         lines.append(f"{'#' * section.level} {plain(section.title)}")

@@ -110,7 +110,7 @@ def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Draw
 
 
 def _parts(group: Group) -> Iterator[tuple[str, Sequence[str], Sequence[Trial]]]:
-    """A group in pictures of which each can be read."""
+    """Splits a group into parts that are readable in one picture."""
     for i in range(0, len(group.trials), MOST):
         part = f"_{i // MOST + 1}" if len(group.trials) > MOST else ""
         yield part, group.labels[i : i + MOST], group.trials[i : i + MOST]
@@ -136,7 +136,7 @@ def _curve(label: str, trial: Trial) -> Curve:
 
 
 def _fit(text: str, most: int) -> str:
-    """A text that is not too long for its place: without its middle."""
+    """Shortens a text by its middle."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
 
 
@@ -177,7 +177,7 @@ def draw_histograms(shown: Sequence[tuple[str, Trial]], path: Path, title: str) 
 
 
 def client_score(trial: Trial) -> str:
-    """What the clients' scores are.
+    """Names the clients' scores.
 
     Without test samples of their own: what the mix of their labels lets expect.
     """

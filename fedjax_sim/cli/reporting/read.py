@@ -70,7 +70,7 @@ class Problem(NamedTuple):
     score: str
 
     def title(self, *, scored: bool) -> str:
-        """The data set, the partition, and what is scored of it; by which score, if asked for."""
+        """Writes the data set, the partition and the split; with the score if ``scored``."""
         told = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
         if self.folds is not None:
             told += f", {self.folds} folds of clients"
@@ -128,7 +128,7 @@ class Trial:
 
     @property
     def runs(self) -> int:
-        """R, also if none has come to an evaluation."""
+        """R, also if no run has reached an evaluation."""
         return len(self.keys) or len(self.settings["seeds"]) * (self.problem.folds or 1)
 
     @property
@@ -219,8 +219,9 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
     own_settings = dict(settings["options"].get(algorithm, {}))
     others = settings.keys() - NO_SETTINGS - own_settings.keys()
     counted = {key: _column(rows, [key]) for key in ACROSS}
-    whose = [False] * (not summary.get("own_leaves"))
-    whose += [True] * (bool(rounds) and "personal" in next(iter(rows.values()))[-1])
+    whose = [] if summary.get("own_leaves") else [False]
+    if rounds and "personal" in next(iter(rows.values()))[-1]:
+        whose.append(True)
     rows_of = {row: len(texts) == 1 for row, texts in of_study.items() if algorithm in texts}
     for own, (row, alone) in itertools.product(whose, rows_of.items() or [(None, False)]):
         place = ["personal"] if own else []
@@ -255,7 +256,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
 def _diverged(
     lost: NDArray[np.bool_], rounds: Sequence[int], summary: Mapping[str, Any]
 ) -> dict[int, int]:
-    """The round in which each run of a method diverged.
+    """Returns the round in which each run of a method diverged.
 
     Args:
         lost: whether its loss was not finite by then, ``bool[T, R]``.
@@ -269,7 +270,7 @@ def _diverged(
 
 
 def _rows(saved: SavedRun, algorithm: str) -> dict[tuple[int, int | None], list[dict[str, Any]]]:
-    """A method's records, by seed and fold; all runs have the same rounds."""
+    """Returns a method's records by seed and fold; all runs must have the same rounds."""
     found: dict[tuple[int, int | None], list[dict[str, Any]]] = {}
     for row in saved.records:
         if row["algorithm"] == algorithm:
@@ -284,7 +285,7 @@ def _rows(saved: SavedRun, algorithm: str) -> dict[tuple[int, int | None], list[
 
 
 def _column(rows: Mapping[Any, Sequence[Mapping[str, Any]]], keys: Sequence[str]) -> Floats:
-    """One number of each record, ``f64[T, R]``; NaN where there is none."""
+    """Returns one number of each record, ``f64[T, R]``; NaN where it is missing."""
     runs = [_numbers([_at(row, keys) for row in of]) for of in rows.values()]
     return np.stack(runs, axis=1) if runs else np.zeros((0, 0))
 
@@ -304,7 +305,7 @@ def _numbers(values: Sequence[Any]) -> Floats:
 
 
 def _score(saved: SavedRun) -> str:
-    """The key of the score: as the summary has it, or the settings if nothing has come so far."""
+    """Returns the key of the score, from the summary or, if nothing has finished, the settings."""
     for algorithm in saved.algorithms:
         if "score" in saved.summary.get(algorithm, {}):
             return str(saved.summary[algorithm]["score"])
@@ -313,7 +314,7 @@ def _score(saved: SavedRun) -> str:
 
 
 def told_score(key: str) -> str:
-    """A score in words, by its key.
+    """Writes a score in words, by its key.
 
     >>> told_score("accuracy"), told_score("client_auc")
     ('accuracy on the test set', 'mean auc over test clients')

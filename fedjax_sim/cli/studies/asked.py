@@ -51,12 +51,12 @@ class Asked(NamedTuple):
     machine: tuple[str, ...]
 
     def to_resume(self, folder: Path) -> tuple[str, ...]:
-        """The arguments that go on with a cell in its folder."""
+        """Returns the arguments that resume a cell in its folder."""
         return (*(f"--trust={module}" for module in self.trust), "--resume", str(folder))
 
 
 def parse_study(argv: Sequence[str]) -> Asked:
-    """What the arguments say.
+    """Parses the arguments.
 
     Raises:
         ValueError: if they do not fit each other; names the flag.
@@ -68,16 +68,15 @@ def parse_study(argv: Sequence[str]) -> Asked:
         "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
     )
     parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
+    folder_of: dict[str, Any] = {"metavar": "DIR", "type": folder_name}
     parser.add_argument(
         "--out",
-        metavar="DIR",
-        type=folder_name,
+        **folder_of,
         help="new folder (default: runs/study-<file>-<date>-<time>)",
     )
     parser.add_argument(
         "--resume",
-        metavar="DIR",
-        type=folder_name,
+        **folder_of,
         help="go on with the study in this folder; with FILE.toml, which may have more cells or "
         "more rounds than before",
     )
@@ -102,9 +101,8 @@ def parse_study(argv: Sequence[str]) -> Asked:
     )
     parser.add_argument(
         "--merge",
-        metavar="DIR",
         nargs="+",
-        type=folder_name,
+        **folder_of,
         help="copy the cells of these folders into a new one, run what is missing, write the "
         "tables",
     )
@@ -160,7 +158,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flags of the machine, for every run."""
+    """Returns the flags of the machine, for every run."""
     words = []
     for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
         value = None if name in NOT_OF_A_STUDY else given.get(name)

@@ -60,7 +60,7 @@ def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
 
 
 def rounds_seen(cell: Cell, folder: Path) -> int:
-    """The rounds that a cell has recorded so far, of all its methods together."""
+    """Counts the rounds that a cell has recorded so far, of all its methods together."""
     try:
         lines = (folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:

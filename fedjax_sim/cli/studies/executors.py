@@ -99,7 +99,7 @@ FORMS = ("processes(N)", "dask(tcp://HOST:PORT)", "submitit(NAME=VALUE, ...)", "
 
 
 def known_executor(text: str) -> str:
-    """A text that means an executor, for argparse."""
+    """Checks the text of an executor, for argparse."""
     try:
         _parts(text)
     except ValueError as error:
@@ -108,7 +108,7 @@ def known_executor(text: str) -> str:
 
 
 def _parts(text: str) -> tuple[str, Opens, str]:
-    """The name, what it opens by, and what stands between the parentheses."""
+    """Returns the name of an executor, the function that opens it, and its argument."""
     found = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
     if found is None:
         raise ValueError(f"must be one of {', '.join(FORMS)}, got {text!r}")
@@ -116,7 +116,7 @@ def _parts(text: str) -> tuple[str, Opens, str]:
 
 
 def opened(text: str) -> Executor:
-    """The executor that a text means, such as ``processes(4)``.
+    """Opens the executor of a text such as ``processes(4)``.
 
     Raises:
         ValueError: if there is none, or it cannot be opened.
@@ -132,7 +132,7 @@ def opened(text: str) -> Executor:
 
 
 def _end_with_parent() -> None:
-    """A worker does not outlive the study, which a signal may end at once."""
+    """Ends a worker with the study, which a signal may end at once."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:

@@ -195,7 +195,7 @@ def _combinations(grid: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _words(where: str, key: str, value: Any) -> list[str]:
-    """A setting as the command has it."""
+    """Returns the arguments of the command for a setting."""
     switch = key in _FIELDS and isinstance(_FIELDS[key].default, bool)
     if isinstance(value, bool) and switch:
         default = _FIELDS[key].default
@@ -222,7 +222,7 @@ def _told(settings: Mapping[str, Any]) -> str:
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    """A folder's name.
+    """Makes the name of a folder.
 
     >>> _name({"partition": "dirichlet(0.1)", "rounds": 20}), _name({})
     ('partition=dirichlet_0.1-rounds=20', 'all')

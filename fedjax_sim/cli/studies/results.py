@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
-    """The methods of a cell that has run, each with the setting that validation clients chose.
+    """Returns the methods of a finished cell, each with the setting that validation chose.
 
     Args:
         study: which settings belong to a row.
@@ -66,9 +66,8 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
     metric = Metric(**config["metric"])
     rows = []
     for method, texts in study.rows.items():
-        chosen = best_setting(
-            {text: summary[text] for text in texts}, lowest=metric.best == "lowest"
-        )
+        tried = {text: summary[text] for text in texts}
+        chosen = best_setting(tried, lowest=metric.best == "lowest")
         found = summary[chosen] if chosen else {}
         moment = "validated" if "score_validated_per_run" in found else "last"
         validation = found.get("validation_best_per_run")
@@ -90,7 +89,7 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
 
 
 def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) -> str | None:
-    """The setting with the best mean validation score, each run at its best round.
+    """Returns the setting with the best mean validation score, each run at its best round.
 
     Args:
         summaries: of each setting, see :func:`fedjax_sim.cli.report.measurements`.
@@ -135,7 +134,7 @@ def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> Table
 
 
 def table(study: plan.Study, rows: Sequence[Row]) -> Table:
-    """A line for each method and cell, the best of each cell marked."""
+    """Returns a line for each method and cell, the best of each cell marked."""
     scores = dict.fromkeys(map(_named, rows))
     name = next(iter(scores)) if len(scores) == 1 else "score"
     head = (*study.columns, "method", "setting", name, f"to {study.baseline}", "p", "MB")
@@ -159,7 +158,7 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The best mean of a cell; the first of equals."""
+    """Returns the row with the best mean of a cell; the first of equals."""
     sign = -1 if rows[0].metric.best == "lowest" else 1
     means = [float(sign * np.mean(row.scores)) if len(row.scores) else math.nan for row in rows]
     return None if np.isnan(means).all() else rows[int(np.nanargmax(means))]
@@ -170,7 +169,7 @@ def _named(row: Row) -> str:
 
 
 def shown_score(row: Row) -> str:
-    """Mean and standard deviation over runs; - if none is known."""
+    """Writes mean and standard deviation over runs; - if none is known."""
     known = row.scores[np.isfinite(row.scores)]
     if not len(known):
         return "-"

@@ -40,12 +40,12 @@ class View:
         self._bests: list[str] = []
 
     def begins(self, cell: Cell) -> None:
-        """A cell is next."""
+        """Marks a cell as the next one."""
         self._running[cell.name] = "begins"
         self.draw()
 
     def saw(self, cell: Cell, rounds: int) -> None:
-        """A cell that runs elsewhere has recorded so many rounds, of all its methods together."""
+        """Takes the rounds that a cell has recorded elsewhere, of all its methods together."""
         done = min(rounds, self._work[cell.name])
         new = self._left[cell.name] - (self._work[cell.name] - done)
         if new or cell.name not in self._running:
@@ -54,7 +54,7 @@ class View:
             self.draw()
 
     def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """A cell has its results; none if it failed."""
+        """Takes the results of a cell; none if it failed."""
         del self._left[cell.name]
         self._running.pop(cell.name, None)
         best = best_of(rows) if rows else None
@@ -82,7 +82,7 @@ class View:
         yield tell
 
     def lines(self) -> list[str]:
-        """What it says now."""
+        """Returns what it shows now."""
         done = len(self._work) - len(self._left)
         spent, left = self._now() - self._began, sum(self._left.values())
         first = f"{done} of {counted(len(self._work), 'cell')} done, {_time(spent)}"
@@ -144,18 +144,18 @@ class Plain:
     program = staticmethod(bar)
 
     def begins(self, cell: Cell) -> None:
-        """Says nothing."""
+        """Does nothing."""
 
     def saw(self, cell: Cell, rounds: int) -> None:
-        """Says nothing."""
+        """Does nothing."""
 
     def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Says nothing."""
+        """Does nothing."""
 
 
 @contextmanager
 def viewed(study: Study) -> Iterator[View | Plain]:
-    """A view at the bottom of the terminal that is stderr; a plain one if it is none."""
+    """Opens a view at the bottom of the terminal; a plain one if stderr is no terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield Plain()
         return
@@ -178,7 +178,7 @@ def _work(cell: Cell) -> float:
 
 
 def _time(seconds: float) -> str:
-    """A time in words.
+    """Writes a time in words.
 
     >>> _time(42.4), _time(200), _time(7300), _time(200_000)
     ('42 s', '3 min', '2 h 2 min', '2 d 7 h')
