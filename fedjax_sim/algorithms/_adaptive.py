@@ -179,7 +179,4 @@ def loadaboost(
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
-    return compose(
-        boosted(local, mean_loss(objective, local.batch_size)),
-        clients_per_round,
-    )
+    return compose(boosted(local, mean_loss(objective, local.batch_size)), clients_per_round)

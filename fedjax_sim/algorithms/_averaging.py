@@ -32,11 +32,7 @@ def fedavg(
     deep networks from decentralized data", AISTATS 2017 <https://arxiv.org/abs/1602.05629>,
     Algorithm 1.
     """
-    return compose(
-        local,
-        clients_per_round,
-        weighting=client_weights(equal_weights),
-    )
+    return compose(local, clients_per_round, weighting=client_weights(equal_weights))
 
 
 @method
@@ -67,10 +63,7 @@ def parallel_sgd(local: LocalUpdate, *, clients_per_round: int) -> Algorithm:
         >>> problem.accuracy(algorithm, rounds=10) > 0.7
         True
     """
-    return compose(
-        local.change(max_steps=1),
-        clients_per_round,
-    )
+    return compose(local.change(max_steps=1), clients_per_round)
 
 
 @method
@@ -99,10 +92,7 @@ def mfl(local: LocalUpdate, *, clients_per_round: int) -> Algorithm:
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
-    return compose(
-        local.change(optimizer_state="average"),
-        clients_per_round,
-    )
+    return compose(local.change(optimizer_state="average"), clients_per_round)
 
 
 @method
@@ -134,11 +124,7 @@ def fedavgm(
         Ozdayi et al. print :math:`w \leftarrow v + \eta w`, a misprint. The momentum is plain;
         Flower's baseline uses Nesterov momentum.
     """
-    return compose(
-        local,
-        clients_per_round,
-        server=server_sgd(server_lr, server_momentum),
-    )
+    return compose(local, clients_per_round, server=server_sgd(server_lr, server_momentum))
 
 
 Variant = Literal["reddi", "optax"]

@@ -50,10 +50,7 @@ def fedprox(
     fixed = 0.01 if mu is None else mu
     term = corrections.adaptive_proximal(mu or 0.0) if adaptive else corrections.proximal(fixed)
     stop = {} if inexactness is None else {"inexactness": inexactness}
-    return compose(
-        local.change(corrections=(term,), **stop),
-        clients_per_round,
-    )
+    return compose(local.change(corrections=(term,), **stop), clients_per_round)
 
 
 @method

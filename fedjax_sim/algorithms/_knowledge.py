@@ -66,11 +66,7 @@ def fedproto(
         objective=terms.remade(objective, term=terms.near_prototypes(lam)),
         shared=terms.prototypes(model, classes, equal_clients=equal_clients),
     )
-    return compose(
-        changed,
-        clients_per_round,
-        exchange=exchange.nothing(),
-    )
+    return compose(changed, clients_per_round, exchange=exchange.nothing())
 
 
 @method
@@ -125,11 +121,7 @@ def fd(
         shared=terms.class_outputs(model, classes),
         memory=terms.own_outputs(model, classes),
     )
-    return compose(
-        changed,
-        clients_per_round,
-        exchange=exchange.nothing(),
-    )
+    return compose(changed, clients_per_round, exchange=exchange.nothing())
 
 
 @method

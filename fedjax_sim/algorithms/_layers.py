@@ -218,10 +218,7 @@ def fedbabu(
 
 
 def _with_personal_leaves(
-    own: Leaves,
-    local: LocalUpdate,
-    clients_per_round: int,
-    equal_weights: bool,
+    own: Leaves, local: LocalUpdate, clients_per_round: int, equal_weights: bool
 ) -> Algorithm:
     """Returns FedAvg of all leaves except ``own``, which clients keep."""
     return compose(

@@ -163,10 +163,7 @@ def fedrod(
 
 
 def _with_companion(
-    companion: Companion,
-    local: LocalUpdate,
-    clients_per_round: int,
-    equal_weights: bool,
+    companion: Companion, local: LocalUpdate, clients_per_round: int, equal_weights: bool
 ) -> Algorithm:
     """Returns FedAvg whose clients also train a companion, from which their model is made."""
     return compose(

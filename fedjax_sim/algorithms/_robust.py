@@ -148,11 +148,7 @@ def fltrust(
     bootstrapping", NDSS 2021 <https://arxiv.org/abs/2012.13995>, Algorithm 2, whose server learning
     rate α is 1 here.
     """
-    return compose(
-        local,
-        clients_per_round,
-        preaggregation=(preaggregation.trust(local),),
-    )
+    return compose(local, clients_per_round, preaggregation=(preaggregation.trust(local),))
 
 
 @method

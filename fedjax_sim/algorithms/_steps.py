@@ -239,8 +239,4 @@ def mimelite(
     1.
     """
     changed = local.change(corrections=(corrections.global_momentum(beta),))
-    return fedavg(
-        changed,
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-    )
+    return fedavg(changed, clients_per_round=clients_per_round, equal_weights=equal_weights)

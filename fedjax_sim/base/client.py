@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.cohort import Gathered, LocalInfo
@@ -51,11 +51,11 @@ class Follow(Protocol):
         """
 
 
-class SetupTrafficOf(Protocol):
-    """Counts the traffic before the first round."""
+SetupTrafficOf: TypeAlias = Callable[[Variables, ClientData], SetupTraffic]
+"""Counts the traffic before the first round.
 
-    def __call__(self, variables: Variables, data: ClientData, /) -> SetupTraffic:
-        """Only shapes of ``variables`` are known; ``data.start`` is concrete, of one run."""
+Only shapes of the variables are known; ``data.start`` is concrete, of one run.
+"""
 
 
 class Done(NamedTuple):
@@ -147,13 +147,11 @@ class Correction(Part):
         """Returns the shared state to train with, given the aggregate of the answers."""
         return shared_state
 
-    @property
-    def anchored(self) -> bool:
-        """Whether ``gradient`` has the gradient of the same samples at w_recv subtracted.
+    anchored = False
+    """Whether ``gradient`` has the gradient of the same samples at w_recv subtracted.
 
-        It costs one more gradient in every step.
-        """
-        return False
+    It costs one more gradient in every step.
+    """
 
     @property
     def kind(self) -> object:

@@ -63,10 +63,8 @@ class Link(Part):
         """Bytes per second to a client."""
         raise NotImplementedError
 
-    @property
-    def shared(self) -> bool:
-        """Whether the clients that upload in a round share ``up`` equally."""
-        return False
+    shared = False
+    """Whether the clients that upload in a round share ``up`` equally."""
 
 
 class Clock(Part):
@@ -87,10 +85,8 @@ class Clock(Part):
         """The clients that are awake; None: all, always."""
         return None
 
-    @property
-    def failures(self) -> float:
-        """The probability that a client is lost in the middle of a visit."""
-        return 0.0
+    failures = 0.0
+    """The probability that a client is lost in the middle of a visit."""
 
     @property
     def deadline(self) -> float | None:
@@ -107,20 +103,16 @@ class Clock(Part):
         """The number of uploads that the server waits for; None: all."""
         return None
 
-    @property
-    def idle(self) -> float:
-        """Seconds of a round in which no client trains."""
-        return 60.0
+    idle = 60.0
+    """Seconds of a round in which no client trains."""
 
     @property
     def watts(self) -> float | None:
         """Power of a device that computes; None: unknown."""
         return None
 
-    @property
-    def seed(self) -> int:
-        """Seed of the devices, which are the same in all runs."""
-        return 0
+    seed = 0
+    """Seed of the devices, which are the same in all runs."""
 
     @property
     def clients(self) -> int | None:

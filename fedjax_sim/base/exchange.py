@@ -28,7 +28,5 @@ class Exchange(Part):
         """
         return ()
 
-    @property
-    def nothing(self) -> bool:
-        """Whether no leaf travels."""
-        return False
+    nothing = False
+    """Whether no leaf travels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.client import Aggregator, Correction, Follow, SetupTrafficOf
@@ -181,10 +181,8 @@ class Wrapper(LocalUpdate):
         """The local update that it delegates to: ``local``, or ``local`` with other settings."""
         return self.local
 
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """The settings of ``local`` that ``inner`` has in their place."""
-        return ()
+    sets: ClassVar[tuple[str, ...]] = ()
+    """The settings of ``local`` that ``inner`` has in their place."""
 
     def change(self, **settings: Any) -> LocalUpdate:
         """Returns the wrapper of the changed local update.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.brief import brief_fields
@@ -30,11 +30,8 @@ class Leaves(Protocol):
         """Returns a Python bool for each leaf; only names, shapes and dtypes are known."""
 
 
-class ModelInit(Protocol):
-    """Draws a model."""
-
-    def __call__(self, key: Array, /) -> Variables:
-        """Returns fresh variables."""
+ModelInit: TypeAlias = Callable[[Array], Variables]
+"""``(key) -> variables``: draws a model."""
 
 
 class ModelApply(Protocol):

@@ -65,7 +65,7 @@ class Selection(Part):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array, /,
+        visits: Array, /
     ) -> tuple[Array, PyTree]:  # fmt: skip
         """Returns ``int32[S]``, a client for each slot, and the new state.
 
@@ -81,19 +81,15 @@ class Selection(Part):
         """
         raise NotImplementedError
 
-    @property
-    def sticky(self) -> bool:
-        """Whether a slot keeps its client until it is due; else all slots are always free."""
-        return False
+    sticky = False
+    """Whether a slot keeps its client until it is due; else all slots are always free."""
 
     def update(self, state: PyTree, client: Array, info: LocalInfo, /) -> PyTree:
         """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
         return state
 
-    @property
-    def may_idle(self) -> bool:
-        """Whether there may be more slots than clients; some slots are then always idle."""
-        return False
+    may_idle = False
+    """Whether there may be more slots than clients; some slots are then always idle."""
 
     @property
     def active(self) -> float | None:
@@ -110,10 +106,8 @@ class Selection(Part):
         """Counts the traffic before the first round; None if there is none."""
         return None
 
-    @property
-    def everyone(self) -> bool:
-        """Whether there must be a slot for every client."""
-        return False
+    everyone = False
+    """Whether there must be a slot for every client."""
 
     @property
     def another(self) -> Callable[[Array, PyTree, ClientData, Array], Array] | None:
@@ -148,10 +142,8 @@ class Selection(Part):
         """
         return None
 
-    @property
-    def device_numbers(self) -> int:
-        """How many numbers of 4 bytes each polled client sends about its device."""
-        return 0
+    device_numbers = 0
+    """How many numbers of 4 bytes each polled client sends about its device."""
 
     def record_answers(self, state: PyTree, client: Array, answers: PyTree, /) -> PyTree:
         """Returns the state for the draw, given the answers ``[K, ...]`` of ``client int32[K]``.
@@ -160,13 +152,11 @@ class Selection(Part):
         """
         return state
 
-    @property
-    def times(self) -> bool:
-        """Whether ``update`` reads the measured seconds in ``info.extra["seconds"]``.
+    times = False
+    """Whether ``update`` reads the measured seconds in ``info.extra["seconds"]``.
 
-        It needs a clock.
-        """
-        return False
+    It needs a clock.
+    """
 
     @property
     def see(self) -> Callable[[PyTree, Array, Variables, Variables], PyTree] | None:
@@ -209,10 +199,8 @@ class Schedule(Part):
         """
         return jnp.ones(self.slots, bool)
 
-    @property
-    def serverless(self) -> bool:
-        """Whether nothing is ever due (gossip): the mean of the slots is evaluated."""
-        return False
+    serverless = False
+    """Whether nothing is ever due (gossip): the mean of the slots is evaluated."""
 
     @property
     def round_factor(self) -> float:
@@ -232,10 +220,8 @@ class Schedule(Part):
         """The fixed duration of a round; None: it ends when its slots are full."""
         return None
 
-    @property
-    def one_round(self) -> bool:
-        """Whether no model outlives a round, whatever the settings are."""
-        return False
+    one_round = False
+    """Whether no model outlives a round, whatever the settings are."""
 
     @property
     def group_sizes(self) -> list[int]:

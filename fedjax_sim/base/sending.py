@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.data import ClientData
 from fedjax_sim.base.model import Variables
 from fedjax_sim.base.parts import Part
+
+SendTogether: TypeAlias = Callable[[Array, Variables, Array, Array], Variables]
+"""Changes the updates of colluding clients: ``(key, updates, client, sends) -> updates``.
+
+The updates are ``[P, *p]``, ``client`` is ``int32[P]`` and ``sends`` ``bool[P]``.
+"""
 
 
 class Sent(NamedTuple):
@@ -62,37 +68,22 @@ class Sending(Part):
         """Counts the bytes of an update for a receiver that knows w_recv; None: unchanged."""
         return None
 
-    @property
-    def withholds(self) -> bool:
-        """Whether a client may send nothing."""
-        return False
+    withholds = False
+    """Whether a client may send nothing."""
 
-    @property
-    def screens(self) -> bool:
-        """Whether a client that sends nothing because of this part has failed.
+    screens = False
+    """Whether a client that sends nothing because of this part has failed.
 
-        It then restores its state from before the visit and is counted as skipped.
-        """
-        return False
+    It then restores its state from before the visit and is counted as skipped.
+    """
 
     @property
     def hear(self) -> Callable[[PyTree, Variables], PyTree] | None:
         """Updates the client's state with the received model, before ``send``; None: no change."""
         return None
 
-    @property
-    def messages(self) -> bool:
-        """Whether it also changes the message sent along with the model."""
-        return False
+    messages = False
+    """Whether it also changes the message sent along with the model."""
 
-    @property
-    def forges(self) -> bool:
-        """Whether it is an attack: honest clients send their true updates."""
-        return False
-
-
-class SendTogether(Protocol):
-    """Changes the updates of colluding clients."""
-
-    def __call__(self, key: Array, updates: Variables, client: Array, sends: Array, /) -> Variables:
-        """``updates [P, *p]``, ``client int32[P]``, ``sends bool[P]`` -> ``[P, *p]``."""
+    forges = False
+    """Whether it is an attack: honest clients send their true updates."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.client import Aggregator, SetupTrafficOf
@@ -25,6 +25,10 @@ class Weighting(Protocol):
             samples_visited: ``int32[P]``, the samples of all clients that trained the model since
                 it left the server.
         """
+
+
+DownloadBytes: TypeAlias = Callable[[Variables, int], int]
+"""Counts the bytes of the server model for a client that has the one of n updates ago."""
 
 
 class MechanismEpsilon(Protocol):
@@ -88,15 +92,11 @@ class PreAggregation(Part):
         """Computes ε of its noise if the server uses only the plain mean; None: not private."""
         return None
 
-    @property
-    def drops(self) -> bool:
-        """Whether it gives some rows the weight 0."""
-        return False
+    drops = False
+    """Whether it gives some rows the weight 0."""
 
-    @property
-    def weighs(self) -> bool:
-        """Whether it changes only the weights."""
-        return False
+    weighs = False
+    """Whether it changes only the weights."""
 
 
 class Broadcast(Part):
@@ -126,18 +126,14 @@ class Broadcast(Part):
         """
         return None
 
-    @property
-    def several(self) -> bool:
-        """Whether slots that leave together may start from different models.
+    several = False
+    """Whether slots that leave together may start from different models.
 
-        The received models are then kept: one more stack of models.
-        """
-        return False
+    The received models are then kept: one more stack of models.
+    """
 
-    @property
-    def tags(self) -> str:
-        """The meaning of the tag in one word ("staleness"); "" if there is no tag."""
-        return ""
+    tags = ""
+    """The meaning of the tag in one word ("staleness"); "" if there is no tag."""
 
     @property
     def reads_updates(self) -> bool:
@@ -157,10 +153,8 @@ class Refresh(Part):
         """
         return None
 
-    @property
-    def downloads(self) -> bool:
-        """Whether it needs the server model, which is counted as traffic."""
-        return False
+    downloads = False
+    """Whether it needs the server model, which is counted as traffic."""
 
 
 class Server(Part):
@@ -171,13 +165,7 @@ class Server(Part):
         return ()
 
     def update(
-        self,
-        key: Array,
-        step: Variables,
-        server: Variables,
-        state: PyTree,
-        gathered: Gathered,
-        /,
+        self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered, /
     ) -> tuple[Variables, PyTree]:
         """Returns the step w_{t+1} - w_t and the new state.
 
@@ -211,22 +199,13 @@ class Server(Part):
         """
         return True
 
-    @property
-    def replaces(self) -> bool:
-        """Whether the server model becomes the aggregate."""
-        return False
+    replaces = False
+    """Whether the server model becomes the aggregate."""
 
     @property
     def dual(self) -> float | Array | None:
         """α, if its state is the mean of the h_k of ``Correction.dual``; else None."""
         return None
-
-
-class DownloadBytes(Protocol):
-    """Counts the bytes of the server model on its way down."""
-
-    def __call__(self, variables: Variables, updates: int, /) -> int:
-        """Returns the bytes for a client that has the server model of ``updates`` updates ago."""
 
 
 class Diagnostic(Part):

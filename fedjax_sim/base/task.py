@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
@@ -45,11 +45,8 @@ class Sums(NamedTuple):
         return brief_fields(self)
 
 
-class SampleWeight(Protocol):
-    """Weights samples in the mean loss of a set."""
-
-    def __call__(self, y: Array, /) -> Array:
-        """Returns weights, ``[n, *target]`` -> ``[n]``."""
+SampleWeight: TypeAlias = Callable[[Array], Array]
+"""Maps targets ``[n, *target]`` to the weights of samples in the mean loss of a set, ``[n]``."""
 
 
 class Task(Part):

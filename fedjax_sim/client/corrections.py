@@ -229,12 +229,7 @@ class scaffold(Correction):
         return new, tree.subtract(new, own)
 
     def reduce(
-        self,
-        common: PyTree,
-        messages: PyTree,
-        weights: Array,
-        clients: int,
-        aggregator: Aggregator,
+        self, common: PyTree, messages: PyTree, weights: Array, clients: int, aggregator: Aggregator
     ) -> PyTree:
         present = (weights > 0).astype(jnp.float32)
         share = tree.row_sum(present) / clients

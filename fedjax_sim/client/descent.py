@@ -211,8 +211,7 @@ def corrected(
 
 
 def survey_of(
-    corrections: Sequence[Correction],
-    whole: Callable[[Context], Callable[[PyTree], PyTree]],
+    corrections: Sequence[Correction], whole: Callable[[Context], Callable[[PyTree], PyTree]]
 ) -> Survey | None:
     """Returns the exchange of all corrections before training; None if none has one.
 

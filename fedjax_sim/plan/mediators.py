@@ -71,7 +71,7 @@ class mediators(Selection):
 
     def draw(
         self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
-        free: Array, visits: Array,
+        free: Array, visits: Array
     ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
         counts, groups = state
 

@@ -208,7 +208,7 @@ class deep_q(Selection):
 
     def draw(
         self, key: Array, state: Agent, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, Agent]:  # fmt: skip
         learning_key, acting_key = jax.random.split(key)
         t, sketches, replay = state.round, _sketches(state), self.replay

@@ -41,13 +41,13 @@ class ByClock(Selection):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         return distinct(key, len(free), data.clients), state
 
     def timed(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array, outlook: Outlook,
+        visits: Array, outlook: Outlook
     ) -> tuple[Array, PyTree]:  # fmt: skip
         """Draws as :meth:`draw` does, given the clock's forecast."""
         return self._timed(key, state, data, len(free), outlook)

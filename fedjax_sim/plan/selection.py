@@ -98,7 +98,7 @@ class uniform(Selection):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         n, slots, active = data.clients, len(free), self.active
         if active is not None:
@@ -124,7 +124,7 @@ class everyone(Selection):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         return jnp.arange(len(free), dtype=jnp.int32), state
 
@@ -267,7 +267,7 @@ class power_of_choice(Selection):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         slots = len(free)
         if slots > self.candidates:

@@ -45,7 +45,7 @@ class poisson(Selection):
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array,
+        visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         slots = len(free)
         # Whole random words: a float32 in [0, 1) has 23 bits, too coarse for a small q.
@@ -87,7 +87,7 @@ class shuffled(Selection):
 
     def draw(
         self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
-        free: Array, visits: Array,
+        free: Array, visits: Array
     ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
         (order, t), slots = state, _checked_slots(free, data)
         order = jnp.where(t == 0, jax.random.permutation(key, order), order)
@@ -126,7 +126,7 @@ class cyclic(Selection):
 
     def draw(
         self, key: Array, state: tuple[Array, Array], data: ClientData, clients: Array,
-        free: Array, visits: Array,
+        free: Array, visits: Array
     ) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
         (order, first), slots = state, _checked_slots(free, data)
         order = jnp.where(first < 0, jax.random.permutation(key, order), order)
