@@ -1604,8 +1604,8 @@ MUTANTS = [
     Mutant("engine/cores.py", "cores > 1 and not chosen", "cores > 1", tests("cores")),
     Mutant(
         "engine/execution.py",
-        "if devices is None:\n            warn",
-        "if devices:\n            warn",
+        "by_default = devices is None",
+        "by_default = True",
         tests("cores"),
     ),
     Mutant("engine/targets.py", "largest < _SHARED", "largest < 0", tests("ahead")),

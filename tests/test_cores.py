@@ -17,6 +17,12 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.engine import cores
 
+COMPOSED = """toy = fs.toy()
+local = fs.local_sgd(toy.objective, optax.sgd(0.1))
+algorithm = fs.fedavg(local, clients_per_round=2)
+"""
+RUN = "fs.simulate(algorithm, toy.model, toy.data, toy.test, rounds=1, classes=10)\n"
+
 
 def said(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     """What a fresh process prints, of a machine with three cores."""
@@ -45,11 +51,12 @@ def test_one_device_that_nobody_chose_is_told_of() -> None:
     """Once, at the user's line, and it is too late then."""
     code = "import optax, warnings\n"
     code += "with warnings.catch_warnings(action='error'): fs.make_execution(1)\n"
-    code += "local = fs.local_sgd(fs.toy().objective, optax.sgd(0.1))\n"
-    code += "fs.fedavg(local, clients_per_round=2)\n"
-    done = said(code + "fs.make_execution(); fs.use_cores()")
+    code += COMPOSED
+    code += "with warnings.catch_warnings(action='error'): toy.accuracy(algorithm, rounds=1)\n"
+    code += RUN + RUN
+    done = said(code + "fs.use_cores()")
     (warned,) = re.findall(r".*OneDeviceWarning.*", done.stderr)
-    assert warned.startswith("<string>:6: OneDeviceWarning: clients train on one CPU device of 3 ")
+    assert warned.startswith("<string>:9: OneDeviceWarning: clients train on one CPU device of 3 ")
     last = done.stderr.splitlines()[-1]
     assert last == (
         "RuntimeError: use_cores must come before JAX computes anything: it has started, with 1 "
@@ -59,15 +66,15 @@ def test_one_device_that_nobody_chose_is_told_of() -> None:
 
 @pytest.mark.slow
 def test_loading_a_run_does_not_tell_of_one_device(tmp_path: Path) -> None:
-    """It trains nothing; what is made of it later is told of."""
+    """It trains nothing; what trains later is told of."""
     flags = "--algo fedavg --compare none --rounds 1 --seeds 1 --partition iid --model logistic"
     out = str(tmp_path / "run")
     assert bench.main([*flags.split(), "--out", out]) == 0
     code = f"run = fs.load_run({out!r}); print(run.test.x.shape, run.variables('fedavg') is None)\n"
-    done = said(code + "fs.make_execution()")
+    done = said(code + "import optax\n" + COMPOSED + RUN)
     assert done.stdout == "(359, 8, 8, 1) False\n"
     (warned,) = re.findall(r".*OneDeviceWarning.*", done.stderr)
-    assert warned.startswith("<string>:4: ")
+    assert warned.startswith("<string>:8: ")
 
 
 def test_devices_that_someone_chose_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def enter(main: Callable[[], int]) -> NoReturn:
     STOPPING.leave = _leave
     listen()
     write_plainly()
-    # Commands choose their devices, and describe methods before they do.
+    # Commands choose their devices.
     warnings.simplefilter("ignore", OneDeviceWarning)
     gc.freeze()  # what was imported lives to the end: the collector need not look at it again
     try:

@@ -22,7 +22,6 @@ from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.reading import read_object, read_rows
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.data import EvalSet
-from fedjax_sim.engine.cores import default_device
 from fedjax_sim.run.checkpoint_files import (
     Checkpoint,
     newest_checkpoint,
@@ -88,9 +87,7 @@ class SavedRun:
         from fedjax_sim.cli.parser import parse_folder
 
         config = parse_folder(self.folder, self.trust)
-        # Nothing is trained, so a single CPU device is no reason for a warning: name the devices.
-        devices = len(jax.local_devices()) if default_device() is None else None
-        machine = Machine(devices=devices, resume=str(self.folder))
+        machine = Machine(resume=str(self.folder))
         return build(dataclasses.replace(config, machine=machine))
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import optax
@@ -13,7 +12,6 @@ from fedjax_sim.base import Clock, LocalUpdate, Model, Objective
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
-from fedjax_sim.engine.cores import devices_replaced
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import logistic
 from fedjax_sim.plan.clock import simulated
@@ -84,8 +82,7 @@ def make(
     local, execution = given.pop("local"), given.pop("execution")
     if "clock" in taken and taken["clock"].default is None:
         del given["clock"]
-    with nullcontext() if execution is None else devices_replaced():
-        made = function(local, **({key: given[key] for key in given if key in taken} | options))
+    made = function(local, **({key: given[key] for key in given if key in taken} | options))
     if not isinstance(made, Algorithm):  # a user's function
         raise ValueError(f"must return an Algorithm, got {type(made).__name__}")
     return made if execution is None else made.on(execution)

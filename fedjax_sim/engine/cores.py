@@ -8,9 +8,6 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -66,23 +63,8 @@ def default_device() -> jax.Device | None:
     return device if isinstance(device, jax.Device) else None
 
 
-_replaced: ContextVar[bool] = ContextVar("replaced", default=False)
-
-
-@contextmanager
-def devices_replaced() -> Iterator[None]:
-    """Omits the warning about default devices that others are about to replace."""
-    token = _replaced.set(True)
-    try:
-        yield
-    finally:
-        _replaced.reset(token)
-
-
 def warn_of_unused_cores(devices: tuple[jax.Device, ...]) -> None:
     """Warns if the default devices are one CPU device of a machine with more cores."""
-    if _replaced.get():
-        return
     cores = available_cores()
     settings: Any = jax.config  # untyped
     chosen = settings.jax_num_cpu_devices > 0

@@ -22,7 +22,7 @@ from fedjax_sim.base import Array, ClientData, ClientView, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
-from fedjax_sim.engine.cores import default_device, warn_of_unused_cores
+from fedjax_sim.engine.cores import default_device
 from fedjax_sim.engine.device import TaskFn, Work, as_pool, balance, lanes_for, run_on_device
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.order import AXIS, device_sum
@@ -43,6 +43,7 @@ class Execution:
             sizes, see :meth:`fitted`; until then no lanes.
         samples_mb: MB of the clients' samples that a device holds; None: all samples.
         client_state_mb: MB of per-client state that a device holds; None: all of it.
+        by_default: whether nobody chose the devices; equal executions may differ in this.
     """
 
     devices: tuple[jax.Device, ...]
@@ -51,6 +52,7 @@ class Execution:
     lanes: int | None = 0
     samples_mb: float | None = None
     client_state_mb: float | None = None
+    by_default: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @property
     def mesh(self) -> Mesh:
@@ -284,8 +286,8 @@ def make_execution(
     (24-76 k samples/s vmapped, 218-263 k mapped, on the 784-200-200-10 MLP), and XLA has no fast
     kernel for vmapped convolutions, which are grouped. On accelerators, as many lanes under one
     vmap as the clients' sizes keep busy: all clients of a cohort if they are equal.
-    :func:`fedjax_sim.use_cores` makes CPU cores devices (the command line calls it); there is a
-    warning if there is only one CPU device by default.
+    :func:`fedjax_sim.use_cores` makes CPU cores devices (the command line calls it); an experiment
+    that runs on one CPU device by default warns.
 
     Args:
         devices: number of devices of each process, or the devices themselves, such as the result of
@@ -320,6 +322,7 @@ def make_execution(
     >>> make_execution(devices=1, chunk=8).chunk
     8
     """
+    by_default = False
     if isinstance(devices, Sequence):
         used = tuple(devices)
     elif devices is None and backend is None and (chosen := default_device()) is not None:
@@ -331,17 +334,17 @@ def make_execution(
         if devices is not None and not 1 <= devices <= least:
             raise ValueError(f"devices must be in 1..{least} on this machine, got {devices}")
         used = tuple(device for of_one in available for device in of_one[:devices])
-        if devices is None:
-            warn_of_unused_cores(used)
+        by_default = devices is None
     if chunk is not None and chunk < 0:
         raise ValueError(f"chunk must be at least 0, got {chunk}")
     if lanes is not None and lanes < 0:
         raise ValueError(f"lanes must be at least 0, got {lanes}")
-    for name, mb in (("samples_mb", samples_mb), ("client_state_mb", client_state_mb)):
+    limits = {"samples_mb": samples_mb, "client_state_mb": client_state_mb}
+    for name, mb in limits.items():
         if mb is not None and not mb > 0:
             raise ValueError(f"{name} must be above 0, got {mb}")
     if lanes is None and (chunk is not None or used[0].platform == "cpu"):
         lanes = 0
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None, differentiable, lanes, samples_mb, client_state_mb)
+    return Execution(used, chunk or None, differentiable, lanes, **limits, by_default=by_default)

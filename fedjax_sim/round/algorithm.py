@@ -35,7 +35,6 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import as_arrays
-from fedjax_sim.engine.cores import devices_replaced
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
@@ -222,8 +221,7 @@ class Algorithm:
         execution = known.pop("execution")
         if unknown := parts.keys() - known.keys():
             raise TypeError(f"{min(unknown)} is no part of an algorithm: one of {', '.join(known)}")
-        with devices_replaced():
-            made = compose(**(known | parts))
+        made = compose(**(known | parts))
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
         return dataclasses.replace(made, origin=self.origin, replaced=replaced).on(execution)
 

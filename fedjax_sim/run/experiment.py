@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, FedState, LossFn, Model, Task, Variables, with_loss
 from fedjax_sim.data import EvalSet
+from fedjax_sim.engine.cores import warn_of_unused_cores
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.cache import count_programs
@@ -148,6 +149,8 @@ class Experiment:
         with count_programs() as counter:
             runner, seeds = self.runner(), checked_seeds(self.seeds)
             programs = runner.programs
+            if programs.execution.by_default:
+                warn_of_unused_cores(programs.execution.devices)
             if stop is not None:
                 scored = {"validation": self.validation is not None, "personal": programs.personal}
                 names = ["test", *(name for name, known in scored.items() if known)]
