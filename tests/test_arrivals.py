@@ -446,7 +446,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: fs.schedule.buffered(5, at_work=4),
         r"buffer_size must be in 1..4, the models that are at work at once, got 5",
     ),
-    "none": (lambda: fs.schedule.buffered(0, at_work=4), "buffer_size must be in 1..4"),
+    "none": (lambda: fs.schedule.buffered(0, at_work=4), "size must be at least 1, got 0"),
     "no length": (lambda: fs.schedule.periodic(0.0, at_work=4), "seconds must be positive"),
     "not a number": (lambda: fs.schedule.periodic(math.nan, at_work=4), "seconds must be positive"),
     "an age that is drawn": (
